@@ -65,6 +65,8 @@ def _answer(kind: str, **choice: dict[str, Any]) -> dict[str, Any]:
     return _object(**head, choices=_list(entry), usage=_USAGE, **extra, optional=tuple(extra))
 
 
+_EVENT = _object(data=_TEXT, event=_TEXT, optional=("event",))
+"""One event of a stream; OpenAPI 3.1 has no word for the whole."""
 _GENERATED = _object(text=_TEXT, output_ids=_list(_INTEGER), meta_info=_OBJECT)
 _CARD = _object(
     id=_TEXT,
@@ -232,7 +234,7 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
         responses[str(status)] = {"description": ERRORS[status], "content": content}
     content = {"application/json": {"schema": ANSWERS[path]}} if path in ANSWERS else {}
     if path in _STREAMS:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {"schema": _EVENT}
     elif path == "/metrics":
         content["text/plain"] = {"schema": _TEXT}
     responses["200"] = {"description": "success", **({"content": content} if content else {})}

@@ -27,8 +27,11 @@ class MemoryMap {
   // Gives back the memory of the pages around `bytes`; a later access reads them from the file again. Bytes outside of
   // the map are ignored.
   void ReleasePages(std::span<const uint8_t> bytes) const noexcept;
+  // Likewise, and evicts them from the page cache unless another process maps them.
+  void EvictPages(std::span<const uint8_t> bytes) const noexcept;
 
  private:
+  int file_ = -1;
   const uint8_t* data_ = nullptr;
   size_t bytes_ = 0;
   int64_t modified_ns_ = 0;

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "base/device.h"
 #include "base/memory_map.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
@@ -121,6 +122,7 @@ Checkpoint Checkpoint::Open(const std::string& folder) {
     throw InputError(
         fmt::format("{}: no {} and no {}; Kvanta reads safetensors checkpoints only", folder, kSingleFile, kIndexFile));
   }
+  checkpoint.exceeds_memory_ = 2 * checkpoint.TotalBytes() > Cpu().AvailableBytes();
   return checkpoint;
 }
 
@@ -146,6 +148,11 @@ void Checkpoint::AddShards(const std::string& folder, const std::string& index) 
 
 void Checkpoint::Release(const TensorView& tensor) const noexcept {
   for (const auto& mapping : mappings_) mapping->map.ReleasePages(tensor.data);
+}
+
+void Checkpoint::Evict(const TensorView& tensor) const noexcept {
+  if (!exceeds_memory_) return Release(tensor);
+  for (const auto& mapping : mappings_) mapping->map.EvictPages(tensor.data);
 }
 
 const TensorView* Checkpoint::Find(std::string_view name) const {

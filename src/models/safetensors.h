@@ -59,8 +59,11 @@ class Checkpoint {
   const std::string& Name() const { return name_; }
   // True if the weights are those of GGUF files.
   bool IsGguf() const { return is_gguf_; }
-  // Gives back the memory of a tensor's mapped pages, for a tensor that is not needed any more.
+  // Gives back the memory of a tensor's mapped pages; the page cache keeps them.
   void Release(const TensorView& tensor) const noexcept;
+  // Likewise, for a tensor that has been copied. Evicts it from the page cache if memory does not hold both the files
+  // and the copies: the kernel would reclaim the page cache in 4 KiB pages, and the copies would not get huge pages.
+  void Evict(const TensorView& tensor) const noexcept;
 
  private:
   struct Mapping;
@@ -70,6 +73,7 @@ class Checkpoint {
 
   std::string name_;
   bool is_gguf_ = false;
+  bool exceeds_memory_ = false;  // the files and a copy of them together
   std::vector<std::shared_ptr<Mapping>> mappings_;
   TensorMap tensors_;
 };

@@ -218,7 +218,7 @@ WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> 
 
 void WeightReader::ReleaseTensors() noexcept {
   aligned_.clear();
-  for (const TensorView* tensor : mapped_) checkpoint_.Release(*tensor);
+  for (const TensorView* tensor : mapped_) checkpoint_.Evict(*tensor);
   mapped_.clear();
 }
 

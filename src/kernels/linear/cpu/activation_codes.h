@@ -8,8 +8,14 @@
 namespace kvanta::kernels {
 namespace {
 
+// Dots that multiply the rows of a register tile by one panel, whose codes each tile unpacks.
+struct PanelDots {
+  static constexpr int kPanels = 1;
+  static constexpr bool kExpands = false;
+};
+
 // Codes of magnitude up to 127.
-struct ByteCodes {
+struct ByteCodes : PanelDots {
   using X = int8_t[32];
 
   static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
@@ -20,8 +26,9 @@ struct ByteCodes {
 // Codes of magnitude up to 32,512 as two bytes each, for a unit whose dots multiply bytes: 256 high + low, high up to
 // 127, low from -128 to 127. Exact in int32.
 template <class Dots>
-struct TwoTermDots {
-  static constexpr int kRowTile = Dots::kRowTile < 8 ? Dots::kRowTile : 8;  // registers hold two sums of each
+struct TwoTermDots : PanelDots {
+  static constexpr int kTileSums = Dots::kRowTile * Dots::kPanels;
+  static constexpr int kRowTile = kTileSums < 8 ? kTileSums : 8;  // registers hold two sums of each
   struct X {
     typename Dots::X high, low;
   };

@@ -37,6 +37,7 @@ struct BlockLayout {
   ScaleType scale = ScaleType::kFp16;
   SubScaleType sub_scale = SubScaleType::kNone;
   CodeTable table = CodeTable::kNone;  // of the values that codes of 4 bits stand for
+  bool is_expanded = false;            // a copy in the cache, of bytes
 
   constexpr KVANTA_INLINE int StepK() const { return blocks * kBlockK; }
   constexpr KVANTA_INLINE int Subs() const { return kBlockK / sub; }
@@ -55,7 +56,10 @@ struct BlockLayout {
   constexpr KVANTA_INLINE int Offsets() const { return Scales() + ScaleBytes(); }
   constexpr KVANTA_INLINE int SubScales() const { return Offsets() + (has_offset ? ScaleBytes() : 0); }
   constexpr KVANTA_INLINE int SubOffsets() const { return SubScales() + SubScaleBytes() / 2; }
-  constexpr KVANTA_INLINE int StepBytes() const { return SubScales() + SubScaleBytes(); }
+  constexpr KVANTA_INLINE int StepBytes() const {
+    const int bytes = SubScales() + SubScaleBytes();
+    return is_expanded ? (bytes + 63) / 64 * 64 : bytes;
+  }
   // Maximum of the unsigned codes.
   constexpr KVANTA_INLINE int MaxCode() const {
     if (table == CodeTable::kIq4) return 113 + code_offset;
@@ -63,6 +67,15 @@ struct BlockLayout {
     return (1 << (low_bits + high_bits)) - 1;
   }
 };
+
+// Layout of a copy with a byte per code: the code, or the value that it stands for, unsigned.
+constexpr BlockLayout ExpandedOf(BlockLayout layout) {
+  layout.low_bits = 8;
+  layout.high_bits = 0;
+  layout.table = CodeTable::kNone;
+  layout.is_expanded = true;
+  return layout;
+}
 
 enum class BlockStorage : uint8_t {
   kInt8,

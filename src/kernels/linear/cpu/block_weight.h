@@ -23,8 +23,9 @@ constexpr float kMinMaxOfX = 0x1p-100f;
 template <BlockLayout kLayout>
 struct StepScales {
   Vec16::F scale, offset;
-  const uint8_t* sub_scales;
+  const uint8_t* sub_scales = nullptr;
 
+  StepScales() = default;
   explicit KVANTA_INLINE StepScales(const uint8_t* step) : scale(Read(step + kLayout.Scales())), offset(Vec16::Zero()) {
     if constexpr (kLayout.has_offset) offset = Read(step + kLayout.Offsets());
     sub_scales = step + kLayout.SubScales();
@@ -72,32 +73,49 @@ struct BlockWeight {
     Block blocks[kLayout.blocks];
   };
   static constexpr bool kIsBlock = true;
+  // Storage that tiles of very many rows read: a copy in the cache, or this one.
+  using Expanded = BlockWeight<Dots::kExpands ? ExpandedOf(kLayout) : kLayout, kIsWide>;
   static constexpr int kStepK = kLayout.StepK();
   static constexpr int kPhases = 1;
   static constexpr int kPanelStepBytes = kLayout.StepBytes();
   static constexpr int kBlockSteps = 32 / kLayout.blocks;
   static constexpr int kRowTile = Dots::kRowTile;
-  static constexpr int kTileSums = Dots::kRowTile;
-  static constexpr int kColumnTile = 1;
+  static constexpr int kTileSums = Dots::kRowTile * Dots::kPanels;
+  static constexpr int kColumnTile = Dots::kPanels;
   static constexpr int64_t kPrefetchBytes = 0;  // AddStep prefetches: a whole step at once would fill the buffers
   static constexpr float kStepsOfX = kIsWide ? 32512 : 127;
   static constexpr int64_t kAhead = 6144;  // prefetch distance in bytes: a single stream must cover memory's latency
   static constexpr int kAheadBytes = kPanelStepBytes / kLayout.blocks;  // prefetched with each block
 
-  // x: rows `x_stride` bytes apart, at the step; w: the panel, at the step.
-  template <int kRows>
-  static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, Vec16::F (*sums)[1]) {
-    const StepScales<kLayout> scales(w);
+  // x: rows `x_stride` bytes apart, at the step; w: the panels, `w_panel` bytes apart, at the step.
+  template <int kRows, int kPanels>
+  static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, int64_t w_panel,
+                                    Vec16::F (*sums)[kPanels]) {
+    StepScales<kLayout> scales[kPanels];
+#pragma GCC unroll 4
+    for (int panel = 0; panel < kPanels; ++panel) scales[panel] = StepScales<kLayout>(w + panel * w_panel);
     const uint8_t* ahead = w + kAhead;
 #pragma GCC unroll 1
     for (int block = 0; block < kLayout.blocks; ++block) {
+#pragma GCC unroll 4
+      for (int panel = 0; panel < (kLayout.is_expanded ? 0 : kPanels); ++panel) {
 #pragma GCC unroll 16
-      for (int line = 0; line < kAheadBytes; line += 64) __builtin_prefetch(ahead + line);
+        for (int line = 0; line < kAheadBytes; line += 64) __builtin_prefetch(ahead + panel * w_panel + line);
+      }
       ahead += kAheadBytes;
-      AddBlock<kRows>(x, x_stride, w, scales, block, sums);
+      AddBlock<kRows, kPanels>(x, x_stride, w, w_panel, scales, block, sums);
       x += sizeof(Block);
       w += kLayout.CodeBytes();
     }
+  }
+
+  // Copies a step of a panel to one of the expanded layout.
+  static void ExpandStep(const uint8_t* w, uint8_t* out) {
+    constexpr BlockLayout kExpanded = ExpandedOf(kLayout);
+    for (int block = 0; block < kLayout.blocks; ++block) {
+      Dots::Expand(w + block * kLayout.CodeBytes(), out + block * kExpanded.CodeBytes());
+    }
+    std::memcpy(out + kExpanded.Scales(), w + kLayout.Scales(), kLayout.StepBytes() - kLayout.Scales());
   }
 
   static KVANTA_INLINE void PackRow(const float* x, int64_t k, X* out) {
@@ -117,41 +135,63 @@ struct BlockWeight {
     return *reinterpret_cast<const Block*>(x + row * x_stride);
   }
 
-  template <int kRows>
-  static KVANTA_INLINE void AddBlock(const uint8_t* x, int64_t x_stride, const uint8_t* w,
-                                     const StepScales<kLayout>& scales, int block_index, Vec16::F (*sums)[1]) {
-    Vec16::F totals[kRows];
-    AddSub<kRows, 0>(x, x_stride, w, scales, block_index * kSubs, totals);
-    if constexpr (kSubs == 2) AddSub<kRows, 1>(x, x_stride, w, scales, block_index * kSubs + 1, totals);
+  template <int kRows, int kPanels>
+  static KVANTA_INLINE void AddBlock(const uint8_t* x, int64_t x_stride, const uint8_t* w, int64_t w_panel,
+                                     const StepScales<kLayout>* scales, int block_index, Vec16::F (*sums)[kPanels]) {
+    Vec16::F totals[kRows][kPanels];
+    AddSub<kRows, kPanels, 0>(x, x_stride, w, w_panel, scales, block_index * kSubs, totals);
+    if constexpr (kSubs == 2) {
+      AddSub<kRows, kPanels, 1>(x, x_stride, w, w_panel, scales, block_index * kSubs + 1, totals);
+    }
 #pragma GCC unroll 2
     for (int sub = 0; sub < (kLayout.has_offset ? kSubs : 0); ++sub) {
-      const Vec16::F offset = scales.Offset(block_index * kSubs + sub);
+      Vec16::F offsets[kPanels];
+#pragma GCC unroll 4
+      for (int panel = 0; panel < kPanels; ++panel) offsets[panel] = scales[panel].Offset(block_index * kSubs + sub);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        totals[row] = Vec16::Fma(offset, Vec16::Set1(BlockOf(x, x_stride, row).sums[sub]), totals[row]);
+        const Vec16::F sum = Vec16::Set1(BlockOf(x, x_stride, row).sums[sub]);
+#pragma GCC unroll 4
+        for (int panel = 0; panel < kPanels; ++panel) {
+          totals[row][panel] = Vec16::Fma(offsets[panel], sum, totals[row][panel]);
+        }
       }
     }
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
-      sums[row][0] = Vec16::Fma(totals[row], Vec16::Set1(BlockOf(x, x_stride, row).scale), sums[row][0]);
+      const Vec16::F scale = Vec16::Set1(BlockOf(x, x_stride, row).scale);
+#pragma GCC unroll 4
+      for (int panel = 0; panel < kPanels; ++panel) {
+        sums[row][panel] = Vec16::Fma(totals[row][panel], scale, sums[row][panel]);
+      }
     }
   }
 
   // sub_index: of the sub-block, in the step.
-  template <int kRows, int kSub>
-  static KVANTA_INLINE void AddSub(const uint8_t* x, int64_t x_stride, const uint8_t* w,
-                                   const StepScales<kLayout>& scales, int sub_index, Vec16::F* totals) {
-    Vec16::I dots[kRows];
+  template <int kRows, int kPanels, int kSub>
+  static KVANTA_INLINE void AddSub(const uint8_t* x, int64_t x_stride, const uint8_t* w, int64_t w_panel,
+                                   const StepScales<kLayout>* scales, int sub_index, Vec16::F (*totals)[kPanels]) {
+    Vec16::I dots[kRows][kPanels];
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
-      dots[row] = Vec16::SetInt(kLayout.code_offset == 0 ? 0 : BlockOf(x, x_stride, row).start[kSub]);
+#pragma GCC unroll 4
+      for (int panel = 0; panel < kPanels; ++panel) {
+        dots[row][panel] = Vec16::SetInt(kLayout.code_offset == 0 ? 0 : BlockOf(x, x_stride, row).start[kSub]);
+      }
     }
-    Dots::template AddDots<kRows, kSub>(w, x, x_stride, dots);
-    const Vec16::F scale = scales.Scale(sub_index);
+    if constexpr (kPanels == 1) {
+      Dots::template AddDots<kRows, kSub>(w, x, x_stride, dots[0]);
+    } else {
+      Dots::template AddPanelDots<kRows, kPanels, kSub>(w, w_panel, x, x_stride, dots);
+    }
+#pragma GCC unroll 4
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const Vec16::F scale = scales[panel].Scale(sub_index);
 #pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      const Vec16::F dot = Vec16::FromInt(dots[row]);
-      totals[row] = kSub == 0 ? Vec16::Mul(dot, scale) : Vec16::Fma(dot, scale, totals[row]);
+      for (int row = 0; row < kRows; ++row) {
+        const Vec16::F dot = Vec16::FromInt(dots[row][panel]);
+        totals[row][panel] = kSub == 0 ? Vec16::Mul(dot, scale) : Vec16::Fma(dot, scale, totals[row][panel]);
+      }
     }
   }
 

@@ -34,8 +34,10 @@ struct QuantizedStep {
   static constexpr int64_t kAhead = 4096;  // prefetch distance in bytes
 
   // x: rows `x_stride` bytes apart, at the step; w: the panel, at the step.
-  template <int kRows>
-  static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, Vec16::F (*sums)[1]) {
+  template <int kRows, int kPanels>
+  static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, int64_t /*w_panel*/,
+                                    Vec16::F (*sums)[kPanels]) {
+    static_assert(kPanels == 1);
     // Two chains of all rows fit into 32 registers; with 16, those of a single row do.
     constexpr int kAtOnce = kRows == 1 || Vec16::kTileSums >= 24 ? 2 : 1;
     using Codes = typename Layout::Codes;

@@ -82,7 +82,7 @@ struct ByteDots : ByteCodes {
 // Products of bytes do not fit the 16-bit sums of vpmaddubsw: the even and the odd codes of a quad are widened to 16
 // bits, in the order (0, 2), (1, 3). So x may have 16 bits: up to 32,512.
 template <BlockLayout kLayout>
-struct WordDots {
+struct WordDots : PanelDots {
   using X = int16_t[32];
   static constexpr int kRowTile = kSmallTiles ? 2 : 4;
   static constexpr int kQuads = 8 / kLayout.Subs();

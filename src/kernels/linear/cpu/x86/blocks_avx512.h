@@ -15,15 +15,54 @@ namespace {
 template <BlockLayout kLayout>
 struct ByteDots : ByteCodes {
   // Sums in int32 and as many in f32, beside the weights and scales; three kinds of sums where blocks have sub-blocks.
-  static constexpr int kRowTile = kSmallTiles ? 2 : kLayout.Subs() == 1 ? Vec16::kRowTile : 8;
+  // Codes with a scale per 16 are unpacked once for all tiles: they have more bits to put together, and fewer rows
+  // share a panel.
+  static constexpr bool kExpands = !kSmallTiles && kLayout.Subs() == 2 && !kLayout.is_expanded;
+  // 16 rows of many bytes wait for memory: fewer tiles read them less often.
+  static constexpr bool kStreams = kLayout.low_bits == 8 && !kLayout.is_expanded;
+  static constexpr int kPanels = kSmallTiles || kExpands || kStreams ? 1 : 2;
+  static constexpr int kRowTile = kSmallTiles ? 2 : (kLayout.Subs() == 1 ? Vec16::kRowTile : 8) / kPanels;
   static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
 
   template <int kRows, int kSub>
   static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
   }
+  // Writes the unpacked codes of a block, [32 / 4] quads of 64 bytes.
+  template <int kQuad = 0>
+  static KVANTA_INLINE void Expand(const uint8_t* w, uint8_t* out) {
+    _mm512_store_si512(out + kQuad * 64, UnpackQuad<Bytes16, kLayout, kQuad>(w));
+    if constexpr (kQuad + 1 < 8) Expand<kQuad + 1>(w, out);
+  }
+  // Dots of several panels, w_panel bytes apart, which share the broadcasts of x.
+  template <int kRows, int kTilePanels, int kSub>
+  static KVANTA_INLINE void AddPanelDots(const uint8_t* w, int64_t w_panel, const uint8_t* x, int64_t stride,
+                                         Vec16::I (*dots)[kTilePanels]) {
+    AddPanelQuads<kRows, kTilePanels, kSub * kQuads, (kSub + 1) * kQuads>(w, w_panel, x, stride, dots);
+  }
 
  private:
+  template <int kRows, int kTilePanels, int kQuad, int kEnd>
+  static KVANTA_INLINE void AddPanelQuads(const uint8_t* w, int64_t w_panel, const uint8_t* x, int64_t stride,
+                                          Vec16::I (*dots)[kTilePanels]) {
+    __m512i codes[kTilePanels];
+#pragma GCC unroll 4
+    for (int panel = 0; panel < kTilePanels; ++panel) {
+      codes[panel] = UnpackQuad<Bytes16, kLayout, kQuad>(w + panel * w_panel);
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      const __m512i values = Broadcast32(x + row * stride + kQuad * 4);
+#pragma GCC unroll 4
+      for (int panel = 0; panel < kTilePanels; ++panel) {
+        dots[row][panel] = _mm512_dpbusd_epi32(dots[row][panel], codes[panel], values);
+      }
+    }
+    if constexpr (kQuad + 1 < kEnd) {
+      AddPanelQuads<kRows, kTilePanels, kQuad + 1, kEnd>(w, w_panel, x, stride, dots);
+    }
+  }
+
   template <int kRows, int kQuad, int kEnd>
   static KVANTA_INLINE void AddQuads(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     const __m512i codes = UnpackQuad<Bytes16, kLayout, kQuad>(w);

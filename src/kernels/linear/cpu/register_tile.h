@@ -1,0 +1,234 @@
+// Register tile of a matrix product, written once over the Vec16 of the including ISA unit for every storage of W:
+// kRows rows x kPanels panels of 16 columns.
+#pragma once
+
+#include <cstdint>
+
+#include "base/math.h"
+
+#include "kernels/cpu/inline.h"
+#include "kernels/linear/cpu/table.h"
+
+namespace kvanta::kernels {
+namespace {
+
+template <class W>
+constexpr int64_t kXStride = W::kBlockSteps* W::kPhases* static_cast<int64_t>(sizeof(typename W::X)) + 64;
+
+// One register tile over blocks [first_block, end_block) of steps.
+struct TileTask {
+  const uint8_t* x = nullptr;  // first row of the tile, block 0
+  int64_t x_block = 0;         // bytes from block to block
+  const uint8_t* w = nullptr;  // first panel, first step of first_block
+  int64_t w_panel = 0;         // bytes from panel to panel
+  StepBlocks steps;
+  int64_t first_block = 0;
+  int64_t end_block = 0;
+  const float* bias = nullptr;  // of the tile's first column, or null
+  float* y = nullptr;           // the tile's first element
+  int64_t y_stride = 0;
+  int64_t columns = 0;  // valid, of 16 * panels
+  // Operands of tiles to come, which a tile of many prefetches: of x and W a line per step.
+  const uint8_t* next_x = nullptr;
+  const uint8_t* next_w = nullptr;
+  const float* next_y = nullptr;
+};
+
+template <int kRows, int kPanels>
+struct Sums {
+  Vec16::F v[kRows][kPanels];
+};
+
+// Calls visit(panel, valid columns) for each panel.
+template <int kPanels, class Visit>
+KVANTA_INLINE void ForPanels(int64_t columns, Visit visit) {
+#pragma GCC unroll 8
+  for (int panel = 0; panel < kPanels; ++panel) {
+    const int64_t left = columns - int64_t{panel} * kPanelColumns;
+    visit(panel, left < kPanelColumns ? static_cast<int>(left) : kPanelColumns);
+  }
+}
+
+// Keeps the smaller of the two operands in registers and streams the other.
+template <class W, int kRows, int kPanels, int kPhase>
+KVANTA_INLINE void AddPhase(const uint8_t* x, const uint8_t* w, int64_t w_panel, Sums<kRows, kPanels>& sums) {
+  const auto load_x = [&](int row) __attribute__((always_inline)) {
+    return W::SetX(reinterpret_cast<const typename W::X*>(x + row * kXStride<W>) + kPhase);
+  };
+  const auto load_w = [&](int panel) __attribute__((always_inline)) {
+    return W::template LoadW<kPhase>(w + panel * w_panel);
+  };
+  if constexpr (kRows < kPanels) {
+    decltype(load_x(0)) values[kRows];
+#pragma GCC unroll 24
+    for (int row = 0; row < kRows; ++row) values[row] = load_x(row);
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const auto weight = load_w(panel);
+#pragma GCC unroll 24
+      for (int row = 0; row < kRows; ++row) sums.v[row][panel] = W::Dot(values[row], weight, sums.v[row][panel]);
+    }
+  } else {
+    decltype(load_w(0)) weights[kPanels];
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel) weights[panel] = load_w(panel);
+#pragma GCC unroll 24
+    for (int row = 0; row < kRows; ++row) {
+      const auto value = load_x(row);
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) {
+        sums.v[row][panel] = W::Dot(value, weights[panel], sums.v[row][panel]);
+      }
+    }
+  }
+}
+
+template <int kRows, int kPanels>
+KVANTA_INLINE void StoreSums(const TileTask& t, const Sums<kRows, kPanels>& sums) {
+  float* const y = t.y;
+  const int64_t y_stride = t.y_stride;
+  if (t.bias == nullptr && t.columns == kPanels * kPanelColumns) {
+#pragma GCC unroll 24
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) {
+        Vec16::Store(y + row * y_stride + panel * kPanelColumns, sums.v[row][panel]);
+      }
+    }
+    return;
+  }
+  ForPanels<kPanels>(
+      t.columns, [&](int panel, int n) __attribute__((always_inline)) {
+        const float* const bias = t.bias;
+        const Vec16::F added = bias != nullptr ? Vec16::LoadTail(bias + panel * kPanelColumns, n) : Vec16::Zero();
+#pragma GCC unroll 24
+        for (int row = 0; row < kRows; ++row) {
+          const Vec16::F sum = sums.v[row][panel];
+          Vec16::StoreTail(y + row * y_stride + panel * kPanelColumns, bias != nullptr ? Vec16::Add(sum, added) : sum,
+                           n);
+        }
+      });
+}
+
+// Prefetches a step of the panels of a single tile of rows, which streams them from memory.
+template <class W, int kPanels>
+KVANTA_INLINE void PrefetchWeights(const uint8_t* w, int64_t w_panel) {
+#pragma GCC unroll 8
+  for (int panel = 0; panel < kPanels; ++panel) {
+#pragma GCC unroll 24
+    for (int line = 0; line < W::kPanelStepBytes; line += 64) {
+      __builtin_prefetch(w + panel * w_panel + W::kPrefetchBytes / kPanels + line);
+    }
+  }
+}
+
+// kOneOfMany: one of several tiles of rows, over a block of steps.
+template <class W, int kRows, int kPanels, bool kOneOfMany>
+void MultiplyTile(const TileTask& t) noexcept {
+  constexpr int64_t kXStepBytes = W::kPhases * static_cast<int64_t>(sizeof(typename W::X));
+  Sums<kRows, kPanels> sums;
+  if (t.first_block == 0) {
+#pragma GCC unroll 24
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) sums.v[row][panel] = Vec16::Zero();
+    }
+  } else {
+    ForPanels<kPanels>(
+        t.columns, [&](int panel, int n) __attribute__((always_inline)) {
+#pragma GCC unroll 24
+          for (int row = 0; row < kRows; ++row) {
+            const float* y = t.y + row * t.y_stride + panel * kPanelColumns;
+            sums.v[row][panel] = n == Vec16::kLanes ? Vec16::Load(y) : Vec16::LoadTail(y, n);
+          }
+        });
+  }
+
+  constexpr bool kPrefetchesNext = kOneOfMany && !W::kIsBlock;  // blocks: AddStep prefetches
+  if constexpr (kPrefetchesNext) {
+#pragma GCC unroll 24
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) {
+        __builtin_prefetch(t.next_y + row * t.y_stride + panel * kPanelColumns, 1);
+      }
+    }
+  }
+
+  const uint8_t* next_x = t.next_x;
+  const uint8_t* next_w = t.next_w;
+  for (int64_t block = t.first_block; block < t.end_block; ++block) {
+    const int64_t first = t.steps.First(block);
+    const uint8_t* x = t.x + block * t.x_block;
+    const uint8_t* const x_end = x + (t.steps.First(block + 1) - first) * kXStepBytes;
+    const uint8_t* w = t.w + (first - t.steps.First(t.first_block)) * W::kPanelStepBytes;
+    for (; x != x_end; x += kXStepBytes, w += W::kPanelStepBytes) {
+      if constexpr (kPrefetchesNext) {
+        __builtin_prefetch(next_x);
+        __builtin_prefetch(next_w, 0, 2);  // into the second-level cache
+        next_x += 64;
+        next_w += W::kPanelStepBytes;
+      } else if constexpr (W::kPrefetchBytes != 0) {
+        PrefetchWeights<W, kPanels>(w, t.w_panel);
+      }
+      if constexpr (W::kIsBlock) {
+        W::template AddStep<kRows, kPanels>(x, kXStride<W>, w, t.w_panel, sums.v);
+      } else {
+        AddPhase<W, kRows, kPanels, 0>(x, w, t.w_panel, sums);
+        if constexpr (W::kPhases == 2) AddPhase<W, kRows, kPanels, 1>(x, w, t.w_panel, sums);
+      }
+    }
+  }
+
+  StoreSums(t, sums);
+}
+
+// Maximum panels of a tile with `rows` rows, the only one or one of many.
+template <class W>
+constexpr int PanelsOf(int rows, bool one_of_many) {
+  if (W::kIsBlock && !one_of_many) return 1;  // a single stream from memory
+  const int fit = W::kTileSums / rows;
+  return fit < 1 ? 1 : (fit < W::kColumnTile ? fit : W::kColumnTile);
+}
+
+using TileFunction = void (*)(const TileTask&) noexcept;
+
+// Finds the instance for rows x panels by counting down.
+template <class W, int kRows, int kPanels, bool kOneOfMany>
+TileFunction FindPanels(int panels) {
+  if constexpr (kPanels > 1) {
+    if (panels < kPanels) return FindPanels<W, kRows, kPanels - 1, kOneOfMany>(panels);
+  }
+  return MultiplyTile<W, kRows, kPanels, kOneOfMany>;
+}
+
+template <class W, int kMinRows, bool kOneOfMany, int kRows>
+TileFunction FindTile(int rows, int panels) {
+  if constexpr (kRows > kMinRows) {
+    if (rows < kRows) return FindTile<W, kMinRows, kOneOfMany, kRows - 1>(rows, panels);
+  }
+  return FindPanels<W, kRows, PanelsOf<W>(kRows, kOneOfMany), kOneOfMany>(panels);
+}
+
+// Maximum rows that are one tile. A single panel can have as many as there are sums: then each weight is read once.
+template <class W>
+constexpr int kSingleTileRows = W::kTileSums > W::kRowTile ? W::kTileSums : W::kRowTile;
+
+template <class W>
+TileFunction FindSingleTile(int rows, int panels) {
+  return FindTile<W, 1, false, kSingleTileRows<W>>(rows, panels);
+}
+
+template <class W>
+TileFunction FindTileOfMany(int rows, int panels) {
+  // Rows are divided evenly, so the smallest tile is that of the fewest rows, or of the fewest that leave one row over.
+  constexpr int kFewest = kSingleTileRows<W> + 1;
+  constexpr int kFull = static_cast<int>(CeilDiv(kFewest - 1, W::kRowTile));
+  constexpr int kOneOver = (kFull * W::kRowTile + 1) / (kFull + 1);
+  constexpr int kOfFewest = kFewest / static_cast<int>(CeilDiv(kFewest, W::kRowTile));
+  constexpr int kMinRows = kOneOver < kOfFewest ? kOneOver : kOfFewest;
+  return FindTile<W, kMinRows, true, W::kRowTile>(rows, panels);
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,11 +1,12 @@
-"""Speed of speculative decoding with n-grams, next to plain decoding.
+"""Speed of speculative decoding, next to plain decoding.
 
     python benchmarks/speculation.py smollm2 --json docs/results/speculation.json
 
 Three kinds of work, several prompts of each, one request at a time or --batch at once: editing and summarising a
 passage (the answer repeats much of the prompt), and writing on from it (sampled with seeds, so that it repeats little).
 Plain and speculative runs alternate, --pairs times; figures are medians, and leave out the prompts but for a page. All
-runs must give the same tokens and log-probabilities to the bit, which is checked first.
+runs must give the same tokens and log-probabilities to the bit, which is checked first. --rows: time of a plain step of
+so many sequences, in those of one: about what a draft of one token less costs.
 """
 
 from __future__ import annotations
@@ -97,6 +98,20 @@ def measure(plain: LLM, speculating: LLM, name: str, work: Any, options: argpars
     }
 
 
+def step_costs(llm: LLM, rows: Sequence[int], prompt: list[int]) -> list[dict[str, float]]:
+    """Times of decode steps of so many sequences."""
+    params = SamplingParams(temperature=1.0, max_tokens=48, ignore_eos=True)
+    llm.generate([prompt], params, use_tqdm=False)
+    costs = []
+    for count in rows:
+        before = llm.stats()
+        llm.generate([prompt] * count, [params] * count, use_tqdm=False)
+        after = llm.stats()
+        seconds = (after["seconds_total"] - before["seconds_total"]) / (after["steps"] - before["steps"])
+        costs.append({"rows": count, "seconds": seconds})
+    return [{**cost, "times_first": cost["seconds"] / costs[0]["seconds"]} for cost in costs]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -107,6 +122,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="requests at once [1]")
     parser.add_argument("--threads", type=int, help="CPU threads [all]")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--rows", type=int, nargs="*", default=[], metavar="N", help="sequences of a step [none]")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     common = {"kv_cache_dtype": options.kv_cache_dtype, "max_num_seqs": options.batch, "threads": options.threads}
@@ -116,9 +132,17 @@ def main() -> int:
     for name, work in workloads(plain, options.tokens, options.characters).items():
         rows.append(measure(plain, speculating, name, work, options))
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()})
+    costs = []
+    if options.rows:
+        del plain, speculating
+        batched = LLM(options.model, **{**common, "max_num_seqs": max(options.rows)})
+        costs = step_costs(batched, options.rows, batched.tokenizer.encode("Once upon a time"))
+        print(" ".join(f"{cost['rows']}: {cost['times_first']:.2f}" for cost in costs))
     report = {key: getattr(options, key) for key in ("model", "kv_cache_dtype", "speculative_config", "batch", "pairs")}
     if options.json:
-        options.json.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps({**report, "rows": rows, "step_costs": costs}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0
 
 

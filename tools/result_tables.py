@@ -80,6 +80,19 @@ def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "", shapes
 
 
 TABLES = {
+    "speculation": Table(
+        "python benchmarks/speculation.py smollm2 --json docs/results/speculation.json",
+        "rows",
+        (
+            ("work", "work", ""),
+            ("plain (tokens/s)", "plain_tokens_per_s", ".0f"),
+            ("with n-grams", "speculative_tokens_per_s", ".0f"),
+            ("times", "ratio", ".2f"),
+            ("draft tokens", "draft_tokens", "d"),
+            ("accepted", "accepted_tokens", "d"),
+            ("tokens", "generated_tokens", "d"),
+        ),
+    ),
     "attention-avx512": _attention("decode", isa="avx512", shapes="decode prefill"),
     "attention-avx512-prefill": _attention(
         "prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%"), isa="avx512", shapes="decode prefill"

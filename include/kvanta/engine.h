@@ -51,7 +51,7 @@ struct EngineConfig {
   std::string isa = "auto";     // a unit's name (docs/support.md) or "auto", which environment KVANTA_ISA overrides
   uint64_t seed = 0;            // for requests without a seed of their own
   // Speculative decoding (docs/speculation.md): JSON with vLLM's keys, such as
-  // {"method": "ngram", "num_speculative_tokens": 4}; empty: none. Tokens and log-probabilities keep their bits.
+  // {"method": "ngram", "num_speculative_tokens": 4}, or {"model": FOLDER} of a draft model; empty: none. Tokens and log-probabilities keep their bits.
   std::string speculative_config;
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).
@@ -176,6 +176,8 @@ struct CachePlan {
   // Most that one sequence of max_model_len tokens holds (0: the model's limit): whole pages, exact pages, and of
   // layers with a window only the pages that it covers.
   int64_t sequence_bytes = 0;
+  // Of a draft model's cache, which the figures above leave out: a page, and what a sequence has beside its pages.
+  int64_t draft_page_bytes = 0, draft_exact_bytes = 0;
 };
 
 // Both need no weights: `model` may be a folder, or the path of a config.json. Throw InputError.

@@ -68,6 +68,9 @@ struct EngineStats {
   // whose token i did, [num_speculative_tokens].
   int64_t drafts = 0, draft_tokens = 0, accepted_tokens = 0;
   std::vector<int64_t> accepted_per_position;
+  // A draft model, whose cache is not in cache_budget_bytes; 0 without one.
+  double seconds_draft = 0;  // of its proposals
+  int64_t draft_weight_bytes = 0, draft_cache_used_bytes = 0, draft_cache_budget_bytes = 0;
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
   double bytes_per_token = 0;                    // page_bytes / page_size

@@ -109,6 +109,10 @@ nb::dict StatsDict(const EngineStats& stats) {
   speculation["draft_tokens"] = stats.draft_tokens;
   speculation["accepted_tokens"] = stats.accepted_tokens;
   speculation["accepted_per_position"] = nb::cast(stats.accepted_per_position);
+  speculation["seconds_draft"] = stats.seconds_draft;
+  speculation["draft_weight_bytes"] = stats.draft_weight_bytes;
+  speculation["draft_cache_used_bytes"] = stats.draft_cache_used_bytes;
+  speculation["draft_cache_budget_bytes"] = stats.draft_cache_budget_bytes;
   result["speculation"] = speculation;
   nb::dict finished;
   finished["stop"] = stats.finished_stop;

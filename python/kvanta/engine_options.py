@@ -10,6 +10,7 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
+from kvanta.models import resolve_model
 from kvanta.options import (
     Option,
     OptionGroup,
@@ -39,9 +40,9 @@ def _length(value: Any) -> int:
 
 
 def _method(value: Any) -> str:
-    """SGLang writes methods in capitals."""
+    """SGLang writes methods in capitals, and calls a draft model STANDALONE."""
     name = str(value).lower()
-    return "" if name == "none" else name
+    return {"none": "", "standalone": "draft_model"}.get(name, name)
 
 
 def _store_url(value: Any) -> str:
@@ -129,11 +130,21 @@ class EngineOptions(OptionGroup):
     )
     speculative_algorithm: str | None = option(
         "",
-        "its method alone: ngram",
+        "its method alone: ngram, draft_model (STANDALONE)",
         _method,
         aliases=("spec_method",),
         config_field="speculative_config",
         metavar="METHOD",
+    )
+    speculative_draft_model_path: str | None = option(
+        "",
+        "its draft model: what MODEL may be, with the same tokenizer",
+        aliases=("speculative_draft_model", "spec_model"),
+        config_field="speculative_config",
+        metavar="MODEL",
+    )
+    speculative_draft_kv_cache_dtype: str | None = option(
+        "", "format of the draft model's cache: int8", config_field="speculative_config", metavar="FORMAT"
     )
     speculative_num_draft_tokens: int | None = option(
         0,
@@ -220,7 +231,12 @@ OPTIONS: tuple[Option, ...] = EngineOptions.options()
 # Sizes of the cache, of which one may be given; the C++ EngineConfig takes bytes.
 _CACHE_SIZES = ("kv_cache_memory_bytes", "max_total_tokens", "num_gpu_blocks_override")
 # Options for single keys of speculative_config.
-_SPECULATIVE_KEYS = {"speculative_algorithm": "method", "speculative_num_draft_tokens": "num_speculative_tokens"}
+_SPECULATIVE_KEYS = {
+    "speculative_algorithm": "method",
+    "speculative_draft_model_path": "model",
+    "speculative_draft_kv_cache_dtype": "kv_cache_dtype",
+    "speculative_num_draft_tokens": "num_speculative_tokens",
+}
 
 
 def by_name() -> dict[str, Option]:
@@ -234,6 +250,7 @@ def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConf
     _set_field(config, "model", "model", folder)
     values = EngineOptions.read(_without_scheme_file(folder, arguments))
     _merge_speculative_keys(values)
+    values.speculative_config = _with_draft_folder(values.speculative_config)
     for each in OPTIONS:
         if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS):
             _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))
@@ -248,10 +265,29 @@ def _merge_speculative_keys(values: EngineOptions) -> None:
     if values.speculative_config:
         names = " and ".join(name for name in _SPECULATIVE_KEYS if getattr(values, name))
         raise InputError(f"{names} and speculative_config are given: give the keys of speculative_config alone")
-    if "method" not in keys:
-        given = values.speculative_num_draft_tokens
-        raise InputError(f"speculative_num_draft_tokens is {given}, and speculative_algorithm is missing")
+    if "method" not in keys and "model" not in keys:
+        name = next(name for name in _SPECULATIVE_KEYS if getattr(values, name))
+        raise InputError(f"{name} is {getattr(values, name)}, and speculative_algorithm is missing")
     values.speculative_config = json.dumps(keys)
+
+
+def _with_draft_folder(speculative_config: Any) -> str:
+    """The JSON with the folder of the draft model, if there is one. Other mistakes are the C++ library's to name."""
+    config = draft_config(speculative_config)
+    if not config:
+        return str(speculative_config or "")
+    return json.dumps({**config, "model": str(resolve_model(config["model"]).path)})
+
+
+def draft_config(speculative_config: Any) -> dict[str, Any]:
+    """What a speculative_config with a draft model says; empty for another."""
+    try:
+        config = json.loads(speculative_config or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(config, dict) or config.get("method", "draft_model") != "draft_model":
+        return {}
+    return config if isinstance(config.get("model"), str) and config["model"] not in ("", "ngram") else {}
 
 
 def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> None:
@@ -266,8 +302,9 @@ def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> Non
             raise InputError(f"{name} must be a positive integer, got {size}")
         pages = size if name == "num_gpu_blocks_override" else math.ceil(size / config.page_size)
         layout = _core.plan_cache_bytes(config)
-        exact = layout.exact_pages_per_sequence * layout.exact_page_bytes * config.max_num_seqs
-        _set_field(config, "kv_cache_memory_bytes", name, pages * layout.page_bytes + exact)
+        exact = layout.exact_pages_per_sequence * layout.exact_page_bytes + layout.draft_exact_bytes
+        cache_bytes = pages * (layout.page_bytes + layout.draft_page_bytes) + exact * config.max_num_seqs
+        _set_field(config, "kv_cache_memory_bytes", name, cache_bytes)
 
 
 def _without_scheme_file(folder: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -71,17 +71,17 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "",
     ),
     Group(
-        "drafts come from n-grams alone (--speculative-config), and answers are the same without",
+        "drafts come from n-grams or a draft model (--speculative-config), and answers are the same without",
         "enable_draft_weights_cpu_backup enable_linear_replayssm_spec enable_multi_layer_eagle "
         "speculative_adaptive speculative_dspark_align_verify_tokens_to_graph_tier "
         "speculative_enable_w4a4_mxfp4_megamoe speculative_use_block_verification "
         "speculative_use_rejection_sampling",
-        "decrypted_draft_config_file spec_model spec_trace_dir "
+        "decrypted_draft_config_file spec_trace_dir "
         "speculative_accept_threshold_acc speculative_accept_threshold_single speculative_adaptive_config "
         "speculative_attention_mode speculative_dflash_block_size "
         "speculative_domino_candidate_pool_size speculative_draft_attention_backend "
-        "speculative_draft_kv_cache_dtype speculative_draft_load_format speculative_draft_model "
-        "speculative_draft_model_path speculative_draft_model_revision speculative_draft_sink_size "
+        "speculative_draft_load_format "
+        "speculative_draft_model_revision speculative_draft_sink_size "
         "speculative_draft_window_size speculative_dsa_topk_backend speculative_dspark_block_size "
         "speculative_dspark_confidence_sts_path speculative_dspark_sps_table_path speculative_eagle_topk "
         "speculative_moe_a2a_backend speculative_moe_runner_backend speculative_ngram_capacity "

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.auto_query import add_query_matrices
-from kvanta.engine_options import EngineOptions, engine_config
+from kvanta.engine_options import EngineOptions, draft_config, engine_config
 from kvanta.errors import InputError
 from kvanta.generation_config import default_sampling, describe
 from kvanta.kv_events.config import KvEventsConfig
@@ -24,6 +24,7 @@ from kvanta.scheme_file import is_scheme_file
 from kvanta.structured_output import GrammarCompiler, fill_masks
 from kvanta.tensor_parallel import RankProcesses, engine_with_ranks
 from kvanta.tokenizer import Tokenizer
+from kvanta.values import one_line
 
 _log = logging.getLogger("kvanta")
 
@@ -72,6 +73,7 @@ class LoadedModel:
         else:
             source = folder
         self.tokenizer = Tokenizer(source.path)
+        _check_draft_tokenizer(config, self.tokenizer)
         if chat_template is not None:
             self.tokenizer.use_chat_template(_read_template(str(chat_template)))
         self.tokenizer.template_defaults = options.default_chat_template_kwargs
@@ -114,6 +116,23 @@ class LoadedModel:
         """Counters of the engine, with the names of model and cache format."""
         cache = self._scheme_file or self.engine.config.kv_cache_dtype
         return {"model": self.name, "kv_cache_dtype": cache, **self.engine.stats()}
+
+
+def _check_draft_tokenizer(config: _core.EngineConfig, tokenizer: Tokenizer) -> None:
+    """A draft model's tokens must be the model's; one without a tokenizer is taken at its word."""
+    draft = draft_config(config.speculative_config)
+    if not draft or draft["model"] == config.model:
+        return
+    try:
+        other = Tokenizer(draft["model"])
+    except InputError:
+        return
+    if (token := tokenizer.first_difference(other)) is not None:
+        ours, theirs = (one_line(each.vocabulary.get(token, "missing")) for each in (tokenizer, other))
+        raise InputError(
+            f"speculative_config: draft model {draft['model']!r} has another vocabulary: token {token} is {theirs}, "
+            f"and {ours} in the model's; they must be equal"
+        )
 
 
 def _read_template(source: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_options import draft_config, engine_config
 from kvanta.errors import InputError, ResourceError
 from kvanta.models import resolve_config
 
@@ -61,6 +61,10 @@ def plan(
         raise InputError(
             f"tensor_parallel_size is {config.tensor_parallel_size}: a plan is for one process; of N, each has 1/N of "
             "the weights and of the cache's bytes"
+        )
+    if draft_config(config.speculative_config):
+        raise InputError(
+            "speculative_config names a draft model: a plan is for one model; plan the other one by itself"
         )
     page_size = config.page_size
     of_layers = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")

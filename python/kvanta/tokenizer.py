@@ -111,6 +111,18 @@ class Tokenizer:
             raise InputError(f"the chat template of {folder} is a {type(source).__name__}, not a text")
         return ChatTemplate(source, self.special_texts)
 
+    @property
+    def vocabulary(self) -> dict[int, str]:
+        """Every token's text in the vocabulary, by id."""
+        return {index: token for token, index in self._fast.get_vocab(with_added_tokens=True).items()}
+
+    def first_difference(self, other: Tokenizer) -> int | None:
+        """The smallest token id that means something else in another tokenizer; None where all are equal."""
+        ours, theirs = self.vocabulary, other.vocabulary
+        return min(
+            (index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index)), default=None
+        )
+
     def __len__(self) -> int:
         """One more than the largest token id."""
         return len(self.bytes)

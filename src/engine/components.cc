@@ -11,8 +11,7 @@
 #include "base/device.h"
 #include "base/quote.h"
 #include "engine/engine_config.h"
-#include "engine/ngram_proposer.h"
-#include "engine/speculative_config.h"
+#include "engine/proposers.h"
 #include "engine/tensor_parallel.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
@@ -65,20 +64,6 @@ void WarnOfLongFactors(const EngineConfig& config, const models::ModelConfig& mo
                   positions, original, original));
 }
 
-// Draft tokens that are rejected leave K and V that later tokens overwrite, but a recurrent state has them mixed in.
-void AddProposer(const EngineConfig& config, const models::ModelConfig& model, EngineComponents& components) {
-  if (config.speculative_config.empty()) return;
-  const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
-  if (std::ranges::count(LayerVisibility(model), cache::kRecurrentVisibility) > 0) {
-    throw InputError(
-        fmt::format("speculative_config = {}: not supported for {}, whose recurrent layers cannot forget rejected "
-                    "tokens; leave it out",
-                    Quote(config.speculative_config), model.architecture));
-  }
-  components.proposer = std::make_unique<NgramProposer>(speculation.prompt_lookup_min, speculation.prompt_lookup_max);
-  components.num_speculative_tokens = speculation.num_speculative_tokens;
-}
-
 }  // namespace
 
 EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
@@ -95,7 +80,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
 
   EngineComponents components;
-  AddProposer(config, model, components);
+  std::optional<DraftModelPlan> draft = PlanSpeculation(config, model);
   components.layout = PlanLayout(schemes, model, config.page_size);
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
@@ -141,8 +126,9 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   const cache::KvCacheSpec spec(components.layout, LayerVisibility(model));
   const int64_t available = components.ops->device().AvailableBytes() / config.tensor_parallel_size;
   const bool is_rank_0 = config.tensor_parallel_rank == 0;
+  const CacheSpecs specs{.target = spec, .draft = draft ? &draft->spec : nullptr};
   components.positions = ValueOfRank0(
-      *components.ranks, is_rank_0 ? SizeCache(config, spec, model.max_position, available).max_model_len : 0);
+      *components.ranks, is_rank_0 ? SizeCache(config, specs, model.max_position, available).max_model_len : 0);
   components.model = models::Load(config.model, *components.ops,
                                   {.store = store,
                                    .keep_types = keep_types,
@@ -161,6 +147,8 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
       return attention::MakeBackend(backend, pages, std::move(setup), threads);
     };
   }
+
+  AddProposer(config, std::move(draft), components);
 
   components.info = MakeModelInfo(model, dtype, config.weight_dtype);
   components.info.weight_bytes = components.model->WeightBytes();  // with the padding of packed weights

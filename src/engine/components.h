@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct EngineComponents {
   observe::BackendFactory make_backend;
   std::unique_ptr<DraftProposer> proposer;  // null: no speculative decoding
   int num_speculative_tokens = 0;           // maximum draft tokens of a sequence in a step
+  std::optional<float> draft_cost;          // for tests: that of MinAcceptance, which is measured otherwise
   std::string isa;
   std::function<void()> before_read, before_write;  // for tests: those of store::RecordStoreConfig
 };

@@ -5,9 +5,20 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "cache/kv_cache_spec.h"
+#include "cache/page_pool.h"
+#include "runner/sampler.h"
+
 namespace kvanta::engine {
+
+// Figures of a draft model; all 0 for other sources.
+struct DraftModelStats {
+  double seconds = 0;  // spent on proposals
+  int64_t weight_bytes = 0, cache_used_bytes = 0, cache_budget_bytes = 0;
+};
 
 class DraftProposer {
  public:
@@ -17,11 +28,30 @@ class DraftProposer {
     virtual ~State() = default;
   };
 
+  // A decoding sequence of the step.
+  struct Item {
+    State& state;                          // of MakeState
+    std::span<const int32_t> tokens;       // prompt and output; they only grow between calls
+    int count = 0;                         // maximum draft tokens, at least 1
+    const runner::SamplerState& sampler;   // that verification samples with
+    std::span<const int32_t> stop_tokens;  // behind which nothing follows
+    std::vector<int32_t>& draft;           // gets the draft tokens behind what it has
+  };
+
   virtual ~DraftProposer() = default;
-  virtual std::unique_ptr<State> MakeState() const = 0;
-  // Appends at most `count` draft tokens that may follow `tokens`, prompt and output of the state's request. They only
-  // grow between calls. Throws std::bad_alloc.
-  virtual void Propose(State& state, std::span<const int32_t> tokens, int count, std::vector<int32_t>& draft) const = 0;
+  // salt: isolates the request's prefix, as Request::cache_salt does.
+  virtual std::unique_ptr<State> MakeState(const std::string& salt) = 0;
+  // Appends draft tokens that may follow the items' tokens. Throws std::bad_alloc.
+  virtual void Propose(std::span<Item> items) = 0;
+
+  // The cache of a draft model, which shares the engine's budget; null: there is none.
+  virtual const cache::KvCacheSpec* CacheSpec() const noexcept { return nullptr; }
+  // Called once before the first proposal. Throws ResourceError.
+  virtual void ReserveCache(cache::PagePoolConfig /*pool*/) {}
+  virtual void ResetPrefixCache() {}
+  // Seconds of a draft model's pass over one sequence; 0: a proposal costs next to nothing, or is not measured yet.
+  virtual double PassSeconds() const noexcept { return 0; }
+  virtual DraftModelStats Stats() const noexcept { return {}; }
 };
 
 }  // namespace kvanta::engine

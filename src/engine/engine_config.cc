@@ -40,6 +40,17 @@ void CheckLimits(const char* option, T value, T min, T max) {
   }
 }
 
+// Longest sequence, at most `limit` tokens, that fits in `budget_bytes` alone.
+int64_t LongestSequence(const CacheSpecs& specs, int64_t budget_bytes, int64_t limit) {
+  int64_t fits = 0;
+  int64_t too_long = limit + 1;
+  while (too_long - fits > 1) {
+    const int64_t middle = fits + (too_long - fits) / 2;
+    (specs.MaxBytes(middle) <= budget_bytes ? fits : too_long) = middle;
+  }
+  return fits;
+}
+
 }  // namespace
 
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model) {
@@ -188,17 +199,14 @@ int64_t MaxLogitRows(const EngineConfig& config) noexcept {
   return std::clamp<int64_t>(config.max_num_seqs, 16, 256);
 }
 
-int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit) {
-  int64_t fits = 0;
-  int64_t too_long = limit + 1;
-  while (too_long - fits > 1) {
-    const int64_t middle = fits + (too_long - fits) / 2;
-    (spec.MaxBytes(middle) <= budget_bytes ? fits : too_long) = middle;
-  }
-  return fits;
+int64_t CacheSpecs::DraftBytes(int64_t budget_bytes, int64_t tokens) const noexcept {
+  if (draft == nullptr) return 0;
+  const double share = static_cast<double>(draft->MaxBytes(tokens)) / static_cast<double>(MaxBytes(tokens));
+  return std::clamp(static_cast<int64_t>(static_cast<double>(budget_bytes) * share), draft->MaxBytes(tokens),
+                    budget_bytes - target.MaxBytes(tokens));
 }
 
-CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, int64_t model_max_position,
+CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t model_max_position,
                     int64_t available_bytes) {
   if (config.max_model_len > model_max_position) {
     throw InputError(
@@ -214,21 +222,21 @@ CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, 
     }
   } else {
     // Pages that a step holds beyond those that stay: exact ones until they close, windowed ones until they are passed.
-    const int64_t step_pages = config.max_num_batched_tokens / spec.page_size + 1;
+    const int64_t step_pages = config.max_num_batched_tokens / specs.target.page_size + 1;
     const auto share = static_cast<int64_t>(kShareOfAvailable * static_cast<double>(available_bytes));
-    const int64_t steps = spec.MaxBytes(requested, 1 + step_pages) - spec.MaxBytes(requested);
+    const int64_t steps = specs.MaxBytes(requested, 1 + step_pages) - specs.MaxBytes(requested);
     int64_t all = 0;
-    if (__builtin_mul_overflow(config.max_num_seqs, spec.MaxBytes(requested), &all)) all = share;
+    if (__builtin_mul_overflow(config.max_num_seqs, specs.MaxBytes(requested), &all)) all = share;
     size.budget_bytes = std::min(all, share - std::min(steps, share)) + std::min(steps, share);
   }
-  const int64_t longest = LongestSequence(spec, size.budget_bytes, requested);
+  const int64_t longest = LongestSequence(specs, size.budget_bytes, requested);
   size.max_model_len = longest;
   if (longest == requested) return size;
   const std::string figures = fmt::format(
       "a cache of {} bytes holds one sequence of {} tokens, not {}; that needs {} bytes (kv_cache_memory_bytes), a "
       "smaller max_model_len, or a format with fewer bits (kv_cache_dtype)",
-      size.budget_bytes, longest, requested, spec.MaxBytes(requested));
-  if (config.max_model_len == 0 && longest >= spec.page_size) {
+      size.budget_bytes, longest, requested, specs.MaxBytes(requested));
+  if (config.max_model_len == 0 && longest >= specs.target.page_size) {
     size.warning = fmt::format("max_model_len is {}: {}", longest, figures);
     return size;
   }

@@ -51,15 +51,25 @@ struct CacheSize {
   std::string warning;  // if max_model_len was reduced; else ""
 };
 
+// The caches of the model and, if there is one, of its draft model.
+struct CacheSpecs {
+  const cache::KvCacheSpec& target;
+  const cache::KvCacheSpec* draft = nullptr;
+
+  // Maximum bytes of a sequence, as KvCacheSpec has them.
+  int64_t MaxBytes(int64_t tokens, int64_t step_pages = 1) const noexcept {
+    return target.MaxBytes(tokens, step_pages) + (draft != nullptr ? draft->MaxBytes(tokens, step_pages) : 0);
+  }
+  // Part of `budget_bytes` for the draft model: so that both caches hold the same tokens, in sequences of `tokens`.
+  int64_t DraftBytes(int64_t budget_bytes, int64_t tokens) const noexcept;
+};
+
 // available_bytes: what the device can give. Throws InputError (the caller's figures) or ResourceError (the machine's).
-CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, int64_t model_max_position,
+CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t model_max_position,
                     int64_t available_bytes);
 
 // Rows of logits that are computed at once: bounds their memory.
 int64_t MaxLogitRows(const EngineConfig& config) noexcept;
-
-// Longest sequence, at most `most` tokens, that fits in `budget_bytes` alone.
-int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit);
 
 // `store`: storage of the weights.
 ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std::string& weight_dtype);

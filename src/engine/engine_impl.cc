@@ -30,17 +30,24 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   const std::vector<cache::Visibility> visibility = engine::LayerVisibility(components_.model->Config());
   const cache::KvCacheSpec spec(components_.layout, visibility);
   Device& device = components_.model->ops().device();
-  const engine::CacheSize size = engine::SizeCache(config, spec, components_.model->Config().max_position,
+  const engine::CacheSpecs specs{.target = spec,
+                                 .draft = components_.proposer ? components_.proposer->CacheSpec() : nullptr};
+  const engine::CacheSize size = engine::SizeCache(config, specs, components_.model->Config().max_position,
                                                    device.AvailableBytes() / config.tensor_parallel_size);
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, components_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
   config.poison_unused = config.poison_unused.value_or(PoisonByDefault());
-  cache_ = std::make_unique<cache::KvCacheManager>(device, components_.layout, visibility,
-                                                   cache::PagePoolConfig{.budget_bytes = size.budget_bytes,
-                                                                         .poison_unused = *config.poison_unused,
-                                                                         .lists_released = !components_.ranks->Alone()},
-                                                   config.enable_prefix_caching);
+  const int64_t draft_bytes = specs.DraftBytes(size.budget_bytes, config.max_model_len);
+  if (specs.draft != nullptr) {
+    components_.proposer->ReserveCache({.budget_bytes = draft_bytes, .poison_unused = *config.poison_unused});
+  }
+  cache_ =
+      std::make_unique<cache::KvCacheManager>(device, components_.layout, visibility,
+                                              cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
+                                                                    .poison_unused = *config.poison_unused,
+                                                                    .lists_released = !components_.ranks->Alone()},
+                                              config.enable_prefix_caching);
   counters_.groups = engine::DescribeGroups(spec);
   counters_.accepted_per_position.resize(static_cast<size_t>(components_.num_speculative_tokens));
   scheduler_ = std::make_unique<scheduler::Scheduler>(
@@ -180,6 +187,7 @@ void Engine::Impl::MeasureScales(std::span<const int32_t> tokens) {
 
 void Engine::Impl::ResetPrefixCache() {
   const StepLock step_lock(*this);
+  if (components_.proposer) components_.proposer->ResetPrefixCache();
   if (!cache_->prefix) return;
   cache_->prefix->Clear();
   if (kv_events_ && cache_->prefix->Pages() == 0) kv_events_->Clear();

@@ -79,7 +79,9 @@ class Engine::Impl {
   void ExpireRequests(double now, std::vector<RequestOutput>& outputs);
   void Schedule(std::vector<RequestOutput>& outputs);
   void ProposeDrafts();
-  int Draft(RequestState& request, int limit);
+  float DraftCost() const noexcept;
+  void Propose(int64_t rows_left, int64_t sequences);
+  void RecordStepSeconds(double seconds) noexcept;
   void RunChunks(double now);
   void AddItem(const scheduler::Chunk& chunk);
   void SampleRows();
@@ -132,7 +134,10 @@ class Engine::Impl {
   std::vector<scheduler::Chunk> chunks_;
   std::vector<runner::RunItem> items_;
   std::vector<runner::SampleRow> rows_;
-  float min_acceptance_ = 0;  // of the step's drafts
+  std::vector<engine::DraftProposer::Item> draft_items_;
+  std::vector<scheduler::Chunk*> draft_chunks_;  // of draft_items_
+  float min_acceptance_ = 0;                     // of the step's drafts
+  double row_seconds_ = 0;                       // moving mean: forward pass and logits of one row
   std::unique_ptr<engine::GrammarBitmasks> masks_;
   std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate
 

@@ -8,6 +8,23 @@ namespace {
 
 constexpr int kMaxCandidates = 64;  // bounds the time of a lookup
 constexpr size_t kMinBuckets = 256;
+constexpr int64_t kLongestMatch = 32;  // beyond, a match says no more about its continuation
+
+// Draft tokens behind a match of so many.
+int64_t DraftLength(int64_t match) noexcept {
+  return std::max<int64_t>(1, 2 * match - 3);
+}
+
+// Equal tokens before both positions, at most `limit`.
+int64_t EqualTokens(std::span<const int32_t> tokens, int64_t end, int64_t other_end, int64_t limit) noexcept {
+  limit = std::min({limit, end, other_end});
+  int64_t length = 0;
+  while (length < limit &&
+         tokens[static_cast<size_t>(end - 1 - length)] == tokens[static_cast<size_t>(other_end - 1 - length)]) {
+    ++length;
+  }
+  return length;
+}
 
 }  // namespace
 
@@ -27,9 +44,9 @@ void NgramIndex::Insert(std::span<const int32_t> tokens, int64_t end) noexcept {
   head = static_cast<int32_t>(end);
 }
 
-int64_t NgramIndex::Find(std::span<const int32_t> tokens) {
+NgramIndex::Match NgramIndex::Find(std::span<const int32_t> tokens) {
   const auto size = std::ssize(tokens);
-  if (size <= min_) return -1;
+  if (size <= min_) return {};
   if (tokens.size() > heads_.size()) {  // twice as many buckets, and all tokens again
     const size_t buckets = std::max(kMinBuckets, std::bit_ceil(tokens.size()));
     previous_.reserve(buckets);
@@ -45,33 +62,28 @@ int64_t NgramIndex::Find(std::span<const int32_t> tokens) {
       Insert(tokens, end);
     }
   }
-  int64_t best = -1;
-  int64_t best_length = min_ - 1;
+  Match best{.length = min_ - 1};
   int32_t candidate = heads_[BucketBefore(tokens, size)];
-  for (int tried = 0; candidate >= 0 && tried < kMaxCandidates && best_length < max_; ++tried) {
-    int64_t length = 0;
-    while (length < max_ && length < candidate &&
-           tokens[static_cast<size_t>(candidate - 1 - length)] == tokens[static_cast<size_t>(size - 1 - length)]) {
-      ++length;
-    }
-    if (length > best_length) {
-      best = candidate;
-      best_length = length;
-    }
+  for (int tried = 0; candidate >= 0 && tried < kMaxCandidates && best.length < max_; ++tried) {
+    const int64_t length = EqualTokens(tokens, candidate, size, max_);
+    if (length > best.length) best = {.end = candidate, .length = length};
     candidate = previous_[static_cast<size_t>(candidate)];
   }
+  if (best.length == max_) best.length = EqualTokens(tokens, best.end, size, kLongestMatch);
   return best;
 }
 
 // Behind the sequence's end, the draft goes on with itself: so it repeats a short period as often as it is long.
-void NgramProposer::Propose(State& state, std::span<const int32_t> tokens, int count,
-                            std::vector<int32_t>& draft) const {
-  const int64_t match = static_cast<NgramIndex&>(state).Find(tokens);
-  if (match < 0) return;
-  const size_t first = draft.size();
-  for (int i = 0; i < count; ++i) {
-    const auto source = static_cast<size_t>(match + i);
-    draft.push_back(source < tokens.size() ? tokens[source] : draft[first + source - tokens.size()]);
+void NgramProposer::Propose(std::span<Item> items) {
+  for (const auto& [state, tokens, count, sampler, stop_tokens, draft] : items) {
+    const NgramIndex::Match match = static_cast<NgramIndex&>(state).Find(tokens);
+    if (match.end < 0) continue;
+    const size_t first = draft.size();
+    const int64_t length = std::min<int64_t>(count, DraftLength(match.length));
+    for (int64_t i = 0; i < length; ++i) {
+      const auto source = static_cast<size_t>(match.end + i);
+      draft.push_back(source < tokens.size() ? tokens[source] : draft[first + source - tokens.size()]);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/engine_config.h"
+#include "engine/proposers.h"
 #include "engine/tensor_parallel.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
@@ -48,6 +49,10 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   }
   plan.bytes_per_token = static_cast<double>(layout.page_bytes) / layout.page_size;
   plan.sequence_bytes = spec.MaxBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
+  if (const auto draft = engine::PlanSpeculation(config, whole)) {
+    plan.draft_page_bytes = draft->layout.page_bytes;
+    plan.draft_exact_bytes = draft->spec.MaxBytes(config.page_size) - draft->layout.page_bytes;
+  }
   const int elements = model.UsesMla() ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim  // K and V as one
                                        : 2 * model.kv_heads * model.head_dim;
   const auto layers = std::ranges::count_if(layout.layers, [](const auto& layer) { return !layer.IsRecurrent(); });

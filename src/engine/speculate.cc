@@ -3,6 +3,7 @@
 #include <new>
 
 #include "engine/engine_impl.h"
+#include "kvanta/error.h"
 
 namespace kvanta {
 namespace {
@@ -17,41 +18,80 @@ constexpr int64_t kMaxStepRows = 64;
 void Engine::Impl::ProposeDrafts() {
   if (!components_.proposer) return;
   int64_t rows_left = kMaxStepRows;
-  int64_t requests = 0;
+  int64_t sequences = 0;
   for (const scheduler::Chunk& chunk : chunks_) {
     rows_left -= chunk.tokens;
-    requests += RequestState::Of(*chunk.sequence).MaySpeculate() ? 1 : 0;
+    sequences += RequestState::Of(*chunk.sequence).MaySpeculate() ? 1 : 0;
   }
-  min_acceptance_ = engine::MinAcceptance(requests, kMaxStepRows - rows_left);
+  min_acceptance_ = engine::MinAcceptance(sequences, kMaxStepRows - rows_left, DraftCost());
   rows_left = std::min(rows_left, scheduler_->BudgetLeft());
-  for (scheduler::Chunk& chunk : chunks_) {
-    RequestState& request = RequestState::Of(*chunk.sequence);
-    if (rows_left <= 0) return;
-    if (!request.MaySpeculate()) continue;
-    const int64_t share = (rows_left + requests - 1) / requests;
-    --requests;
-    chunk.drafts = Draft(request, static_cast<int>(std::min(share, scheduler_->DraftSlots(chunk))));
-    rows_left -= chunk.drafts;
+  if (sequences == 0 || rows_left <= 0) return;
+  try {
+    Propose(rows_left, sequences);
+  } catch (const std::bad_alloc&) {  // a step works without drafts
+  } catch (const ResourceError&) {   // of a GPU
   }
 }
 
-// Proposes at most `limit` draft tokens behind the request's last token. Returns their number.
-int Engine::Impl::Draft(RequestState& request, int limit) {
-  engine::Speculation& speculation = request.speculation;
-  // The last row's token is sampled behind the draft.
-  const int64_t tokens_left = std::min(request.sampler.Params().max_tokens - request.Produced(),
-                                       components_.config.max_model_len - std::ssize(request.tokens));
-  limit = static_cast<int>(std::min<int64_t>({limit, components_.num_speculative_tokens, tokens_left - 1}));
-  if (limit <= 0) return 0;
-  try {
-    if (!speculation.state) speculation.state = components_.proposer->MakeState();
+// Time of a draft model's pass in those of the target; 0 without one.
+float Engine::Impl::DraftCost() const noexcept {
+  if (components_.draft_cost) return *components_.draft_cost;
+  const double pass = components_.proposer->PassSeconds();
+  if (pass > 0 && row_seconds_ > 0) return static_cast<float>(pass / row_seconds_);
+  return static_cast<float>(components_.proposer->Stats().weight_bytes) /
+         static_cast<float>(components_.model->WeightBytes());
+}
+
+// Proposes draft tokens behind the last tokens of `sequences` requests, at most `rows_left` in all.
+void Engine::Impl::Propose(int64_t rows_left, int64_t sequences) {
+  // A draft model's pauses save its work; a lookup costs nothing, and its pauses are counted in drafts.
+  const bool is_model = components_.proposer->CacheSpec() != nullptr;
+  const auto share = [&](int64_t requests) { return (rows_left + requests - 1) / requests; };
+  draft_items_.clear();
+  draft_chunks_.clear();
+  for (scheduler::Chunk& chunk : chunks_) {
+    RequestState& request = RequestState::Of(*chunk.sequence);
+    if (!request.MaySpeculate()) continue;
+    engine::Speculation& speculation = request.speculation;
+    // The last row's token is sampled behind the draft.
+    const int64_t tokens_left = std::min(request.sampler.Params().max_tokens - request.Produced(),
+                                         components_.config.max_model_len - std::ssize(request.tokens));
+    int64_t limit = std::min(
+        {scheduler_->DraftSlots(chunk), tokens_left - 1, static_cast<int64_t>(components_.num_speculative_tokens)});
+    if (is_model) {
+      limit = speculation.control.Length(static_cast<int>(std::min(limit, share(sequences))), min_acceptance_);
+    }
+    if (limit <= 0 || (is_model && !speculation.control.Speculates())) continue;
+    if (!speculation.state) speculation.state = components_.proposer->MakeState(request.request.cache_salt);
     speculation.rows.assign(1, request.tokens.back());
-    components_.proposer->Propose(*speculation.state, request.tokens, limit, speculation.rows);
-  } catch (const std::bad_alloc&) {  // a step works without drafts
-    return 0;
+    draft_items_.push_back({.state = *speculation.state,
+                            .tokens = request.tokens,
+                            .count = static_cast<int>(limit),
+                            .sampler = request.sampler,
+                            .stop_tokens = request.stop_tokens,
+                            .draft = speculation.rows});
+    draft_chunks_.push_back(&chunk);
   }
-  const int drafts = static_cast<int>(speculation.rows.size()) - 1;
-  return drafts > 0 && speculation.control.Speculates() ? drafts : 0;
+  components_.proposer->Propose(draft_items_);
+  auto requests = std::ssize(draft_chunks_);
+  for (scheduler::Chunk* chunk : draft_chunks_) {
+    engine::Speculation& speculation = RequestState::Of(*chunk->sequence).speculation;
+    const int64_t drafts = std::min(share(requests), std::ssize(speculation.rows) - 1);
+    --requests;
+    if (drafts <= 0 || (!is_model && !speculation.control.Speculates())) continue;
+    speculation.rows.resize(static_cast<size_t>(drafts) + 1);
+    chunk->drafts = static_cast<int>(drafts);
+    rows_left -= drafts;
+  }
+}
+
+// Keeps the time of a step without prompts, which a draft model's is compared with.
+void Engine::Impl::RecordStepSeconds(double seconds) noexcept {
+  int64_t rows = 0;
+  for (const runner::RunItem& item : items_) rows += std::ssize(item.tokens);
+  if (rows > kMaxStepRows) return;
+  const double row = seconds / engine::StepCost(rows);
+  row_seconds_ += row_seconds_ == 0 ? row : engine::kCostWeight * (row - row_seconds_);
 }
 
 // Commits and counts a verified draft of `drafts` tokens: all but the last of the step's tokens are in the cache.

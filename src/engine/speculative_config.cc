@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "base/quote.h"
@@ -17,26 +18,63 @@ namespace {
 
 constexpr const char* kName = "speculative_config";
 constexpr int64_t kMaxDraftTokens = 32;
+constexpr int64_t kNgramDraftTokens = 16;  // behind long matches alone
+constexpr int64_t kModelDraftTokens = 4;   // of which each takes a pass
 constexpr int64_t kMaxLookup = 64;
-constexpr std::array<std::string_view, 4> kKeys = {"method", "num_speculative_tokens", "prompt_lookup_max",
-                                                   "prompt_lookup_min"};
+constexpr std::array<std::string_view, 2> kMethods = {"ngram", "draft_model"};
+// Keys of every method, then those of one alone.
+constexpr std::array<std::string_view, 2> kKeys = {"method", "num_speculative_tokens"};
+constexpr std::array<std::string_view, 2> kNgramKeys = {"prompt_lookup_max", "prompt_lookup_min"};
+constexpr std::array<std::string_view, 2> kModelKeys = {"model", "kv_cache_dtype"};
+
+bool Contains(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// A model alone asks for a draft model. As in vLLM, the method may stand in its place.
+std::string MethodOf(const models::JsonObject& object) {
+  const std::string model = object.String("model", "");
+  const bool names_method = model == "ngram";
+  const std::string method = object.String("method", model.empty() || names_method ? "ngram" : "draft_model");
+  if (!Contains(kMethods, method)) {
+    throw InputError(
+        fmt::format("{}: method {} is not supported; there are: {}", kName, Quote(method), fmt::join(kMethods, ", ")));
+  }
+  return method;
+}
+
+void CheckKeys(const models::Json& json, const std::string& method) {
+  const bool is_ngram = method == "ngram";
+  const std::span<const std::string_view> own = is_ngram ? kNgramKeys : kModelKeys;
+  for (const auto& [key, value] : json.items()) {
+    const bool names_method = is_ngram && key == "model" && value == "ngram";
+    if (Contains(kKeys, key) || Contains(own, key) || names_method) continue;
+    const bool is_known = Contains(kNgramKeys, key) || Contains(kModelKeys, key);
+    throw InputError(fmt::format("{}: key {} is not {}; there are: {}, {}", kName, Quote(key),
+                                 is_known ? fmt::format("one of method {}", method) : "known", fmt::join(kKeys, ", "),
+                                 fmt::join(own, ", ")));
+  }
+}
 
 }  // namespace
 
 SpeculativeConfig ParseSpeculativeConfig(const std::string& text) {
   const models::Json json = models::ParseJson(text, kName);
   const models::JsonObject object(json, kName);
-  for (const auto& [key, value] : json.items()) {
-    if (std::ranges::find(kKeys, key) != kKeys.end()) continue;
-    throw InputError(fmt::format("{}: key {} is not known; there are: {}", kName, Quote(key), fmt::join(kKeys, ", ")));
-  }
-  const std::string method = object.String("method", "ngram");
-  if (method != "ngram") {
-    throw InputError(fmt::format("{}: method {} is not supported; there are: ngram", kName, Quote(method)));
-  }
+  const std::string method = MethodOf(object);
+  CheckKeys(json, method);
   SpeculativeConfig config;
+  const int64_t default_tokens = method == "ngram" ? kNgramDraftTokens : kModelDraftTokens;
   config.num_speculative_tokens =
-      static_cast<int>(object.Int("num_speculative_tokens", 1, kMaxDraftTokens, config.num_speculative_tokens));
+      static_cast<int>(object.Int("num_speculative_tokens", 1, kMaxDraftTokens, default_tokens));
+  if (method == "draft_model") {
+    config.model = object.String("model", "");
+    if (config.model.empty()) {
+      throw InputError(fmt::format("{}: method draft_model needs the key model, the draft model's folder", kName));
+    }
+    config.kv_cache_dtype = object.String("kv_cache_dtype", config.kv_cache_dtype);
+    return config;
+  }
   // One bound alone is both, as in vLLM.
   const bool has_min = object.Has("prompt_lookup_min");
   const bool has_max = object.Has("prompt_lookup_max");

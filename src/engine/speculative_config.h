@@ -6,9 +6,11 @@
 namespace kvanta::engine {
 
 struct SpeculativeConfig {
-  int num_speculative_tokens = 4;  // maximum draft tokens of a sequence in a step
-  int prompt_lookup_min = 2;       // shortest n-gram that is looked up
-  int prompt_lookup_max = 4;       // longest
+  std::string model;                    // folder of the draft model; "": n-grams
+  std::string kv_cache_dtype = "int8";  // of the draft model's cache
+  int num_speculative_tokens = 0;       // maximum draft tokens of a sequence in a step
+  int prompt_lookup_min = 2;            // shortest n-gram that is looked up
+  int prompt_lookup_max = 4;            // longest
 };
 
 // Throws InputError with the key, its value and the alternatives. `text` is not empty.

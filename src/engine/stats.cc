@@ -53,6 +53,13 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.cache_used_bytes = pool.UsedBytes();
   counters_.cache_evictable_bytes = pool.EvictableBytes();
   counters_.cache_budget_bytes = pool.BudgetBytes();
+  if (components_.proposer) {
+    const engine::DraftModelStats draft = components_.proposer->Stats();
+    counters_.seconds_draft = draft.seconds;
+    counters_.draft_weight_bytes = draft.weight_bytes;
+    counters_.draft_cache_used_bytes = draft.cache_used_bytes;
+    counters_.draft_cache_budget_bytes = draft.cache_budget_bytes;
+  }
   if (disk_) {
     counters_.disk = disk_->FolderStats();
     counters_.store = disk_->ServerStats();

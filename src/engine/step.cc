@@ -26,9 +26,11 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   bool sampled = false;
   try {
     ProposeDrafts();
+    const double forward = counters_.seconds_forward;
     RunChunks(start);
     scheduler_->Commit();  // without the drafts, which Accept commits
     SampleRows();
+    RecordStepSeconds(counters_.seconds_forward - forward);
     PoolRows();
     backend_->FetchCounts();
     sampled = true;

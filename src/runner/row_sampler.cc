@@ -35,7 +35,7 @@ void RowSampler::Run(std::span<SampleRow> rows) {
   first_rows_.clear();
   for (size_t row = 0; row < rows.size(); ++row) {
     // The rows of a draft may have begun in an earlier call.
-    if (row == 0 || rows[row].drafts.empty()) first_rows_.push_back(row);
+    if (row == 0 || rows[row].drafts.empty() || rows[row].item != rows[row - 1].item) first_rows_.push_back(row);
   }
   std::atomic<bool> failed = false;  // ForEach takes no exceptions
   auto run = [&](int64_t task, int worker) {

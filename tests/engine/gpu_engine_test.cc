@@ -152,6 +152,26 @@ TEST_P(GpuEngineTest, DraftsChangeNoToken) {
   EXPECT_GT(speculating.engine->Stats().accepted_tokens, 20);
 }
 
+// A draft model samples there, too; the model itself is always right.
+TEST_P(GpuEngineTest, ADraftModelChangesNoToken) {
+  const std::unique_ptr<Engine::Impl> plain = Make(Config("int8"));
+  EngineConfig config = Config("int8");
+  config.device = "cuda";
+  config.speculative_config = fmt::format(R"({{"model": "{}"}})", config.model);
+  EngineComponents components = LoadComponents(config, gpu_);
+  components.draft_cost = 0.0F;
+  Engine::Impl speculating(std::move(components));
+  std::mt19937_64 random(13);
+  for (int i = 0; i < 3; ++i) {
+    Request request{.id = std::to_string(i), .prompt = RandomTokens(random, 20 + 3 * i), .sampling = Greedy(16)};
+    request.sampling.temperature = i == 0 ? 0.0F : 0.9F;
+    if (i == 2) request.sampling.frequency_penalty = 0.5F;  // on the host
+    EXPECT_EQ(RunOne(speculating, request).tokens, RunOne(*plain, request).tokens) << i;
+  }
+  EXPECT_GT(speculating.Stats().accepted_tokens, 20);
+  EXPECT_EQ(speculating.Stats().accepted_tokens, speculating.Stats().draft_tokens);
+}
+
 // All tokens, and the first log-probability of requests that asked for it.
 std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Engine::Impl& engine,
                                                                                   int64_t& max_running) {

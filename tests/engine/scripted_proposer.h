@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,9 +21,13 @@ class ScriptedProposer : public DraftProposer {
   explicit ScriptedProposer(double error_rate) : error_rate_(error_rate) {}
   void Add(std::vector<int32_t> sequence) { sequences_.push_back(std::move(sequence)); }
 
-  std::unique_ptr<State> MakeState() const override { return std::make_unique<State>(); }
-  void Propose(State& /*state*/, std::span<const int32_t> tokens, int count,
-               std::vector<int32_t>& draft) const override {
+  std::unique_ptr<State> MakeState(const std::string& /*salt*/) override { return std::make_unique<State>(); }
+  void Propose(std::span<Item> items) override {
+    for (const Item& item : items) Propose(item.tokens, item.count, item.draft);
+  }
+
+ private:
+  void Propose(std::span<const int32_t> tokens, int count, std::vector<int32_t>& draft) {
     for (const std::vector<int32_t>& sequence : sequences_) {
       if (sequence.size() <= tokens.size() || !std::equal(tokens.begin(), tokens.end(), sequence.begin())) continue;
       for (size_t i = tokens.size(); i < sequence.size() && count-- > 0; ++i) {
@@ -32,9 +38,8 @@ class ScriptedProposer : public DraftProposer {
     }
   }
 
- private:
   double error_rate_;
-  mutable std::mt19937_64 random_{7};
+  std::mt19937_64 random_{7};
   std::vector<std::vector<int32_t>> sequences_;
 };
 

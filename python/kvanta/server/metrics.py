@@ -278,6 +278,12 @@ class Metrics(Collector):
         for position, count in enumerate(counts["accepted_per_position"]):
             by_position.add_metric([self._model, str(position)], count)
         yield by_position
+        if not counts["draft_weight_bytes"]:
+            return
+        yield self._counter("draft_model_seconds", "Time of the draft model's proposals.", counts["seconds_draft"])
+        used, budget = counts["draft_cache_used_bytes"], counts["draft_cache_budget_bytes"]
+        yield self._gauge("draft_cache_used_bytes", "Memory of the draft model's pages.", used)
+        yield self._gauge("draft_cache_budget_bytes", "Limit of the draft model's cache.", budget)
 
     def _layers(self, stats: dict[str, Any]) -> Iterator[Metric]:
         for key, (name, text) in _LAYER_COUNTS.items():

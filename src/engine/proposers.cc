@@ -1,0 +1,101 @@
+#include "engine/proposers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/quote.h"
+#include "engine/draft_model.h"
+#include "engine/engine_config.h"
+#include "engine/ngram_proposer.h"
+#include "kvanta/error.h"
+#include "models/kv_scales.h"
+
+namespace kvanta::engine {
+namespace {
+
+// Draft tokens that are rejected leave K and V that later tokens overwrite, but a recurrent state has them mixed in.
+void RefuseRecurrentLayers(const models::ModelConfig& model, std::string_view what) {
+  if (std::ranges::count(LayerVisibility(model), cache::kRecurrentVisibility) == 0) return;
+  throw InputError(fmt::format(
+      "speculative_config: not supported for {}{}, whose recurrent layers cannot forget rejected tokens; {}", what,
+      model.architecture, what.empty() ? "leave it out" : "choose another model"));
+}
+
+// The engine's options for the draft model: those that describe a model's weights or a cache's format are its own.
+EngineConfig ConfigOfDraft(EngineConfig config, const SpeculativeConfig& speculation) {
+  config.model = speculation.model;
+  config.kv_cache_dtype = speculation.kv_cache_dtype;
+  config.kv_cache_dtype_layers.clear();
+  config.kv_cache_dtype_skip_layers.clear();
+  config.quantization_param_path.clear();
+  return config;
+}
+
+}  // namespace
+
+std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target) {
+  if (config.speculative_config.empty()) return {};
+  RefuseRecurrentLayers(target, "");
+  const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
+  if (speculation.model.empty()) return {};
+  if (config.tensor_parallel_size > 1) {
+    throw InputError(
+        fmt::format("speculative_config: a draft model with tensor_parallel_size = {} is not supported; there are: "
+                    "method ngram, tensor_parallel_size = 1",
+                    config.tensor_parallel_size));
+  }
+  EngineConfig own = ConfigOfDraft(config, speculation);
+  models::ModelConfig model = models::ReadConfig(own.model);
+  RefuseRecurrentLayers(model, "the draft model ");
+  if (model.vocab != target.vocab) {
+    throw InputError(
+        fmt::format("speculative_config: the draft model {} has a vocabulary of {} tokens, the model {} one "
+                    "of {}; they must be equal",
+                    Quote(own.model), model.vocab, Quote(config.model), target.vocab));
+  }
+  formats::CacheLayout layout =
+      PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size);
+  if (layout.UsesScales()) {
+    throw InputError(
+        fmt::format("speculative_config: kv_cache_dtype {} needs scales, which a draft model has not; "
+                    "int8, int4 and bf16 need none",
+                    Quote(own.kv_cache_dtype)));
+  }
+  cache::KvCacheSpec spec(layout, LayerVisibility(model));
+  return DraftModelPlan{std::move(own), std::move(model), std::move(layout), std::move(spec)};
+}
+
+void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan, EngineComponents& components) {
+  if (config.speculative_config.empty()) return;
+  const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
+  components.num_speculative_tokens = speculation.num_speculative_tokens;
+  if (!plan) {
+    components.proposer = std::make_unique<NgramProposer>(speculation.prompt_lookup_min, speculation.prompt_lookup_max);
+    return;
+  }
+  const EngineConfig& own = plan->config;
+  const DType dtype = ResolveDType(own.dtype, plan->model);
+  const int64_t positions = std::min<int64_t>(components.positions, plan->model.max_position);
+  const models::LoadOptions options{
+      .store = ResolveWeights(own.weight_dtype, dtype),
+      .keep_types = KeepsTypes(own.dtype, own.weight_dtype, models::Checkpoint::Open(own.model)),
+      .keep_quantized = KeepsQuantized(own.weight_dtype, dtype),
+      .max_rows = own.max_num_batched_tokens,
+      .max_positions = positions};
+  components.proposer =
+      std::make_unique<DraftModel>(DraftModelSetup{.model = models::Load(own.model, *components.ops, options),
+                                                   .layout = std::move(plan->layout),
+                                                   .visibility = LayerVisibility(plan->model),
+                                                   .scales = models::UnitScales(plan->model),
+                                                   .make_backend = components.make_backend,
+                                                   .threads = components.threads,
+                                                   .positions = positions,
+                                                   .max_rows = own.max_num_batched_tokens,
+                                                   .max_logit_rows = MaxLogitRows(own),
+                                                   .prefix_caching = own.enable_prefix_caching,
+                                                   .graphs = !own.enforce_eager});
+}
+
+}  // namespace kvanta::engine

@@ -1,0 +1,27 @@
+// Proposers of draft tokens, as EngineConfig::speculative_config asks for them.
+#pragma once
+
+#include <optional>
+
+#include "engine/components.h"
+#include "engine/speculative_config.h"
+#include "models/config.h"
+
+namespace kvanta::engine {
+
+// A draft model before its weights are loaded.
+struct DraftModelPlan {
+  EngineConfig config;  // the engine's, for the draft model
+  models::ModelConfig model;
+  formats::CacheLayout layout;
+  cache::KvCacheSpec spec;
+};
+
+// Checks speculative_config beside `target`; a draft model, if it names one. Throws InputError.
+std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target);
+
+// Sets the proposer that `config` asks for, with `plan` of the same config, in components whose model is loaded. Throws
+// InputError / ResourceError.
+void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan, EngineComponents& components);
+
+}  // namespace kvanta::engine

@@ -1,4 +1,4 @@
-"""How often a draft model's tokens are accepted, by the way of drawing them, for several sampling parameters.
+"""Acceptance of a draft model's tokens, by the way of drawing them, for several sampling parameters.
 
     python benchmarks/draft_acceptance.py MODEL DRAFT_MODEL --json docs/results/draft-acceptance.json
 

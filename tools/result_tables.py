@@ -81,7 +81,7 @@ def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "", shapes
 
 TABLES = {
     "speculation": Table(
-        "python benchmarks/speculation.py smollm2 --json docs/results/speculation.json",
+        "python benchmarks/speculation.py smollm2 --tokens 160 --pairs 2 --json docs/results/speculation.json",
         "rows",
         (
             ("work", "work", ""),

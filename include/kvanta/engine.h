@@ -176,7 +176,7 @@ struct CachePlan {
   // Most that one sequence of max_model_len tokens holds (0: the model's limit): whole pages, exact pages, and of
   // layers with a window only the pages that it covers.
   int64_t sequence_bytes = 0;
-  // Of a draft model's cache, which the figures above leave out: a page, and what a sequence has beside its pages.
+  // A draft model's cache, which the figures above leave out: a page, and what a sequence has beside its pages.
   int64_t draft_page_bytes = 0, draft_exact_bytes = 0;
 };
 

@@ -122,8 +122,7 @@ class EngineOptions(OptionGroup):
     )
     speculative_config: Mapping[str, Any] | str | None = option(
         "",
-        'speculative decoding: JSON as {"method": "ngram", "num_speculative_tokens": 4}; docs/speculation.md has the '
-        "keys",
+        'speculative decoding: JSON as {"method": "ngram"} or {"model": "SMALL_MODEL"}; keys: docs/speculation.md',
         json_text,
         metavar="JSON",
         short_flag="-sc",
@@ -280,7 +279,7 @@ def _with_draft_folder(speculative_config: Any) -> str:
 
 
 def draft_config(speculative_config: Any) -> dict[str, Any]:
-    """What a speculative_config with a draft model says; empty for another."""
+    """The keys of a speculative_config with a draft model; empty for another."""
     try:
         config = json.loads(speculative_config or "{}")
     except ValueError:

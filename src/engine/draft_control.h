@@ -10,7 +10,7 @@ inline constexpr float kRowCost = 0.1F;     // with a margin: .05 to .08 on Smol
 inline constexpr double kCostWeight = 0.1;  // of a step in the moving means of times
 
 // Time of a pass over so many rows, in passes over one row.
-inline float StepCost(int64_t rows) noexcept {
+inline float PassCost(int64_t rows) noexcept {
   return 1.0F + kRowCost * static_cast<float>(rows - 1);
 }
 
@@ -18,7 +18,7 @@ inline float StepCost(int64_t rows) noexcept {
 // row more costs kRowCost, and gains 1 / sequences of the step if its token is accepted. draft_cost: time of a draft
 // model's pass over one sequence, in passes of the target over one row; one pass gives every sequence a draft token.
 inline float MinAcceptance(int64_t sequences, int64_t rows, float draft_cost = 0.0F) noexcept {
-  return (kRowCost * static_cast<float>(sequences) + draft_cost * StepCost(sequences)) / StepCost(rows);
+  return (kRowCost * static_cast<float>(sequences) + draft_cost * PassCost(sequences)) / PassCost(rows);
 }
 
 class DraftControl {

@@ -70,7 +70,7 @@ void DraftModel::Propose(std::span<Item> items) {
       const auto rows = std::ssize(active_);
       ForwardActive();
       SampleActive();
-      const double seconds = (Now() - pass_start) / StepCost(rows);
+      const double seconds = (Now() - pass_start) / PassCost(rows);
       pass_seconds_ += pass_seconds_ == 0 ? seconds : kCostWeight * (seconds - pass_seconds_);
     }
   } catch (...) {  // no memory: nothing is known of the last pass

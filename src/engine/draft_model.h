@@ -69,7 +69,7 @@ class DraftModel : public DraftProposer {
   int64_t round_ = 0;                 // calls of Propose
   double seconds_ = 0;
   double pass_seconds_ = 0;  // moving mean
-  // Of a pass; members for their memory.
+  // A pass; members for their memory.
   std::vector<Active> active_;
   std::vector<runner::RunItem> run_items_;
   std::vector<runner::SampleRow> rows_;

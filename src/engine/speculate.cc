@@ -90,7 +90,7 @@ void Engine::Impl::RecordStepSeconds(double seconds) noexcept {
   int64_t rows = 0;
   for (const runner::RunItem& item : items_) rows += std::ssize(item.tokens);
   if (rows > kMaxStepRows) return;
-  const double row = seconds / engine::StepCost(rows);
+  const double row = seconds / engine::PassCost(rows);
   row_seconds_ += row_seconds_ == 0 ? row : engine::kCostWeight * (row - row_seconds_);
 }
 

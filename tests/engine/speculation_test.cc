@@ -30,7 +30,7 @@ TEST_P(SpeculationOver, KeepsEveryBit) {
   plain_config.enable_prefix_caching = false;
   plain_config.max_num_seqs = 1;
   Engine plain(plain_config);
-  std::mt19937_64 random(501);
+  std::mt19937_64 random(502);
   std::vector<std::vector<int32_t>> stems;
   for (int i = 0; i < 3; ++i) stems.push_back(RandomTokens(random, 3 * plain_config.page_size));
   int number = 0;

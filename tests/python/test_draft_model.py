@@ -17,7 +17,7 @@ from kvanta.errors import InputError
 from kvanta.models import resolve_model
 
 ITSELF = {"method": "draft_model", "model": "stories260k", "num_speculative_tokens": 4}
-PROMPT = "Once upon a time, there was a little girl named Lily. She"
+PROMPT = "Once upon a time, there was a little girl named Lily. " * 5 + "She"  # more than a page
 PARAMS = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 5, "n": 2, "logprobs": 1},
@@ -28,7 +28,7 @@ PARAMS = [
 @pytest.fixture(scope="module")
 def drafted() -> LLM:
     """The draft model's cache is another one, so that some drafts are wrong."""
-    config = {**ITSELF, "kv_cache_dtype": "int4"}
+    config = {**ITSELF, "kv_cache_dtype": "int4_per_token_head"}
     return LLM("stories260k", kv_cache_memory_bytes="32MiB", threads=1, speculative_config=config)
 
 

@@ -51,7 +51,8 @@ struct EngineConfig {
   std::string isa = "auto";     // a unit's name (docs/support.md) or "auto", which environment KVANTA_ISA overrides
   uint64_t seed = 0;            // for requests without a seed of their own
   // Speculative decoding (docs/speculation.md): JSON with vLLM's keys, such as
-  // {"method": "ngram", "num_speculative_tokens": 4}, or {"model": FOLDER} of a draft model; empty: none. Tokens and log-probabilities keep their bits.
+  // {"method": "ngram", "num_speculative_tokens": 4}, or {"model": FOLDER} of a draft model; empty: none. Tokens and
+  // log-probabilities keep their bits.
   std::string speculative_config;
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).

@@ -3,7 +3,7 @@
 
     python benchmarks/random_gguf.py llama-8b Q4_K_M llama-8b.gguf
 
-Shapes: llama-1b, llama-8b, qwen3-30b-a3b, gpt-oss-20b. Types: Q8_0, Q4_0, Q4_K_M (with Q6_K where llama.cpp has it)
+Shapes: llama-15m, llama-1b, llama-8b, qwen3-30b-a3b, gpt-oss-20b. Types: Q8_0, Q4_0, Q4_K_M (with Q6_K where llama.cpp has it)
 and MXFP4 (experts; all else Q8_0). Weights are uniform codes with scales that keep activations in range, so a
 forward pass costs what the model's own would; the tokens that it generates mean nothing.
 """
@@ -50,6 +50,7 @@ class Shape:
 
 
 SHAPES = {
+    "llama-15m": Shape("llama", 8, 384, 1024, 6, 2, 64, 4096, 1e4),
     "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, 5e5),
     "llama-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128, 128256, 5e5),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 768, 32, 4, 128, 151936, 1e6, experts=128, experts_used=8),

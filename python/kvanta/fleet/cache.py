@@ -33,5 +33,8 @@ class BlockCache:
         while len(held) > room:
             held.popitem(last=False)
 
+    def __contains__(self, block: int) -> bool:
+        return block in self._blocks
+
     def __len__(self) -> int:
         return len(self._blocks)

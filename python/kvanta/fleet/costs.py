@@ -32,6 +32,10 @@ class ReplicaCosts:
     """Rate at which pages of a shared store are read."""
     load_s: float = 0.0
     """Lookup and first answer of the store."""
+    front_s: float = 0.0
+    """CPU time of the front, which all replicas share, for each request before its prompt is computed."""
+    request_s: float = 0.0
+    """Network and messages: a request's further time to the first token, beside others."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
 

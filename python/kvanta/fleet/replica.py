@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvanta.fleet.cache import BlockCache
@@ -30,6 +31,12 @@ class SimulatedRequest:
     def depth(self) -> int:
         """Tokens in the cache."""
         return self.cached_tokens + self.computed + self.decoded
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Blocks of the prompt that are in the cache as a whole."""
+        size = self.planned.block_tokens
+        return self.planned.blocks[: (self.cached_tokens + self.computed) // size] if size else ()
 
     @property
     def tokens_to_compute(self) -> int:
@@ -61,30 +68,48 @@ class Replica:
     now_s: float = 0.0
     waiting: deque[SimulatedRequest] = field(default_factory=deque)
     running: list[SimulatedRequest] = field(default_factory=list)
-    pending_tokens: int = 0
-    """Prompt tokens of requests that have no first token, a measure of the load."""
+    slowdown: float = 1.0
+    """Steps take so many times as long: replicas share CPUs."""
+    _expected: Counter[int] = field(default_factory=Counter)
     _running_tokens: int = 0
 
-    def enqueue(self, request: SimulatedRequest) -> None:
-        """Takes a request that arrives at or after now_s."""
-        if not self.waiting and not self.running:
-            self.now_s = max(self.now_s, request.planned.arrival_s)
-        self.pending_tokens += request.planned.input_tokens
+    @property
+    def requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self.waiting) + len(self.running)
+
+    def expected(self, blocks: Sequence[int]) -> int:
+        """Leading blocks that are in the cache, or in a prompt that has no first token yet."""
+        found = self.cache.match(blocks)
+        while found < len(blocks) and (blocks[found] in self._expected or blocks[found] in self.cache):
+            found += 1
+        return found
+
+    def enqueue(self, request: SimulatedRequest, time_s: float) -> None:
+        """Takes a request that comes at `time_s`; steps until then have run."""
+        if not self.requests:
+            self.now_s = max(self.now_s, time_s)
+        self._expected.update(request.planned.blocks)
         self.waiting.append(request)
 
     def run_until(self, time_s: float) -> None:
         """Steps that begin before `time_s`."""
-        while self.now_s < time_s and (self.waiting or self.running):
-            self._admit()
-            if not self.running:
-                self.now_s = min(request.ready_s or 0.0 for request in self.waiting)  # all wait for their pages
-                continue
+        while self.now_s < time_s and self.requests:
+            self.run_step(time_s)
+
+    def run_step(self, time_s: float) -> None:
+        """A step, or the wait for pages; equal steps up to `time_s` at once."""
+        self._admit()
+        if self.running:
             self._step(time_s)
+        else:
+            self.now_s = min(request.ready_s or 0.0 for request in self.waiting)  # all wait for their pages
 
     def _admit(self) -> None:
-        """Starts waiting requests in order; those whose pages are on their way let others pass."""
+        """Starts waiting requests in order while the step has room; those whose pages are on their way let others pass."""
+        room = self.costs.max_num_batched_tokens - sum(max(1, request.tokens_to_compute) for request in self.running)
         for request in list(self.waiting):
-            if len(self.running) >= self.costs.max_num_seqs:
+            if len(self.running) >= self.costs.max_num_seqs or room <= 0:
                 return
             needed = request.planned.input_tokens + request.planned.output_tokens
             if self.running and self._running_tokens + needed > self.capacity_tokens:
@@ -96,6 +121,7 @@ class Replica:
             self.waiting.remove(request)
             self.running.append(request)
             self._running_tokens += needed
+            room -= request.tokens_to_compute
             self._reserve()
 
     def _look_up(self, request: SimulatedRequest) -> float:
@@ -119,10 +145,7 @@ class Replica:
         return seconds
 
     def _reserve(self) -> None:
-        own = sum(
-            request.planned.input_tokens - len(request.planned.blocks) * request.planned.block_tokens + request.decoded
-            for request in self.running
-        )
+        own = sum(request.depth - len(request.blocks) * request.planned.block_tokens for request in self.running)
         size = max((request.planned.block_tokens for request in self.running), default=0)
         self.cache.reserved = math.ceil(max(0, own) / size) if size else 0
 
@@ -136,7 +159,8 @@ class Replica:
         seconds += costs.step_s if decoding else 0.0
         if not prefilling:
             steps = min(request.planned.output_tokens - request.decoded for request in decoding)
-            grown = costs.decode_depth_s * len(decoding)  # each step is longer than the one before
+            seconds *= self.slowdown
+            grown = costs.decode_depth_s * len(decoding) * self.slowdown  # each step is longer than the one before
             wanted = math.ceil((time_s - self.now_s) / seconds) if seconds > 0 and time_s < math.inf else steps
             steps = max(1, min(steps, wanted))
             self.now_s += steps * seconds + grown * steps * (steps - 1) / 2
@@ -152,16 +176,16 @@ class Replica:
             prefill_s += costs.prefill_s(tokens, request.depth)
             request.computed += tokens
             budget -= tokens
+            self.cache.add(request.blocks)
             if request.tokens_to_compute == 0:
                 done.append(request)
         # Weights are read once for all: few prompt tokens cost no less than a step.
-        self.now_s += max(seconds + prefill_s, costs.step_s)
+        self.now_s += max(seconds + prefill_s, costs.step_s) * self.slowdown
         self._decode(decoding, 1)
         for request in done:
-            self.pending_tokens -= request.planned.input_tokens
-            self.cache.add(request.planned.blocks)
+            self._expected -= Counter(request.planned.blocks)
             if self.store is not None:
-                self.store.add(request.planned.blocks)
+                self.store.add(request.blocks)
             request.first_token_s = self.now_s
             self._decode([request], 1)
 
@@ -173,3 +197,12 @@ class Replica:
                 self.running.remove(request)
                 self._running_tokens -= request.planned.input_tokens + request.planned.output_tokens
                 self._reserve()
+                self._keep(request)
+
+    def _keep(self, request: SimulatedRequest) -> None:
+        """The rest of the prompt and the answer stay in the cache, too, as blocks that no other prompt has."""
+        size = request.planned.block_tokens
+        if size:
+            own = request.depth // size - len(request.blocks)
+            first = -1 - (request.planned.index << 32)
+            self.cache.add((*request.blocks, *range(first, first - own, -1)))

@@ -14,6 +14,8 @@ from kvanta.fleet.replica import Replica, SharedStore, SimulatedRequest
 from kvanta.loadgen.workload import PlannedRequest, Workload
 
 MAX_REPLICAS = 1000
+TOKENS_PER_REQUEST = 128
+"""What a running request counts to the prefix-aware router, beside prompt tokens that a replica does not hold."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Fleet:
     costs: ReplicaCosts
     store_bytes: float = math.inf
     """Size of the shared store."""
+    cpus: float | None = None
+    """CPUs that the replicas share, each of which can use one; None: each has its own."""
 
 
 class _RoundRobin:
@@ -40,15 +44,14 @@ class _RoundRobin:
 
 
 def _prefix_aware(replicas: Sequence[Replica], request: PlannedRequest) -> int:
-    """The replica that has the fewest prompt tokens to compute before this one's first token."""
-    size = request.block_tokens
-    best, min_work = 0, math.inf
-    for index, replica in enumerate(replicas):
-        found = replica.cache.match(request.blocks) * size if size else 0
-        work = replica.pending_tokens + max(1, request.input_tokens - found)
-        if work < min_work:
-            best, min_work = index, work
-    return best
+    """As PrefixRouter: the replica with the least to compute before this one's first token; of equal ones, the emptier."""
+
+    def cost(index: int) -> tuple[int, int]:
+        replica = replicas[index]
+        missing = request.input_tokens - replica.expected(request.blocks) * request.block_tokens
+        return missing + replica.requests * TOKENS_PER_REQUEST, len(replica.cache)
+
+    return min(range(len(replicas)), key=cost)
 
 
 # Router of a routing, and true where replicas share a store.
@@ -82,19 +85,35 @@ def simulate(workload: Workload, fleet: Fleet) -> dict[str, Any]:
         for _ in range(fleet.replicas)
     ]
     requests = []
+    front_s = 0.0  # when the front is free
     for planned in workload.requests:
-        for replica in replicas:
-            replica.run_until(planned.arrival_s)
+        front_s = max(front_s, planned.arrival_s) + fleet.costs.front_s
+        _run_until(replicas, front_s, fleet.cpus)
         request = SimulatedRequest(planned)
-        replicas[route(replicas, planned)].enqueue(request)
+        replicas[route(replicas, planned)].enqueue(request, front_s)
         requests.append(request)
-    for replica in replicas:
-        replica.run_until(math.inf)
+    _run_until(replicas, math.inf, fleet.cpus)
     return _report(fleet, requests)
 
 
+def _run_until(replicas: Sequence[Replica], time_s: float, cpus: float | None) -> None:
+    """Steps that begin before `time_s`; slower ones while more replicas work than there are CPUs."""
+    if cpus is None:
+        for replica in replicas:
+            replica.run_until(time_s)
+        return
+    while True:
+        waiting = [replica for replica in replicas if replica.requests and replica.now_s < time_s]
+        if not waiting:
+            return
+        first = min(waiting, key=lambda replica: replica.now_s)
+        busy = [replica for replica in replicas if replica.requests or replica.now_s > first.now_s]
+        first.slowdown = max(1.0, len(busy) / cpus)
+        first.run_step(min([time_s, *(replica.now_s for replica in busy if replica is not first)]))
+
+
 def _report(fleet: Fleet, requests: Sequence[SimulatedRequest]) -> dict[str, Any]:
-    times = sorted(request.ttft_s for request in requests)
+    times = sorted(request.ttft_s + fleet.costs.request_s for request in requests)
     prompt = sum(request.planned.input_tokens for request in requests)
     cached = sum(request.cached_tokens for request in requests)
     finished = max(request.finished_s for request in requests)

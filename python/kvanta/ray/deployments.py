@@ -19,7 +19,7 @@ from kvanta.generation import ConstraintRecipe
 from kvanta.loaded_model import LoadedModel
 from kvanta.ray.engine_replica import EngineReplica
 from kvanta.ray.messages import pack_recipe
-from kvanta.ray.prefix_router import PrefixRouter
+from kvanta.ray.prefix_router import ROUTERS
 from kvanta.ray.replicated_engine import ReplicatedEngine
 from kvanta.server.app import make_app
 from kvanta.server.async_llm import AsyncLLM
@@ -58,6 +58,7 @@ def engine_app(
             f"tensor_parallel_size = {values.tensor_parallel_size}: not supported with replicas, each of which is one "
             "process; use 1"
         )
+    options = read_options(server)
     actor = {"num_cpus": values.threads or 1, **(ray_actor_options or {})}
     deployment = serve.deployment(EngineReplica).options(
         name="EngineReplica",
@@ -70,12 +71,12 @@ def engine_app(
         graceful_shutdown_wait_loop_s=_DRAIN_LOOP_SECONDS,
         graceful_shutdown_timeout_s=_DRAIN_SECONDS,
         request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter,
+            request_router_class=ROUTERS[options.replica_routing],
             request_router_kwargs={"page_size": values.block_size or 64},
             request_routing_stats_period_s=_STATS_SECONDS,
         ),
     )
-    return deployment.bind(model, arguments, read_options(server).tokenizer or None)
+    return deployment.bind(model, arguments, options.tokenizer or None)
 
 
 def front_app(

@@ -29,7 +29,7 @@ def replicated_model(model: str, arguments: Mapping[str, Any], options: ServerOp
     local = not address
     if local:
         arguments = {"threads": cpus_of_each(options.replicas), **arguments}
-    server = {"tokenizer": options.tokenizer}
+    server = {"tokenizer": options.tokenizer, "replica_routing": options.replica_routing}
     engines = engine_app(
         model, arguments, server, options.replicas, ray_actor_options={"num_cpus": 0} if local else None
     )

@@ -1,9 +1,10 @@
-"""Request router of the replicas: a prompt goes where it begins first, by the pages that they hold and their load."""
+"""Request routers of the replicas: a prompt goes where it begins first, by the pages that they hold and their load."""
 
 from __future__ import annotations
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from kvanta.fleet.simulate import TOKENS_PER_REQUEST
 from kvanta.ray import replica_stats
 from kvanta.ray.messages import EngineRequest
 from kvanta.ray.prefix_index import ReplicaPages, page_hashes
@@ -15,7 +16,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     That is the part of the prompt that it does not hold, and `tokens_per_request` for each of its requests.
     """
 
-    def initialize_state(self, *, page_size: int = 64, tokens_per_request: int = 128) -> None:
+    def initialize_state(self, *, page_size: int = 64, tokens_per_request: int = TOKENS_PER_REQUEST) -> None:
         """request_router_kwargs. `page_size`: of the replicas' caches."""
         self._page_size = page_size
         self._tokens_per_request = tokens_per_request
@@ -57,3 +58,27 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if ranked and ranked[0].replica_id in self._pages:
             self._pages[ranked[0].replica_id].send(hashes)
         return [[replica] for replica in ranked]
+
+
+class RoundRobinRouter(PrefixRouter):
+    """Takes the replicas in turn, whatever they hold: for replicas that share a store, and to compare with."""
+
+    def initialize_state(self, **kwargs: int) -> None:
+        """As PrefixRouter's."""
+        super().initialize_state(**kwargs)
+        self._turn = 0
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The next replica, and those after it in case that it is full."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        replicas = sorted(candidate_replicas, key=lambda replica: replica.replica_id.unique_id)
+        first = self._turn % max(1, len(replicas))
+        self._turn += 1
+        return [[replica] for replica in replicas[first:] + replicas[:first]]
+
+
+ROUTERS: dict[str, type[PrefixRouter]] = {"prefix-aware": PrefixRouter, "round-robin": RoundRobinRouter}
+"""By the names of kvanta.server.options.ROUTINGS."""

@@ -16,6 +16,7 @@ from kvanta.server.tool_calls import HARMONY_PARSER, PARSERS, parser_name
 from kvanta.values import whole_number
 
 KEY_VARIABLE = "KVANTA_API_KEY"
+ROUTINGS = ("prefix-aware", "round-robin")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -107,6 +108,13 @@ class ServerOptions(OptionGroup):
         "engines with a cache each, by Ray Serve (pip install 'kvanta[ray]'); requests go where their prefix is cached",
         _positive,
         metavar="N",
+    )
+    replica_routing: str = option(
+        "prefix-aware",
+        "prefix-aware: a request goes where its prefix is cached; round-robin: to the replicas in turn",
+        str.lower,
+        choices=ROUTINGS,
+        metavar="ROUTING",
     )
     request_timeout: float = option(
         0, "seconds until a request is ended with status 504; 0: never", _seconds, metavar="S"

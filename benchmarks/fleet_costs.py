@@ -53,6 +53,15 @@ def prompt_of(tokens: int, seed: int) -> list[int]:
     return [seed % 97 + 3, *((seed * 31 + i * i) % 400 + 3 for i in range(tokens - 1))]
 
 
+def prompt_costs(short: int, short_s: float, long: int, long_s: float) -> tuple[float, float]:
+    """prefill_token_s and prefill_depth_s, a and b of t(n) = n a + n^2 b / 2, from the times of two lengths."""
+    growth = max(0.0, 2 * (long_s / long - short_s / short) / (long - short))
+    token = short_s / short - growth * short / 2
+    if token <= 0:  # the short prompts are too short to tell: one rate for all depths
+        return long_s / long, 0.0
+    return token, growth
+
+
 def measure(options: argparse.Namespace, model: str, name: str) -> dict[str, Any]:
     """The costs with one cache format."""
     short, long = options.short, options.long
@@ -61,6 +70,7 @@ def measure(options: argparse.Namespace, model: str, name: str) -> dict[str, Any
         "max_model_len": long + 2 * STEPS,
         "threads": options.threads,
         "max_num_seqs": options.max_num_seqs,
+        "block_size": options.block_size,
         "enable_prefix_caching": False,
     }
     engine = _core.Engine(engine_config(model, arguments))
@@ -77,11 +87,7 @@ def measure(options: argparse.Namespace, model: str, name: str) -> dict[str, Any
         times["batch"].append(run(engine, batch, STEPS)[1])
     median = {key: statistics.median(values) for key, values in times.items()}
     per_depth = max(0.0, (median["deep"] - median["step"]) / (long - short))
-    # t(n) = n a + n^2 b / 2 at both lengths.
-    growth = max(0.0, 2 * (median["long"] / long - median["short"] / short) / (long - short))
-    token = median["short"] / short - growth * short / 2
-    if token <= 0:  # the short prompts are too short to tell: one rate for all depths
-        token, growth = median["long"] / long, 0.0
+    token, growth = prompt_costs(short, median["short"], long, median["long"])
     config = engine_config(model, arguments)
     costs = {
         "step_s": max(1e-9, median["step"] - per_depth * (short + STEPS / 2)),
@@ -123,6 +129,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument(
         "--kv-store", default="", metavar="URL", help="store whose rate is measured, in place of a disk"
     )

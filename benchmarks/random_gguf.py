@@ -3,9 +3,9 @@
 
     python benchmarks/random_gguf.py llama-8b Q4_K_M llama-8b.gguf
 
-Shapes: llama-15m, llama-1b, llama-8b, qwen3-30b-a3b, gpt-oss-20b. Types: Q8_0, Q4_0, Q4_K_M (with Q6_K where llama.cpp has it)
-and MXFP4 (experts; all else Q8_0). Weights are uniform codes with scales that keep activations in range, so a
-forward pass costs what the model's own would; the tokens that it generates mean nothing.
+Shapes: llama-15m, llama-1b, llama-8b, qwen3-30b-a3b, gpt-oss-20b. Types: Q8_0, Q4_0, Q4_K_M (with Q6_K where
+llama.cpp has it) and MXFP4 (experts; all else Q8_0). Weights are uniform codes with scales that keep activations in
+range, so a forward pass costs what the model's own would; the tokens that it generates mean nothing.
 """
 
 from __future__ import annotations

@@ -58,6 +58,20 @@ CACHE_TABLES = {
             ("times bf16's", "times.turns", ".1f"),
         ),
     ),
+    "fleet-routing": Table(
+        "benchmarks/fleet_routing.py small.gguf conversation_trace.jsonl --costs costs.json --routing round-robin "
+        "--json docs/results/fleet-routing.json",
+        "rows",
+        (
+            ("routing", "routing", ""),
+            ("found", "live.hit_rate", ".1%"),
+            ("simulated", "simulated.hit_rate", ".1%"),
+            ("first token, p50 (s)", "live.ttft_p50_s", ".3f"),
+            ("simulated", "simulated.ttft_p50_s", ".3f"),
+            ("p99 (s)", "live.ttft_p99_s", ".3f"),
+            ("simulated", "simulated.ttft_p99_s", ".3f"),
+        ),
+    ),
     "page-packing": Table(
         "benchmarks/page_packing.py smollm2 --text wiki.test.raw --json docs/results/page-packing.json",
         "rows",

@@ -41,7 +41,11 @@ struct EngineConfig {
   // Server that keeps closed pages for several machines: redis://[[user]:password@]host[:port][/database], or rediss://
   // with TLS. Empty: none. Config() has it without user and password.
   std::string kv_store;
-  int kv_store_ttl = 0;      // seconds that the server keeps a page after its last use; 0: its own
+  int kv_store_ttl = 0;  // seconds that the server keeps a page after its last use; 0: its own
+  // Part of the work, for engines that share kv_cache_dir or kv_store: "both"; "prefill": requests end with their first
+  // token, as soon as their prompt's pages are stored; "decode": stored pages are loaded, whatever computing would
+  // cost.
+  std::string role = "both";
   double max_cache_ttl = 0;  // limit of SamplingParams::cache_ttl, seconds; 0: none may have one
   // Changes of the prefix cache that are kept for TakeKvEvents; beyond them it begins again with all pages. 0: none.
   int64_t kv_events_queue_size = 0;
@@ -95,6 +99,7 @@ struct EngineConfig {
     visit("kv_cache_dir_bytes", &EngineConfig::kv_cache_dir_bytes, 1);
     visit("kv_store", &EngineConfig::kv_store);
     visit("kv_store_ttl", &EngineConfig::kv_store_ttl, 0);
+    visit("role", &EngineConfig::role);
     visit("max_cache_ttl", &EngineConfig::max_cache_ttl, 0, 86400);
     visit("kv_events_queue_size", &EngineConfig::kv_events_queue_size, 0);
     visit("threads", &EngineConfig::threads, 0);
@@ -252,6 +257,9 @@ class Engine {
   std::vector<StepTiming> RecentSteps() const;
   const ModelInfo& Info() const;
   const EngineConfig& Config() const;  // with "auto" and 0 resolved
+  // JSON of what the bytes of pages depend on besides token ids: weights, formats, scales, version of the arithmetic.
+  // Scales that are still to be measured are not in it.
+  std::string CacheIdentity() const;
   // Drops every cached prefix in memory that no running request uses.
   void ResetPrefixCache();
   // Waits until all closed pages are in kv_cache_dir and kv_store, or cannot be written; 10 s for a write that hangs.

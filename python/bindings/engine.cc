@@ -331,6 +331,7 @@ void BindEngine(nb::module_& module) {
       .def(
           "cached_pages", [](EngineOwner& owner) { return owner.engine->CachedPages(); }, ReleaseGil(),
           "Every page of the prefix cache in memory, as STORED.")
+      .def_prop_ro("cache_identity", [](const EngineOwner& owner) { return owner.engine->CacheIdentity(); })
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })
       .def_prop_ro("config", [](const EngineOwner& owner) { return owner.engine->Config(); });
 }

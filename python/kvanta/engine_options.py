@@ -25,6 +25,7 @@ from kvanta.options import (
 from kvanta.scheme_file import is_scheme_file, read_scheme_file
 from kvanta.values import one_line
 
+ROLES = ("both", "prefill", "decode")
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 
@@ -51,6 +52,12 @@ def _store_url(value: Any) -> str:
     if not url.isprintable():
         raise InputError("a URL has no control characters or surrogates")
     return url
+
+
+def _role(value: Any) -> str:
+    """SGLang has null for both."""
+    name = str(value).lower()
+    return "both" if name == "null" else name
 
 
 @dataclass
@@ -176,6 +183,15 @@ class EngineOptions(OptionGroup):
         "seconds that kv_store keeps pages after their last use (default, 0: until it evicts them)",
         parse_integer,
         metavar="SECONDS",
+    )
+    role: str = option(
+        "both",
+        "prefill: requests end with their first token, when their prompt's pages are in kv_store; decode: stored pages "
+        "are loaded, whatever computing them would cost; both",
+        _role,
+        aliases=("disaggregation_mode",),
+        choices=ROLES,
+        metavar="ROLE",
     )
     max_cache_ttl: float | None = option(
         0.0,

@@ -190,7 +190,7 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "caches of other processes are not read or written",
         "",
         "decoupled_spec_bind_endpoint decoupled_spec_connect_endpoints decoupled_spec_rank "
-        "decoupled_spec_role disaggregation_mode ec_transfer_config encoder_register_urls encoder_urls "
+        "decoupled_spec_role ec_transfer_config encoder_register_urls encoder_urls "
         "kv_transfer_config",
         ("null",),
     ),

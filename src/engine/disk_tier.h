@@ -41,7 +41,8 @@ class DiskTier final : public cache::RecordListener {
   void LoadNow(std::span<const int32_t> tokens, std::string_view salt);
   // Requests that are loading. Any thread.
   int Loading() const noexcept { return loading_; }
-  // Measures what a prompt token costs: a step of `tokens` tokens took `seconds` in the model.
+  // Measures what a prompt token costs: a step of `tokens` tokens took `seconds` in the model. Until then, all that is
+  // stored is loaded.
   void RecordStep(int64_t tokens, double seconds);
   // Waits until everything is written.
   void Flush() { store_->Flush(); }

@@ -49,6 +49,9 @@ const ModelInfo& Engine::Info() const {
 const EngineConfig& Engine::Config() const {
   return impl_->Config();
 }
+std::string Engine::CacheIdentity() const {
+  return impl_->CacheIdentity();
+}
 void Engine::ResetPrefixCache() {
   impl_->ResetPrefixCache();
 }

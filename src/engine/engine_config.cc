@@ -186,6 +186,13 @@ void CheckConfig(const EngineConfig& config) {
           fmt::format("kv_store = {}: needs enable_prefix_caching", Quote(store::RedactUrl(config.kv_store))));
     }
   }
+  if (config.role != "both" && config.role != "prefill" && config.role != "decode") {
+    throw InputError(fmt::format("role {} is unknown; there are: both, prefill, decode", Quote(config.role)));
+  }
+  if (config.role != "both" && config.kv_store.empty() && config.kv_cache_dir.empty()) {
+    throw InputError(
+        fmt::format("role = {}: needs kv_store or kv_cache_dir, where prompts' pages are passed on", config.role));
+  }
   if (config.kv_events_queue_size > 0 && !config.enable_prefix_caching) {
     throw InputError("KV events need enable_prefix_caching: without it there are no pages to announce");
   }

@@ -193,6 +193,11 @@ void Engine::Impl::ResetPrefixCache() {
   if (kv_events_ && cache_->prefix->Pages() == 0) kv_events_->Clear();
 }
 
+std::string Engine::Impl::CacheIdentity() {
+  const StepLock step_lock(*this);
+  return engine::CacheIdentity(components_);
+}
+
 void Engine::Impl::FlushPrefixCache() {
   engine::DiskTier* disk = nullptr;
   {

@@ -56,6 +56,7 @@ class Engine::Impl {
   void FlushPrefixCache();
   std::vector<KvEvent> TakeKvEvents(double timeout_seconds);
   std::vector<KvEvent> CachedPages();
+  std::string CacheIdentity();
 
  private:
   using RequestState = engine::RequestState;
@@ -117,6 +118,7 @@ class Engine::Impl {
 
   void Loop(const std::stop_token& stop, const StepCallback& callback);
   bool LoopStep(const StepCallback& callback, std::vector<RequestOutput>& outputs);
+  void StorePrompts(const std::vector<RequestOutput>& outputs);
   void RecordStepTiming(StepTiming timing);
 
   engine::EngineComponents components_;

@@ -103,6 +103,7 @@ bool Engine::Impl::LoopStep(const StepCallback& callback, std::vector<RequestOut
     forward += counters_.seconds_forward;
   }
   if (!outputs.empty()) {
+    StorePrompts(outputs);
     const double start = Now();
     try {
       callback(outputs);
@@ -151,12 +152,20 @@ bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
   for (;;) {
     {
       const StepLock step_lock(*this);
-      if (StepLocked(outputs)) return true;
+      if (StepLocked(outputs)) break;
       if (!IsLoading()) return false;
     }
     std::unique_lock lock(mutex_);
     work_available_.wait_for(lock, kLoadPoll, [&] { return HasNews(); });
   }
+  StorePrompts(outputs);
+  return true;
+}
+
+// With the role prefill, waits until the pages of the prompts that are done are stored.
+void Engine::Impl::StorePrompts(const std::vector<RequestOutput>& outputs) {
+  if (components_.config.role != "prefill") return;
+  if (std::ranges::any_of(outputs, [](const auto& output) { return !output.tokens.empty(); })) FlushPrefixCache();
 }
 
 }  // namespace kvanta

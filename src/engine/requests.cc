@@ -109,6 +109,10 @@ void Engine::Impl::CheckQueueCapacity() {
 
 void Engine::Impl::Add(Request request) {
   CheckRequest(request);
+  if (components_.config.role == "prefill") {
+    request.sampling.max_tokens = 1;
+    request.sampling.min_tokens = std::min(request.sampling.min_tokens, 1);
+  }
   const uint64_t seed = request.sampling.seed.value_or(DeriveSeed(components_.config.seed, request.id));
   std::vector<int32_t> stops = StopTokens(request);
   auto state = std::make_unique<RequestState>(std::move(request), std::move(stops), seed, *cache_);

@@ -92,7 +92,7 @@ void Engine::Impl::RunChunks(double now) {
   const double start = Now();
   runner_->Forward(items_, *backend_);
   counters_.seconds_forward += Now() - start;
-  if (disk_) disk_->RecordStep(step_tokens, Now() - start);
+  if (disk_ && components_.config.role != "decode") disk_->RecordStep(step_tokens, Now() - start);
 }
 
 // Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample;

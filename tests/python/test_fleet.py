@@ -112,6 +112,38 @@ def test_caches_keep_beginnings_and_what_was_used_last() -> None:
     assert cache.match((1,)) == 0
 
 
+def test_replicas_that_share_cpus_slow_each_other_down() -> None:
+    both = _workload((0.0, 100, 1, ()), (0.0, 100, 1, ()))
+    assert simulate(both, _fleet(replicas=2, cpus=2))["ttft_p99_s"] == pytest.approx(0.1)
+    shared = simulate(both, _fleet(replicas=2, cpus=1))
+    assert shared["ttft_p50_s"] == shared["ttft_p99_s"] == pytest.approx(0.2)
+    apart = _workload((0.0, 100, 1, ()), (1.0, 100, 1, ()))
+    assert simulate(apart, _fleet(replicas=2, cpus=1))["ttft_p99_s"] == pytest.approx(0.1)
+
+
+def test_the_front_takes_one_request_after_the_other() -> None:
+    costs = ReplicaCosts(**{**vars(COSTS), "front_s": 0.03, "request_s": 0.5, "message_s": 0.02})
+    report = simulate(_workload(*[(0.0, 100, 3, ())] * 3), _fleet(replicas=3, costs=costs))
+    assert report["ttft_p50_s"] == pytest.approx(2 * 0.03 + 0.1 + 0.5)
+    assert report["ttft_p99_s"] == pytest.approx(3 * 0.03 + 0.1 + 0.5)
+    assert report["seconds"] == pytest.approx(3 * 0.03 + 0.1 + 2 * (0.01 + 0.02))
+
+
+def test_a_prompt_follows_an_equal_one_that_is_being_computed() -> None:
+    """Its blocks count as held, as PrefixRouter counts what it has sent; 128 tokens for the other request are less."""
+    blocks = (1, 2, 3)
+    workload = _workload((0.0, 310, 2, blocks), (0.01, 310, 2, blocks), (0.02, 310, 2, (7, 8, 9)))
+    report = simulate(workload, _fleet(replicas=2, routing="prefix-aware"))
+    assert report["cached_tokens"] == 300
+    assert report["ttft_p99_s"] < 0.4, "the third prompt has a replica for itself"
+
+
+def test_answers_take_room_until_they_are_evicted() -> None:
+    workload = _workload((0.0, 110, 1, (1,)), (1.0, 110, 500, (2,)), (30.0, 110, 1, (1,)))
+    assert simulate(workload, _fleet(capacity_tokens=800))["cached_tokens"] == 100
+    assert simulate(workload, _fleet(capacity_tokens=600))["cached_tokens"] == 0
+
+
 def test_more_replicas_are_needed_for_more_load() -> None:
     requests = [(0.05 * i, 200, 4, ()) for i in range(200)]
     count, seen = replicas_needed(_workload(*requests), _fleet(), 0.5)

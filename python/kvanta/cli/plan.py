@@ -62,6 +62,7 @@ def _add_fleet(result: CommandParser) -> None:
     group.add_argument("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
     group.add_argument("--replicas", nargs="+", type=whole_number, default=[1, 3, 10], metavar="N", help="[1 3 10]")
     group.add_argument("--routing", nargs="+", choices=tuple(ROUTINGS), default=list(ROUTINGS), help="[all]")
+    group.add_argument("--cpus", type=real_number, metavar="N", help="CPUs that the replicas share [each has its own]")
     group.add_argument("--target-ttft", type=real_number, metavar="S", help="asks how many replicas it takes, too")
     group.add_argument("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")
     group.add_argument("--requests", type=whole_number, metavar="N", help="the first requests of the trace [all]")
@@ -90,6 +91,7 @@ def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:
         replicas=values.replicas,
         routings=values.routing,
         target_ttft_s=values.target_ttft,
+        cpus=values.cpus,
         store_bytes=math.inf if values.store_bytes is None else parse_bytes(values.store_bytes),
     )
     costs = costs_by_format(values.costs, [row["name"] for row in report["formats"]])

@@ -32,10 +32,12 @@ class ReplicaCosts:
     """Rate at which pages of a shared store are read."""
     load_s: float = 0.0
     """Lookup and first answer of the store."""
+    message_s: float = 0.0
+    """Sending a token of one sequence to its client."""
     front_s: float = 0.0
-    """CPU time of the front, which all replicas share, for each request before its prompt is computed."""
+    """Work of the front, which all replicas share, on a request, one after the other."""
     request_s: float = 0.0
-    """Network and messages: a request's further time to the first token, beside others."""
+    """A request's further time to the first token, which delays no other: messages, network."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
 
@@ -45,7 +47,8 @@ class ReplicaCosts:
 
     def decode_s(self, sequences: int, depth: float) -> float:
         """A step's sequences that decode, with `depth` tokens before them altogether; without the step itself."""
-        return max(0, sequences - 1) * self.decode_sequence_s + depth * self.decode_depth_s
+        sent = sequences * self.message_s
+        return max(0, sequences - 1) * self.decode_sequence_s + depth * self.decode_depth_s + sent
 
 
 _WHOLE = ("max_num_seqs", "max_num_batched_tokens")

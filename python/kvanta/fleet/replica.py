@@ -106,7 +106,7 @@ class Replica:
             self.now_s = min(request.ready_s or 0.0 for request in self.waiting)  # all wait for their pages
 
     def _admit(self) -> None:
-        """Starts waiting requests in order while the step has room; those whose pages are on their way let others pass."""
+        """Starts waiting requests in order while a step has room; those whose pages are loaded let others pass."""
         room = self.costs.max_num_batched_tokens - sum(max(1, request.tokens_to_compute) for request in self.running)
         for request in list(self.waiting):
             if len(self.running) >= self.costs.max_num_seqs or room <= 0:

@@ -30,6 +30,8 @@ class FleetQuestion:
     target_ttft_s: float | None = None
     """Asks for the fewest replicas whose 99th percentile is within it, too."""
     store_bytes: float = math.inf
+    cpus: float | None = None
+    """That the replicas share; None: each has its own."""
 
 
 def costs_by_format(file: str, formats: Sequence[str]) -> dict[str, ReplicaCosts]:
@@ -61,7 +63,15 @@ def plan_fleet(
                 "give more --memory, or shorten requests by --max-input-len"
             )
         for routing in question.routings:
-            fleet = Fleet(1, routing, layout["tokens"], layout["bytes_per_token"], costs[name], question.store_bytes)
+            fleet = Fleet(
+                1,
+                routing,
+                layout["tokens"],
+                layout["bytes_per_token"],
+                costs[name],
+                question.store_bytes,
+                question.cpus,
+            )
             rows += [
                 {"format": name, **simulate(workload, Fleet(**{**vars(fleet), "replicas": count}))}
                 for count in question.replicas

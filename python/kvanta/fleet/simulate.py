@@ -44,7 +44,7 @@ class _RoundRobin:
 
 
 def _prefix_aware(replicas: Sequence[Replica], request: PlannedRequest) -> int:
-    """As PrefixRouter: the replica with the least to compute before this one's first token; of equal ones, the emptier."""
+    """As PrefixRouter: the replica with the least to compute before the first token; of equal ones, the emptier."""
 
     def cost(index: int) -> tuple[int, int]:
         replica = replicas[index]
@@ -71,6 +71,8 @@ def simulate(workload: Workload, fleet: Fleet) -> dict[str, Any]:
     """Figures of one fleet. Raises InputError for a fleet that cannot be."""
     if not 1 <= fleet.replicas <= MAX_REPLICAS:
         raise InputError(f"replicas must be in 1..{MAX_REPLICAS}, got {fleet.replicas}")
+    if fleet.cpus is not None and not 0 < fleet.cpus < math.inf:
+        raise InputError(f"cpus must be above 0, got {fleet.cpus:g}")
     if fleet.routing not in ROUTINGS:
         raise InputError(f"routing {fleet.routing!r} is unknown; there are: {', '.join(ROUTINGS)}")
     make_router, shares = ROUTINGS[fleet.routing]

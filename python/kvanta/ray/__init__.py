@@ -48,13 +48,14 @@ def app(
     """An application: `fronts` deployments of the HTTP server, and `replicas` engines with a cache each.
 
     `args`: all of this as one mapping, as config files give it. `replicas`: a number, or "auto" with the limits of
-    `autoscaling_config` (Ray Serve's). `ray_actor_options`: of each engine; CPUs default to `threads`. `options`: those
-    of `kvanta serve`, with underscores, but for the ones of Ray's own proxy. Raises InputError.
+    `autoscaling_config` (Ray Serve's, and target_cache_occupancy). `ray_actor_options`: of each engine; CPUs default
+    to `threads`. `options`: those of `kvanta serve`, with underscores, but for the ones of Ray's own proxy. Raises
+    InputError.
     """
     check_ray()
     if args is not None:
         return app(**args)
-    from kvanta.ray.deployments import engine_app, front_app
+    from kvanta.ray.deployments import engine_app, front_app, prefill_app
     from kvanta.server.run import MAX_QUEUED
 
     if not model:
@@ -69,4 +70,5 @@ def app(
     arguments = {"max_queued_requests": MAX_QUEUED, **arguments}
     engines = engine_app(model, arguments, server, replicas, autoscaling_config, ray_actor_options)
     most = int((autoscaling_config or {}).get("max_replicas", 1)) if replicas == "auto" else int(replicas)
-    return front_app(engines, model, arguments, server, fronts, most)
+    prefill = prefill_app(model, arguments, server, most, ray_actor_options)
+    return front_app(engines, prefill, model, arguments, server, fronts, most)

@@ -17,6 +17,7 @@ from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError
 from kvanta.generation import ConstraintRecipe
 from kvanta.loaded_model import LoadedModel
+from kvanta.ray.autoscaling import DEFAULT_TARGET_OCCUPANCY, ByRequestsAndCache
 from kvanta.ray.engine_replica import EngineReplica
 from kvanta.ray.messages import pack_recipe
 from kvanta.ray.prefix_router import ROUTERS
@@ -27,7 +28,10 @@ from kvanta.server.options import ServerOptions, read_options
 from kvanta.server.run import MAX_QUEUED, cors_of, make_service
 from kvanta.structured_output import GrammarCompiler
 from kvanta.token_mask import Matcher
+from kvanta.values import one_line
 
+ENGINES, PREFILL = "EngineReplica", "PrefillReplica"
+"""Names of the deployments."""
 _STATS_SECONDS = 0.5
 """Between two reports of a replica's pages and counters."""
 _HEALTH_SECONDS = 2.0
@@ -52,6 +56,54 @@ def engine_app(
         raise InputError(f"replicas must be a positive integer or auto, got {replicas!r}")
     if automatic != (autoscaling_config is not None):
         raise InputError("replicas = auto and autoscaling_config need each other")
+    count = None if automatic else int(replicas)
+    scaling = None if autoscaling_config is None else _scaling(autoscaling_config)
+    arguments = _with_role(arguments, read_options(server))
+    return _engines(ENGINES, model, arguments, server, count, scaling, ray_actor_options)
+
+
+def _with_role(arguments: Mapping[str, Any], options: ServerOptions) -> dict[str, Any]:
+    """Arguments of the engines that generate tokens."""
+    return {**arguments, "role": "decode"} if options.prefill_replicas else dict(arguments)
+
+
+def prefill_app(
+    model: str,
+    arguments: Mapping[str, Any],
+    server: Mapping[str, Any],
+    first_rank: int,
+    ray_actor_options: Mapping[str, Any] | None = None,
+) -> serve.Application | None:
+    """The engines that compute prompts for the others; None without prefill_replicas. Raises InputError."""
+    count = read_options(server).prefill_replicas
+    if count == 0:
+        return None
+    if not arguments.get("kv_store"):
+        raise InputError(f"prefill_replicas = {count}: needs kv_store, by which they pass prompts' pages on")
+    arguments = {**arguments, "role": "prefill"}
+    return _engines(PREFILL, model, arguments, server, count, None, ray_actor_options, first_rank)
+
+
+def _scaling(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Ray Serve's autoscaling_config, with a policy by requests and cache unless it names another."""
+    target = config.get("target_cache_occupancy", DEFAULT_TARGET_OCCUPANCY)
+    if isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 1:
+        raise InputError(f"target_cache_occupancy must be above 0 and at most 1, got {one_line(target)}")
+    policy = {"policy_function": ByRequestsAndCache, "policy_kwargs": {"target_cache_occupancy": target}}
+    given = {name: value for name, value in config.items() if name != "target_cache_occupancy"}
+    return {"policy": policy, **given}
+
+
+def _engines(
+    name: str,
+    model: str,
+    arguments: Mapping[str, Any],
+    server: Mapping[str, Any],
+    replicas: int | None,
+    autoscaling_config: Mapping[str, Any] | None,
+    ray_actor_options: Mapping[str, Any] | None,
+    first_rank: int = 0,
+) -> serve.Application:
     values = EngineOptions.read(arguments)
     if (values.tensor_parallel_size or 1) != 1:
         raise InputError(
@@ -61,9 +113,9 @@ def engine_app(
     options = read_options(server)
     actor = {"num_cpus": values.threads or 1, **(ray_actor_options or {})}
     deployment = serve.deployment(EngineReplica).options(
-        name="EngineReplica",
-        num_replicas=None if automatic else replicas,
-        autoscaling_config=dict(autoscaling_config) if autoscaling_config is not None else None,
+        name=name,
+        num_replicas=replicas,
+        autoscaling_config=autoscaling_config,
         ray_actor_options=actor,
         max_ongoing_requests=(values.max_num_seqs or 64) + (values.max_queued_requests or MAX_QUEUED),
         health_check_period_s=_HEALTH_SECONDS,
@@ -76,11 +128,12 @@ def engine_app(
             request_routing_stats_period_s=_STATS_SECONDS,
         ),
     )
-    return deployment.bind(model, arguments, options.tokenizer or None)
+    return deployment.bind(model, arguments, options.tokenizer or None, first_rank)
 
 
 def front_app(
     engines: serve.Application,
+    prefill: serve.Application | None,
     model: str,
     arguments: Mapping[str, Any],
     server: Mapping[str, Any],
@@ -97,14 +150,14 @@ def front_app(
         graceful_shutdown_timeout_s=_DRAIN_SECONDS,
         logging_config={"enable_access_log": False},
     )
-    return deployment.bind(engines)
+    return deployment.bind(engines, prefill)
 
 
 class _Ingress:
     """Ties the engines to the front's application; Front asks for their handle itself."""
 
-    def __init__(self, engines: DeploymentHandle) -> None:
-        self._engines = engines
+    def __init__(self, engines: DeploymentHandle, prefill: DeploymentHandle | None) -> None:
+        self._engines = engines, prefill
 
 
 class Front:
@@ -131,14 +184,26 @@ class Front:
     async def _make(self) -> ASGIApp:
         model, arguments, server = self._settings
         options = read_options(server)
-        handle = serve.get_deployment_handle("EngineReplica", serve.get_replica_context().app_name)
-        description = await handle.describe.remote()
-        make = functools.partial(remote_model, handle, description, model, arguments, options, self._max_replicas)
+        application = serve.get_replica_context().app_name
+        handle = serve.get_deployment_handle(ENGINES, application)
+        prefill = serve.get_deployment_handle(PREFILL, application) if options.prefill_replicas else None
+        description = await self._describe(handle, {"model": model, "arguments": _with_role(arguments, options)})
+        make = functools.partial(
+            remote_model, handle, description, model, arguments, options, self._max_replicas, prefill
+        )
         loaded = await asyncio.to_thread(make)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
         service = make_service(front, model, options, None)
         front.start()
         return make_app(service, cors=cors_of(options))
+
+    async def _describe(self, handle: DeploymentHandle, settings: dict[str, Any]) -> dict[str, Any]:
+        """The description of a replica that was made of these settings: during an update there are others, too."""
+        while True:
+            for description in await asyncio.to_thread(lambda: handle.broadcast("describe").results(timeout_s=60)):
+                if {name: description[name] for name in settings} == settings:
+                    return dict(description)
+            await asyncio.sleep(_STATS_SECONDS)
 
 
 def remote_model(
@@ -148,15 +213,17 @@ def remote_model(
     arguments: Mapping[str, Any],
     options: ServerOptions,
     replicas: int,
+    prefill: DeploymentHandle | None = None,
 ) -> LoadedModel:
     """The model as a front has it: tokenizer, template and grammars, and the replicas as its engine.
 
-    `replicas`: at most, for the number of requests that the front takes.
+    `replicas`: at most, for the number of requests that the front takes. `prefill`: those that compute prompts.
     """
 
     def make_engine(config: _core.EngineConfig) -> _core.Engine:
         info = _core.read_model_info(config.model, config.dtype, config.weight_dtype)
-        return cast("_core.Engine", ReplicatedEngine(handle, dict(description), info, replicas=replicas))
+        engine = ReplicatedEngine(handle, dict(description), info, replicas=replicas, prefill=prefill)
+        return cast("_core.Engine", engine)
 
     return LoadedModel(
         model,

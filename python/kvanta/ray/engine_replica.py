@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
 from kvanta.loaded_model import LoadedModel
-from kvanta.ray.messages import EngineRequest, RemoteOutput, fields_of, set_fields, unpack_recipe
+from kvanta.ray.autoscaling import CACHE_OCCUPANCY
+from kvanta.ray.cluster_metrics import ClusterMetrics
+from kvanta.ray.messages import (
+    EngineRequest,
+    OtherEngineError,
+    RemoteOutput,
+    fields_of,
+    identity_of,
+    set_fields,
+    unpack_recipe,
+)
 from kvanta.ray.prefix_index import PrefixIndex
 
 _TAKEN_AT_ONCE = 64
@@ -19,16 +28,23 @@ _TAKEN_AT_ONCE = 64
 class EngineReplica:
     """Its methods are called by fronts, by Serve's controller (health, statistics) and by nobody else."""
 
-    def __init__(self, model: str, arguments: Mapping[str, Any], tokenizer: str | None = None) -> None:
-        """`arguments`: EngineOptions and ModelOptions by name."""
+    def __init__(
+        self, model: str, arguments: Mapping[str, Any], tokenizer: str | None = None, first_rank: int = 0
+    ) -> None:
+        """`arguments`: EngineOptions and ModelOptions by name. `first_rank`: of the deployment's replicas, whose KV
+        events are at the ports from it on.
+        """
         from ray import serve
 
         self._index = PrefixIndex()
-        rank = serve.get_replica_context().rank.rank
+        rank = first_rank + serve.get_replica_context().rank.rank
         self._loaded = LoadedModel(model, arguments, tokenizer, on_kv_events=self._index, rank=rank)
         self._engine = self._loaded.engine
+        self._settings = {"model": model, "arguments": dict(arguments)}
+        self._identity = identity_of(self._engine)
         self._outputs: dict[str, asyncio.Queue[_core.EngineOutput]] = {}
         self._count = 0
+        self._metrics = ClusterMetrics(self._loaded.name)
         asyncio.get_running_loop().add_reader(self._engine.start_queued(), self._deliver)
 
     def _deliver(self) -> None:
@@ -38,7 +54,9 @@ class EngineReplica:
                 queue.put_nowait(output)
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[list[RemoteOutput]]:
-        """The outputs of one request, as they come. A caller that goes away aborts it."""
+        """The outputs of one request, as they come. A caller that goes away aborts it. Raises OtherEngineError."""
+        if request.identity != self._identity:
+            raise OtherEngineError("the replica has another model, cache format or version than the front")
         name = f"{self._count:x}-{request.name}"  # fronts choose the same names
         self._count += 1
         queue = self._outputs[name] = asyncio.Queue()
@@ -82,16 +100,25 @@ class EngineReplica:
         )
 
     async def describe(self) -> dict[str, Any]:
-        """The engine's configuration, with every "auto" resolved, its counters and its process."""
-        return {"config": fields_of(self._engine.config), "engine": self._engine.stats(), "pid": os.getpid()}
+        """The engine's configuration, with every "auto" resolved, its identity, counters and arguments."""
+        config = fields_of(self._engine.config)
+        return {"config": config, "identity": self._identity, "engine": self._engine.stats(), **self._settings}
 
     async def reset_prefix_cache(self) -> None:
         """Gives up every cached prefix that no running request uses."""
         await asyncio.to_thread(self._engine.reset_prefix_cache)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """For PrefixRouter: the pages that the cache holds, and the engine's counters."""
-        return {"pages": self._index.pages(), "engine": self._engine.stats()}
+        """For PrefixRouter: the cache's pages and the engine's counters, which go to Ray's metrics, too."""
+        stats = self._engine.stats()
+        self._metrics.update(stats)
+        return {"pages": self._index.pages(), "engine": stats, "identity": self._identity}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For ByRequestsAndCache."""
+        stats = self._engine.stats()
+        held = stats["cache_used_bytes"] - stats["cache_evictable_bytes"]
+        return {CACHE_OCCUPANCY: held / stats["cache_budget_bytes"]}
 
     def check_health(self) -> None:
         """Raises where the engine cannot be asked; Serve then replaces the replica."""

@@ -23,22 +23,24 @@ def replicated_model(model: str, arguments: Mapping[str, Any], options: ServerOp
     import ray
     from ray import serve
 
-    from kvanta.ray.deployments import engine_app, remote_model
+    from kvanta.ray.deployments import engine_app, prefill_app, remote_model
 
     address = os.environ.get("RAY_ADDRESS")
     local = not address
     if local:
-        arguments = {"threads": cpus_of_each(options.replicas), **arguments}
-    server = {"tokenizer": options.tokenizer, "replica_routing": options.replica_routing}
-    engines = engine_app(
-        model, arguments, server, options.replicas, ray_actor_options={"num_cpus": 0} if local else None
-    )
+        arguments = {"threads": cpus_of_each(options.replicas + options.prefill_replicas), **arguments}
+    server: dict[str, Any] = {"tokenizer": options.tokenizer, "replica_routing": options.replica_routing}
+    server["prefill_replicas"] = options.prefill_replicas
+    actor = {"num_cpus": 0} if local else None
+    engines = engine_app(model, arguments, server, options.replicas, ray_actor_options=actor)
+    prefill = prefill_app(model, arguments, server, options.replicas, ray_actor_options=actor)
     ray.init(address or "local", log_to_driver=True, include_dashboard=False if local else None)
     try:
         serve.start(proxy_location="Disabled")
+        helpers = None if prefill is None else serve.run(prefill, name="kvanta-prefill", route_prefix=None)
         handle = serve.run(engines, name="kvanta", route_prefix=None)
         description = handle.describe.remote().result(timeout_s=600)
-        yield remote_model(handle, description, model, arguments, options, options.replicas)
+        yield remote_model(handle, description, model, arguments, options, options.replicas, helpers)
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray import cloudpickle
 
+import kvanta
 from kvanta import _core
 from kvanta.generation import ConstraintRecipe
 from kvanta.tokenizer import Tokenizer
@@ -33,6 +36,33 @@ class EngineRequest:
     """A ConstraintRecipe, by pack_recipe; empty: none."""
     pooling: dict[str, Any] | None = None
     generated: list[int] = field(default_factory=list)
+    identity: str = ""
+    """Of the engine that the request is meant for, by identity_of."""
+
+
+class OtherEngineError(Exception):
+    """The replica has another model, cache format or version than the request is meant for."""
+
+
+def identity_of(engine: _core.Engine) -> str:
+    """Hash of all that tokens depend on but the CPU's instruction set, and of the version, which messages depend on."""
+    values = json.loads(engine.cache_identity)
+    del values["isa"]
+    text = json.dumps([kvanta.__version__, values], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def prompt_of(request: EngineRequest) -> EngineRequest:
+    """A request for its first token alone, by which an engine of the role prefill stores the prompt's pages."""
+    return EngineRequest(
+        request.name,
+        request.prompt,
+        {**fields_of(_core.SamplingParams()), "max_tokens": 1},
+        request.cache_salt,
+        request.priority,
+        request.timeout_seconds,
+        identity=request.identity,
+    )
 
 
 class TokenLogprob(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from kvanta.fleet.simulate import TOKENS_PER_REQUEST
@@ -21,19 +23,41 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._page_size = page_size
         self._tokens_per_request = tokens_per_request
         self._pages: dict[ReplicaID, ReplicaPages] = {}
+        self._identities: dict[ReplicaID, str] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Reads what the replicas have reported (record_routing_stats)."""
         super().update_replicas(replicas)
         known = {each.replica_id: each for each in replicas}
         self._pages = {replica: self._pages.get(replica) or ReplicaPages() for replica in known}
+        self._identities = {}
         for replica, running in known.items():
             stats = running.routing_stats or {}
+            if "identity" in stats:
+                self._identities[replica] = stats["identity"]
             self._pages[replica].report(stats.get("pages", b""))
             if "engine" in stats:
-                replica_stats.LATEST[replica.unique_id] = stats["engine"]
-        for gone in replica_stats.LATEST.keys() - {replica.unique_id for replica in known}:
-            del replica_stats.LATEST[gone]
+                self._latest[replica.unique_id] = stats["engine"]
+        for gone in self._latest.keys() - {replica.unique_id for replica in known}:
+            del self._latest[gone]
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """It counts no more, even before Serve's controller has noticed."""
+        super().on_replica_actor_died(replica_id)
+        self._latest.pop(replica_id.unique_id, None)
+
+    @property
+    def _latest(self) -> dict[str, dict[str, Any]]:
+        return replica_stats.LATEST.setdefault(self._deployment_id.name, {})
+
+    def _equal(self, replicas: list[RunningReplica], request: EngineRequest) -> list[RunningReplica]:
+        """Replicas with the request's model, format and version, and those that have not reported yet; else all: one
+        refuses the request.
+        """
+        known = self._identities
+        return [
+            each for each in replicas if known.get(each.replica_id, request.identity) == request.identity
+        ] or replicas
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -43,8 +67,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         tokens = 0
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-            request = next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
+            request = _engine_request(pending_request)
             if request is not None:
+                candidate_replicas = self._equal(candidate_replicas, request)
                 prompt = request.prompt + request.generated
                 hashes, tokens = list(page_hashes(prompt, self._page_size, request.cache_salt)), len(prompt)
 
@@ -58,6 +83,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if ranked and ranked[0].replica_id in self._pages:
             self._pages[ranked[0].replica_id].send(hashes)
         return [[replica] for replica in ranked]
+
+
+def _engine_request(pending_request: PendingRequest) -> EngineRequest | None:
+    return next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
 
 
 class RoundRobinRouter(PrefixRouter):
@@ -74,6 +103,9 @@ class RoundRobinRouter(PrefixRouter):
         """The next replica, and those after it in case that it is full."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
+            request = _engine_request(pending_request)
+            if request is not None:
+                candidate_replicas = self._equal(candidate_replicas, request)
         replicas = sorted(candidate_replicas, key=lambda replica: replica.replica_id.unique_id)
         first = self._turn % max(1, len(replicas))
         self._turn += 1

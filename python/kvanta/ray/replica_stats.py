@@ -7,5 +7,5 @@ from __future__ import annotations
 
 from typing import Any
 
-LATEST: dict[str, dict[str, Any]] = {}
-"""By Ray's id of the replica."""
+LATEST: dict[str, dict[str, dict[str, Any]]] = {}
+"""By the name of the deployment, and by Ray's id of the replica."""

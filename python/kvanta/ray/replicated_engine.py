@@ -21,9 +21,13 @@ from ray.serve.handle import DeploymentHandle
 
 from kvanta import _core
 from kvanta.ray import replica_stats
-from kvanta.ray.messages import EngineRequest, RemoteOutput, fields_of, set_fields
+from kvanta.ray.messages import EngineRequest, OtherEngineError, RemoteOutput, fields_of, prompt_of, set_fields
 
 _log = logging.getLogger("kvanta.server")
+_NO_PREFILL_SECONDS = 2.0
+"""Without a prefill replica, until a request goes on without one; those that start have reported by then."""
+_OTHER_ENGINE_SECONDS = 10.0
+"""With replicas of other models alone, until a request fails; new ones report what they are within a second."""
 _RETRY_SECONDS = 0.1
 """Between two attempts of a request."""
 _LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, DeploymentUnavailableError, BackPressureError)
@@ -34,6 +38,16 @@ _ADDED = (
     *("cache_used_bytes", "cache_budget_bytes", "cache_evictable_bytes"),
 )
 """Counters that add up over replicas."""
+_ANSWERS = ("generated_tokens", "cached_tokens", "prefix_queries", "refused")
+"""Those of them to which replicas that compute prompts for others do not add: each prompt would count twice."""
+_TIERS = ("disk", "store")
+_SHARED = ("files", "bytes", "limit_bytes", "own_bytes")
+"""Gauges of a folder, which replicas of one machine share."""
+
+
+def _latest(handle: DeploymentHandle) -> list[dict[str, Any]]:
+    """Counters of a deployment's replicas that have reported."""
+    return list(replica_stats.LATEST.get(handle.deployment_name, {}).values())
 
 
 class ReplicatedEngine:
@@ -46,9 +60,10 @@ class ReplicatedEngine:
         info: _core.ModelInfo,
         *,
         replicas: int,
+        prefill: DeploymentHandle | None = None,
         give_up: float = 120.0,
     ) -> None:
-        """`description`: of one of at most `replicas` replicas.
+        """`description`: of one of at most `replicas` replicas. `prefill`: replicas that compute prompts for these.
 
         `give_up`: seconds without a replica that answers, after which a request fails.
         """
@@ -58,7 +73,9 @@ class ReplicatedEngine:
             one = self.config.max_num_seqs + self.config.max_queued_requests
             self.config.max_queued_requests = replicas * one - self.config.max_num_seqs
         self._handle = handle
+        self._prefill = prefill
         self._stats = description["engine"]
+        self._identity = description["identity"]
         self._give_up = give_up
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outputs: deque[RemoteOutput] = deque()
@@ -104,6 +121,7 @@ class ReplicatedEngine:
             timeout_seconds,
             constraint or b"",
             None if pooling is None else fields_of(pooling),
+            identity=self._identity,
         )
         assert self._loop is not None
         with self._lock:
@@ -123,16 +141,26 @@ class ReplicatedEngine:
 
     def reset_prefix_cache(self) -> None:
         """Empties every replica's. Off the event loop."""
-        self._handle.broadcast("reset_prefix_cache").results(timeout_s=60)
+        for handle in (self._handle, self._prefill):
+            if handle is not None:
+                handle.broadcast("reset_prefix_cache").results(timeout_s=60)
 
     def stats(self) -> dict[str, Any]:
         """Counters, summed over the replicas as far as they have reported them; others are one replica's."""
-        reported = list(replica_stats.LATEST.values()) or [self._stats]
+        latest = _latest(self._handle)
+        reported = latest or [self._stats]
+        every = reported + ([] if self._prefill is None else _latest(self._prefill))
         total = copy.copy(reported[0])
         for name in _ADDED:
-            total[name] = sum(each[name] for each in reported)
+            total[name] = sum(each[name] for each in (reported if name in _ANSWERS else every))
+        for tier in _TIERS:
+            counts = [each[tier] for each in every]
+            total[tier] = {
+                name: value if name in _SHARED or isinstance(value, bool) else sum(each[name] for each in counts)
+                for name, value in counts[0].items()
+            }
         finished = [each["finished"] for each in reported]
-        total["moved"], total["replicas"] = self.moved, len(replica_stats.LATEST)
+        total["moved"], total["replicas"] = self.moved, len(latest)
         total["finished"] = {reason: sum(each[reason] for each in finished) for reason in finished[0]}
         return total
 
@@ -141,6 +169,11 @@ class ReplicatedEngine:
         last, reason = begin, "the stream ended"
         limit = request.timeout_seconds
         try:
+            if self._prefill is not None:
+                await self._compute_prompt(request)
+                last = time.monotonic()
+                if limit:
+                    request.timeout_seconds = max(0.001, limit - (last - begin))
             while True:
                 response = self._handle.options(stream=True).generate.remote(request)
                 try:
@@ -150,6 +183,11 @@ class ReplicatedEngine:
                             return
                 except _LOST as error:
                     reason = type(error).__name__
+                except OtherEngineError as error:
+                    reason = str(error)
+                    if time.monotonic() - last > _OTHER_ENGINE_SECONDS:
+                        self._end(request, _core.FinishReason.ERROR, reason)
+                        return
                 finally:
                     response.cancel()  # of a client that has gone: the replica frees its pages
                 now = time.monotonic()
@@ -172,6 +210,32 @@ class ReplicatedEngine:
         finally:
             with self._lock:
                 self._requests.pop(request.name, None)
+
+    async def _compute_prompt(self, request: EngineRequest) -> None:
+        """Has a prefill replica compute the prompt and store its pages. Where that fails, the others compute it."""
+        assert self._prefill is not None
+        whole = request.sampling["prompt_logprobs"] >= 0 or request.sampling["skip_reading_prefix_cache"]
+        if request.pooling is not None or whole or len(request.prompt) <= self.config.page_size:
+            return
+        response = self._prefill.options(stream=True).generate.remote(prompt_of(request))
+
+        async def finish() -> None:
+            async for _ in response:
+                pass
+
+        task = asyncio.ensure_future(finish())
+        alone = 0.0
+        try:
+            while not task.done() and alone < _NO_PREFILL_SECONDS:
+                await asyncio.wait({task}, timeout=_RETRY_SECONDS)
+                alone = 0.0 if _latest(self._prefill) else alone + _RETRY_SECONDS
+            if not task.done():
+                _log.warning("no prefill replica: the prompt is computed where its tokens are generated")
+            elif (error := task.exception()) is not None:
+                _log.warning("%s: a prompt is computed where its tokens are generated", type(error).__name__)
+        finally:
+            task.cancel()
+            response.cancel()
 
     def _take(self, request: EngineRequest, outputs: list[RemoteOutput]) -> bool:
         """True when there is no more to come."""

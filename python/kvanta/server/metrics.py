@@ -170,11 +170,15 @@ class Metrics(Collector):
         families = self._families(stats)
         return [*with_vllm_names(families), *vllm_families(self._model, stats)] if self.vllm_names else families
 
-    def _families(self, stats: dict[str, Any]) -> Iterator[Metric]:
+    def engine_families(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        """Metrics of an engine with these counters."""
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
         yield from self._tiers(stats)
         yield from self._speculation(stats["speculation"])
+
+    def _families(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        yield from self.engine_families(stats)
         yield from self._layers(stats)
         yield from self._quality(stats["quality"])
         yield from self._server()

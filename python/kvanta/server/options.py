@@ -109,6 +109,12 @@ class ServerOptions(OptionGroup):
         _positive,
         metavar="N",
     )
+    prefill_replicas: int = option(
+        0,
+        "further engines, which compute the prompts of the --replicas and pass their pages on by --kv-store",
+        _count,
+        metavar="N",
+    )
     replica_routing: str = option(
         "prefix-aware",
         "prefix-aware: a request goes where its prefix is cached; round-robin: to the replicas in turn",

@@ -72,7 +72,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
 @contextlib.contextmanager
 def _models(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Iterator[LoadedModel]:
     """The model in this process, or in replicas."""
-    if options.replicas == 1:
+    if options.replicas == 1 and options.prefill_replicas == 0:
         yield load(model, arguments, options)
         return
     from kvanta.ray import check_ray

@@ -175,8 +175,8 @@ def test_an_update_to_another_format_mixes_no_answers(url: str) -> None:
 
 def test_full_caches_call_for_replicas(url: str) -> None:
     """The requests alone would not: target_ongoing_requests is far above them."""
-    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1000, "target_cache_occupancy": 0.3}
-    pace = {"upscale_delay_s": 0, "downscale_delay_s": 0, "metrics_interval_s": 0.5, "look_back_period_s": 1}
+    scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1000, "target_cache_occupancy": 0.05}
+    pace = {"upscale_delay_s": 0, "downscale_delay_s": 0, "metrics_interval_s": 0.5, "look_back_period_s": 15}
     deploy(replicas="auto", autoscaling_config={**scaling, **pace}, kv_cache_memory_bytes="200KB")
     replicas_of(lambda all_: len(all_) == 1)
     while_clients_stream(url, lambda: replicas_of(lambda all_: len(all_) == 2) and None)

@@ -14,14 +14,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvanta import _core
 from kvanta.engine_options import EngineOptions
-from kvanta.errors import InputError
+from kvanta.errors import InputError, ResourceError
 from kvanta.generation import ConstraintRecipe
 from kvanta.loaded_model import LoadedModel
 from kvanta.ray.autoscaling import DEFAULT_TARGET_OCCUPANCY, ByRequestsAndCache
 from kvanta.ray.engine_replica import EngineReplica
 from kvanta.ray.messages import pack_recipe
 from kvanta.ray.prefix_router import ROUTERS
-from kvanta.ray.replicated_engine import ReplicatedEngine
+from kvanta.ray.replicated_engine import LOST, ReplicatedEngine
 from kvanta.server.app import make_app
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.options import ServerOptions, read_options
@@ -198,11 +198,20 @@ class Front:
         return make_app(service, cors=cors_of(options))
 
     async def _describe(self, handle: DeploymentHandle, settings: dict[str, Any]) -> dict[str, Any]:
-        """The description of a replica that was made of these settings: during an update there are others, too."""
+        """The description of a replica that was made of these settings: during an update there are others, or none."""
+        end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
         while True:
-            for description in await asyncio.to_thread(lambda: handle.broadcast("describe").results(timeout_s=60)):
+            try:
+                found = await asyncio.to_thread(lambda: handle.broadcast("describe").results(timeout_s=60))
+            except LOST:
+                if asyncio.get_running_loop().time() > end:
+                    raise
+                found = []
+            for description in found:
                 if {name: description[name] for name in settings} == settings:
                     return dict(description)
+            if asyncio.get_running_loop().time() > end:
+                raise ResourceError("no replica with this front's settings: is the deployment being changed?")
             await asyncio.sleep(_STATS_SECONDS)
 
 

@@ -30,7 +30,7 @@ _OTHER_ENGINE_SECONDS = 10.0
 """With replicas of other models alone, until a request fails; new ones report what they are within a second."""
 _RETRY_SECONDS = 0.1
 """Between two attempts of a request."""
-_LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, DeploymentUnavailableError, BackPressureError)
+LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, DeploymentUnavailableError, BackPressureError)
 """The replica, or the way to it, is gone; another attempt may succeed."""
 _ADDED = (
     *("running", "waiting", "preemptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "refused"),
@@ -181,7 +181,7 @@ class ReplicatedEngine:
                         last = time.monotonic()
                         if self._take(request, outputs):
                             return
-                except _LOST as error:
+                except LOST as error:
                     reason = type(error).__name__
                 except OtherEngineError as error:
                     reason = str(error)

@@ -37,9 +37,7 @@ _DISTRIBUTION = (
     ("perplexity ratio", "ppl_ratio", ".4f"),
 )
 # Models compared with ik_llama.cpp: name, and shape and types of benchmarks/random_gguf.py.
-_LARGE_MODELS = (
-    ("8b", "llama-8b", "Q4_K_M"),
-)
+_LARGE_MODELS = (("8b", "llama-8b", "Q4_K_M"),)
 _UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
 _MODELS = "tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test"
 _MODEL_COLUMNS = (

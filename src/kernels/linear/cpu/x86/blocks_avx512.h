@@ -14,14 +14,15 @@ namespace {
 
 template <BlockLayout kLayout>
 struct ByteDots : ByteCodes {
-  // Sums in int32 and as many in f32, beside the weights and scales; three kinds of sums where blocks have sub-blocks.
   // Codes with a scale per 16 are unpacked once for all tiles: they have more bits to put together, and fewer rows
   // share a panel.
-  static constexpr bool kExpands = !kSmallTiles && kLayout.Subs() == 2 && !kLayout.is_expanded;
+  static constexpr bool kExpands = kLayout.Subs() == 2 && !kLayout.is_expanded;
   // 16 rows of many bytes wait for memory: fewer tiles read them less often.
   static constexpr bool kStreams = kLayout.low_bits == 8 && !kLayout.is_expanded;
-  static constexpr int kPanels = kSmallTiles || kExpands || kStreams ? 1 : 2;
-  static constexpr int kRowTile = kSmallTiles ? 2 : (kLayout.Subs() == 1 ? Vec16::kRowTile : 8) / kPanels;
+  static constexpr int kPanels = kExpands || kStreams ? 1 : 2;
+  // Sums in int32 and as many in f32, beside the weights and scales; three kinds of sums where blocks have sub-blocks.
+  static constexpr int kSums = kSmallTiles ? 2 : kLayout.Subs() == 1 ? Vec16::kRowTile : 8;
+  static constexpr int kRowTile = kSums / kPanels;
   static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
 
   template <int kRows, int kSub>
@@ -31,7 +32,8 @@ struct ByteDots : ByteCodes {
   // Writes the unpacked codes of a block, [32 / 4] quads of 64 bytes.
   template <int kQuad = 0>
   static KVANTA_INLINE void Expand(const uint8_t* w, uint8_t* out) {
-    _mm512_store_si512(out + kQuad * 64, UnpackQuad<Bytes16, kLayout, kQuad>(w));
+    const __m512i codes = UnpackQuad<Bytes16, kLayout, kQuad>(w);
+    _mm512_store_si512(out + kQuad * 64, codes);
     if constexpr (kQuad + 1 < 8) Expand<kQuad + 1>(w, out);
   }
   // Dots of several panels, w_panel bytes apart, which share the broadcasts of x.

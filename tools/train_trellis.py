@@ -4,14 +4,15 @@
 Lloyd's iteration on rows of 64 unit normal values, each divided by its root mean square and laid end to end: the best
 windows by Viterbi's algorithm, then each level becomes the mean of the values that chose it. From several random
 starts, the levels that err least on other rows are kept. A few minutes; needs numpy. Another numpy may round
-differently, so the file is written once, and is the specification.
+differently, so the file is written once, and is the specification. With --bits, levels of other widths stay.
 
-Usage: train_trellis.py [--seeds 8] [--rounds 40]
+Usage: train_trellis.py [--bits 1 ...] [--seeds 8] [--rounds 40]
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from statistics import NormalDist
 
@@ -25,7 +26,7 @@ SIGMA = 42.0  # level of a value of 1: 127 is 3 standard deviations
 ROW = 64
 STREAMS, LENGTH = 128, 1024
 # Root mean square, in levels, at which a row is searched: least error in one search, over steps of 1.
-SEARCH_RMS = {2: 42, 3: 41, 4: 39}
+SEARCH_RMS = {1: 42, 2: 42, 3: 41, 4: 39}
 
 
 def windows(values: F32, levels: F32, bits: int) -> NDArray[np.int64]:
@@ -113,12 +114,19 @@ def header(tables: dict[int, NDArray[np.int64]]) -> str:
     return "\n".join(lines)
 
 
+def written() -> dict[int, NDArray[np.int64]]:
+    """Levels of the file by bits."""
+    found = re.findall(r"// (\d) bits\s*\{([^}]*)\}", HEADER.read_text())
+    return {int(bits): np.array([int(level) for level in text.split(",")]) for bits, text in found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--bits", type=int, nargs="+", choices=sorted(SEARCH_RMS), default=sorted(SEARCH_RMS))
     options = parser.parse_args()
-    HEADER.write_text(header({bits: best(bits, options.seeds, options.rounds) for bits in (2, 3, 4)}))
+    HEADER.write_text(header(written() | {bits: best(bits, options.seeds, options.rounds) for bits in options.bits}))
 
 
 if __name__ == "__main__":

@@ -256,6 +256,8 @@ nb::dict Moments(EngineOwner& owner, const TokenVector& tokens) {
   result["key_sum"] = ToNumpy(std::move(found.key_sum), {layers, heads, channels});
   result["key_moment"] = ToNumpy(std::move(found.key_moment), {layers, heads, channels, channels});
   result["query_moment"] = ToNumpy(std::move(found.query_moment), {layers, heads, channels, channels});
+  result["weighted_query_moment"] =
+      ToNumpy(std::move(found.weighted_query_moment), {layers, heads, channels, channels});
   return result;
 }
 

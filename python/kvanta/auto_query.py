@@ -20,6 +20,8 @@ TEXT = Path(__file__).parent / "texts" / "calibration_mix.txt"
 """Prose, code, several languages and chat, in turns."""
 TOKENS = 8192
 WINDOW = 2048
+_CONTENT = "2"
+"""Version of what a file holds: 2 has eigen-channels."""
 # Options that change the keys: of the calibration they are those of the engine.
 _KEPT_OPTIONS = ("dtype", "weight_dtype", "threads", "device", "isa")
 
@@ -41,6 +43,7 @@ def _file_name(fingerprint: str, config: _core.EngineConfig) -> str:
         config.weight_dtype,
         hashlib.sha256(TEXT.read_bytes()).hexdigest(),
         str(TOKENS),
+        _CONTENT,
         _core.version(),
     )
     return f"{fingerprint}-{unit}-{hashlib.sha256('|'.join(what).encode()).hexdigest()[:12]}.safetensors"

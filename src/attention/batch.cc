@@ -57,12 +57,16 @@ void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, co
   }
 }
 
-void CheckQueryTransform(const formats::SideScales& side, const AttentionSpec& layer, size_t index) {
+void CheckQueryTransform(const formats::SideScales& side, const formats::Format& format, const AttentionSpec& layer,
+                         size_t index) {
   if (side.query == nullptr) {
     throw InputError(
         fmt::format("layer {}: the scheme says +query, but there are no matrices for it; `kvanta calibrate MODEL "
                     "--query --out FILE.safetensors` makes them, for --quantization-param-path FILE.safetensors",
                     index));
+  }
+  if ((side.query->Allocation(0) != nullptr) != formats::IsAllocated(format.code)) {
+    throw InputError(fmt::format("layer {}: the matrices are not those of {}", index, format.name));
   }
   if (side.query->kv_heads() != layer.kv_heads || side.query->head_dim() != layer.head_dim) {
     throw InputError(fmt::format("layer {}: +query matrices of {} KV heads of {} for {} of {}", index,
@@ -203,7 +207,7 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
     formats::LayerScales& scales = config.scales[i];
     if (scales.k.scale.empty()) scales.k.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
     if (scales.v.scale.empty()) scales.v.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
-    if (scheme.k.query) CheckQueryTransform(scales.k, layer, i);
+    if (scheme.k.query) CheckQueryTransform(scales.k, *scheme.k.format, layer, i);
     CheckScales(scales.k, layer, scheme.k.query ? "query" : scheme.k.mean ? "mean" : nullptr, i, 'k');
     CheckScales(scales.v, layer, nullptr, i, 'v');
     if (scheme.k.outliers != 0) CheckOutliers(scales.k.outliers, layer, scheme.k.outliers, i);

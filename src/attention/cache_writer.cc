@@ -42,18 +42,23 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
 }
 
 // format.encode_row, where a search takes most of the time by the given one.
-void EncodeRow(const formats::Format& format, const float* x, int head_dim, float static_scale,
-               formats::TrellisSearch search, const formats::RowSections& out, SideCounts& counts) noexcept {
-  if (!formats::IsTrellis(format.code)) return format.encode_row(x, head_dim, static_scale, out, counts);
-  formats::EncodeTrellisRow(format.code_bits, x, head_dim, out, counts, search);
+void EncodeRow(const formats::Format& format, const float* x, int head_dim, formats::HeadParameters head,
+               const RowKernels& kernels, const formats::RowSections& out, SideCounts& counts) noexcept {
+  if (formats::IsTrellis(format.code)) {
+    return formats::EncodeTrellisRow(format.code_bits, x, head_dim, out, counts, kernels.search_trellis);
+  }
+  if (formats::IsAllocated(format.code) && head.allocation != nullptr) {
+    return formats::EncodeKltRow(*head.allocation, x, out, counts, kernels.search_klt);
+  }
+  format.encode_row(x, head_dim, head, out, counts);
 }
 
 // Quantizes a closed page's exact cell into its quantized cell.
 class QuantizeClosedPage {
  public:
-  QuantizeClosedPage(SideKind kind, const formats::Side& side, formats::CellShape shape, float static_scale,
-                     formats::TrellisSearch search, SideCounts& counts) noexcept
-      : kind_(kind), side_(side), shape_(shape), static_scale_(static_scale), search_(search), counts_(counts) {}
+  QuantizeClosedPage(SideKind kind, const formats::Side& side, formats::CellShape shape, formats::HeadParameters head,
+                     const RowKernels& kernels, SideCounts& counts) noexcept
+      : kind_(kind), side_(side), shape_(shape), head_(head), kernels_(kernels), counts_(counts) {}
 
   void Close(const formats::CellSections& exact_sections, const uint8_t* exact, uint8_t* quantized) noexcept {
     const formats::Format& format = *side_.format;
@@ -66,7 +71,7 @@ class QuantizeClosedPage {
       if (format.encode_token_group != nullptr) {
         QuantizeTokenGroup(slot, quantized);
       } else {
-        EncodeRow(format, x_, shape_.head_dim, static_scale_, search_, buffer_.Sections(), counts_);
+        EncodeRow(format, x_, shape_.head_dim, head_, kernels_, buffer_.Sections(), counts_);
         CountZeroScales(format, shape_.head_dim, buffer_.Sections(), counts_);
         formats::StoreRow(kind_, format, shape_, side_.sections, slot, buffer_.Sections(), quantized);
       }
@@ -90,8 +95,8 @@ class QuantizeClosedPage {
   SideKind kind_;
   const formats::Side& side_;
   formats::CellShape shape_;
-  float static_scale_;
-  formats::TrellisSearch search_;
+  formats::HeadParameters head_;
+  const RowKernels& kernels_;
   SideCounts& counts_;
   formats::RowBuffer buffer_;
   alignas(64) float x_[kMaxTokenGroup * kMaxHeadDim];
@@ -152,7 +157,8 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   const formats::Side& side = is_key ? scheme.k : scheme.v;
   const formats::SideScales& scales =
       is_key ? config_.scales[static_cast<size_t>(layer)].k : config_.scales[static_cast<size_t>(layer)].v;
-  const float static_scale = scales.scale[static_cast<size_t>(head)];
+  const formats::HeadParameters parameters{scales.scale[static_cast<size_t>(head)],
+                                           side.query ? scales.query->Allocation(head) : nullptr};
   formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
   transform.multiply = kernels_.multiply;
   uint8_t* quantized = nullptr;
@@ -184,7 +190,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
     // Scalar, unlike the queries' transform: the NaN payload of an operation on two NaNs depends on the ISA.
     transform.Forward(row, x, outlier_values);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
-    EncodeRow(format, x, scheme.shape.head_dim, static_scale, kernels_.search_trellis, buffer.Sections(), counts);
+    EncodeRow(format, x, scheme.shape.head_dim, parameters, kernels_, buffer.Sections(), counts);
     if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Sections(), counts);
     formats::StoreRow(kind, format, scheme.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
                       exact ? exact : quantized);
@@ -199,8 +205,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   counts += unquantized_counts;
   if (exact && quantized && write.last_slot == scheme.shape.tokens) {
     SideCounts closing;
-    QuantizeClosedPage(kind, side, scheme.shape, static_scale, kernels_.search_trellis, closing)
-        .Close(exact_sections, exact, quantized);
+    QuantizeClosedPage(kind, side, scheme.shape, parameters, kernels_, closing).Close(exact_sections, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted on write
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;

@@ -9,6 +9,7 @@
 #include "attention/batch.h"
 #include "base/thread_pool.h"
 #include "formats/cell_layout.h"
+#include "formats/klt.h"
 #include "formats/trellis.h"
 
 namespace kvanta::attention {
@@ -16,6 +17,7 @@ namespace kvanta::attention {
 // Kernels of rows before they are written: an instruction set's, which give the same bits as these.
 struct RowKernels {
   formats::TrellisSearch search_trellis = formats::PortableTrellisSearch;
+  formats::KltSearch search_klt = formats::PortableKltSearch;
   formats::MultiplyRowFn multiply = formats::MultiplyRow;
 };
 

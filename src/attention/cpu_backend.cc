@@ -36,7 +36,7 @@ class CpuBackend final : public Backend {
         threads_(std::move(threads)),
         isa_(isa),
         kernels_(*isa.attention),
-        writer_(pool, config_, {kernels_.search_trellis, kernels_.multiply}),
+        writer_(pool, config_, {kernels_.search_trellis, kernels_.search_klt, kernels_.multiply}),
         workspaces_(static_cast<size_t>(threads_->Threads())) {
     int rows = kTileRows;
     for (size_t i = 0; i < config_.layers.size(); ++i) {

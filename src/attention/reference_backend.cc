@@ -84,12 +84,12 @@ class ReferenceBackend final : public Backend {
 
   // Decodes a cell and the `unquantized` channels after it: rows f32 [tokens][head_dim + unquantized].
   static void DecodeRows(formats::SideKind kind, const formats::LayerScheme& scheme, const formats::Format& format,
-                         const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
-                         int unquantized, float* rows) {
+                         const formats::CellSections& sections, const uint8_t* cell, formats::HeadParameters parameters,
+                         int tokens, int unquantized, float* rows) {
     const int head_dim = scheme.shape.head_dim;
     std::vector<float> main(static_cast<size_t>(tokens * head_dim));
     std::vector<float> channels(static_cast<size_t>(tokens * unquantized));
-    reference::DecodeCell(kind, format, scheme.shape, sections, cell, static_scale, tokens, main.data());
+    reference::DecodeCell(kind, format, scheme.shape, sections, cell, parameters, tokens, main.data());
     reference::DecodeCell(kind, *scheme.unquantized_format, scheme.UnquantizedShape(), scheme.UnquantizedSections(),
                           cell + sections.bytes, 1.0f, unquantized == 0 ? 0 : tokens, channels.data());
     for (int token = 0; token < tokens; ++token) {
@@ -113,7 +113,9 @@ class ReferenceBackend final : public Backend {
     const int unquantized = is_key ? scheme.UnquantizedShape().head_dim : 0;
     const formats::Side& side = is_key ? scheme.k : scheme.v;
     const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
-    const float static_scale = (is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)];
+    const formats::SideScales& of_side = is_key ? scales.k : scales.v;
+    const formats::HeadParameters parameters{of_side.scale[static_cast<size_t>(head)],
+                                             side.query ? of_side.query->Allocation(head) : nullptr};
     const int64_t page_size = scheme.shape.tokens;
     DecodedSide decoded;
     decoded.width = scheme.shape.head_dim + unquantized;
@@ -130,7 +132,7 @@ class ReferenceBackend final : public Backend {
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
         const uint8_t* record = Record(scheme.group, PageKind::kQuantized, ref.quantized, copy);
         DecodeRows(kind, scheme, *side.format, side.sections,
-                   record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens, unquantized,
+                   record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), parameters, tokens, unquantized,
                    decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {

@@ -238,6 +238,8 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
                 .scores = scores,
                 .workspace = work_.workspace_,
                 .workspace_use = cell_use,
+                .allocation =
+                    which == 0 && layer_.scheme->k.query ? layer_.scales->k.query->Allocation(view.kv_head) : nullptr,
                 .prefetch = next});
   };
   pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, workspace_use, prefetch);

@@ -19,6 +19,7 @@
 #include "formats/kivi2.h"
 #include "formats/kivi3.h"
 #include "formats/kivi4.h"
+#include "formats/klt.h"
 #include "formats/mla.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp6_e3m2.h"
@@ -50,8 +51,10 @@ using FormatList = TypeList<  //
     Trellis4,                 //
     Int3Block,                //
     Trellis3,                 //
+    Klt3,                     //
     Int2Block,                //
     Trellis2,                 //
+    Klt2,                     //
     Nvfp4,                    //
     Nvfp4FourOverSix,         //
     Mxfp4,                    //

@@ -26,13 +26,13 @@ struct Bf16 : FormatTraits {
     return static_cast<uint16_t>(((bits >> 16U) & 0x8000U) | (magnitude > 0x7f800000U ? nan : finite));
   }
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, Bf16ToFloat(kMaxBits), counts);
     for (int i = 0; i < head_dim; ++i) StoreBytes(out.codes + 2 * i, Encode(x[i]));
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     for (int i = 0; i < head_dim; ++i) x[i] = Bf16ToFloat(LoadBytes<uint16_t>(in.codes + 2 * i));
   }
 };

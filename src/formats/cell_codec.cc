@@ -30,6 +30,11 @@ void CheckParameters(const CellParameters& parameters, const KvSide& side, CellS
     throw InputError(fmt::format("+query matrices of {} heads of {} for one head of {}", parameters.query->kv_heads(),
                                  parameters.query->head_dim(), shape.head_dim));
   }
+  const Format& format = Find(side.format);
+  if (side.query && IsAllocated(format.code) != (parameters.query->Allocation(0) != nullptr)) {
+    throw InputError(fmt::format("+query matrices {} bits of channels for {}",
+                                 parameters.query->Allocation(0) != nullptr ? "with" : "without", format.name));
+  }
   if (parameters.outliers.size() != static_cast<size_t>(side.outliers)) {
     throw InputError(fmt::format("{} outlier channels are given, but the scheme has +outliers={} on this side",
                                  parameters.outliers.size(), side.outliers));
@@ -50,6 +55,10 @@ RowTransform TransformOf(const KvSide& side, const CellParameters& parameters, C
           .outliers = parameters.outliers,
           .key_matrix = side.query ? parameters.query->KeyMatrix(0) : nullptr,
           .query_matrix = side.query ? parameters.query->QueryMatrix(0) : nullptr};
+}
+
+HeadParameters HeadOf(const CellParameters& parameters) {
+  return {parameters.static_scale, parameters.query != nullptr ? parameters.query->Allocation(0) : nullptr};
 }
 
 float ThroughBf16(float x) {
@@ -101,8 +110,8 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
                                 CanonicalTokenGroup(format, sections, shape.head_dim, token / step, bytes.data()),
                                 total);
     } else {
-      format.encode_row(first, shape.head_dim, parameters.static_scale,
-                        CanonicalRow(format, sections, token, bytes.data()), total);
+      format.encode_row(first, shape.head_dim, HeadOf(parameters), CanonicalRow(format, sections, token, bytes.data()),
+                        total);
     }
   }
   total.saturated += outlier_counts.saturated;  // as values they count among the row's
@@ -131,8 +140,7 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
       format.decode_token_group(CanonicalTokenGroup(format, sections, shape.head_dim, token / step, bytes.data()),
                                 shape.head_dim, first);
     } else {
-      format.decode_row(CanonicalRow(format, sections, token, bytes.data()), shape.head_dim, parameters.static_scale,
-                        first);
+      format.decode_row(CanonicalRow(format, sections, token, bytes.data()), shape.head_dim, HeadOf(parameters), first);
     }
   }
   std::vector<float> outlier_values(parameters.outliers.size());

@@ -38,8 +38,10 @@ enum class ElementType : uint8_t {
   kTrellis4,  // window of 8 bits over the row's codes = index of a level (formats/trellis.h)
   kTrellis3,
   kTrellis2,
+  kKlt3,  // trellis codes whose widths differ by channel, 3 bits on average (formats/klt.h)
+  kKlt2,
 };
-inline constexpr int kElementTypes = static_cast<int>(ElementType::kTrellis2) + 1;
+inline constexpr int kElementTypes = static_cast<int>(ElementType::kKlt2) + 1;
 
 // Way in which kernels decode an element.
 enum class Decoding : uint8_t {
@@ -49,6 +51,7 @@ enum class Decoding : uint8_t {
   kTable,    // small integer from a table of 16 levels, likewise
   kLookup8,  // byte from a table of levels: an element of type `expanded`
   kTrellis,  // int8 from a table of 256 levels, by a window that neighbouring elements share
+  kKlt,      // likewise, from a table for each width
 };
 
 struct ElementTypeInfo {
@@ -150,7 +153,15 @@ constexpr ElementTypeInfo Info(ElementType type) noexcept {
       {.name = "trellis2",
        .low_bits = 2,
        .decoding = kTrellis,
-       .layout = "cc                                     string of 2-bit codes; level: the 8 bits from the code on"}};
+       .layout = "cc                                     string of 2-bit codes; level: the 8 bits from the code on"},
+      {.name = "klt3",
+       .low_bits = 3,
+       .decoding = kKlt,
+       .layout = "c..                                    codes of 0 to 7 bits by channel, 3 on average"},
+      {.name = "klt2",
+       .low_bits = 2,
+       .decoding = kKlt,
+       .layout = "c.                                     codes of 0 to 7 bits by channel, 2 on average"}};
   return kInfos[static_cast<int>(type)];
 }
 
@@ -173,6 +184,11 @@ constexpr bool IsSubbyte(ElementType type) noexcept {
 // Codes whose levels depend on the codes that follow: see formats/trellis.h.
 constexpr bool IsTrellis(ElementType type) noexcept {
   return Info(type).decoding == Decoding::kTrellis;
+}
+
+// Codes whose widths are those of a head's BitAllocation: see formats/klt.h.
+constexpr bool IsAllocated(ElementType type) noexcept {
+  return Info(type).decoding == Decoding::kKlt;
 }
 
 // Unsigned integers, which formats use with an offset.

@@ -29,12 +29,12 @@ struct FloatBlock : FormatTraits {
   static constexpr int kSinkPages = 1;
   static constexpr Scaling kScaling = {.per_head = Rule::kPerHead, .block = Rule::kScaleType, .channels = Rule::kBlock};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     float scaled[kBlock];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
-      for (int i = 0; i < kBlock; ++i) scaled[i] = Rule::kPerHead ? x[begin + i] / static_scale : x[begin + i];
+      for (int i = 0; i < kBlock; ++i) scaled[i] = Rule::kPerHead ? x[begin + i] / head.static_scale : x[begin + i];
       CountRow(scaled, kBlock, Rule::kMax, counts);
       int32_t magnitude = 0;
       for (float& value : scaled) {
@@ -46,12 +46,12 @@ struct FloatBlock : FormatTraits {
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters head, float* x) noexcept {
     DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) {
       const uint8_t byte = in.block_scales[i / kBlock];
       x[i] *= Rule::kScaleType == ScaleType::kE4M3 ? E4m3::Decode(byte) : E8m0::Decode(byte);
-      if (Rule::kPerHead) x[i] *= static_scale;
+      if (Rule::kPerHead) x[i] *= head.static_scale;
     }
   }
 };

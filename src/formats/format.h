@@ -64,6 +64,18 @@ struct GroupSections {
   operator ConstGroupSections() const noexcept { return {codes, channel_scales, channel_offsets}; }
 };
 
+struct BitAllocation;
+
+// Static parameters of a KV head, which some formats use.
+struct HeadParameters {
+  float static_scale = 1;                     // where scaling.per_head: stored value = x / static_scale
+  const BitAllocation* allocation = nullptr;  // where IsAllocated(code); null: DefaultAllocation()
+
+  // NOLINTNEXTLINE(google-explicit-constructor): of most formats, the scale is all
+  KVANTA_HD constexpr HeadParameters(float scale, const BitAllocation* bits = nullptr) noexcept
+      : static_scale(scale), allocation(bits) {}
+};
+
 // Support for the latents of MLA: K and V in one cell, followed by the rotated channels of K in bf16.
 enum class MlaSupport : uint8_t { kNo, kYes, kRequired };
 
@@ -82,11 +94,11 @@ struct Format {
   MlaSupport latents;
   std::string_view latent_format;  // format that the name stands for in layers with MLA; empty: none but itself
 
-  // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> sections. `static_scale` is used where
-  // scaling.per_head only (stored value = x / static_scale). Bit-exact on every backend; never throws.
-  void (*encode_row)(const float* x, int head_dim, float static_scale, RowSections out, EncodeCounts& counts) noexcept;
+  // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> sections. Bit-exact on every backend;
+  // never throws.
+  void (*encode_row)(const float* x, int head_dim, HeadParameters head, RowSections out, EncodeCounts& counts) noexcept;
   // The inverse: sections -> x[head_dim] f32 (still transformed).
-  void (*decode_row)(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept;
+  void (*decode_row)(ConstRowSections in, int head_dim, HeadParameters head, float* x) noexcept;
 
   // Replace the two where scaling.token_group != 0: x f32 [token_group][head_dim].
   void (*encode_token_group)(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept;

@@ -15,7 +15,7 @@ struct Fp16 : FormatTraits {
   static constexpr ElementType kElementType = ElementType::kFp16;
   static constexpr MlaSupport kMlaSupport = MlaSupport::kYes;
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kFp16Max, counts);
     for (int i = 0; i < head_dim; ++i) {
@@ -25,7 +25,7 @@ struct Fp16 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     for (int i = 0; i < head_dim; ++i) x[i] = Fp16ToFloat(LoadBytes<uint16_t>(in.codes + 2 * i));
   }
 };

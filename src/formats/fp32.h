@@ -18,7 +18,7 @@ struct Fp32 : FormatTraits {
   static constexpr MlaSupport kMlaSupport = MlaSupport::kYes;
   static constexpr float kMax = std::numeric_limits<float>::max();
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kMax, counts);
     for (int i = 0; i < head_dim; ++i) {
@@ -28,7 +28,7 @@ struct Fp32 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     for (int i = 0; i < head_dim; ++i) x[i] = LoadBytes<float>(in.codes + 4 * i);
   }
 };

@@ -16,13 +16,13 @@ struct Fp8E4m3 : FormatTraits {
   static constexpr ElementType kElementType = ElementType::kE4M3;
   static constexpr Scaling kScaling = {.per_head = true};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                                   EncodeCounts& counts) noexcept {
-    EncodeMinifloatRow<E4m3>(x, head_dim, static_scale, out.codes, counts);
+    EncodeMinifloatRow<E4m3>(x, head_dim, head.static_scale, out.codes, counts);
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
-    DecodeMinifloatRow<E4m3>(in.codes, head_dim, static_scale, x);
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters head, float* x) noexcept {
+    DecodeMinifloatRow<E4m3>(in.codes, head_dim, head.static_scale, x);
   }
 };
 

@@ -16,13 +16,13 @@ struct Fp8E5m2 : FormatTraits {
   static constexpr ElementType kElementType = ElementType::kE5M2;
   static constexpr Scaling kScaling = {.per_head = true};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                                   EncodeCounts& counts) noexcept {
-    EncodeMinifloatRow<E5m2>(x, head_dim, static_scale, out.codes, counts);
+    EncodeMinifloatRow<E5m2>(x, head_dim, head.static_scale, out.codes, counts);
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
-    DecodeMinifloatRow<E5m2>(in.codes, head_dim, static_scale, x);
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters head, float* x) noexcept {
+    DecodeMinifloatRow<E5m2>(in.codes, head_dim, head.static_scale, x);
   }
 };
 

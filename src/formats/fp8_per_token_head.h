@@ -14,12 +14,12 @@ struct Fp8PerTokenHead : FormatTraits {
   static constexpr ElementType kElementType = ElementType::kE4M3;
   static constexpr Scaling kScaling = {.token = ScaleType::kF32};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     StoreBytes(out.token_scales, EncodeMinifloatRun<E4m3>(x, head_dim, out.codes, counts));
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     DecodeMinifloatRow<E4m3>(in.codes, head_dim, LoadBytes<float>(in.token_scales), x);
   }
 };

@@ -24,7 +24,7 @@ struct Int8 : FormatTraits {
   static constexpr float kMaxCode = 127.0F;
   static constexpr float kMax = kMaxCode * kFp16Max;  // largest value that any scale can hold
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kMax, counts);
     int32_t magnitude = 0;
@@ -42,7 +42,7 @@ struct Int8 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     const float scale = Fp16ToFloat(LoadBytes<uint16_t>(in.token_scales));
     for (int i = 0; i < head_dim; ++i) x[i] = scale * static_cast<float>(static_cast<int8_t>(in.codes[i]));
   }

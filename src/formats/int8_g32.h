@@ -15,18 +15,18 @@ struct Int8Block : FormatTraits {
   static constexpr Scaling kScaling = {.block = ScaleType::kFp16, .channels = kBlock};
   static constexpr bool kHadamard = true;
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                                   EncodeCounts& counts) noexcept {
     for (int begin = 0; begin < head_dim; begin += kBlock) {
-      Int8::EncodeRow(x + begin, kBlock, static_scale,
+      Int8::EncodeRow(x + begin, kBlock, head.static_scale,
                       {.codes = out.codes + begin, .token_scales = out.block_scales + begin / kBlock * 2}, counts);
     }
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters head, float* x) noexcept {
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       Int8::DecodeRow({.codes = in.codes + begin, .token_scales = in.block_scales + begin / kBlock * 2}, kBlock,
-                      static_scale, x + begin);
+                      head.static_scale, x + begin);
     }
   }
 };

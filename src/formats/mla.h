@@ -16,7 +16,7 @@ struct MlaFloat8 : FormatTraits {
   static constexpr Scaling kScaling = {.block = ScaleType::kF32, .channels = kBlock, .allow_partial_block = true};
   static constexpr MlaSupport kMlaSupport = MlaSupport::kRequired;
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     const int block = head_dim < kBlock ? head_dim : kBlock;
     for (int begin = 0; begin < head_dim; begin += block) {
@@ -25,7 +25,7 @@ struct MlaFloat8 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     const int block = head_dim < kBlock ? head_dim : kBlock;
     for (int begin = 0; begin < head_dim; begin += block) {
       const float scale = LoadBytes<float>(in.block_scales + begin / block * 4);

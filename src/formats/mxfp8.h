@@ -13,7 +13,7 @@ struct Mxfp8 : FormatTraits {
   static constexpr int kBlock = 32;
   static constexpr Scaling kScaling = {.block = ScaleType::kE8M0, .channels = kBlock};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     constexpr float kLimit = E4m3::kMax * 0x1p119F;  // a larger scale would not fit f32
     CountRow(x, head_dim, kLimit, counts);
@@ -28,7 +28,7 @@ struct Mxfp8 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     for (int i = 0; i < head_dim; ++i) x[i] = E4m3::Decode(in.codes[i]) * E8m0::Decode(in.block_scales[i / kBlock]);
   }
 };

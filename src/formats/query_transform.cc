@@ -53,8 +53,9 @@ std::vector<double> Inverse(std::vector<double> matrix, int n) {
 
 }  // namespace
 
-QueryTransform::QueryTransform(std::vector<float> matrices, int kv_heads, int head_dim)
-    : kv_heads_(kv_heads), head_dim_(head_dim), matrices_(std::move(matrices)) {
+QueryTransform::QueryTransform(std::vector<float> matrices, int kv_heads, int head_dim,
+                               std::vector<BitAllocation> allocations)
+    : kv_heads_(kv_heads), head_dim_(head_dim), matrices_(std::move(matrices)), allocations_(std::move(allocations)) {
   const auto size = static_cast<size_t>(head_dim);
   const auto stride = static_cast<size_t>(MatrixStride(head_dim));
   if (matrices_.size() != static_cast<size_t>(kv_heads) * size * size) {
@@ -83,7 +84,47 @@ QueryTransform::QueryTransform(std::vector<float> matrices, int kv_heads, int he
       }
     }
   }
-  hash_ = fmt::format("xxh64-{:016x}", XXH64(matrices_.data(), matrices_.size() * sizeof(float), 0));
+  uint64_t hash = XXH64(matrices_.data(), matrices_.size() * sizeof(float), 0);
+  for (const BitAllocation& allocation : allocations_) {
+    const auto channels = static_cast<size_t>(head_dim);
+    hash = XXH64(allocation.bits, channels / kAllocationBlock, hash);
+    hash = XXH64(allocation.weight, channels * sizeof(float), hash);
+    hash = XXH64(allocation.gain, channels * sizeof(int16_t), hash);
+  }
+  hash_ = fmt::format("xxh64-{:016x}", hash);
+}
+
+std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& channels, int kv_heads, int head_dim,
+                                                       int mean_bits) {
+  const auto size = static_cast<size_t>(head_dim);
+  std::vector<float> matrices = channels.matrices;
+  if (head_dim % kAllocationBlock != 0 || head_dim < kMinHeadDim || head_dim > kMaxHeadDim) {
+    throw InputError(fmt::format("klt{}: head_dim {} is not a multiple of {} from {} to {}", mean_bits, head_dim,
+                                 kAllocationBlock, kMinHeadDim, kMaxHeadDim));
+  }
+  if (matrices.size() != static_cast<size_t>(kv_heads) * size * size ||
+      channels.deviations.size() != static_cast<size_t>(kv_heads) * size) {
+    throw InputError(fmt::format("klt{}: {} values and {} deviations for {} matrices of {} x {}", mean_bits,
+                                 matrices.size(), channels.deviations.size(), kv_heads, head_dim, head_dim));
+  }
+  std::vector<BitAllocation> allocations;
+  for (size_t head = 0; head < static_cast<size_t>(kv_heads); ++head) {
+    const std::span<const float> deviations(channels.deviations.data() + head * size, size);
+    for (size_t i = 0; i < size; ++i) {
+      const bool falls = i == 0 || deviations[i] <= deviations[i - 1];
+      if (falls && std::isfinite(deviations[i]) && deviations[i] > 0) continue;
+      throw InputError(
+          fmt::format("klt{}: deviation {} of channel {} of KV head {}: must be finite, above 0, and not "
+                      "above that of the channel before",
+                      mean_bits, deviations[i], i, head));
+    }
+    allocations.push_back(AllocateBits(deviations, mean_bits));
+    for (size_t i = 0; i < size; ++i) {
+      const float rms = AllocatedRms(allocations.back().bits[i / kAllocationBlock]);
+      for (size_t j = 0; j < size; ++j) matrices[(head * size + i) * size + j] *= rms;
+    }
+  }
+  return std::make_shared<QueryTransform>(std::move(matrices), kv_heads, head_dim, std::move(allocations));
 }
 
 }  // namespace kvanta::formats

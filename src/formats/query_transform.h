@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "formats/bit_allocation.h"
 #include "formats/transform.h"
 
 namespace kvanta::formats {
@@ -20,7 +22,8 @@ class QueryTransform {
  public:
   // matrices: f32 [kv_heads][head_dim][head_dim], row-major. Inverts them in double. Throws InputError if a value is
   // not finite or a matrix is singular or nearly so, naming the head.
-  QueryTransform(std::vector<float> matrices, int kv_heads, int head_dim);
+  // allocations: of klt3 and klt2, the bits of each head's channels; empty: none.
+  QueryTransform(std::vector<float> matrices, int kv_heads, int head_dim, std::vector<BitAllocation> allocations = {});
 
   int kv_heads() const noexcept { return kv_heads_; }
   int head_dim() const noexcept { return head_dim_; }
@@ -30,7 +33,12 @@ class QueryTransform {
   const std::vector<float>& query_matrices() const noexcept { return query_matrices_; }
   const float* KeyMatrix(int head) const noexcept { return key_matrices_.data() + head * HeadFloats(); }
   const float* QueryMatrix(int head) const noexcept { return query_matrices_.data() + head * HeadFloats(); }
-  // "xxh64-0123456789abcdef" of the matrices' bytes: stands for them in headers of pages.
+  const std::vector<BitAllocation>& allocations() const noexcept { return allocations_; }
+  // Null without.
+  const BitAllocation* Allocation(int head) const noexcept {
+    return allocations_.empty() ? nullptr : allocations_.data() + head;
+  }
+  // "xxh64-0123456789abcdef" of the matrices' and allocations' bytes: stands for them in headers of pages.
   const std::string& Hash() const noexcept { return hash_; }
 
  private:
@@ -39,9 +47,22 @@ class QueryTransform {
   int kv_heads_;
   int head_dim_;
   std::vector<float> matrices_;
-  std::vector<float> key_matrices_;    // [kv_heads][head_dim][stride]: A transposed
-  std::vector<float> query_matrices_;  // [kv_heads][head_dim][stride]: the inverse of A
+  std::vector<float> key_matrices_;         // [kv_heads][head_dim][stride]: A transposed
+  std::vector<float> query_matrices_;       // [kv_heads][head_dim][stride]: the inverse of A
+  std::vector<BitAllocation> allocations_;  // [kv_heads], or empty
   std::string hash_;
 };
+
+// Keys in their eigen-channels: what klt3 and klt2 are made of. The channels z = W (k - mean) of a head have a variance
+// of 1 and are uncorrelated, and an error e of them lowers the quality by the sum of (deviation e)^2.
+struct EigenChannels {
+  std::vector<float> matrices;    // [kv_heads][head_dim][head_dim]: W
+  std::vector<float> deviations;  // [kv_heads][head_dim], above 0, never rising
+};
+
+// The transform of keys for a format with `mean_bits` bits on average: z times the root mean square of its levels.
+// Throws InputError as QueryTransform does, and if deviations are not finite, not above 0 or rise.
+std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& channels, int kv_heads, int head_dim,
+                                                       int mean_bits);
 
 }  // namespace kvanta::formats

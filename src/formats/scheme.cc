@@ -49,6 +49,11 @@ void CheckQuery(const KvScheme& scheme) {
 }
 
 void CheckScheme(const KvScheme& scheme, CellShape shape) {
+  if (IsAllocated(Find(scheme.k.format).code) && (!scheme.k.query || scheme.k.outliers != 0)) {
+    throw InputError(fmt::format("scheme {}: {} {}", scheme.ToString(), scheme.k.format,
+                                 scheme.k.query ? "has no +outliers: its channels are not those of keys"
+                                                : "is made of calibrated matrices, so it is always +query"));
+  }
   if (scheme.v.mean || scheme.v.query || scheme.v.outliers != 0) {
     const char* modifier = scheme.v.mean ? "mean" : scheme.v.query ? "query" : "outliers";
     throw InputError(fmt::format("scheme {}: only K takes +{}", scheme.ToString(), modifier));

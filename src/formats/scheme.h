@@ -122,6 +122,7 @@ struct SideScales {
   std::vector<float> mean;                      // [kv_heads * head_dim], empty without
   std::vector<int> outliers;                    // [kv_heads * n], each head's channels ascending; empty without
   std::shared_ptr<const QueryTransform> query;  // null without
+  std::shared_ptr<const EigenChannels> eigen;   // null without; `query` of layers in klt3 and klt2 is made of them
   std::string query_hash;  // QueryTransform::Hash() in scales read from the header of a page, which has no matrices
 };
 

@@ -102,7 +102,7 @@ KvSide Resolve(const Term& term, bool is_key) {
   return {.format = std::string(term.format->name),
           .hadamard = term.hadamard.value_or(formats::OnSide(*term.format, is_key).hadamard),
           .mean = term.mean.value_or(false),
-          .query = term.query.value_or(false),
+          .query = term.query.value_or(is_key && formats::IsAllocated(term.format->code)),
           .outliers = term.outliers.value_or(0)};
 }
 
@@ -161,7 +161,9 @@ std::string SideText(const KvSide& side, bool is_key) {
   std::string text(side.format);
   if (side.hadamard != format.hadamard) text += side.hadamard ? "+hadamard" : "-hadamard";
   if (side.mean) text += "+mean";
-  if (side.query) text += "+query";
+  if (const bool by_default = is_key && formats::IsAllocated(format.code); side.query != by_default) {
+    text += side.query ? "+query" : "-query";
+  }
   if (side.outliers != 0) text += fmt::format("+outliers={}", side.outliers);
   return text;
 }

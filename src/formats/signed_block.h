@@ -28,7 +28,7 @@ struct SignedBlock : FormatTraits {
   static constexpr int kHalf = 1 << (CodeBits(kElementType) - 1);
   static constexpr float kMax = static_cast<float>(kHalf) * kFp16Max;  // largest value that any scale can hold
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
@@ -38,7 +38,7 @@ struct SignedBlock : FormatTraits {
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) x[i] *= Fp16ToFloat(LoadBytes<uint16_t>(in.block_scales + i / kBlock * 2));
   }

@@ -6,6 +6,7 @@
 #include "formats/bit_planes.h"
 #include "formats/bytes.h"
 #include "formats/rounding.h"
+#include "formats/row_sum.h"
 #include "formats/trellis_levels.h"
 #include "formats/trellis_search.h"
 
@@ -14,7 +15,6 @@ namespace {
 
 constexpr float kMaxValue = 32 * kFp16Max;  // the scale of a row of such values is below fp16's maximum
 constexpr double kMinStep = 0x1p-30;        // far below any scale that fp16 holds
-constexpr int kLanes = 8;                   // of sums over a row: part of the format
 
 const TrellisLevelTable& TableOf(int bits) noexcept {
   return kTrellisLevels[bits - kMinTrellisBits];
@@ -63,16 +63,6 @@ struct PortableSteps {
     }
   }
 };
-
-// Sum of f(i) in eight interleaved parts.
-template <class F>
-double SumOf(int n, F f) noexcept {
-  double parts[kLanes] = {};
-  for (int i = 0; i < n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) parts[lane] += f(i + lane);
-  }
-  return ((parts[0] + parts[4]) + (parts[2] + parts[6])) + ((parts[1] + parts[5]) + (parts[3] + parts[7]));
-}
 
 // The levels of a row: bits [bits * i, bits * i + 8) of its circular string, i = 0..n - 1.
 void LevelsOf(int bits, const uint8_t* codes, int head_dim, int8_t* levels) noexcept {

@@ -40,11 +40,11 @@ struct TrellisRow : FormatTraits {
       "codes: the trellis search below at the row's root mean square; s = fp16(sum(x level) / sum(level level)); x_hat "
       "= s * level";
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                         EncodeCounts& counts) noexcept {
     EncodeTrellisRow(CodeBits(kElementType), x, head_dim, out, counts, PortableTrellisSearch);
   }
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     DecodeTrellisRow(CodeBits(kElementType), in, head_dim, x);
   }
 };

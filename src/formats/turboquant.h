@@ -21,7 +21,7 @@ struct LloydRow : FormatTraits {
       "K: code = nearest Lloyd-Max level to x / rms(x); s = fp16(|x| / |levels of the codes|); V: s = fp16((max - min) "
       "/ (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     constexpr int kCount = 1 << CodeBits(kElementType);
     constexpr CodeLevels kTable = Levels(kElementType);
@@ -52,7 +52,7 @@ struct LloydRow : FormatTraits {
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) x[i] *= Fp16ToFloat(LoadBytes<uint16_t>(in.token_scales));
   }

@@ -57,7 +57,7 @@ struct UnsignedRow : FormatTraits {
   static constexpr std::string_view kRule =
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x, head_dim, 1, fields, counts);
@@ -66,7 +66,7 @@ struct UnsignedRow : FormatTraits {
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) x[i] = DecodeAsymmetric(x[i], in.token_scales, in.token_offsets);
   }
@@ -82,7 +82,7 @@ struct UnsignedBlock : FormatTraits {
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of 32 channels; code = clamp(rne((x - z) / s), 0, 2^bits - "
       "1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
@@ -93,7 +93,7 @@ struct UnsignedBlock : FormatTraits {
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) {
       x[i] = DecodeAsymmetric(x[i], in.block_scales + i / kBlock * 2, in.block_offsets + i / kBlock * 2);

@@ -23,8 +23,9 @@ enum class Role : uint8_t {
   kV,
   kBoth,
   kZero,     // zero point or bias of an affine quantizer: must be 0, the formats are symmetric
-  kKeyMean,  // with kKeyQuery: Kvanta's own, for +query
+  kKeyMean,  // with kKeyQuery and kKeyEigen: Kvanta's own, for +query
   kKeyQuery,
+  kKeyEigen,
   kIgnored,  // scales of queries and probabilities, which are not cached
 };
 
@@ -46,6 +47,7 @@ constexpr std::array kNames = std::to_array<ScaleName>({
     {"self_attn.qkqkv_proj.v_scale", Role::kV},
     {"self_attn.k_mean", Role::kKeyMean},
     {"self_attn.k_query", Role::kKeyQuery},
+    {"self_attn.k_eigen", Role::kKeyEigen},
     {"self_attn.q_scale", Role::kIgnored},
     {"self_attn.k_scale", Role::kK},  // llm-compressor
     {"self_attn.v_scale", Role::kV},
@@ -182,6 +184,16 @@ bool NeedsStaticScale(const formats::Side& side) {
   return side.format->scaling.per_head && side.format->scaling.block == formats::ScaleType::kNone;
 }
 
+std::vector<float> ReadF32(const TensorView& tensor, const std::string& name, const std::vector<int64_t>& shape) {
+  if (tensor.dtype != "F32" || tensor.shape != shape) {
+    throw InputError(fmt::format("{} is {} {}; expected F32 {}", Quote(name), tensor.dtype, ShapeText(tensor.shape),
+                                 ShapeText(shape)));
+  }
+  std::vector<float> values(tensor.data.size() / sizeof(float));
+  std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+  return values;
+}
+
 struct Found {
   std::vector<float> scale;  // empty: none yet
   std::string name;
@@ -241,10 +253,11 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
       throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", name, Quote(tensor_name), *layer,
                                    config.layers));
     }
-    if (known->role == Role::kKeyMean || known->role == Role::kKeyQuery) {
+    if (known->role == Role::kKeyMean || known->role == Role::kKeyQuery || known->role == Role::kKeyEigen) {
       formats::SideScales& k = result.layers[*layer].k;
       if (known->role == Role::kKeyMean) k.mean = ReadKeyMeans(tensor, tensor_name, config);
       if (known->role == Role::kKeyQuery) k.query = ReadQueryMatrices(tensor, tensor_name, config);
+      if (known->role == Role::kKeyEigen) k.eigen = ReadEigenChannels(tensor, tensor_name, config);
       continue;
     }
     if (known->role == Role::kZero) {
@@ -287,13 +300,7 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
 
 std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
                                                                  const ModelConfig& config) {
-  if (tensor.dtype != "F32" ||
-      tensor.shape != std::vector<int64_t>{config.kv_heads, config.head_dim, config.head_dim}) {
-    throw InputError(fmt::format("{} is {} {}; expected F32 [{}, {}, {}]", Quote(name), tensor.dtype,
-                                 ShapeText(tensor.shape), config.kv_heads, config.head_dim, config.head_dim));
-  }
-  std::vector<float> matrices(tensor.data.size() / sizeof(float));
-  std::memcpy(matrices.data(), tensor.data.data(), tensor.data.size());
+  std::vector<float> matrices = ReadF32(tensor, name, {config.kv_heads, config.head_dim, config.head_dim});
   try {
     return std::make_shared<formats::QueryTransform>(std::move(matrices), config.kv_heads, config.head_dim);
   } catch (const InputError& error) {
@@ -301,11 +308,42 @@ std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorVie
   }
 }
 
+std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
+                                                                const ModelConfig& config) {
+  const std::vector<float> values = ReadF32(tensor, name, {config.kv_heads, config.head_dim + 1, config.head_dim});
+  auto channels = std::make_shared<formats::EigenChannels>();
+  const auto row = static_cast<std::ptrdiff_t>(config.head_dim);
+  for (auto head = values.begin(); head != values.end(); head += (row + 1) * row) {
+    channels->matrices.insert(channels->matrices.end(), head, head + row * row);
+    channels->deviations.insert(channels->deviations.end(), head + row * row, head + (row + 1) * row);
+  }
+  try {  // a file is good or bad whatever the formats that are used
+    for (const int mean_bits : {2, 3}) MakeKltTransform(*channels, config.kv_heads, config.head_dim, mean_bits);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("{}: {}", Quote(name), error.what()));
+  }
+  return channels;
+}
+
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config, std::span<const formats::LayerScheme> used) {
-  if (quantization_param_path.empty()) return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), config, used);
-  return ParseScaleFile(ReadTextFile(quantization_param_path, kMaxScaleFileBytes), quantization_param_path, config,
-                        Fingerprint(checkpoint));
+  const bool from_file = !quantization_param_path.empty();
+  KvScales scales = from_file ? ParseScaleFile(ReadTextFile(quantization_param_path, kMaxScaleFileBytes),
+                                               quantization_param_path, config, Fingerprint(checkpoint))
+                              : ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), config, used);
+  for (size_t layer = 0; layer < used.size(); ++layer) {
+    const formats::Format& format = *used[layer].k.format;
+    if (!formats::IsAllocated(format.code)) continue;
+    formats::SideScales& k = scales.layers[layer].k;
+    k.query = nullptr;
+    if (k.eigen != nullptr) {
+      k.query = MakeKltTransform(*k.eigen, config.kv_heads, config.head_dim, format.code_bits);
+    } else if (from_file) {
+      throw InputError(fmt::format("{}: layer {} has no k_eigen, which {} needs; `kvanta calibrate --query` writes it",
+                                   quantization_param_path, layer, format.name));
+    }
+  }
+  return scales;
 }
 
 }  // namespace kvanta::models

@@ -188,7 +188,8 @@ KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_
   return scales;
 }
 
-// Metadata "kvanta_kv_scales": the text of Kvanta's own schema; tensors "layers.N.k_query" of all layers that have K.
+// Metadata "kvanta_kv_scales": the text of Kvanta's own schema; tensors "layers.N.k_query" of all layers that have K,
+// and "layers.N.k_eigen" of all of them or of none.
 KvScales ReadSafetensors(std::string_view file, const std::string& name, const ModelConfig& config,
                          std::string_view fingerprint) {
   const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
@@ -203,6 +204,8 @@ KvScales ReadSafetensors(std::string_view file, const std::string& name, const M
   const Json value = ParseJson(*text, name);
   KvScales scales = ReadOwn(JsonObject(value, name), config, fingerprint);
   size_t used = 0;
+  const bool has_eigen =
+      std::ranges::any_of(tensors, [](const auto& tensor) { return tensor.first.ends_with(".k_eigen"); });
   for (int i = 0; i < config.layers; ++i) {
     const auto layer = static_cast<size_t>(i);
     const bool has_keys = !config.layer_specs[layer].IsRecurrent();
@@ -217,10 +220,19 @@ KvScales ReadSafetensors(std::string_view file, const std::string& name, const M
     formats::SideScales& k = scales.layers[layer].k;
     if (k.mean.empty()) throw InputError(fmt::format("{}: layer {} has a k_query, but no k_mean", name, i));
     k.query = ReadQueryMatrices(found->second, fmt::format("{}: {}", name, tensor), config);
+    if (!has_eigen) continue;
+    const std::string eigen = fmt::format("layers.{}.k_eigen", i);
+    const auto channels = tensors.find(eigen);
+    if (channels == tensors.end()) {
+      throw InputError(fmt::format("{}: tensor {} is missing; all layers have theirs, or none", name, eigen));
+    }
+    ++used;
+    k.eigen = ReadEigenChannels(channels->second, fmt::format("{}: {}", name, eigen), config);
   }
   if (used != tensors.size()) {
-    throw InputError(fmt::format("{}: {} tensors; only the {} layers.N.k_query of this model are known", name,
-                                 tensors.size(), used));
+    throw InputError(
+        fmt::format("{}: {} tensors; only {} layers.N.k_query and layers.N.k_eigen of this model are known", name,
+                    tensors.size(), used));
   }
   return scales;
 }

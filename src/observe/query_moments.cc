@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <vector>
 
+#include "base/math.h"
 #include "kernels/attention/cpu/table.h"
 #include "kvanta/error.h"
 
@@ -12,6 +15,9 @@ namespace kvanta::observe {
 namespace {
 
 using kernels::kMaxHeadDim;
+
+// Positions from one weighted query to the next: the cost of a query is that of its row of attention.
+constexpr int64_t kSampledQueries = 8;
 
 // Adds x x^T of four rows to the upper triangle of `moment` [n][n], one row after the other.
 void AddOuterProducts(const double (&x)[4][kMaxHeadDim], int n, double* moment) noexcept {
@@ -23,6 +29,59 @@ void AddOuterProducts(const double (&x)[4][kMaxHeadDim], int n, double* moment) 
   }
 }
 
+// Cost of an error in the logits of one query: the softmax's derivative times the values, squared, summed over the
+// tokens [first, last) of quantized pages. Errors of different tokens are independent, so their squares add up.
+class LogitErrorCost {
+ public:
+  explicit LogitErrorCost(const attention::AttentionSpec& spec) : spec_(spec) {}
+
+  // Keys and values f32, `stride` floats apart, of all positions up to the query's.
+  double Of(const float* query, int head, int64_t position, const float* keys, const float* values, int64_t stride,
+            int64_t first, int64_t last) {
+    const int n = spec_.head_dim;
+    const int64_t begin = spec_.visibility.First(position);
+    first = std::max(first, begin);
+    if (first >= last) return 0;
+    probabilities_.resize(static_cast<size_t>(position + 1 - begin));
+    float max = spec_.sinks.empty() ? -std::numeric_limits<float>::infinity() : spec_.sinks[static_cast<size_t>(head)];
+    const float sink = max;
+    for (int64_t t = begin; t <= position; ++t) {
+      float logit = Dot(query, keys + t * stride, n) * spec_.softmax_scale;
+      if (spec_.softcap > 0) logit = spec_.softcap * std::tanh(logit / spec_.softcap);
+      probabilities_[static_cast<size_t>(t - begin)] = logit;
+      max = std::max(max, logit);
+    }
+    float sum = spec_.sinks.empty() ? 0.0F : std::exp(sink - max);
+    for (float& p : probabilities_) sum += p = std::exp(p - max);
+    float output[kMaxHeadDim] = {}, square_output[kMaxHeadDim] = {};  // sums of p v and of p^2 v
+    double squares = 0, lengths = 0;                                  // sums of p^2 and of p^2 |v|^2
+    for (int64_t t = begin; t <= position; ++t) {
+      const float p = probabilities_[static_cast<size_t>(t - begin)] / sum;
+      const float* value = values + t * stride;
+      for (int c = 0; c < n; ++c) output[c] += p * value[c];
+      if (t < first || t >= last) continue;
+      const float square = p * p;
+      for (int c = 0; c < n; ++c) square_output[c] += square * value[c];
+      squares += double{square};
+      lengths += double{square} * double{Dot(value, value, n)};
+    }
+    const double cost = lengths - 2 * double{Dot(output, square_output, n)} + squares * double{Dot(output, output, n)};
+    return std::max(0.0, cost);
+  }
+
+ private:
+  static float Dot(const float* a, const float* b, int n) noexcept {
+    float parts[8] = {};
+    for (int i = 0; i < n; i += 8) {
+      for (int j = 0; j < 8; ++j) parts[j] += a[i + j] * b[i + j];
+    }
+    return ((parts[0] + parts[4]) + (parts[2] + parts[6])) + ((parts[1] + parts[5]) + (parts[3] + parts[7]));
+  }
+
+  const attention::AttentionSpec& spec_;
+  std::vector<float> probabilities_;
+};
+
 class MomentCollector final : public KvObserver {
  public:
   MomentCollector(QueryMoments& out, const std::vector<attention::AttentionSpec>& attention, int64_t skip,
@@ -31,12 +90,20 @@ class MomentCollector final : public KvObserver {
         attention_(attention),
         skip_(skip),
         threads_(threads),
+        keys_(static_cast<size_t>(out.layers)),
+        values_(static_cast<size_t>(out.layers)),
         seen_keys_(static_cast<size_t>(out.layers)),
         seen_queries_(static_cast<size_t>(out.layers)),
         finite_(static_cast<size_t>(out.layers) * static_cast<size_t>(out.kv_heads), 1) {}
 
   void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
     const int64_t first = First(seen_keys_, layer, rows);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::vector<float>& keys = keys_[static_cast<size_t>(layer)];
+      std::vector<float>& values = values_[static_cast<size_t>(layer)];
+      keys.insert(keys.end(), k + row * stride, k + row * stride + KvChannels());
+      values.insert(values.end(), v + row * stride, v + row * stride + KvChannels());
+    }
     auto add_head = [&](int64_t head, int) {
       const int64_t at = int64_t{layer} * out_.kv_heads + head;
       float* amax = out_.amax.data() + (int64_t{layer} * 2) * out_.kv_heads + head;
@@ -51,12 +118,14 @@ class MomentCollector final : public KvObserver {
   bool ObservesQueries() const noexcept override { return true; }
 
   void OnRun(int layer, const float* q, int64_t stride, int64_t rows) noexcept override {
+    const int64_t start = seen_queries_[static_cast<size_t>(layer)];
     const int64_t first = First(seen_queries_, layer, rows);
     const int group = attention_[static_cast<size_t>(layer)].heads / out_.kv_heads;
     auto add_head = [&](int64_t head, int) {
       const int64_t at = int64_t{layer} * out_.kv_heads + head;
       AddRows(at, q + first * stride + head * group * out_.head_dim, stride, rows - first, group, nullptr,
               out_.query_moment.data() + at * out_.head_dim * out_.head_dim);
+      AddWeighted(layer, static_cast<int>(head), group, q, stride, start, rows);
     };
     threads_.ForEach(out_.kv_heads, add_head);
   }
@@ -109,10 +178,42 @@ class MomentCollector final : public KvObserver {
     }
   }
 
+  int64_t KvChannels() const noexcept { return int64_t{out_.kv_heads} * out_.head_dim; }
+
+  // Queries of a KV head at every kSampledQueries-th position, times the root of their cost.
+  void AddWeighted(int layer, int kv_head, int group, const float* q, int64_t stride, int64_t start,
+                   int64_t rows) noexcept {
+    const int n = out_.head_dim;
+    const attention::AttentionSpec& spec = attention_[static_cast<size_t>(layer)];
+    LogitErrorCost cost(spec);
+    const int64_t channel = int64_t{kv_head} * n;
+    const float* keys = keys_[static_cast<size_t>(layer)].data() + channel;
+    const float* values = values_[static_cast<size_t>(layer)].data() + channel;
+    double* moment = out_.weighted_query_moment.data() + (int64_t{layer} * out_.kv_heads + kv_head) * n * n;
+    alignas(64) double x[4][kMaxHeadDim] = {};
+    int filled = 0;
+    const int64_t begin = std::max(start, 2 * skip_);  // the first query with a quantized page
+    for (int64_t position = RoundUp(begin, kSampledQueries); position < start + rows; position += kSampledQueries) {
+      for (int i = 0; i < group; ++i) {
+        const int head = kv_head * group + i;
+        const float* query = q + (position - start) * stride + int64_t{head} * n;
+        const double root =
+            std::sqrt(cost.Of(query, head, position, keys, values, KvChannels(), skip_, position / skip_ * skip_));
+        for (int c = 0; c < n; ++c) x[filled][c] = root * double{query[c]};
+        if (++filled < 4) continue;
+        AddOuterProducts(x, n, moment);
+        filled = 0;
+      }
+    }
+    for (int i = filled; i < 4; ++i) std::fill_n(x[i], n, 0.0);
+    if (filled != 0) AddOuterProducts(x, n, moment);
+  }
+
   QueryMoments& out_;
   const std::vector<attention::AttentionSpec>& attention_;
   const int64_t skip_;
   ThreadPool& threads_;
+  std::vector<std::vector<float>> keys_, values_;  // [layers]: [tokens so far][kv_heads * head_dim]
   std::vector<int64_t> seen_keys_, seen_queries_;  // tokens of each layer so far
   std::vector<char> finite_;                       // [layers][kv_heads]
 };
@@ -148,6 +249,7 @@ QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& mak
   result.key_sum.assign(channels, 0.0);
   result.key_moment.assign(channels * static_cast<size_t>(config.head_dim), 0.0);
   result.query_moment = result.key_moment;
+  result.weighted_query_moment = result.key_moment;
   const std::vector<attention::AttentionSpec> attention = model.AttentionLayers();
   MomentCollector collector(result, attention, skip, threads);
   ForwardObserved(model, make_backend, layout, tokens, max_rows, collector);
@@ -157,6 +259,7 @@ QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& mak
   }
   Mirror(result.key_moment, config.head_dim);
   Mirror(result.query_moment, config.head_dim);
+  Mirror(result.weighted_query_moment, config.head_dim);
   return result;
 }
 

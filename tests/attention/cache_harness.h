@@ -249,8 +249,18 @@ class CacheHarness {
       }
       matrices.insert(matrices.end(), matrix.begin(), matrix.end());
     }
-    config_.scales[0].k.query =
-        std::make_shared<formats::QueryTransform>(std::move(matrices), options_.kv_heads, options_.head_dim);
+    std::vector<formats::BitAllocation> allocations;
+    const formats::Format& format = *layout_.layers[0].k.format;
+    for (int head = 0; formats::IsAllocated(format.code) && head < options_.kv_heads; ++head) {
+      std::vector<float> deviations(size);
+      for (size_t i = 0; i < size; ++i) {
+        deviations[i] =
+            std::exp2(-4.0F * static_cast<float>(head + 1) * static_cast<float>(i) / static_cast<float>(size));
+      }
+      allocations.push_back(formats::AllocateBits(deviations, format.code_bits));
+    }
+    config_.scales[0].k.query = std::make_shared<formats::QueryTransform>(std::move(matrices), options_.kv_heads,
+                                                                          options_.head_dim, std::move(allocations));
   }
 
   // Multiplies some channels of K by ten, different ones in each head.

@@ -284,12 +284,12 @@ TEST_P(GpuAttentionTest, NanReachesOnlyRowsThatSeeIt) {
   }
 }
 
-// GpuLayerBuilder rejects formats without a kernel: those of trellis codes alone.
+// GpuLayerBuilder rejects formats without a kernel: those of trellis codes, of even or uneven bits, alone.
 TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
   for (const formats::Format& format : formats::All()) {
     HarnessOptions options{.scheme = std::string(format.name), .heads = 2, .kv_heads = 1, .head_dim = 256};
     CacheHarness harness(On(options), 1);
-    if (formats::IsTrellis(format.code)) {
+    if (formats::IsTrellis(format.code) || formats::IsAllocated(format.code)) {
       EXPECT_THROW(Make(harness), InputError) << format.name;
     } else {
       EXPECT_NO_THROW(Make(harness)) << format.name;

@@ -11,7 +11,9 @@ namespace {
 TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
   const TinyModel windowed({.sliding_window = 40});
   std::vector<std::string> schemes = {"k=int8,v=int4", "k=bf16,v=fp8", "int4+exact=none", "int8+exact=open+sink=1"};
-  for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
+  for (const formats::Format& format : formats::All()) {
+    if (!formats::IsAllocated(format.code)) schemes.emplace_back(format.name);  // needs a calibrated model
+  }
   for (size_t i = 0; i < 2 * schemes.size(); ++i) {
     const std::string& scheme = schemes[i / 2];
     SCOPED_TRACE(scheme);

@@ -32,6 +32,7 @@ TEST(Sessions, PrefixHitsGiveTheBitsOfAColdRunForEveryFormat) {
   constexpr int kSessions = 4, kTurns = 5;
   for (const formats::Format& format : formats::All()) {
     if (!IsTested(format)) continue;
+    if (formats::IsAllocated(format.code)) continue;  // needs a calibrated model: tests/python/test_query_keys.py
     EngineConfig config = TinyConfig(ModelFor(std::string(format.name)), std::string(format.name));
     config.page_size = std::max(config.page_size, format.scaling.token_group);
     config.max_model_len = 256;

@@ -47,7 +47,8 @@ template <int kIndex, class... T>
 auto PlaneTypes() {
   if constexpr (kIndex == kElementTypes) {
     return testing::Types<T...>{};
-  } else if constexpr (CodeBits(static_cast<ElementType>(kIndex)) < 8 && !IsTrellis(static_cast<ElementType>(kIndex))) {
+  } else if constexpr (CodeBits(static_cast<ElementType>(kIndex)) < 8 && !IsTrellis(static_cast<ElementType>(kIndex)) &&
+                       !IsAllocated(static_cast<ElementType>(kIndex))) {
     return PlaneTypes<kIndex + 1, T..., CodeConstant<static_cast<ElementType>(kIndex)>>();
   } else {
     return PlaneTypes<kIndex + 1, T...>();

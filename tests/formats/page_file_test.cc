@@ -72,6 +72,28 @@ Json HeaderJson(const std::vector<uint8_t>& file) {
   return Json::parse(file.begin() + 32, file.begin() + 32 + bytes);
 }
 
+// Channels as they are, of equal deviations.
+EigenChannels UnitChannels(int kv_heads, int head_dim, float deviation = 1) {
+  const auto heads = static_cast<size_t>(kv_heads), size = static_cast<size_t>(head_dim);
+  EigenChannels channels{.matrices = std::vector<float>(heads * size * size, 0.0F),
+                         .deviations = std::vector<float>(heads * size, deviation)};
+  for (size_t i = 0; i < heads * size; ++i) channels.matrices[i * size + i % size] = 1;
+  return channels;
+}
+
+TEST(PageFile, BitsOfChannelsAreComparedByTheirHash) {
+  PageHeader header = Header({"klt3"});
+  header.scales.resize(1);
+  header.scales[0].k.mean.assign(64, 0.5F);
+  EigenChannels channels = UnitChannels(2, 32);
+  header.scales[0].k.query = MakeKltTransform(channels, 2, 32, 3);
+  const PageHeader read = ReadPageFile(WritePageFile(header, Payload(header)), "x").header;
+  EXPECT_NO_THROW(CheckPageFits(read, header, "x"));
+  channels.deviations.back() = 0.5F;  // the same matrix and bits, another weight of errors
+  header.scales[0].k.query = MakeKltTransform(channels, 2, 32, 3);
+  EXPECT_THROW(CheckPageFits(read, header, "x"), InputError);
+}
+
 TEST(PageFile, RoundTripsEveryFormat) {
   for (const Format& format : All()) {
     for (const RecordKind kind : {RecordKind::kQuantized, RecordKind::kExact}) {
@@ -82,6 +104,11 @@ TEST(PageFile, RoundTripsEveryFormat) {
       if (k_scales || v_scales) header.scales.resize(3);
       if (k_scales) header.scales[0].k.scale = {0.1F, 1e-7F};
       if (v_scales) header.scales[0].v.scale = {3.0F, 1.0F / 3.0F};
+      if (IsAllocated(format.code)) {
+        header.scales.resize(3);
+        header.scales[0].k.mean.assign(64, 0.5F);
+        header.scales[0].k.query = MakeKltTransform(UnitChannels(2, 32), 2, 32, format.code_bits);
+      }
       const auto payload = Payload(header);
       const auto file = WritePageFile(header, payload);
       // The bar on disk: a file is its header and exactly the bytes that the cache plans for a page.

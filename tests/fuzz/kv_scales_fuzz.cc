@@ -19,6 +19,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // Accepted input must be usable as it is.
     if (scales.layers.size() != 2) __builtin_trap();
     for (const formats::LayerScales& layer : scales.layers) {
+      if (layer.k.eigen != nullptr && MakeKltTransform(*layer.k.eigen, 2, 8, 3)->allocations().size() != 2) {
+        __builtin_trap();
+      }
       for (const formats::SideScales* side : {&layer.k, &layer.v}) {
         if (side->scale.size() != 2 || (!side->mean.empty() && side->mean.size() != 16)) __builtin_trap();
         for (const float scale : side->scale) {

@@ -121,6 +121,41 @@ TEST(QueryScaleFile, RefusesMatricesThatCannotBeUsed) {
   EXPECT_THAT(with({kKvHeads * kHeadDim, kHeadDim}, Matrices()), HasSubstr("expected F32 [2, 8, 8]"));
 }
 
+// Unit matrices, and deviations that fall from `deviation`.
+std::vector<float> Eigen(float deviation = 2) {
+  std::vector<float> values;
+  for (int head = 0; head < kKvHeads; ++head) {
+    for (int i = 0; i < kHeadDim * kHeadDim; ++i) values.push_back(i % (kHeadDim + 1) == 0 ? 1.0F : 0.0F);
+    for (int i = 0; i < kHeadDim; ++i) values.push_back(i == 0 ? deviation : 1.0F / static_cast<float>(i));
+  }
+  return values;
+}
+
+TEST(QueryScaleFile, HasEigenChannelsOfAllLayersOrNone) {
+  const auto with = [](int layers, std::vector<int64_t> shape, const std::vector<float>& values) {
+    Tensors tensors = BothLayers();
+    for (int layer = 0; layer < layers; ++layer) {
+      tensors.emplace_back(fmt::format("layers.{}.k_eigen", layer), shape, values);
+    }
+    return tensors;
+  };
+  const std::vector<int64_t> shape = {kKvHeads, kHeadDim + 1, kHeadDim};
+  const KvScales scales = ParseScaleFile(File(with(2, shape, Eigen())), "q.safetensors", Config(), "fnv1a-0");
+  const formats::EigenChannels& channels = *scales.layers[1].k.eigen;
+  EXPECT_EQ(channels.matrices.size(), kKvHeads * kHeadDim * kHeadDim);
+  EXPECT_THAT(channels.deviations, testing::ElementsAre(2, 1, .5F, 1 / 3.F, .25F, .2F, 1 / 6.F, 1 / 7.F,  //
+                                                        2, 1, .5F, 1 / 3.F, .25F, .2F, 1 / 6.F, 1 / 7.F));
+  EXPECT_THAT(FileError(with(1, shape, Eigen())), HasSubstr("layers.1.k_eigen is missing; all layers have theirs"));
+  EXPECT_THAT(FileError(with(2, {kKvHeads, kHeadDim, kHeadDim}, Matrices())), HasSubstr("expected F32 [2, 9, 8]"));
+  for (const float wrong : {.5F, NAN, INFINITY, -1.F}) {
+    EXPECT_THAT(FileError(with(2, shape, Eigen(wrong))), HasSubstr("of KV head 0: must be finite, above 0"));
+  }
+  std::vector<float> singular = Eigen();
+  singular[0] = 0;
+  EXPECT_THAT(FileError(with(2, shape, singular)), HasSubstr("KV head 0 is singular"));
+  EXPECT_EQ(ParseScaleFile(File(BothLayers()), "q.safetensors", Config()).layers[0].k.eigen, nullptr);
+}
+
 TEST(QueryScaleFile, CheckpointsHaveThemToo) {
   const TempFolder folder;
   SafetensorsWriter writer;

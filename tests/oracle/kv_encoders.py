@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import klt
 import ml_dtypes
 import numpy as np
 import trellis
@@ -286,7 +287,11 @@ def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
 def _trellis(x: F32, form: Format, _: np.float32) -> Cell:
     largest = np.float32(32) * FP16_MAX
     saturated, nan = _count(x, largest)
-    packed, unrounded = trellis.encode(_clean(x, largest), form.bits)
+    values = _clean(x, largest)
+    if form.rule == "klt":
+        packed, unrounded = klt.encode(values, klt.default_allocation(x.shape[1], form.bits))
+    else:
+        packed, unrounded = trellis.encode(values, form.bits)
     scale, above = fp16_scale(unrounded)
     saturated += int(np.sum(above & ~np.any(np.abs(x) > largest, axis=1)))
     packed[scale == 0] = 0
@@ -308,4 +313,5 @@ ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
     "nvfp4_4over6": _nvfp4,
     "lloyd": _lloyd,
     "trellis": _trellis,
+    "klt": _trellis,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import klt
 import numpy as np
 import trellis
 from kv_cells import (
@@ -56,6 +57,10 @@ def _trellis(bits: int) -> Format:
     return Format("trellis", bits=bits, token_scale=FP16, hadamard=True)
 
 
+def _klt(bits: int) -> Format:
+    return Format("klt", bits=bits, token_scale=FP16, hadamard=True)
+
+
 def _e2m1(rule: str, scale: DType, block: int, *, per_head: bool = False) -> Format:
     return Format(rule, bits=4, block_scale=scale, block=block, per_head=per_head)
 
@@ -82,8 +87,10 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "t4": _trellis(4),
         "int3_g32": _signed(3),
         "t3": _trellis(3),
+        "klt3": (_klt(3), _trellis(3)),
         "int2_g32": _signed(2),
         "t2": _trellis(2),
+        "klt2": (_klt(2), _trellis(2)),
         "nvfp4": _e2m1("nvfp4", E4M3, 16, per_head=True),
         "nvfp4_4over6": _e2m1("nvfp4_4over6", E4M3, 16, per_head=True),
         "mxfp4": _e2m1("mxfp4", E8M0, 32),
@@ -105,6 +112,13 @@ FORMATS: dict[str, tuple[Format, Format]] = {
 """Formats of K and V by name."""
 
 NAMES = tuple(FORMATS)
+
+
+def uncalibrated(name: str) -> str:
+    """Scheme text of a name whose keys are encoded without a calibration."""
+    return f"{name}-query" if FORMATS[name][0].rule == "klt" else name
+
+
 DEFAULT_HADAMARD = {name for name, (k, v) in FORMATS.items() if k.hadamard and v.hadamard}
 
 
@@ -156,6 +170,8 @@ def _values(form: Format, codes: U8, head_dim: int) -> F32:
         return codes.view(np.int8).astype(np.float32)
     if form.rule == "trellis":
         return trellis.levels_of(codes, form.bits).astype(np.float32)
+    if form.rule == "klt":
+        return klt.levels_of(codes, klt.default_allocation(head_dim, form.bits)).astype(np.float32)
     fields = unpack_fields(codes, head_dim, form.bits)
     if form.rule == "lloyd":
         levels, step = lloyd_max(form.bits)

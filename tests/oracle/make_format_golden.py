@@ -192,7 +192,7 @@ def cases(name: str) -> list[dict[str, Any]]:
             out.append(
                 {
                     "input": label,
-                    "scheme": name + modifier,
+                    "scheme": kv_formats.uncalibrated(name) + modifier,
                     "side": side,
                     "static_scale": scale,
                     "saturated": cell.saturated,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvanta import LLM, InputError
 from kvanta.calibration import calibrate, save_checkpoint, write_scale_file
-from kvanta.calibration.query_matrices import query_matrix
+from kvanta.calibration.query_matrices import eigen_channels, query_matrix
 from kvanta.divergence import kl_divergence
 
 RANDOM = np.random.default_rng(21)
@@ -50,6 +50,20 @@ def test_keys_and_queries_get_the_same_moments(size: int) -> None:
     )
 
 
+@pytest.mark.parametrize("size", [8, 24, 64])
+def test_eigen_channels_are_white_and_their_errors_those_of_logits(size: int) -> None:
+    keys, queries = 100 * moments(size, 4 * size, 1), moments(size, 4 * size, 2)
+    channels = eigen_channels(keys, queries).astype(np.float64)
+    white, deviations = channels[:-1], channels[-1]
+    # Regularization adds that part of the mean eigenvalue.
+    regularized = [(keys, 1e-3), (queries, 0.1)]
+    s, q = (moment + part * np.trace(moment) / size * np.eye(size) for moment, part in regularized)
+    np.testing.assert_allclose(white @ s @ white.T, np.eye(size), atol=1e-3)
+    logits = deviations[:, None] * white  # what an error of a key does to the logits of the queries
+    metric = logits.T @ logits
+    np.testing.assert_allclose(metric / np.trace(metric), q / np.trace(q), atol=1e-5)
+
+
 def test_scales_of_the_moments_have_no_influence() -> None:
     keys, queries = moments(16, 64, 3), moments(16, 64, 4)
     np.testing.assert_allclose(query_matrix(keys, queries), query_matrix(1e6 * keys, 1e-6 * queries), rtol=1e-4)
@@ -68,9 +82,12 @@ def test_scales_of_the_moments_have_no_influence() -> None:
 def test_deficient_moments_give_a_matrix_that_the_engine_takes(
     keys: NDArray[np.float64], queries: NDArray[np.float64]
 ) -> None:
-    matrix = query_matrix(keys, queries).astype(np.float64)
-    assert np.isfinite(matrix).all()
-    assert np.linalg.norm(matrix) * np.linalg.norm(np.linalg.inv(matrix)) < 1e5
+    channels = eigen_channels(keys, queries)
+    assert (channels[-1] > 0).all()
+    assert (np.diff(channels[-1]) <= 0).all()
+    for matrix in (query_matrix(keys, queries).astype(np.float64), channels[:-1].astype(np.float64)):
+        assert np.isfinite(matrix).all()
+        assert np.linalg.norm(matrix) * np.linalg.norm(np.linalg.inv(matrix)) < 1e5
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +118,43 @@ def test_biased_keys_are_mended(folder: Path, file: Path) -> None:
     assert divergence(folder, file, "fp32+hadamard+query+exact=open") < 1e-4  # its exact pages are bf16
 
 
+@pytest.mark.parametrize("scheme", ["klt3", "k=klt2,v=int8"])
+def test_eigen_channels_carry_biased_keys(folder: Path, file: Path, scheme: str) -> None:
+    found = divergence(folder, file, scheme)
+    assert found < 0.25 * divergence(folder, None, scheme.replace("klt", "t")), "Hadamard alone"
+    assert found > 0, "some pages are quantized"
+
+
+def test_eigen_channels_need_a_calibration(folder: Path, file: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no matrices for \+query"):
+        quiet_llm(folder, kv_cache_dtype="klt3", auto_calibrate=False)
+    with pytest.raises(InputError, match=r"klt3 is made of calibrated matrices"):
+        quiet_llm(folder, kv_cache_dtype="klt3-query")
+    tensors = safetensors.numpy.load_file(file)
+    with safetensors.safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    older = tmp_path / "older.safetensors"
+    safetensors.numpy.save_file({name: x for name, x in tensors.items() if "eigen" not in name}, older, metadata)
+    assert quiet_llm(folder, kv_cache_dtype="int4+query", quantization_param_path=str(older))
+    with pytest.raises(InputError, match=r"layer 0 has no k_eigen, which klt2 needs"):
+        quiet_llm(folder, kv_cache_dtype="klt2", quantization_param_path=str(older))
+
+
+def test_weighted_moments_count_queries_of_quantized_pages(folder: Path) -> None:
+    llm = quiet_llm(folder, kv_cache_dtype="bf16")
+    found = llm.query_moments(TOKENS)["weighted_query_moment"]
+    assert (np.linalg.eigvalsh(found) > -1e-9 * np.trace(found, axis1=-2, axis2=-1)[..., None]).all()
+    assert (np.trace(found, axis1=-2, axis2=-1) > 0).all()
+    assert not llm.query_moments(TOKENS[:128])["weighted_query_moment"].any(), "no page to read quantized"
+
+
 def test_moments_do_not_depend_on_threads_or_chunks(folder: Path) -> None:
     found = [
         quiet_llm(folder, kv_cache_dtype="bf16", threads=threads, max_num_batched_tokens=rows).query_moments(TOKENS)
         for threads, rows in ((1, 512), (2, 64))
     ]
     assert found[0]["tokens"] == len(TOKENS) - 64
-    for key in ("amax", "key_sum", "key_moment", "query_moment"):
+    for key in ("amax", "key_sum", "key_moment", "query_moment", "weighted_query_moment"):
         np.testing.assert_array_equal(found[0][key], found[1][key], err_msg=key)
     np.testing.assert_array_equal(found[0]["key_moment"], found[0]["key_moment"].swapaxes(-1, -2))
 
@@ -162,7 +209,7 @@ def test_refusals(folder: Path, file: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the file belongs to another model"):
         quiet_llm(other, kv_cache_dtype="int4+query", quantization_param_path=str(file))
     tensors = safetensors.numpy.load_file(file)
-    assert set(tensors) == {"layers.0.k_query", "layers.1.k_query"}
+    assert set(tensors) == {f"layers.{layer}.{name}" for layer in (0, 1) for name in ("k_query", "k_eigen")}
     stripped = tmp_path / "stripped.safetensors"
     safetensors.numpy.save_file(tensors, stripped)
     with pytest.raises(InputError, match="kvanta_kv_scales"):

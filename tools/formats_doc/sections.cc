@@ -161,7 +161,7 @@ std::string LevelTable() {
   for (int i = 0; i < formats::kElementTypes; ++i) {
     const auto code = static_cast<ElementType>(i);
     const formats::ElementTypeInfo info = formats::Info(code);
-    if (info.low_bits >= 8 || formats::IsTrellis(code)) continue;
+    if (info.low_bits >= 8 || formats::IsTrellis(code) || formats::IsAllocated(code)) continue;
     const formats::CodeLevels table = formats::Levels(code);
     const int count = 1 << formats::CodeBits(code);
     std::vector<int> levels(table.level, table.level + count);
@@ -186,7 +186,7 @@ std::string TrellisLevels() {
   std::string text;
   for (int bits = formats::kMinTrellisBits; bits <= 4; ++bits) {
     const formats::TrellisLevelTable& table = formats::kTrellisLevels[bits - formats::kMinTrellisBits];
-    text += fmt::format("    t{}, rms {}:\n", bits, table.rms);
+    text += fmt::format("    {} bits, rms {}:\n", bits, table.rms);
     for (int first = 0; first < 256; first += 16) {
       text += fmt::format("      {:>4}\n", fmt::join(table.levels + first, table.levels + first + 16, " "));
     }

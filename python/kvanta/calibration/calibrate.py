@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta.calibration.query_matrices import collect_query_moments, query_matrices
+from kvanta.calibration.query_matrices import QueryMatrices, collect_query_moments, query_matrices
 from kvanta.calibration.scale_methods import LARGEST, METHODS, static_scale
 from kvanta.calibration.statistics import KvStatistics, collect_statistics
 from kvanta.errors import InputError
@@ -41,8 +41,8 @@ class Calibration:
     tokens: int
     statistics: KvStatistics | None
     """None of calibrate_query()."""
-    k_query: NDArray[np.float32] | None = None
-    """[layers, kv_heads, head_dim, head_dim]: matrices of +query."""
+    query: QueryMatrices | None = None
+    """Of +query."""
 
     @property
     def strategy(self) -> str:
@@ -53,7 +53,7 @@ class Calibration:
 def calibrate_query(llm: LLM, token_ids: Sequence[int] | NDArray[np.integer], window: int) -> Calibration:
     """The matrices and means of +query, and scales by "amax" per head, from one reading of the text."""
     found = collect_query_moments(llm, token_list(token_ids, llm.model_info.vocab), window)
-    means, matrices = query_matrices(found)
+    matrices = query_matrices(found)
     scales = np.maximum(found.amax / np.float32(LARGEST), np.finfo(np.float32).tiny)
     return Calibration(
         granularity="head",
@@ -61,11 +61,11 @@ def calibrate_query(llm: LLM, token_ids: Sequence[int] | NDArray[np.integer], wi
         window=window,
         k_scale=scales[:, 0],
         v_scale=scales[:, 1],
-        k_mean=means,
+        k_mean=matrices.means,
         k_outliers=None,
         tokens=len(token_ids),
         statistics=None,
-        k_query=matrices,
+        query=matrices,
     )
 
 
@@ -123,9 +123,8 @@ def calibrate(
         if value not in known:
             raise InputError(f"{name} is {value!r}; known: {', '.join(known)}")
 
-    means = matrices = None
-    if query:
-        means, matrices = query_matrices(collect_query_moments(llm, tokens, window))
+    matrices = query_matrices(collect_query_moments(llm, tokens, window)) if query else None
+    means = matrices.means if matrices is not None else None
     found = collect_statistics(llm, tokens, window)
     k_scale = _scales(found, 0, granularity, method, percentile)
     if key_mean and not query:
@@ -142,5 +141,5 @@ def calibrate(
         k_outliers=_outlier_channels(found, outliers, outliers_by) if outliers else None,
         tokens=found.tokens,
         statistics=found,
-        k_query=matrices,
+        query=matrices,
     )

@@ -79,11 +79,12 @@ def _scale_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.f
 
 def _query_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Kvanta's own names: key means and matrices of +query."""
-    if calibration.k_query is None or calibration.k_mean is None:
+    if calibration.query is None:
         return
-    for layer in range(len(calibration.k_query)):
-        yield f"model.layers.{layer}.self_attn.k_mean", calibration.k_mean[layer]
-        yield f"model.layers.{layer}.self_attn.k_query", calibration.k_query[layer]
+    for layer in range(len(calibration.query.matrices)):
+        yield f"model.layers.{layer}.self_attn.k_mean", calibration.query.means[layer]
+        yield f"model.layers.{layer}.self_attn.k_query", calibration.query.matrices[layer]
+        yield f"model.layers.{layer}.self_attn.k_eigen", calibration.query.eigen[layer]
 
 
 def _copy_file(source: Path, target: Path, what: str) -> None:

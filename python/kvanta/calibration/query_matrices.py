@@ -15,6 +15,8 @@ from kvanta.progress import progress_bar
 MIN_TOKENS = 8192
 """Fewer do not determine the second moments of a head of 128 channels well."""
 _REGULARIZATION = 1e-3
+_WEIGHTED_REGULARIZATION = 0.1
+"""Of weighted queries: few of them carry most of the weight, and others come after the calibration."""
 _Float64 = NDArray[np.float64]
 
 
@@ -30,6 +32,7 @@ class QueryMoments:
     key_moment: _Float64
     """[layers, kv_heads, head_dim, head_dim], as query_moment."""
     query_moment: _Float64
+    weighted_query_moment: _Float64
 
     def add(self, other: QueryMoments) -> None:
         """Adds the sums of another text of the same model."""
@@ -38,6 +41,7 @@ class QueryMoments:
         self.key_sum += other.key_sum
         self.key_moment += other.key_moment
         self.query_moment += other.query_moment
+        self.weighted_query_moment += other.weighted_query_moment
 
 
 def collect_query_moments(
@@ -73,12 +77,12 @@ def _power(matrix: _Float64, exponent: float) -> _Float64:
     return result
 
 
-def _regularized(moment: _Float64) -> _Float64:
+def _regularized(moment: _Float64, part: float = _REGULARIZATION) -> _Float64:
     size = len(moment)
     trace = float(np.trace(moment))
     if not trace > 0:  # a dead head: nothing to know
         return np.eye(size)
-    result: _Float64 = (moment + moment.T) / (2 * trace / size) + _REGULARIZATION * np.eye(size)
+    result: _Float64 = (moment + moment.T) / (2 * trace / size) + part * np.eye(size)
     return result
 
 
@@ -106,14 +110,50 @@ def query_matrix(keys: _Float64, queries: _Float64) -> NDArray[np.float32]:
     return scaled
 
 
-def query_matrices(found: QueryMoments) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The key means [layers, kv_heads, head_dim] and matrices [layers, kv_heads, head_dim, head_dim] of +query."""
+def eigen_channels(keys: _Float64, queries: _Float64) -> NDArray[np.float32]:
+    """[d + 1, d] of klt3 and klt2: W, whose rows make uncorrelated channels of variance 1 of a key, and a row of their
+    standard deviations in units of what an error weighs, falling.
+
+    `keys` S: as of query_matrix; `queries` Q: second moment, each query weighted by what an error of its logits costs.
+    W = D^-1 U' Q^1/2 with the eigenvectors U and eigenvalues D^2 of Q^1/2 S Q^1/2: an error of D W k is an error of the
+    weighted logits, and D^2 says how many bits each channel deserves.
+    """
+    s, q = _regularized(keys), _regularized(queries, _WEIGHTED_REGULARIZATION)
+    root = _power(q, 0.5)
+    variances, vectors = np.linalg.eigh(root @ s @ root)
+    deviations = np.sqrt(np.maximum(variances[::-1], np.finfo(np.float32).tiny))
+    size = len(keys)
+    key_scale = np.sqrt(size / np.trace(keys)) if np.trace(keys) > 0 else 1.0
+    whitened = (vectors[:, ::-1].T @ root) / deviations[:, None] * key_scale
+    # Rounded so that equal deviations stay in order.
+    return np.vstack([whitened, np.minimum.accumulate(deviations)]).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class QueryMatrices:
+    """Means and matrices of +query."""
+
+    means: NDArray[np.float32]
+    """[layers, kv_heads, head_dim]"""
+    matrices: NDArray[np.float32]
+    """[layers, kv_heads, head_dim, head_dim]"""
+    eigen: NDArray[np.float32]
+    """[layers, kv_heads, head_dim + 1, head_dim]: for klt3 and klt2."""
+
+
+def query_matrices(found: QueryMoments) -> QueryMatrices:
+    """The key means, matrices and eigen-channels of +query. Raises InputError if moments are not finite."""
     means = found.key_sum / found.tokens
-    matrices = np.empty(found.key_moment.shape, dtype=np.float32)
-    for place in np.ndindex(*means.shape[:2]):
+    layers, heads, size = means.shape
+    matrices = np.empty((layers, heads, size, size), dtype=np.float32)
+    eigen = np.empty((layers, heads, size + 1, size), dtype=np.float32)
+    for place in np.ndindex(layers, heads):
         mean = means[place]
         covariance = found.key_moment[place] / found.tokens - np.outer(mean, mean)
         matrices[place] = query_matrix(covariance, found.query_moment[place] / found.tokens)
-    if not np.isfinite(matrices).all():
+        weighted = found.weighted_query_moment[place]
+        # Windows of two pages or less have no query that reads a quantized page.
+        eigen[place] = eigen_channels(covariance, weighted if weighted.any() else found.query_moment[place])
+    if not (np.isfinite(matrices).all() and np.isfinite(eigen).all()):
         raise InputError("cannot calibrate +query: the moments of keys and queries are not finite")
-    return means.astype(np.float32), matrices
+    return QueryMatrices(means.astype(np.float32), matrices, eigen)

@@ -66,14 +66,18 @@ def write_scale_file(path: str | Path, calibration: Calibration, info: _core.Mod
     Raises InputError if a calibration with matrices has another name than *.safetensors, and ResourceError.
     """
     path = Path(path).expanduser()
-    check_scale_file_name(path, calibration.k_query is not None)
+    check_scale_file_name(path, calibration.query is not None)
     partial = path.with_name(f".{path.name}.partial")
     try:
         text = json.dumps(scale_file(calibration, info))
-        if calibration.k_query is None:
+        if calibration.query is None:
             partial.write_text(text + "\n", encoding="utf-8")
         else:
-            tensors = {f"layers.{layer}.k_query": matrices for layer, matrices in enumerate(calibration.k_query)}
+            tensors = {
+                f"layers.{layer}.{name}": values
+                for name, of_layers in (("k_query", calibration.query.matrices), ("k_eigen", calibration.query.eigen))
+                for layer, values in enumerate(of_layers)
+            }
             shapes = {name: values.shape for name, values in tensors.items()}
             write_safetensors(partial, shapes, tensors.items(), "F32", {"kvanta_kv_scales": text})
         partial.replace(path)

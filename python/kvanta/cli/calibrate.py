@@ -205,7 +205,7 @@ def run(values: argparse.Namespace) -> int:
         "granularity": found.granularity,
         "method": found.method,
         "key_mean": found.k_mean is not None,
-        "query": found.k_query is not None,
+        "query": found.query is not None,
         "outliers": values.outliers,
         "out": values.out,
         "checkpoint": values.save_checkpoint,

@@ -1,4 +1,5 @@
 #include "kernels/attention/cpu/codes_portable.h"
+#include "kernels/attention/cpu/klt_portable.h"
 #include "kernels/attention/cpu/trellis_portable.h"
 #include "kernels/cpu/vec16_portable.h"
 // Primitives first, then the kernels written over them.

@@ -3,6 +3,7 @@
 
 #include "kernels/attention/cpu/fp8_as_fp16.h"
 #include "kernels/attention/cpu/keys.h"
+#include "kernels/attention/cpu/klt.h"
 #include "kernels/attention/cpu/lookup8.h"
 #include "kernels/attention/cpu/operands.h"
 #include "kernels/attention/cpu/softmax.h"
@@ -57,6 +58,9 @@ constexpr void SetDerived(AttentionKernels& kernels) {
       kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareQuery<CodeInt8>, ScoreTrellis<kBits>};
       kernels.values[kIndex] = {AccumulateTrellis<kBits>};
     }
+    if constexpr (formats::IsAllocated(kType)) {  // keys alone
+      kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareQuery<CodeInt8>, ScoreKlt<formats::CodeBits(kType)>};
+    }
     if constexpr (formats::Info(kType).decoding == formats::Decoding::kLookup8) {
       if constexpr (formats::IsInteger(kType)) {
         kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareLookup8<kType, PrepareQuery<CodeInt8>>,
@@ -84,6 +88,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
   Set<CodeInt8, CodeInt8Values>(kernels, ElementType::kInt8);
   SetDerived(kernels);
   kernels.search_trellis = kTrellisSearch;
+  kernels.search_klt = kKltSearch;
   kernels.transform = TransformRow;
   kernels.multiply = MultiplyRow;
   kernels.transpose = Transpose;

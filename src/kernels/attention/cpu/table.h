@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "formats/element_type.h"
+#include "formats/klt.h"
 #include "formats/scale_type.h"
 #include "formats/trellis.h"
 
@@ -84,6 +85,7 @@ struct KeyPass {
   float* scores = nullptr;           // [rows][kMaxPageTokens]
   uint8_t* workspace = nullptr;      // kWorkspaceBytes, 64-byte aligned; may be shared with the value kernel
   WorkspaceUse workspace_use = WorkspaceUse::kNone;
+  const formats::BitAllocation* allocation = nullptr;  // of element types with IsAllocated()
   Prefetch prefetch;
 };
 
@@ -152,6 +154,7 @@ struct AttentionKernels {
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];
   formats::TrellisSearch search_trellis;
+  formats::KltSearch search_klt;
   // out = formats::Hadamard(x), bit-identical; f32 [head_dim]; out may be x.
   void (*transform)(const float* x, int head_dim, float* out);
   // formats::MultiplyRow, bit-identical but for NaN payloads.

@@ -41,7 +41,8 @@ template <class... Found, class... More>
 struct Encoders<TypeList<Found...>, void, More...> : Encoders<TypeList<Found...>, More...> {};
 template <class... Found, class T, class... More>
 struct Encoders<TypeList<Found...>, T, More...>
-    : Encoders<std::conditional_t<formats::IsTrellis(T::kElementType) || (EncodeAlike<Found, T>() || ...),
+    : Encoders<std::conditional_t<formats::IsTrellis(T::kElementType) || formats::IsAllocated(T::kElementType) ||
+                                      (EncodeAlike<Found, T>() || ...),
                                   TypeList<Found...>, TypeList<Found..., T>>,
                More...> {};
 template <class... T>

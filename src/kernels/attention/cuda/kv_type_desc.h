@@ -35,6 +35,7 @@ constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
     case formats::Decoding::kLookup8:
       return formats::IsInteger(type) ? DecodeKind::kLloyd : DecodeKind::kE3M2;
     case formats::Decoding::kTrellis:  // not supported: CanDecode
+    case formats::Decoding::kKlt:
     case formats::Decoding::kFloat:
       break;
   }
@@ -84,7 +85,7 @@ constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
 // True if the kernels can decode the combination.
 constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scaling) {
   using formats::ScaleType;
-  if (formats::IsTrellis(code)) return false;
+  if (formats::IsTrellis(code) || formats::IsAllocated(code)) return false;
   const DecodeKind decode = DecodeKindOf(code);
   const BlockScale block = BlockScaleOf(scaling);
   if (block == BlockScale::kF32) {

@@ -11,7 +11,7 @@
 namespace kvanta::kernels::reference {
 
 void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape,
-                const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
+                const formats::CellSections& sections, const uint8_t* cell, formats::HeadParameters head, int tokens,
                 float* rows) {
   const int64_t head_dim = shape.head_dim;
   if (format.decode_token_group != nullptr) {
@@ -30,7 +30,7 @@ void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::
   const formats::RowSections row = buffer.Sections();
   for (int token = 0; token < tokens; ++token) {
     formats::LoadRow(kind, format, shape, sections, token, cell, row);
-    format.decode_row(row, shape.head_dim, static_scale, rows + token * head_dim);
+    format.decode_row(row, shape.head_dim, head, rows + token * head_dim);
   }
 }
 

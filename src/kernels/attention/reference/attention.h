@@ -13,7 +13,7 @@ namespace kvanta::kernels::reference {
 
 // Decodes tokens [0, tokens) of a cell in the cache's layout: rows f32 [tokens][head_dim], still transformed.
 void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape,
-                const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
+                const formats::CellSections& sections, const uint8_t* cell, formats::HeadParameters head, int tokens,
                 float* rows);
 
 // Orthonormal Walsh-Hadamard transform of formats::Hadamard, in double, by its definition. x: [head_dim].

@@ -1,4 +1,5 @@
 #include "kernels/attention/cpu/arm/codes_neon.h"
+#include "kernels/attention/cpu/klt_portable.h"
 #include "kernels/attention/cpu/trellis_portable.h"
 #include "kernels/cpu/arm/vec16_neon.h"
 // Primitives first, then the kernels written over them.

@@ -1,3 +1,4 @@
+#include "kernels/attention/cpu/klt_portable.h"
 #include "kernels/attention/cpu/x86/codes_avx2.h"
 #include "kernels/attention/cpu/x86/trellis_avx2.h"
 #include "kernels/cpu/x86/vec16_avx2.h"

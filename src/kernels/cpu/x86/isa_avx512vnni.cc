@@ -1,4 +1,5 @@
 #include "kernels/attention/cpu/x86/codes_avx512.h"
+#include "kernels/attention/cpu/x86/klt_avx512.h"
 #include "kernels/attention/cpu/x86/trellis_avx512.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
 // Primitives first, then the kernels written over them.

@@ -1,0 +1,162 @@
+"""Keys with uneven bits (klt3, klt2) in numpy, written from docs/formats.md and not from the C++."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import trellis
+from kv_cells import F32, U8
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+BLOCK = 8
+ERRORS = (1, 0.363, 0.119, 0.0374, 0.0115, 0.0035, 0.00104, 0.0003)
+UNIFORM_RMS = {5: 26, 6: 22, 7: 20}
+
+
+def _levels(bits: int) -> tuple[int, I64]:
+    """Root mean square and the 256 levels by window."""
+    if bits == 0:
+        return 1, np.zeros(256, np.int64)
+    if bits <= 4:
+        return trellis.tables()[bits]
+    code = np.arange(256) % (1 << bits)
+    return UNIFORM_RMS[bits], (2 * code + 1 - (1 << bits)) << (7 - bits)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    bits: I64
+    """[head_dim]"""
+    weight: F32
+    gain: I64
+
+    @property
+    def string(self) -> slice:
+        """Channels of the circular string."""
+        return slice(int((self.bits > 4).sum()), int((self.bits > 0).sum()))
+
+
+def allocate(deviations: F32, mean_bits: int) -> Allocation:
+    variances = np.zeros(len(deviations) // BLOCK)
+    for channel, deviation in enumerate(deviations.astype(np.float64)):
+        variances[channel // BLOCK] += deviation * deviation
+    bits = np.zeros(len(variances), np.int64)
+    for _ in range(mean_bits * len(bits)):
+        gains = [v * (ERRORS[b] - ERRORS[b + 1]) if b < 7 else -1.0 for v, b in zip(variances, bits, strict=True)]
+        bits[int(np.argmax(gains))] += 1
+    error, searched = 0.0, 0
+    for variance, b in zip(variances, bits, strict=True):
+        if 0 < b <= 4:
+            error, searched = error + variance * ERRORS[b], searched + BLOCK
+    unit = np.sqrt(128.0 * searched / error) if error > 0 else 1.0
+    of_channel = np.repeat(bits, BLOCK)
+    scaled = deviations.astype(np.float64) / np.array([_levels(int(b))[0] for b in of_channel])
+    first = float(deviations[0])
+    relative = scaled * (1 / np.sqrt(first * first))
+    gain = np.clip(np.floor(scaled * unit * 4096 + 0.5), 1, 32767).astype(np.int64)
+    return Allocation(of_channel, (relative * relative).astype(np.float32), gain)
+
+
+def default_allocation(head_dim: int, mean_bits: int) -> Allocation:
+    return allocate((1 / (1 + 15 * np.arange(head_dim) / head_dim)).astype(np.float32), mean_bits)
+
+
+def _saturate(x: I64) -> I64:
+    return np.clip(x, -32768, 32767)
+
+
+def _run(targets: I64, allocation: Allocation, channels: range, metrics: I64, decisions: dict[int, I64]) -> I64:
+    """Processes channels from the last to the first; decisions [rows, u] by channel."""
+    for channel in reversed(channels):
+        b = int(allocation.bits[channel])
+        by_choice = metrics.reshape(len(metrics), 1 << b, -1)
+        decisions[channel] = by_choice.argmin(axis=1)
+        best = np.repeat(by_choice.min(axis=1), 1 << b, axis=1)
+        difference = targets[:, channel, None] - 64 * _levels(b)[1]
+        error = _saturate(8 * ((difference * allocation.gain[channel] + (1 << 14)) >> 15))
+        metrics = _saturate(best + ((error * error) >> 16))
+        if channel % BLOCK == 0:
+            metrics = _saturate(metrics - metrics.min(axis=1, keepdims=True))
+    return metrics
+
+
+def _next(window: I64, allocation: Allocation, channel: int, decisions: dict[int, I64]) -> I64:
+    b = int(allocation.bits[channel])
+    u = window >> b
+    return np.asarray(u | decisions[channel][np.arange(len(u)), u] << (8 - b))
+
+
+def _search(targets: I64, allocation: Allocation) -> I64:
+    rows = len(targets)
+    begin, end = allocation.string.start, allocation.string.stop
+    codes = np.zeros(targets.shape, np.int64)
+    if begin == end:
+        return codes
+    head, tail = begin, end
+    while head < end and allocation.bits[begin:head].sum() < trellis.JOIN_BITS:
+        head += BLOCK
+    while tail > begin and allocation.bits[tail:end].sum() < trellis.JOIN_BITS:
+        tail -= BLOCK
+    decisions: dict[int, I64] = {}
+    metrics = _run(targets, allocation, range(begin, head), np.zeros((rows, 256), np.int64), decisions)
+    metrics = _run(targets, allocation, range(tail, end), metrics, decisions)
+    window = metrics.argmin(axis=1)
+    for channel in range(tail, end):
+        window = _next(window, allocation, channel, decisions)
+    start = np.full((rows, 256), trellis.WRONG_START, np.int64)
+    start[np.arange(rows), window] = 0
+    _run(targets, allocation, range(begin, end), start, decisions)
+    for channel in range(begin, end):
+        codes[:, channel] = window & ((1 << int(allocation.bits[channel])) - 1)
+        window = _next(window, allocation, channel, decisions)
+    return codes
+
+
+def _pack(codes: I64, allocation: Allocation) -> U8:
+    bits = [(codes[:, c, None] >> np.arange(b)) & 1 for c, b in enumerate(allocation.bits)]
+    return np.packbits(np.concatenate(bits, axis=1).astype(np.uint8), axis=1, bitorder="little")
+
+
+def levels_of(packed: U8, allocation: Allocation) -> I64:
+    """Levels [rows, head_dim] of rows of packed codes."""
+    string = np.unpackbits(packed, axis=1, bitorder="little").astype(np.int64)
+    place = np.concatenate([[0], np.cumsum(allocation.bits)])
+    begin = place[allocation.string.start]
+    levels = np.zeros((len(packed), len(allocation.bits)), np.int64)
+    for channel, b in enumerate(allocation.bits):
+        places = place[channel] + np.arange(8)
+        if b > 4:
+            places = places[:b]
+        elif b > 0:
+            places = begin + (places - begin) % (string.shape[1] - begin)
+        else:
+            continue
+        levels[:, channel] = _levels(int(b))[1][(string[:, places] << np.arange(len(places))).sum(axis=1)]
+    return levels
+
+
+def encode(values: F32, allocation: Allocation) -> tuple[U8, F32]:
+    """Packed codes and scales, not rounded, of clamped rows; both zero where a row is too small for any scale."""
+    wide = values.astype(np.float64)
+    coded = allocation.string.stop
+    rms = np.array([_levels(int(b))[0] for b in allocation.bits[:coded]])
+    step = np.sqrt(trellis.sum_of(np.square(wide[:, :coded] / rms)) / coded)
+    factor = (64 / np.where(step < 2.0**-30, np.inf, step)).astype(np.float32)
+    targets = np.rint(np.clip(values * factor[:, None], np.float32(-16320), np.float32(16320))).astype(np.int64)
+    codes = _search(targets, allocation)
+    for channel in range(allocation.string.start):
+        b = int(allocation.bits[channel])
+        unit = 64 << (7 - b)
+        codes[:, channel] = np.clip((targets[:, channel] + (unit << b)) // (2 * unit), 0, (1 << b) - 1)
+    packed = _pack(codes, allocation)
+    levels = levels_of(packed, allocation)
+    weighted = allocation.weight.astype(np.float64) * levels
+    energy = trellis.sum_of(weighted * levels)
+    product = trellis.sum_of(weighted * wide)
+    scale = np.where(energy > 0, product / np.where(energy > 0, energy, 1), 0).astype(np.float32)
+    small = step < 2.0**-30
+    packed[small] = 0
+    return packed, np.where(small, np.float32(0), scale)

@@ -10,7 +10,7 @@ namespace kvanta::formats {
 namespace {
 
 // Expected squared error of a unit normal value in 0 to 7 bits of a row.
-constexpr std::array<double, kMaxAllocatedBits + 1> kErrors = {1, .363, .119, .0374, .0115, .0035, .00104, .0003};
+constexpr std::array<double, kMaxAllocatedBits + 1> kErrors = {1, .363, .119, .0384, .0125, .0043, .00135, .0005};
 constexpr double kMeanGainError = 128;  // mean of (gain * error in levels)^2: some 8 units of the search's metric
 
 }  // namespace
@@ -47,7 +47,7 @@ BitAllocation AllocateBits(std::span<const float> deviations, int mean_bits) noe
   double error = 0;
   int searched = 0;
   for (int block = 0; block < blocks; ++block) {
-    result.uniform_blocks += result.bits[block] > kMaxAllocatedTrellis ? 1 : 0;
+    result.scalar_blocks += result.bits[block] > kMaxAllocatedTrellis ? 1 : 0;
     result.coded_blocks += result.bits[block] > 0 ? 1 : 0;
     if (result.bits[block] == 0 || result.bits[block] > kMaxAllocatedTrellis) continue;
     error += variances[static_cast<size_t>(block)] * kErrors[result.bits[block]];

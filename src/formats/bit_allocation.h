@@ -11,13 +11,13 @@ namespace kvanta::formats {
 
 inline constexpr int kAllocationBlock = 8;      // channels of equal bits
 inline constexpr int kMaxAllocatedBits = 7;     // of a channel
-inline constexpr int kMaxAllocatedTrellis = 4;  // blocks of more bits have uniform levels, each code by itself
+inline constexpr int kMaxAllocatedTrellis = 4;  // blocks of more bits have scalar codes
 inline constexpr float kSearchGainUnit = 4096;  // BitAllocation::gain of 1
 
 // Bits of a head's channels, and how much an error in each of them weighs.
 struct BitAllocation {
   int head_dim = 0;
-  int uniform_blocks = 0;                             // first ones, of more than kMaxAllocatedTrellis bits
+  int scalar_blocks = 0;                              // first ones, of more than kMaxAllocatedTrellis bits
   int coded_blocks = 0;                               // first ones, of at least one bit; the others are always zero
   uint8_t bits[kMaxHeadDim / kAllocationBlock] = {};  // of each block; they never rise
   float weight[kMaxHeadDim] = {};                     // of a squared error in levels

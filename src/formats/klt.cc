@@ -48,11 +48,15 @@ struct PortableKltSteps {
   }
 };
 
-// The code of the uniform level that is nearest to a target.
-uint8_t UniformCode(int bits, int32_t target) noexcept {
-  const int32_t unit = kKltUnit * UniformStep(bits);
-  const int32_t code = (target + (unit << bits)) >> (kMaxAllocatedBits - bits + 7);
-  return static_cast<uint8_t>(std::clamp(code, 0, (1 << bits) - 1));
+// The code of the level that is nearest to a target, of two the lower.
+uint8_t ScalarCode(int bits, int32_t target) noexcept {
+  const int8_t* levels = kKltLevels[bits].levels;
+  int code = 0;
+  for (int half = 1 << (bits - 1); half != 0; half /= 2) {
+    const int next = code + half;
+    if (target > kKltUnit * (levels[next - 1] + levels[next]) / 2) code = next;
+  }
+  return static_cast<uint8_t>(code);
 }
 
 void PackCodes(const BitAllocation& allocation, const uint8_t* codes, uint8_t* out) noexcept {
@@ -80,7 +84,7 @@ void PortableKltSearch(const BitAllocation& allocation, const int16_t* targets, 
 
 void KltLevelsOf(const BitAllocation& allocation, const uint8_t* codes, int8_t* levels) noexcept {
   const uint8_t* string_begin = codes;
-  for (int block = 0; block < allocation.uniform_blocks; ++block) string_begin += allocation.bits[block];
+  for (int block = 0; block < allocation.scalar_blocks; ++block) string_begin += allocation.bits[block];
   for (int block = 0; block < allocation.head_dim / kAllocationBlock; ++block, levels += kAllocationBlock) {
     const int bits = allocation.bits[block];
     uint64_t string = 0;
@@ -117,10 +121,10 @@ void EncodeKltRow(const BitAllocation& allocation, const float* x, RowSections o
       targets[i] = static_cast<int16_t>(RoundToInt(target));
     }
     uint8_t codes[kLongestRow];
-    for (int i = 0; i < allocation.uniform_blocks * kAllocationBlock; ++i) {
-      codes[i] = UniformCode(allocation.bits[i / kAllocationBlock], targets[i]);
+    for (int i = 0; i < allocation.scalar_blocks * kAllocationBlock; ++i) {
+      codes[i] = ScalarCode(allocation.bits[i / kAllocationBlock], targets[i]);
     }
-    if (allocation.uniform_blocks < allocation.coded_blocks) search(allocation, targets, codes);
+    if (allocation.scalar_blocks < allocation.coded_blocks) search(allocation, targets, codes);
     PackCodes(allocation, codes, out.codes);
     int8_t levels[kLongestRow];
     KltLevelsOf(allocation, out.codes, levels);

@@ -2,7 +2,7 @@
 // whose errors the queries weigh; formats/query_transform.h). A row, in blocks of 8 channels that have the bits of the
 // head's BitAllocation:
 //
-//   | codes of blocks of 5 to 7 bits, each a uniform level | circular string of the codes of 1 to 4 bits |
+//   | codes of blocks of 5 to 7 bits, each with its own level | circular string of the codes of 1 to 4 bits |
 //
 // as in formats/trellis.h, but that each element of the string has its own width b: its window is the 8 bits from its
 // code on, its level that of b bits. Blocks of 0 bits are zero. x_hat = s * level, one s for the row: the transform
@@ -39,7 +39,7 @@ struct KltRow : FormatTraits {
   static constexpr ExactPages kExact = ExactPages::kOpen;
   static constexpr int kSinkPages = 1;
   static constexpr std::string_view kRule =
-      "codes: nearest uniform levels, and the weighted trellis search below, at the row's root mean square; s = "
+      "codes: nearest levels, and the weighted trellis search below, at the row's root mean square; s = "
       "fp16(sum(w x level) / sum(w level level)); x_hat = s * level";
 
   static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,

@@ -54,7 +54,7 @@ inline __attribute__((always_inline)) void SearchKlt(const BitAllocation& alloca
                                                      uint8_t* codes) noexcept {
   alignas(64) int16_t metrics[kTrellisStates] = {};
   alignas(64) int16_t decisions[kMaxHeadDim * kKltDecisions];
-  const int begin = allocation.uniform_blocks, end = allocation.coded_blocks;
+  const int begin = allocation.scalar_blocks, end = allocation.coded_blocks;
   const auto previous = [&](int window, int element) {  // the window of the element after it
     const int bits = allocation.bits[element / kAllocationBlock];
     const int u = window >> bits;

@@ -51,7 +51,9 @@ TEST(SchemeText, DefaultsOfEveryName) {
   for (const formats::ExpectedFormat& preset : formats::kExpectedFormats) {
     names.emplace_back(preset.name);
     const KvScheme scheme = KvScheme::Parse(preset.name);
-    EXPECT_EQ(scheme.k, (KvSide{.format = preset.name, .hadamard = preset.k_hadamard, .mean = false})) << preset.name;
+    const bool query = std::string_view(preset.name).starts_with("klt");
+    const KvSide k{.format = preset.name, .hadamard = preset.k_hadamard, .mean = false, .query = query};
+    EXPECT_EQ(scheme.k, k) << preset.name;
     EXPECT_EQ(scheme.v, (KvSide{.format = preset.name, .hadamard = preset.v_hadamard, .mean = false})) << preset.name;
     EXPECT_EQ(scheme.exact, preset.open ? ExactPages::kOpen : ExactPages::kNone) << preset.name;
     EXPECT_EQ(scheme.sink_pages, preset.sink) << preset.name;

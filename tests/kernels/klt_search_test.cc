@@ -31,7 +31,7 @@ TEST_P(KltSearchTest, FindsTheCodesOfEveryOtherUnit) {
           deviations.push_back(static_cast<float>(std::exp2(-octaves * i / head_dim)));
         }
         const formats::BitAllocation allocation = formats::AllocateBits(deviations, mean_bits);
-        if (allocation.uniform_blocks == allocation.coded_blocks) continue;
+        if (allocation.scalar_blocks == allocation.coded_blocks) continue;
         for (int kind = 0; kind < 6; ++kind) {  // normal rows, ties, and the largest targets
           std::vector<int16_t> targets;
           for (int i = 0; i < head_dim; ++i) {

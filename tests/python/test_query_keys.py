@@ -56,7 +56,7 @@ def test_eigen_channels_are_white_and_their_errors_those_of_logits(size: int) ->
     channels = eigen_channels(keys, queries).astype(np.float64)
     white, deviations = channels[:-1], channels[-1]
     # Regularization adds that part of the mean eigenvalue.
-    regularized = [(keys, 1e-3), (queries, 0.1)]
+    regularized = [(keys, 1e-3), (queries, 0.3)]
     s, q = (moment + part * np.trace(moment) / size * np.eye(size) for moment, part in regularized)
     np.testing.assert_allclose(white @ s @ white.T, np.eye(size), atol=1e-3)
     logits = deviations[:, None] * white  # what an error of a key does to the logits of the queries

@@ -56,10 +56,15 @@ std::vector<float> Normal(size_t n) {
 }
 
 // Mean squared error over mean square, of rows that went through the format's preset.
+// The scheme that formats are shown by: without calibrations.
+std::string Uncalibrated(const Format& format) {
+  return fmt::format("{}{}", format.name, formats::IsAllocated(format.code) ? "-query" : "");
+}
+
 double Distortion(const Format& format, SideKind kind) {
   constexpr CellShape kRows = {.tokens = 4096, .head_dim = 128};
   static const std::vector<float> x = Normal(size_t{kRows.tokens} * kRows.head_dim);
-  const KvScheme scheme = KvScheme::Parse(format.name);
+  const KvScheme scheme = KvScheme::Parse(Uncalibrated(format));
   const auto bytes = EncodeCell(scheme, kind, x, kRows);
   const auto decoded = DecodeCell(scheme, kind, bytes, kRows);
   double error = 0;
@@ -240,7 +245,7 @@ std::string GoldenVectors() {
       for (const bool rotated : {false, true}) {
         if (rotated && !side.hadamard) continue;
         const bool plain = !rotated && side.hadamard;
-        const KvScheme scheme = KvScheme::Parse(fmt::format("{}{}", format.name, plain ? "-hadamard" : ""));
+        const KvScheme scheme = KvScheme::Parse(fmt::format("{}{}", Uncalibrated(format), plain ? "-hadamard" : ""));
         const CellShape rows = {.tokens = std::max(1, side.scaling.token_group), .head_dim = 32};
         std::vector<float> x(static_cast<size_t>(rows.tokens) * 32);
         for (size_t i = 0; i < x.size(); ++i) x[i] = (static_cast<float>(i % 32) - 12.5F + i / 32) * 0.375F;
@@ -248,7 +253,7 @@ std::string GoldenVectors() {
         const auto bytes = EncodeCell(scheme, kind, x, rows);
         constexpr size_t kShown = 16;
         const auto code_bytes = static_cast<size_t>(sections.row_bytes);
-        const std::string name = fmt::format("{}{}{}", format.name, plain ? "-hadamard" : "",
+        const std::string name = fmt::format("{}{}{}", Uncalibrated(format), plain ? "-hadamard" : "",
                                              format.value_side == nullptr ? ""
                                              : kind == SideKind::kK       ? ", K"
                                                                           : ", V");

@@ -15,7 +15,7 @@ from kvanta.progress import progress_bar
 MIN_TOKENS = 8192
 """Fewer do not determine the second moments of a head of 128 channels well."""
 _REGULARIZATION = 1e-3
-_WEIGHTED_REGULARIZATION = 0.1
+_WEIGHTED_REGULARIZATION = 0.3
 """Of weighted queries: few of them carry most of the weight, and others come after the calibration."""
 _Float64 = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ void UnpackKltKeys(const formats::BitAllocation& allocation, const uint8_t* grou
   int row_bytes = 0, string_byte = 0;  // of a row; the first of its circular string
   for (int block = 0; block < allocation.coded_blocks; ++block) {
     row_bytes += allocation.bits[block];
-    string_byte += block < allocation.uniform_blocks ? allocation.bits[block] : 0;
+    string_byte += block < allocation.scalar_blocks ? allocation.bits[block] : 0;
   }
   const int last_unit = row_bytes / 4 - 1;  // a word of 16 tokens
   const auto words_of = [&](int unit) __attribute__((always_inline)) {

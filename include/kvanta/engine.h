@@ -61,12 +61,17 @@ struct EngineConfig {
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).
   double quality_sample_rate = 0;
-  // Tensor parallelism on CPUs (docs/parallel.md): so many processes, of which each computes with a part of the weights
-  // and of the KV heads; kv_cache_memory_bytes and threads are a process's own. Rank 0 is an Engine, the others call
-  // RunRank() with the same options. They find each other in a folder that is empty and private to them.
+  // Several processes on CPUs, the ranks (docs/parallel.md). By tensor parallelism, each computes with a part of the
+  // weights and of the KV heads of every layer; by pipeline parallelism, with some of the layers. kv_cache_memory_bytes
+  // and threads are a process's own. Rank 0 is an Engine, the others call RunRank() with the same options.
   int tensor_parallel_size = 1;
-  int tensor_parallel_rank = 0;
-  std::string tensor_parallel_folder;
+  int pipeline_parallel_size = 1;
+  // Ranks divide the experts of a layer instead of the outputs of each expert. Without experts or ranks, no difference.
+  bool enable_expert_parallel = false;
+  // Seconds after which a rank that lives, but does not answer, counts as lost.
+  int distributed_timeout_seconds = 120;
+  int rank = 0;
+  std::string rank_folder;            // in which ranks find each other: empty, and private to them
   bool profile = false;               // measures EngineStats::profile
   std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
   BitmaskFn fill_masks;               // masks of requests with a constraint (kvanta/constraint.h)
@@ -110,8 +115,11 @@ struct EngineConfig {
     visit("speculative_config", &EngineConfig::speculative_config);
     visit("quality_sample_rate", &EngineConfig::quality_sample_rate, 0, 1);
     visit("tensor_parallel_size", &EngineConfig::tensor_parallel_size, 1, 16);
-    visit("tensor_parallel_rank", &EngineConfig::tensor_parallel_rank, 0);
-    visit("tensor_parallel_folder", &EngineConfig::tensor_parallel_folder);
+    visit("pipeline_parallel_size", &EngineConfig::pipeline_parallel_size, 1, 16);
+    visit("enable_expert_parallel", &EngineConfig::enable_expert_parallel);
+    visit("distributed_timeout_seconds", &EngineConfig::distributed_timeout_seconds, 1);
+    visit("rank", &EngineConfig::rank, 0);
+    visit("rank_folder", &EngineConfig::rank_folder);
     visit("profile", &EngineConfig::profile);
     visit("poison_unused", &EngineConfig::poison_unused);
   }
@@ -171,7 +179,7 @@ struct ModelInfo {
   std::string hash;               // of the weights, as in scale files; "" where no weights were read
 };
 
-// Bytes of a cache, of one rank's with tensor parallelism, computed by the code that lays out the engine's.
+// Bytes of a cache, of several ranks' the largest, computed by the code that lays out the engine's.
 struct CachePlan {
   std::string kv_cache_dtype;           // what the name stands for in this model: "mla_int4" for int4 with MLA
   std::vector<CacheGroupStats> groups;  // without counts of pages
@@ -195,7 +203,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config);
 // quantization_param_path nor the checkpoint gives; "" if it has all that it needs. Throws InputError.
 std::string MissingQueryMatrices(const EngineConfig& config);
 
-// Serves a rank above 0 of tensor parallelism; comes back when rank 0's Engine ends. Throws InputError / ResourceError,
+// Serves a rank above 0; comes back when rank 0's Engine ends. Throws InputError / ResourceError,
 // also when another rank is lost.
 void RunRank(EngineConfig config);
 

@@ -81,7 +81,7 @@ void BindConfig(nb::module_& module) {
           "set_start_ranks",
           [](EngineConfig& self, nb::callable start) { self.start_ranks = PythonStart(std::move(start)); }, "start"_a,
           nb::sig("def set_start_ranks(self, start: collections.abc.Callable[[], object]) -> None"),
-          "`start` is called once, before the engine waits for the other ranks of tensor parallelism.")
+          "`start` is called once, before the engine waits for the other ranks.")
       .def(
           "set_fill_masks",
           [](EngineConfig& self, nb::callable fill) { self.fill_masks = PythonBitmaskFn(std::move(fill)); }, "fill"_a,
@@ -275,8 +275,7 @@ nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index, i
 void BindEngine(nb::module_& module) {
   BindConfig(module);
   BindOutputs(module);
-  module.def("run_rank", &RunRank, "config"_a, ReleaseGil(),
-             "Serves a rank above 0 of tensor parallelism, until rank 0's Engine ends.");
+  module.def("run_rank", &RunRank, "config"_a, ReleaseGil(), "Serves a rank above 0, until rank 0's Engine ends.");
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
       .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0,

@@ -224,12 +224,30 @@ class EngineOptions(OptionGroup):
     )
     tensor_parallel_size: int | None = option(
         1,
-        "processes that compute the model together, each with a part of its weights and of the cache; "
+        "processes that compute the model together, each with a part of every layer's weights and cache; "
         "kv_cache_memory_bytes and threads are each one's (docs/parallel.md)",
         parse_integer,
         aliases=("tp_size", "tp"),
         metavar="N",
         short_flag="-tp",
+    )
+    pipeline_parallel_size: int | None = option(
+        1,
+        "processes that each have some of the layers, and work on as many batches at once",
+        parse_integer,
+        aliases=("pp_size", "pp"),
+        metavar="N",
+        short_flag="-pp",
+    )
+    enable_expert_parallel: bool = option(
+        False, "divide the experts of a layer among these processes, instead of each expert", short_flag="-ep"
+    )
+    distributed_timeout_seconds: int | None = option(
+        120,
+        "seconds after which one of these processes that does not answer counts as lost",
+        parse_integer,
+        aliases=("dist_timeout",),
+        metavar="SECONDS",
     )
     quality_sample_rate: float | None = option(
         0.0,

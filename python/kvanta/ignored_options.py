@@ -31,7 +31,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "enable_batch_sharded_sampling enable_cp_decode_attn_tp enable_dense_mlp_attn_tp enable_dp_attention "
         "enable_dp_attention_local_control_broadcast enable_dp_lm_head enable_dsa_cache_layer_split "
         "enable_elastic_ep enable_elastic_expert_backup enable_ep_weight_filter enable_eplb "
-        "enable_expert_parallel enable_fault_tolerance enable_flashinfer_allreduce_fusion "
+        "enable_fault_tolerance enable_flashinfer_allreduce_fusion "
         "enable_fused_moe_sum_all_reduce enable_hc_sp enable_kv_cache_sharding enable_layernorm_sp "
         "enable_linker_mla_dedup enable_megamoe_for_layernorm_sp enable_mscclpp enable_nccl_comm_suspend "
         "enable_nccl_nvls enable_p2p_check enable_pd_role_switch enable_pdmux enable_prefill_cp "
@@ -48,8 +48,8 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "device_ids disaggregation_bootstrap_port disaggregation_decode_allocation_policy "
         "disaggregation_decode_extra_slots disaggregation_decode_host_receive_threshold "
         "disaggregation_decode_polling_interval disaggregation_decode_retraction_backup "
-        "disaggregation_ib_device disaggregation_transfer_backend dist_init_addr dist_timeout "
-        "distributed_executor_backend distributed_timeout_seconds dp dp_size "
+        "disaggregation_ib_device disaggregation_transfer_backend dist_init_addr "
+        "distributed_executor_backend dp dp_size "
         "dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
         "dp_sync_interval dwdp_size elastic_ep_backend elastic_ep_initial_size elastic_ep_join_mode "
         "elastic_ep_join_rank_offset elastic_ep_max_dp_size elastic_ep_scale_timeout encoder_bootstrap_port "
@@ -62,8 +62,8 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "load_snapshot_publish_interval master_addr master_port max_ep_size max_parallel_loading_workers "
         "moe_a2a_backend moe_data_parallel_size moe_dense_tp_size moe_dp_size mooncake_ib_device nccl_init_addr "
         "nccl_port nnodes node_rank num_reserved_decode_tokens numa_bind_cpus numa_bind_nodes numa_node "
-        "optimistic_prefill_attempts pdmux_config_path pipeline_parallel_size pp pp_async_batch_depth "
-        "pp_max_micro_batch_size pp_size prefill_context_parallel_size shared_experts_tp_size",
+        "optimistic_prefill_attempts pdmux_config_path pp_async_batch_depth "
+        "pp_max_micro_batch_size prefill_context_parallel_size shared_experts_tp_size",
     ),
     Group(
         "every model has embeddings, and generates text",

@@ -20,9 +20,9 @@ from kvanta.model_folder import check_model_folder
 from kvanta.model_options import ModelOptions
 from kvanta.models import resolve_model
 from kvanta.pooler_config import default_pooling
+from kvanta.ranks import RankProcesses, engine_with_ranks
 from kvanta.scheme_file import is_scheme_file
 from kvanta.structured_output import GrammarCompiler, fill_masks
-from kvanta.tensor_parallel import RankProcesses, engine_with_ranks
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
 
@@ -109,7 +109,7 @@ class LoadedModel:
 
     @property
     def lost_rank(self) -> str:
-        """The rank of tensor parallelism without which the engine cannot go on, and the reason; empty: none."""
+        """The rank without which the engine cannot go on, and the reason; empty: none."""
         return self._ranks.lost if self._ranks else ""
 
     def stats(self) -> dict[str, Any]:

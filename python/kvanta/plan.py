@@ -57,11 +57,12 @@ def plan(
         return _core.plan_cache_bytes(engine_config(path, arguments))
 
     config = engine_config(path, options)
-    if config.tensor_parallel_size != 1:
-        raise InputError(
-            f"tensor_parallel_size is {config.tensor_parallel_size}: a plan is for one process; of N, each has 1/N of "
-            "the weights and of the cache's bytes"
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(config, name)) != 1:
+            raise InputError(
+                f"{name} is {size}: a plan is for one process; of N, each has about 1/N of the weights and of the "
+                "cache's bytes"
+            )
     if draft_config(config.speculative_config):
         raise InputError(
             "speculative_config names a draft model: a plan is for one model; plan the other one by itself"

@@ -1,4 +1,4 @@
-"""Process of one rank of tensor parallelism, started by kvanta.tensor_parallel.
+"""Process of one rank above 0, started by kvanta.ranks.
 
 Reads one line of JSON, {"config": fields of EngineConfig, "cpus": [...]}, from its standard input, which stays open as
 long as the parent lives.

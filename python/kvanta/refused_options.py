@@ -280,11 +280,9 @@ SHORT_FLAGS: Mapping[str, str] = {
     "data_parallel_start_rank": "-dpr",
     "decode_context_parallel_size": "-dcp",
     "diffusion_config": "-dc",
-    "enable_expert_parallel": "-ep",
     "gpu_memory_utilization": "-gmu",
     "nnodes": "-n",
     "node_rank": "-r",
-    "pipeline_parallel_size": "-pp",
     "prefill_context_parallel_size": "-pcp",
     "quantization": "-q",
 }

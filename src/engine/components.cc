@@ -12,7 +12,7 @@
 #include "base/quote.h"
 #include "engine/engine_config.h"
 #include "engine/proposers.h"
-#include "engine/tensor_parallel.h"
+#include "engine/ranks.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
@@ -69,7 +69,7 @@ void WarnOfLongFactors(const EngineConfig& config, const models::ModelConfig& mo
 EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
   CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
-  CheckTensorParallel(config, model);
+  CheckRanks(config, model);
   const DType dtype = ResolveDType(config.dtype, model);
   const kernels::WeightType store = ResolveWeights(config.weight_dtype, dtype);
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
@@ -104,10 +104,14 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                     Quote(config.quantization_param_path)));
     }
   }
-  if (config.tensor_parallel_size > 1) {
+  const RankPart part = PartOfRank(config, model, schemes, config.rank);
+  if (RankCount(config) > 1) {
     components.ranks = JoinRanks(config, components.model_identity);
-    for (formats::LayerScales& layer : components.scales) layer = ScalesOfRank(layer, *components.ranks);
-    components.layout = PlanLayout(schemes, ConfigOfRank(model, config.tensor_parallel_size), config.page_size);
+    KeepScalesOfRank(part, *components.ranks, components.scales);
+    const std::vector<formats::CacheLayout> layouts = LayoutsOfRanks(config, model, schemes);
+    components.layout = part.layers ? layouts[static_cast<size_t>(config.rank)] : layouts.front();
+    components.layout_of_rank_0 = layouts.front();
+    config.kv_cache_memory_bytes = BudgetOfRank0(config.kv_cache_memory_bytes, layouts);
   }
   components.threads = std::make_shared<ThreadPool>(config.threads);
   if (config.device == "cuda") {
@@ -123,9 +127,9 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
   components.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
-  const cache::KvCacheSpec spec(components.layout, LayerVisibility(model));
-  const int64_t available = components.ops->device().AvailableBytes() / config.tensor_parallel_size;
-  const bool is_rank_0 = config.tensor_parallel_rank == 0;
+  const cache::KvCacheSpec spec(components.layout, LayerVisibility(part.model));
+  const int64_t available = components.ops->device().AvailableBytes() / RankCount(config);
+  const bool is_rank_0 = config.rank == 0;
   const CacheSpecs specs{.target = spec, .draft = draft ? &draft->spec : nullptr};
   components.positions = ValueOfRank0(
       *components.ranks, is_rank_0 ? SizeCache(config, specs, model.max_position, available).max_model_len : 0);
@@ -135,7 +139,9 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                    .keep_quantized = KeepsQuantized(config.weight_dtype, dtype),
                                    .max_rows = config.max_num_batched_tokens,
                                    .max_positions = components.positions,
-                                   .ranks = components.ranks.get()});
+                                   .ranks = part.layers ? nullptr : components.ranks.get(),
+                                   .expert_parallel = config.enable_expert_parallel,
+                                   .layers = part.layers});
   if (gpu) {
     components.make_backend = [gpu](cache::PagePool& pages, attention::BackendConfig setup) {
       return attention::MakeGpuBackend(pages, std::move(setup), gpu);

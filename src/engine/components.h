@@ -31,6 +31,7 @@ struct EngineComponents {
   std::string weights_hash;    // of weights and config.json, with EngineConfig::kv_cache_dir or kv_store
   std::string kv_store;        // with its password; config.kv_store is without
   formats::CacheLayout layout;
+  formats::CacheLayout layout_of_rank_0;     // with several ranks
   std::vector<formats::LayerScales> scales;  // per layer
   int64_t positions = 0;                     // for which the model was loaded; at least max_model_len
   bool scales_given = true;                  // false: 1.0 is only the default

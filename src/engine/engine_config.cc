@@ -135,7 +135,8 @@ std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model)
   return layers;
 }
 
-formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size) {
+formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
+                                const std::vector<int>& groups) {
   std::vector<formats::LayerShape> shapes;
   for (const models::LayerSpec& layer : model.layer_specs) {
     if (layer.IsRecurrent()) {
@@ -144,7 +145,8 @@ formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const mode
       shapes.push_back({model.kv_heads, model.head_dim, model.mla.qk_rope_head_dim});
     }
   }
-  return formats::PlanCache(schemes, shapes, page_size, cache::GroupLayers(schemes, LayerVisibility(model)));
+  return formats::PlanCache(schemes, shapes, page_size,
+                            groups.empty() ? cache::GroupLayers(schemes, LayerVisibility(model)) : groups);
 }
 
 std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {

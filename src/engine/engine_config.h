@@ -34,7 +34,9 @@ KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig
 // One scheme per layer: base ("auto": declared by the checkpoint, else the dtype's), layer overrides, skipped layers.
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
 
-formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size);
+// groups: each layer's KV cache group; empty: those of cache::GroupLayers.
+formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
+                                const std::vector<int>& groups = {});
 
 // Each layer's visibility.
 std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model);

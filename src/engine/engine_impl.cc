@@ -6,7 +6,7 @@
 #include <random>
 
 #include "engine/cache_identity.h"
-#include "engine/tensor_parallel.h"
+#include "engine/ranks.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -33,7 +33,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   const engine::CacheSpecs specs{.target = spec,
                                  .draft = components_.proposer ? components_.proposer->CacheSpec() : nullptr};
   const engine::CacheSize size = engine::SizeCache(config, specs, components_.model->Config().max_position,
-                                                   device.AvailableBytes() / config.tensor_parallel_size);
+                                                   device.AvailableBytes() / engine::RankCount(config));
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, components_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
@@ -50,16 +50,20 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                               config.enable_prefix_caching);
   counters_.groups = engine::DescribeGroups(spec);
   counters_.accepted_per_position.resize(static_cast<size_t>(components_.num_speculative_tokens));
+  batches_.resize(static_cast<size_t>(config.pipeline_parallel_size));
   scheduler_ = std::make_unique<scheduler::Scheduler>(
-      scheduler::SchedulerConfig{.max_sequences = config.max_num_seqs,
-                                 .max_step_tokens = config.max_num_batched_tokens,
-                                 .page_size = config.page_size},
+      scheduler::SchedulerConfig{
+          .max_sequences = config.max_num_seqs,
+          .max_step_tokens = std::max(config.page_size, config.max_num_batched_tokens / config.pipeline_parallel_size),
+          .page_size = config.page_size,
+          .steps_in_flight = config.pipeline_parallel_size},
       *cache_);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens,
                                              engine::MaxLogitRows(config), !config.enforce_eager);
   if (!components_.ranks->Alone()) {
     engine::ValueOfRank0(*components_.ranks, size.budget_bytes);
-    runner_->Share(std::make_unique<runner::StepSender>(*components_.ranks, cache_->pool));
+    const auto division = config.pipeline_parallel_size > 1 ? runner::Division::kLayers : runner::Division::kTensors;
+    runner_->Share(std::make_unique<runner::StepSender>(*components_.ranks, cache_->pool, division));
   }
   masks_ = std::make_unique<engine::GrammarBitmasks>(config.fill_masks, components_.info.vocab);
   if (config.quality_sample_rate > 0) {

@@ -60,6 +60,17 @@ class Engine::Impl {
 
  private:
   using RequestState = engine::RequestState;
+  // A step's batch and rows of logits, in the batch's order. Requests with pooling come last, so that the output rows
+  // of the forward pass begin with those of logits.
+  struct StepBatch {
+    std::vector<scheduler::Chunk> chunks;
+    std::vector<std::shared_ptr<RequestState>> requests;  // of the chunks: they may end while the step is in flight
+    std::vector<runner::RunItem> items;
+    std::vector<runner::SampleRow> rows;
+    float min_acceptance = 0;  // of its drafts
+    runner::Runner::Ticket ticket = 0;
+    double seconds = 0;  // its forward pass and logits took on this rank
+  };
   class StepLock;
   struct PendingAbort {
     std::string id, reason;
@@ -78,25 +89,27 @@ class Engine::Impl {
   bool StepLocked(std::vector<RequestOutput>& outputs);
   void DrainInbox(std::vector<RequestOutput>& outputs);
   void ExpireRequests(double now, std::vector<RequestOutput>& outputs);
-  void Schedule(std::vector<RequestOutput>& outputs);
-  void ProposeDrafts();
+  void Schedule(StepBatch& batch, std::vector<RequestOutput>& outputs);
+  void BeginStep(StepBatch& batch, double now, std::vector<RequestOutput>& outputs);
+  void FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs);
+  void ProposeDrafts(StepBatch& batch);
   float DraftCost() const noexcept;
-  void Propose(int64_t rows_left, int64_t sequences);
-  void RecordStepSeconds(double seconds) noexcept;
-  void RunChunks(double now);
-  void AddItem(const scheduler::Chunk& chunk);
-  void SampleRows();
-  void PoolRows();
-  void AcceptRows(std::vector<RequestOutput>& outputs) noexcept;
-  void Accept(RequestState& request, std::span<runner::SampleRow> rows, double now,
+  void Propose(StepBatch& batch, int64_t rows_left, int64_t sequences);
+  void RecordStepSeconds(const StepBatch& batch) noexcept;
+  void RunChunks(StepBatch& batch, double now);
+  void AddItem(StepBatch& batch, const scheduler::Chunk& chunk);
+  void SampleRows(StepBatch& batch);
+  void PoolRows(StepBatch& batch);
+  void AcceptRows(StepBatch& batch, std::vector<RequestOutput>& outputs) noexcept;
+  void Accept(RequestState& request, std::span<runner::SampleRow> rows, float min_acceptance, double now,
               std::vector<RequestOutput>& outputs) noexcept;
   FinishReason Append(RequestState& request, runner::SampleRow& row, RequestOutput& output);
-  void CountDraft(RequestState& request, RequestOutput& output, int drafts) noexcept;
+  void CountDraft(RequestState& request, RequestOutput& output, int drafts, float min_acceptance) noexcept;
   void AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept;
   void Fail(RequestState& request, FinishReason finish, std::string error,
             std::vector<RequestOutput>& outputs) noexcept;
-  std::unique_ptr<RequestState> Finish(RequestState& request, FinishReason finish) noexcept;
-  std::unique_ptr<RequestState> ReleaseRequest(RequestState& request) noexcept;
+  std::shared_ptr<RequestState> Finish(RequestState& request, FinishReason finish) noexcept;
+  std::shared_ptr<RequestState> ReleaseRequest(RequestState& request) noexcept;
   void PinPrefix(const RequestState& request) noexcept;
   bool WorkOnQuality();
   void MeasureScales(std::span<const int32_t> tokens);
@@ -131,20 +144,17 @@ class Engine::Impl {
   std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
   bool measure_scales_ = false;                    // on the first prompt
 
-  // The step's batch and rows of logits, in the batch's order; members for their memory. Requests with pooling come
-  // last, so that the output rows of the forward pass begin with those of logits.
-  std::vector<scheduler::Chunk> chunks_;
-  std::vector<runner::RunItem> items_;
-  std::vector<runner::SampleRow> rows_;
+  // A ring, as long as steps may be in flight: those that are, from the oldest on.
+  std::vector<StepBatch> batches_;
+  size_t oldest_ = 0, in_flight_ = 0;
   std::vector<engine::DraftProposer::Item> draft_items_;
   std::vector<scheduler::Chunk*> draft_chunks_;  // of draft_items_
-  float min_acceptance_ = 0;                     // of the step's drafts
   double row_seconds_ = 0;                       // moving mean: forward pass and logits of one row
   std::unique_ptr<engine::GrammarBitmasks> masks_;
   std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate
 
   // Requests that the scheduler has, by id.
-  std::unordered_map<std::string_view, std::unique_ptr<RequestState>> requests_;
+  std::unordered_map<std::string_view, std::shared_ptr<RequestState>> requests_;
   EngineStats counters_;                        // guarded by the step lock
   double next_deadline_ = engine::kNoDeadline;  // not after the first of requests_
 
@@ -157,7 +167,7 @@ class Engine::Impl {
   bool draining_ = false;          // it ends with the last request
   bool loads_progressed_ = false;  // since the last step
   int64_t refused_ = 0;
-  std::vector<std::unique_ptr<RequestState>> inbox_;  // added, not yet in requests_
+  std::vector<std::shared_ptr<RequestState>> inbox_;  // added, not yet in requests_
   std::vector<PendingAbort> aborts_;                  // enqueued while the step lock was held
   std::unordered_set<std::string> ids_;               // unfinished requests
   // Outputs that the next step gives out; has capacity for one more of every unfinished request.

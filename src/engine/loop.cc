@@ -25,8 +25,8 @@ void Engine::Impl::CheckStopped(const char* what) const {
 
 void Engine::Impl::CheckAlone(const char* what) const {
   if (components_.ranks->Alone()) return;
-  throw InputError(
-      fmt::format("{} with tensor_parallel_size = {}: use 1", what, components_.config.tensor_parallel_size));
+  throw InputError(fmt::format("{} with {} ranks: use 1 (tensor_parallel_size, pipeline_parallel_size)", what,
+                               components_.ranks->Size()));
 }
 
 void Engine::Impl::Start(StepCallback callback) {

@@ -5,7 +5,7 @@
 
 #include "engine/engine_config.h"
 #include "engine/proposers.h"
-#include "engine/tensor_parallel.h"
+#include "engine/ranks.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
@@ -26,12 +26,15 @@ ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype, cons
 CachePlan PlanCacheBytes(const EngineConfig& config) {
   engine::CheckConfig(config);
   const models::ModelConfig whole = models::ReadConfig(config.model);
-  engine::CheckTensorParallel(config, whole);
-  const models::ModelConfig model = engine::ConfigOfRank(whole, config.tensor_parallel_size);
-  const DType dtype = engine::ResolveDType(config.dtype, model);
+  engine::CheckRanks(config, whole);
+  const DType dtype = engine::ResolveDType(config.dtype, whole);
   engine::ResolveWeights(config.weight_dtype, dtype);  // throws as an engine would
-  const std::vector<KvScheme> schemes = engine::ResolveSchemes(config, model, dtype);
-  const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
+  const std::vector<KvScheme> schemes = engine::ResolveSchemes(config, whole, dtype);
+  const std::vector<formats::CacheLayout> layouts = engine::LayoutsOfRanks(config, whole, schemes);
+  const auto largest = std::ranges::max_element(layouts, {}, &formats::CacheLayout::page_bytes);
+  const formats::CacheLayout& layout = *largest;
+  const models::ModelConfig model =
+      engine::PartOfRank(config, whole, schemes, static_cast<int>(largest - layouts.begin())).model;
   const cache::KvCacheSpec spec(layout, engine::LayerVisibility(model));
   if (config.max_model_len > model.max_position) {
     throw InputError(

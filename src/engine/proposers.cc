@@ -9,6 +9,7 @@
 #include "engine/draft_model.h"
 #include "engine/engine_config.h"
 #include "engine/ngram_proposer.h"
+#include "engine/ranks.h"
 #include "kvanta/error.h"
 #include "models/kv_scales.h"
 
@@ -40,11 +41,14 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
   RefuseRecurrentLayers(target, "");
   const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
   if (speculation.model.empty()) return {};
-  if (config.tensor_parallel_size > 1) {
+  if (RankCount(config) > 1) {
+    const auto [option, size] = config.tensor_parallel_size > 1
+                                    ? std::pair("tensor_parallel_size", config.tensor_parallel_size)
+                                    : std::pair("pipeline_parallel_size", config.pipeline_parallel_size);
     throw InputError(
-        fmt::format("speculative_config: a draft model with tensor_parallel_size = {} is not supported; there are: "
-                    "method ngram, tensor_parallel_size = 1",
-                    config.tensor_parallel_size));
+        fmt::format("speculative_config: a draft model with {} = {} is not supported; there are: method ngram, "
+                    "{} = 1",
+                    option, size, option));
   }
   EngineConfig own = ConfigOfDraft(config, speculation);
   models::ModelConfig model = models::ReadConfig(own.model);

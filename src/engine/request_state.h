@@ -95,6 +95,7 @@ struct RequestState : scheduler::Sequence {
   int64_t grammar_tokens;                // tokens that are the prompt's or were passed to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token
   std::string failure;                                     // set when the request cannot go on
+  bool has_ended = false;  // its last output is given out, while a step that is in flight may have it
 
  private:
   RequestOutput OutputOf(std::string id) const noexcept {

@@ -115,7 +115,7 @@ void Engine::Impl::Add(Request request) {
   }
   const uint64_t seed = request.sampling.seed.value_or(DeriveSeed(components_.config.seed, request.id));
   std::vector<int32_t> stops = StopTokens(request);
-  auto state = std::make_unique<RequestState>(std::move(request), std::move(stops), seed, *cache_);
+  auto state = std::make_shared<RequestState>(std::move(request), std::move(stops), seed, *cache_);
   if (state->request.pooling) {
     const models::ModelConfig& model = components_.model->Config();
     state->pooler.emplace(*state->request.pooling, model.hidden, model.logits_divisor);
@@ -183,19 +183,20 @@ void Engine::Impl::ExpireRequests(double now, std::vector<RequestOutput>& output
 }
 
 // Frees its pages and takes it out of requests_; the caller keeps it for its last output.
-std::unique_ptr<engine::RequestState> Engine::Impl::ReleaseRequest(RequestState& request) noexcept {
+std::shared_ptr<engine::RequestState> Engine::Impl::ReleaseRequest(RequestState& request) noexcept {
   if (disk_) disk_->Cancel(request);
   try {
     scheduler_->Remove(request);
   } catch (const std::exception&) {  // no memory to keep the end of a prefix: ~RequestState frees the pages
   }
+  request.has_ended = true;
   const auto place = requests_.find(request.request.id);
-  std::unique_ptr<RequestState> state = std::move(place->second);
+  std::shared_ptr<RequestState> state = std::move(place->second);
   requests_.erase(place);
   return state;
 }
 
-std::unique_ptr<engine::RequestState> Engine::Impl::Finish(RequestState& request, FinishReason finish) noexcept {
+std::shared_ptr<engine::RequestState> Engine::Impl::Finish(RequestState& request, FinishReason finish) noexcept {
   CountFinish(finish);
   if (quality_ && !request.pooler && (finish == FinishReason::kStop || finish == FinishReason::kLength)) {
     quality_->Enqueue(request.tokens, request.PromptTokens(), request.sampler.Seed());
@@ -206,7 +207,7 @@ std::unique_ptr<engine::RequestState> Engine::Impl::Finish(RequestState& request
     // A pending abort must not end a later request of the same id.
     std::erase_if(aborts_, [&](const PendingAbort& abort) { return abort.id == request.request.id; });
   }
-  std::unique_ptr<RequestState> state = ReleaseRequest(request);
+  std::shared_ptr<RequestState> state = ReleaseRequest(request);
   PinPrefix(*state);
   return state;
 }
@@ -232,7 +233,7 @@ void Engine::Impl::AbortNow(PendingAbort abort) noexcept {
   if (ids_.erase(abort.id) == 0) return;
   const auto waiting =
       std::find_if(inbox_.begin(), inbox_.end(), [&](const auto& state) { return state->request.id == abort.id; });
-  std::unique_ptr<RequestState> state;
+  std::shared_ptr<RequestState> state;
   if (waiting != inbox_.end()) {
     state = std::move(*waiting);
     inbox_.erase(waiting);

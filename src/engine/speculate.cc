@@ -15,19 +15,19 @@ constexpr int64_t kMaxStepRows = 64;
 }  // namespace
 
 // Adds draft tokens to the step's decoding sequences, in equal shares of the rows left in it.
-void Engine::Impl::ProposeDrafts() {
+void Engine::Impl::ProposeDrafts(StepBatch& batch) {
   if (!components_.proposer) return;
   int64_t rows_left = kMaxStepRows;
   int64_t sequences = 0;
-  for (const scheduler::Chunk& chunk : chunks_) {
+  for (const scheduler::Chunk& chunk : batch.chunks) {
     rows_left -= chunk.tokens;
     sequences += RequestState::Of(*chunk.sequence).MaySpeculate() ? 1 : 0;
   }
-  min_acceptance_ = engine::MinAcceptance(sequences, kMaxStepRows - rows_left, DraftCost());
+  batch.min_acceptance = engine::MinAcceptance(sequences, kMaxStepRows - rows_left, DraftCost());
   rows_left = std::min(rows_left, scheduler_->BudgetLeft());
   if (sequences == 0 || rows_left <= 0) return;
   try {
-    Propose(rows_left, sequences);
+    Propose(batch, rows_left, sequences);
   } catch (const std::bad_alloc&) {  // a step works without drafts
   } catch (const ResourceError&) {   // of a GPU
   }
@@ -43,13 +43,13 @@ float Engine::Impl::DraftCost() const noexcept {
 }
 
 // Proposes draft tokens behind the last tokens of `sequences` requests, at most `rows_left` in all.
-void Engine::Impl::Propose(int64_t rows_left, int64_t sequences) {
+void Engine::Impl::Propose(StepBatch& batch, int64_t rows_left, int64_t sequences) {
   // A draft model's pauses save its work; a lookup costs nothing, and its pauses are counted in drafts.
   const bool is_model = components_.proposer->CacheSpec() != nullptr;
   const auto share = [&](int64_t requests) { return (rows_left + requests - 1) / requests; };
   draft_items_.clear();
   draft_chunks_.clear();
-  for (scheduler::Chunk& chunk : chunks_) {
+  for (scheduler::Chunk& chunk : batch.chunks) {
     RequestState& request = RequestState::Of(*chunk.sequence);
     if (!request.MaySpeculate()) continue;
     engine::Speculation& speculation = request.speculation;
@@ -59,7 +59,7 @@ void Engine::Impl::Propose(int64_t rows_left, int64_t sequences) {
     int64_t limit = std::min(
         {scheduler_->DraftSlots(chunk), tokens_left - 1, static_cast<int64_t>(components_.num_speculative_tokens)});
     if (is_model) {
-      limit = speculation.control.Length(static_cast<int>(std::min(limit, share(sequences))), min_acceptance_);
+      limit = speculation.control.Length(static_cast<int>(std::min(limit, share(sequences))), batch.min_acceptance);
     }
     if (limit <= 0 || (is_model && !speculation.control.Speculates())) continue;
     if (!speculation.state) speculation.state = components_.proposer->MakeState(request.request.cache_salt);
@@ -86,23 +86,23 @@ void Engine::Impl::Propose(int64_t rows_left, int64_t sequences) {
 }
 
 // Keeps the time of a step without prompts, which a draft model's is compared with.
-void Engine::Impl::RecordStepSeconds(double seconds) noexcept {
+void Engine::Impl::RecordStepSeconds(const StepBatch& batch) noexcept {
   int64_t rows = 0;
-  for (const runner::RunItem& item : items_) rows += std::ssize(item.tokens);
+  for (const runner::RunItem& item : batch.items) rows += std::ssize(item.tokens);
   if (rows > kMaxStepRows) return;
-  const double row = seconds / engine::PassCost(rows);
+  const double row = batch.seconds / engine::PassCost(rows);
   row_seconds_ += row_seconds_ == 0 ? row : engine::kCostWeight * (row - row_seconds_);
 }
 
 // Commits and counts a verified draft of `drafts` tokens: all but the last of the step's tokens are in the cache.
-void Engine::Impl::CountDraft(RequestState& request, RequestOutput& output, int drafts) noexcept {
+void Engine::Impl::CountDraft(RequestState& request, RequestOutput& output, int drafts, float min_acceptance) noexcept {
   const std::span<const int32_t> draft = std::span<const int32_t>(request.speculation.rows).subspan(1);
   const auto taken = static_cast<int>(output.tokens.size());
-  request.pages.Extend(taken - 1);
+  if (request.pages.Length() > 0) request.pages.Extend(taken - 1);  // else preempted meanwhile
   output.draft_tokens = drafts;
   // A token that ends the request may be a draft token.
   output.accepted_tokens = static_cast<int>(std::ranges::mismatch(draft, output.tokens).in1 - draft.begin());
-  request.speculation.control.Record(drafts, output.accepted_tokens, min_acceptance_);
+  request.speculation.control.Record(drafts, output.accepted_tokens, min_acceptance);
   ++counters_.drafts;
   counters_.draft_tokens += drafts;
   counters_.accepted_tokens += output.accepted_tokens;

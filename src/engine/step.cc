@@ -15,43 +15,77 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   outputs.clear();
   DrainInbox(outputs);
   ExpireRequests(start, outputs);
+  StepBatch& next = batches_[(oldest_ + in_flight_) % batches_.size()];
   try {
     WorkOnLoads();
-    Schedule(outputs);
+    Schedule(next, outputs);
   } catch (const std::exception& error) {  // out of memory, which no single request can be blamed for
     while (!requests_.empty()) Fail(*requests_.begin()->second, FinishReason::kError, ErrorText(error), outputs);
     return true;
   }
-  if (chunks_.empty()) return !outputs.empty();
-  bool sampled = false;
-  try {
-    ProposeDrafts();
-    const double forward = counters_.seconds_forward;
-    RunChunks(start);
-    scheduler_->Commit();  // without the drafts, which Accept commits
-    SampleRows();
-    RecordStepSeconds(counters_.seconds_forward - forward);
-    PoolRows();
-    backend_->FetchCounts();
-    sampled = true;
-  } catch (const std::exception& error) {
-    for (const scheduler::Chunk& chunk : chunks_) {
-      Fail(RequestState::Of(*chunk.sequence), FinishReason::kError, ErrorText(error), outputs);
-    }
+  const bool begins = !next.chunks.empty();
+  if (!begins && in_flight_ == 0) return !outputs.empty();
+  if (begins) {
+    BeginStep(next, start, outputs);
+    ++counters_.steps;
   }
-  if (sampled) AcceptRows(outputs);
-  ++counters_.steps;
+  // While the pipeline has room, another step begins first.
+  if (in_flight_ > 0 && (!begins || in_flight_ == batches_.size())) {
+    StepBatch& batch = batches_[oldest_];
+    oldest_ = (oldest_ + 1) % batches_.size();
+    --in_flight_;
+    FinishStep(batch, outputs);
+  }
   counters_.CountStepTokens(counters_.prompt_tokens + counters_.generated_tokens - tokens_before);
   counters_.seconds_total += Now() - start;
   return true;
 }
 
-void Engine::Impl::Schedule(std::vector<RequestOutput>& outputs) {
+void Engine::Impl::BeginStep(StepBatch& batch, double now, std::vector<RequestOutput>& outputs) {
+  try {
+    ProposeDrafts(batch);
+    RunChunks(batch, now);
+    scheduler_->Commit();  // without the drafts, which Accept commits
+    for (const scheduler::Chunk& chunk : batch.chunks) chunk.sequence->sampling = chunk.last;
+    ++in_flight_;
+  } catch (const std::exception& error) {
+    for (const scheduler::Chunk& chunk : batch.chunks) {
+      Fail(RequestState::Of(*chunk.sequence), FinishReason::kError, ErrorText(error), outputs);
+    }
+    batch.requests.clear();
+  }
+}
+
+void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs) {
+  for (const scheduler::Chunk& chunk : batch.chunks) {
+    if (chunk.last) chunk.sequence->sampling = false;
+  }
+  try {
+    const double before = counters_.seconds_forward, start = Now();
+    runner_->Finish(batch.ticket);
+    counters_.seconds_forward += Now() - start;
+    SampleRows(batch);
+    batch.seconds += counters_.seconds_forward - before;
+    RecordStepSeconds(batch);
+    PoolRows(batch);
+    backend_->FetchCounts();
+  } catch (const std::exception& error) {
+    for (const auto& request : batch.requests) {
+      if (!request->has_ended) Fail(*request, FinishReason::kError, ErrorText(error), outputs);
+    }
+    batch.requests.clear();
+    return;
+  }
+  AcceptRows(batch, outputs);
+  batch.requests.clear();
+}
+
+void Engine::Impl::Schedule(StepBatch& batch, std::vector<RequestOutput>& outputs) {
   const double start = Now();
   const auto scheduled = scheduler_->Schedule();
-  chunks_.clear();
+  batch.chunks.clear();
   for (const bool pooled : {false, true}) {  // embeddings are the last ones
-    std::ranges::copy_if(scheduled, std::back_inserter(chunks_), [&](const scheduler::Chunk& chunk) {
+    std::ranges::copy_if(scheduled, std::back_inserter(batch.chunks), [&](const scheduler::Chunk& chunk) {
       return RequestState::Of(*chunk.sequence).pooler.has_value() == pooled;
     });
   }
@@ -70,14 +104,16 @@ void Engine::Impl::WorkOnLoads() {
   if (const std::string warning = disk_->TakeWarning(); !warning.empty()) Warn(warning);
 }
 
-void Engine::Impl::RunChunks(double now) {
-  if (measure_scales_) MeasureScales(chunks_.front().sequence->tokens);
-  items_.clear();
-  rows_.clear();
+void Engine::Impl::RunChunks(StepBatch& batch, double now) {
+  if (measure_scales_) MeasureScales(batch.chunks.front().sequence->tokens);
+  batch.items.clear();
+  batch.rows.clear();
+  batch.requests.clear();
   int64_t step_tokens = 0;
-  for (const scheduler::Chunk& chunk : chunks_) {
+  for (const scheduler::Chunk& chunk : batch.chunks) {
     RequestState& request = RequestState::Of(*chunk.sequence);
-    AddItem(chunk);
+    batch.requests.push_back(requests_.at(request.request.id));
+    AddItem(batch, chunk);
     request.load = {};
     step_tokens += chunk.tokens;
     if (request.times.scheduled == 0) {
@@ -90,14 +126,15 @@ void Engine::Impl::RunChunks(double now) {
     request.counted = std::max(request.counted, prompt_end);
   }
   const double start = Now();
-  runner_->Forward(items_, *backend_);
-  counters_.seconds_forward += Now() - start;
+  batch.ticket = runner_->Begin(batch.items, *backend_);
+  batch.seconds = Now() - start;
+  counters_.seconds_forward += batch.seconds;
   if (disk_ && components_.config.role != "decode") disk_->RecordStep(step_tokens, Now() - start);
 }
 
 // Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample;
 // or with the rows that are pooled.
-void Engine::Impl::AddItem(const scheduler::Chunk& chunk) {
+void Engine::Impl::AddItem(StepBatch& batch, const scheduler::Chunk& chunk) {
   const RequestState& request = RequestState::Of(*chunk.sequence);
   const SamplingParams& params = request.sampler.Params();
   const std::span<const int32_t> tokens(request.tokens);
@@ -108,46 +145,46 @@ void Engine::Impl::AddItem(const scheduler::Chunk& chunk) {
     outputs = chunk.tokens;
     const int64_t end = std::min(chunk.start + chunk.tokens, request.PromptTokens() - 1);
     for (int64_t position = chunk.start + 1; position <= end; ++position) {
-      rows_.push_back({.item = items_.size(),
-                       .prompt_position = position,
-                       .logprobs = params.prompt_logprobs,
-                       .token = tokens[static_cast<size_t>(position)]});
+      batch.rows.push_back({.item = batch.items.size(),
+                            .prompt_position = position,
+                            .logprobs = params.prompt_logprobs,
+                            .token = tokens[static_cast<size_t>(position)]});
     }
   }
   const std::span<const int32_t> with_draft(request.speculation.rows);
   for (size_t drafts = 0; chunk.last && !request.pooler && drafts <= static_cast<size_t>(chunk.drafts); ++drafts) {
-    rows_.push_back({.item = items_.size(),
-                     .state = &request.sampler,
-                     .drafts = drafts == 0 ? std::span<const int32_t>() : with_draft.subspan(1, drafts),
-                     .logprobs = params.logprobs,
-                     .logprob_token_ids = params.logprob_token_ids});
+    batch.rows.push_back({.item = batch.items.size(),
+                          .state = &request.sampler,
+                          .drafts = drafts == 0 ? std::span<const int32_t>() : with_draft.subspan(1, drafts),
+                          .logprobs = params.logprobs,
+                          .logprob_token_ids = params.logprob_token_ids});
   }
   const std::span<const int32_t> own =
       tokens.subspan(static_cast<size_t>(chunk.start), static_cast<size_t>(chunk.tokens));
-  items_.push_back({.tokens = chunk.drafts > 0 ? with_draft : own,
-                    .start = chunk.start,
-                    .pages = request.pages.Pages(),
-                    .first_output = chunk.tokens - outputs});
+  batch.items.push_back({.tokens = chunk.drafts > 0 ? with_draft : own,
+                         .start = chunk.start,
+                         .pages = request.pages.Pages(),
+                         .first_output = chunk.tokens - outputs});
 }
 
-void Engine::Impl::SampleRows() {
+void Engine::Impl::SampleRows(StepBatch& batch) {
   double start = Now();
   masks_->Clear();
-  for (const runner::SampleRow& row : rows_) {
-    if (row.state != nullptr) masks_->Add(RequestState::Of(*chunks_[row.item].sequence));
+  for (const runner::SampleRow& row : batch.rows) {
+    if (row.state != nullptr) masks_->Add(RequestState::Of(*batch.chunks[row.item].sequence));
   }
   masks_->Fill();
   counters_.seconds_masks += Now() - start;
   size_t mask = 0;
-  for (runner::SampleRow& row : rows_) {
+  for (runner::SampleRow& row : batch.rows) {
     if (row.state == nullptr) continue;
-    if (RequestState::Of(*chunks_[row.item].sequence).request.constraint) row.mask = masks_->Mask(mask++);
+    if (RequestState::Of(*batch.chunks[row.item].sequence).request.constraint) row.mask = masks_->Mask(mask++);
     if (!runner_->SamplesOnDevice() || !row.mask.empty() || row.logprobs >= 0) continue;
     row.device_params = row.state->NextSample(components_.info.vocab, std::ssize(row.drafts));
   }
-  for (size_t first = 0; first < rows_.size(); first += static_cast<size_t>(runner_->MaxLogitRows())) {
-    const size_t count = std::min(static_cast<size_t>(runner_->MaxLogitRows()), rows_.size() - first);
-    const std::span<runner::SampleRow> rows = std::span(rows_).subspan(first, count);
+  for (size_t first = 0; first < batch.rows.size(); first += static_cast<size_t>(runner_->MaxLogitRows())) {
+    const size_t count = std::min(static_cast<size_t>(runner_->MaxLogitRows()), batch.rows.size() - first);
+    const std::span<runner::SampleRow> rows = std::span(batch.rows).subspan(first, count);
     start = Now();
     runner_->Logits(static_cast<int64_t>(first), rows);
     const double computed = Now();
@@ -158,25 +195,27 @@ void Engine::Impl::SampleRows() {
 }
 
 // Gives every request with pooling its rows: the output rows after those of logits.
-void Engine::Impl::PoolRows() {
-  int64_t first = std::ssize(rows_);
-  for (size_t item = 0; item < items_.size(); ++item) {
-    std::optional<runner::Pooler>& pooler = RequestState::Of(*chunks_[item].sequence).pooler;
-    const int64_t rows = std::ssize(items_[item].tokens) - items_[item].first_output;
+void Engine::Impl::PoolRows(StepBatch& batch) {
+  int64_t first = std::ssize(batch.rows);
+  for (size_t item = 0; item < batch.items.size(); ++item) {
+    std::optional<runner::Pooler>& pooler = RequestState::Of(*batch.chunks[item].sequence).pooler;
+    const int64_t rows = std::ssize(batch.items[item].tokens) - batch.items[item].first_output;
     if (!pooler || rows == 0) continue;
-    pooler->Add(items_[item].start, runner_->HiddenStates(first, rows));
+    pooler->Add(batch.items[item].start, runner_->HiddenStates(first, rows));
     first += rows;
   }
 }
 
 // Gives every request of the batch its sampled tokens, log-probabilities or embedding, or ends it.
-void Engine::Impl::AcceptRows(std::vector<RequestOutput>& outputs) noexcept {
+void Engine::Impl::AcceptRows(StepBatch& batch, std::vector<RequestOutput>& outputs) noexcept {
   const double now = Now();
-  auto row = rows_.begin();
-  for (size_t item = 0; item < chunks_.size(); ++item) {
-    RequestState& request = RequestState::Of(*chunks_[item].sequence);
-    auto sampled = rows_.end();  // first row of a token to sample
-    for (; row != rows_.end() && row->item == item; ++row) {
+  auto row = batch.rows.begin();
+  const auto end = batch.rows.end();
+  for (size_t item = 0; item < batch.chunks.size(); ++item) {
+    RequestState& request = *batch.requests[item];
+    auto sampled = end;  // first row of a token to sample
+    for (; row != end && row->item == item; ++row) {
+      if (request.has_ended) continue;
       if (row->state != nullptr) {
         sampled = std::min(sampled, row);
         continue;
@@ -184,14 +223,15 @@ void Engine::Impl::AcceptRows(std::vector<RequestOutput>& outputs) noexcept {
       if (row->result.empty()) request.failure = ErrorText("the model's logits are not finite");
       request.prompt_logprobs[static_cast<size_t>(row->prompt_position)] = std::move(row->result);
     }
-    if (sampled != rows_.end() && sampled->token == runner::Sampler::kInvalidLogits) {
+    if (request.has_ended) continue;
+    if (sampled != end && sampled->token == runner::Sampler::kInvalidLogits) {
       request.failure = ErrorText("the model's logits are not finite");
     }
     if (!request.failure.empty()) {
       Fail(request, FinishReason::kError, std::move(request.failure), outputs);
-    } else if (sampled != rows_.end()) {
-      Accept(request, {sampled, row}, now, outputs);
-    } else if (request.pooler && chunks_[item].last) {
+    } else if (sampled != end) {
+      Accept(request, {sampled, row}, batch.min_acceptance, now, outputs);
+    } else if (request.pooler && batch.chunks[item].last) {
       AcceptEmbedding(request, outputs);
     }
   }
@@ -216,7 +256,7 @@ void Engine::Impl::AcceptEmbedding(RequestState& request, std::vector<RequestOut
 
 // Takes the sampled token of the first row, and of each further one while the draft token before it is the one that was
 // sampled.
-void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> rows, double now,
+void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> rows, float min_acceptance, double now,
                           std::vector<RequestOutput>& outputs) noexcept {
   FinishReason finish = FinishReason::kNone;
   request.times.last_token = now;
@@ -233,7 +273,7 @@ void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> ro
       finish = Append(request, row, output);
       if (finish != FinishReason::kNone) break;
     }
-    if (rows.size() > 1) CountDraft(request, output, static_cast<int>(rows.size()) - 1);
+    if (rows.size() > 1) CountDraft(request, output, static_cast<int>(rows.size()) - 1, min_acceptance);
     output.finish = finish;
     outputs.push_back(std::move(output));
   } catch (const std::exception& error) {

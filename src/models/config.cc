@@ -277,4 +277,14 @@ ModelConfig ReadConfig(const std::string& path) {
   return config;
 }
 
+ModelConfig ConfigOfLayers(ModelConfig config, int first, int count) {
+  const auto keep = [&](auto& of_layers) {
+    if (!of_layers.empty()) of_layers = {of_layers.begin() + first, of_layers.begin() + first + count};
+  };
+  keep(config.layer_specs);
+  keep(config.declared_kv_cache_layers);
+  config.layers = count;
+  return config;
+}
+
 }  // namespace kvanta::models

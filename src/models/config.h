@@ -137,6 +137,9 @@ struct ModelConfig {
   std::vector<int> SlidingWindows() const;
 };
 
+// The model with layers [first, first + count) alone.
+ModelConfig ConfigOfLayers(ModelConfig config, int first, int count);
+
 class Checkpoint;
 
 // The alternative of config.names.decoders that the checkpoint has; the first one if it has none.

@@ -36,24 +36,47 @@ class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options)
       : ops_(ops), ranks_(options.ranks == nullptr ? alone_ : *options.ranks), vocab_(ranks_.Divide(config.vocab)) {
-    config_ = config;
+    const LayerRange own = options.layers.value_or(LayerRange{.first = 0, .count = config.layers});
+    config_ = ConfigOfLayers(config, own.first, own.count);
+    is_first_ = own.first == 0;
+    is_last_ = own.End() == config.layers;
     WeightReader reader(checkpoint, ops, options.keep_types, config.quantization, options.keep_quantized, &ranks_);
     const TensorNames::Decoder names = DecoderNames(config, checkpoint);
     const std::string prefix(names.prefix), head(names.lm_head);
     const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};
     // The largest matrices first: while one is packed, it is in memory twice.
-    embedding_ = reader.Linear({{prefix + "embed_tokens", config.vocab}}, config.hidden, false, embedding_kind);
-    if (!config.tied_embeddings) lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
-    const BlockSource source{.reader = reader, .ops = ops, .config = config_, .store = options.store, .ranks = ranks_};
-    for (int layer = 0; layer < config.layers; ++layer) {
-      layers_.push_back(ReadLayer(source, config.layer_specs[layer], fmt::format("{}layers.{}.", prefix, layer)));
+    if (is_first_) {
+      embedding_ = reader.Linear({{prefix + "embed_tokens", config.vocab}}, config.hidden, false, embedding_kind);
+      if (!config.tied_embeddings) {
+        lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
+      }
+      embedding_scale_ = EmbeddingScale(options.store);
+    } else {
+      reader.LeaveToOthers(prefix + "embed_tokens.");
+      reader.LeaveToOthers(head + ".");
     }
-    // Dividing the last norm's output divides the logits.
-    final_norm_ =
-        reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset, 1 / config.logits_divisor);
+    const BlockSource source{.reader = reader,
+                             .ops = ops,
+                             .config = config_,
+                             .store = options.store,
+                             .ranks = ranks_,
+                             .expert_parallel = options.expert_parallel};
+    for (int layer = 0; layer < config.layers; ++layer) {
+      const std::string name = fmt::format("{}layers.{}.", prefix, layer);
+      if (layer < own.first || layer >= own.End()) {
+        reader.LeaveToOthers(name);
+      } else {
+        layers_.push_back(ReadLayer(source, config.layer_specs[layer], name));
+      }
+    }
+    if (is_last_) {  // dividing its output divides the logits
+      final_norm_ =
+          reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset, 1 / config.logits_divisor);
+    } else {
+      reader.LeaveToOthers(prefix + "norm.");
+    }
     reader.CheckUnusedTensors(names, config.layers, config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
-    embedding_scale_ = EmbeddingScale(options.store);
     MakeRopeTables(options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
   }
@@ -68,7 +91,7 @@ class Decoder final : public Model {
         continue;
       }
       layers.push_back({.heads = config_.heads / ranks_.Size(),
-                        .kv_heads = config_.kv_heads / ranks_.Size(),
+                        .kv_heads = config_.UsesMla() ? config_.kv_heads : config_.kv_heads / ranks_.Size(),
                         .head_dim = config_.head_dim,
                         .rope_dim = config_.mla.qk_rope_head_dim,
                         .softmax_scale = static_cast<float>(config_.softmax_scale),
@@ -82,7 +105,7 @@ class Decoder final : public Model {
   void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                float* hidden) noexcept override {
     auto rows = static_cast<int64_t>(batch.tokens.size());
-    Embed(batch.tokens, hidden);
+    if (is_first_) Embed(batch.tokens, hidden);
     if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
     AttentionStep step{
         .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
@@ -99,7 +122,7 @@ class Decoder final : public Model {
       layer.mlp->Forward(Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
       AddChange(layer.post_mlp_norm, rows, hidden);
     }
-    RmsNorm(final_norm_, hidden, rows, hidden);
+    if (is_last_) RmsNorm(final_norm_, hidden, rows, hidden);
   }
 
   void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
@@ -305,7 +328,8 @@ class Decoder final : public Model {
   parallel::Communicator alone_;
   parallel::Communicator& ranks_;
   parallel::Partition vocab_;
-  std::unique_ptr<Linear> embedding_;
+  bool is_first_ = true, is_last_ = true;  // of a pipeline's ranks
+  std::unique_ptr<Linear> embedding_;      // of the first one
   std::vector<Layer> layers_;
   Buffer final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding

@@ -15,21 +15,72 @@ using kernels::ExpertWeights;
 using kernels::Linear;
 using kernels::WeightView;
 
-// Row of gate | up in the checkpoint's order.
-int64_t GateUpRow(const BlockSource& source, int64_t row) {
-  const int64_t width = source.config.moe.moe_intermediate_size;
-  if (!source.config.names.interleaved_gate_up) return row;
-  return row < width ? 2 * row : 2 * (row - width) + 1;
+// Indices [first, end).
+struct Range {
+  int64_t first = 0, end = 0;
+};
+
+// This rank's experts.
+Range OwnExperts(const BlockSource& source) {
+  const int64_t experts = source.config.moe.num_experts;
+  if (!source.expert_parallel) return {.first = 0, .end = experts};
+  const parallel::Partition parts = source.ranks.Divide(experts);
+  return {.first = parts.Begin(source.ranks.Rank()), .end = parts.Begin(source.ranks.Rank() + 1)};
 }
 
-// Biases of an expert [out], in the order of its rows; none without biases. `values`: [experts][out].
-template <class SourceRow>
-std::vector<float> Biases(const std::vector<float>& values, int64_t expert, int64_t out, const SourceRow& source_row) {
-  std::vector<float> biases;
-  for (int64_t row = 0; !values.empty() && row < out; ++row) {
-    biases.push_back(values[static_cast<size_t>(expert * out + source_row(row))]);
+// This rank's rows of each of its experts' matrices of `out` rows.
+Range OwnRows(const BlockSource& source, int64_t out) {
+  if (source.expert_parallel) return {.first = 0, .end = out};
+  const parallel::Partition parts = source.ranks.Divide(out);
+  return {.first = parts.Begin(source.ranks.Rank()), .end = parts.Begin(source.ranks.Rank() + 1)};
+}
+
+// Matrices of one kind, of all experts in one tensor.
+struct FusedWeight {
+  std::string name;
+  int64_t out = 0, in = 0;
+  std::vector<int64_t> rows;  // that this rank keeps, in its order
+};
+
+// Rows of gate, then rows of up.
+FusedWeight GateUp(const BlockSource& source, const std::string& name) {
+  const int64_t width = source.config.moe.moe_intermediate_size;
+  const bool interleaved = source.config.names.interleaved_gate_up;
+  const Range own = OwnRows(source, width);
+  FusedWeight weight{.name = name, .out = 2 * width, .in = source.config.hidden, .rows = {}};
+  for (const int64_t half : {0, 1}) {
+    for (int64_t row = own.first; row < own.end; ++row) {
+      weight.rows.push_back(interleaved ? 2 * row + half : half * width + row);
+    }
   }
+  return weight;
+}
+
+FusedWeight Down(const BlockSource& source, const std::string& name) {
+  const Range own = OwnRows(source, source.config.hidden);
+  FusedWeight weight{
+      .name = name, .out = source.config.hidden, .in = source.config.moe.moe_intermediate_size, .rows = {}};
+  for (int64_t row = own.first; row < own.end; ++row) weight.rows.push_back(row);
+  return weight;
+}
+
+// Biases of an expert's rows; none without biases. `values`: [experts][out].
+std::vector<float> Biases(const std::vector<float>& values, int64_t expert, const FusedWeight& weight) {
+  std::vector<float> biases;
+  if (values.empty()) return biases;
+  for (const int64_t row : weight.rows) biases.push_back(values[static_cast<size_t>(expert * weight.out + row)]);
   return biases;
+}
+
+// Views of the rows, which are in order in the checkpoint: one for each run of adjacent rows.
+std::vector<WeightView> ViewsOf(const WeightView& all, const std::vector<int64_t>& rows) {
+  std::vector<WeightView> views;
+  for (size_t first = 0, end = 0; first < rows.size(); first = end) {
+    end = first + 1;
+    while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
+    views.push_back(all.Rows(rows[first], static_cast<int64_t>(end - first)));
+  }
+  return views;
 }
 
 std::vector<float> ReadBiases(const BlockSource& source, const std::string& name, int64_t out) {
@@ -41,76 +92,83 @@ std::vector<float> ReadBiases(const BlockSource& source, const std::string& name
   return values;
 }
 
-// out[row][k] = in[k][source_row(row)]: 16-bit or 32-bit elements in their type.
-template <class Element, class SourceRow>
-void Transpose(const Element* in, int64_t rows, int64_t width, const SourceRow& source_row, ThreadPool& threads,
-               Element* out) {
+// out[i][k] = in[k][weight.rows[i]]: 16-bit or 32-bit elements in their type.
+template <class Element>
+void Transpose(const Element* in, const FusedWeight& weight, ThreadPool& threads, Element* out) {
   constexpr int64_t kRows = 32;  // at once, so that whole lines are read
+  const int64_t rows = std::ssize(weight.rows), width = weight.in;
   auto transpose = [&](int64_t task, int) {
     const int64_t first = task * kRows, end = std::min(rows, first + kRows);
     for (int64_t k = 0; k < width; ++k) {
-      for (int64_t row = first; row < end; ++row) out[row * width + k] = in[k * rows + source_row(row)];
+      for (int64_t i = first; i < end; ++i) {
+        out[i * width + k] = in[k * weight.out + weight.rows[static_cast<size_t>(i)]];
+      }
     }
   };
   threads.ForEach(CeilDiv(rows, kRows), transpose);
 }
 
-// The matrices of one kind of all experts in one tensor, [experts][in][out] or [experts][out][in].
-template <class SourceRow>
-std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const std::string& name, int64_t out,
-                                               int64_t in, const SourceRow& source_row) {
-  const int64_t experts = source.config.moe.num_experts;
-  const std::vector<float> biases = ReadBiases(source, name + "_bias", out);
+// [experts][in][out] or [experts][out][in].
+std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const FusedWeight& weight) {
+  const int64_t experts = source.config.moe.num_experts, out = weight.out, in = weight.in;
+  const std::vector<float> biases = ReadBiases(source, weight.name + "_bias", out);
   const bool transposed = source.config.names.transposed_experts;
   const WeightView all = source.reader.Elements(
-      name, transposed ? std::array{experts, in, out} : std::array{experts, out, in}, source.store);
+      weight.name, transposed ? std::array{experts, in, out} : std::array{experts, out, in}, source.store);
   const int64_t bytes = out * in * SizeOf(all.dtype);
   std::vector<uint32_t> matrix(transposed ? static_cast<size_t>(CeilDiv(bytes, sizeof(uint32_t))) : 0);
   std::vector<std::unique_ptr<Linear>> layers;
-  for (int64_t expert = 0; expert < experts; ++expert) {
+  const Range own = OwnExperts(source);
+  for (int64_t expert = own.first; expert < own.end; ++expert) {
     const uint8_t* data = static_cast<const uint8_t*>(all.data) + expert * bytes;
-    WeightView view{.data = matrix.data(), .dtype = all.dtype, .out = out, .in = in, .module = name};
+    WeightView view{.data = data, .dtype = all.dtype, .out = out, .in = in, .module = weight.name};
+    std::vector<WeightView> views{view};
     if (!transposed) {
-      view.data = data;
+      views = ViewsOf(view, weight.rows);
     } else if (all.dtype == DType::kF32) {
-      Transpose(reinterpret_cast<const uint32_t*>(data), out, in, source_row, source.ops.threads(), matrix.data());
+      Transpose(reinterpret_cast<const uint32_t*>(data), weight, source.ops.threads(), matrix.data());
     } else {
-      Transpose(reinterpret_cast<const uint16_t*>(data), out, in, source_row, source.ops.threads(),
+      Transpose(reinterpret_cast<const uint16_t*>(data), weight, source.ops.threads(),
                 reinterpret_cast<uint16_t*>(matrix.data()));
     }
-    layers.push_back(source.reader.Pack(view, Biases(biases, expert, out, source_row), source.store));
+    if (transposed) {
+      views.front().data = matrix.data();
+      views.front().out = std::ssize(weight.rows);
+    }
+    layers.push_back(source.reader.Pack(views, Biases(biases, expert, weight), source.store));
   }
   return layers;
 }
 
 // The same in MXFP4, [experts][out][in / 32][16] of codes and [experts][out][in / 32] of scales. Kept as they are,
 // or expanded to bf16, which is exact.
-template <class SourceRow>
-std::vector<std::unique_ptr<Linear>> ReadMxfp4(const BlockSource& source, const std::string& name, int64_t out,
-                                               int64_t in, const SourceRow& source_row) {
-  const std::vector<float> biases = ReadBiases(source, name + "_bias", out);
-  const Mxfp4Tensor tensor(source.reader, name, source.config.moe.num_experts, out, in);
+std::vector<std::unique_ptr<Linear>> ReadMxfp4(const BlockSource& source, const FusedWeight& weight) {
+  const int64_t in = weight.in, rows = std::ssize(weight.rows);
+  const std::vector<float> biases = ReadBiases(source, weight.name + "_bias", weight.out);
+  const Mxfp4Tensor tensor(source.reader, weight.name, source.config.moe.num_experts, weight.out, in);
   const bool keep = source.reader.KeepsQuantized(source.store);
   const int64_t row_bytes = keep ? kernels::RowBytes(BlockFormat::kMXFP4, in) : in * SizeOf(DType::kBf16);
-  std::vector<uint16_t> matrix(static_cast<size_t>(CeilDiv(out * row_bytes, sizeof(uint16_t))));
+  std::vector<uint16_t> matrix(static_cast<size_t>(CeilDiv(rows * row_bytes, sizeof(uint16_t))));
   const WeightView view{.data = matrix.data(),
                         .dtype = DType::kBf16,
-                        .out = out,
+                        .out = rows,
                         .in = in,
                         .blocks = keep ? BlockFormat::kMXFP4 : BlockFormat::kNone,
-                        .module = name};
+                        .module = weight.name};
   std::vector<std::unique_ptr<Linear>> layers;
-  for (int64_t expert = 0; expert < source.config.moe.num_experts; ++expert) {
-    auto read = [&](int64_t row, int) {
-      uint8_t* bytes = reinterpret_cast<uint8_t*>(matrix.data()) + row * row_bytes;
+  const Range own = OwnExperts(source);
+  for (int64_t expert = own.first; expert < own.end; ++expert) {
+    auto read = [&](int64_t i, int) {
+      const int64_t row = weight.rows[static_cast<size_t>(i)];
+      uint8_t* bytes = reinterpret_cast<uint8_t*>(matrix.data()) + i * row_bytes;
       if (keep) {
-        tensor.CopyRow(expert, source_row(row), bytes);
+        tensor.CopyRow(expert, row, bytes);
       } else {
-        tensor.DecodeRow(expert, source_row(row), reinterpret_cast<uint16_t*>(bytes));
+        tensor.DecodeRow(expert, row, reinterpret_cast<uint16_t*>(bytes));
       }
     };
-    source.ops.threads().ForEach(out, read);
-    layers.push_back(source.reader.Pack(view, Biases(biases, expert, out, source_row),
+    source.ops.threads().ForEach(rows, read);
+    layers.push_back(source.reader.Pack(std::span(&view, 1), Biases(biases, expert, weight),
                                         keep ? kernels::WeightType::kStored : source.store));
   }
   return layers;
@@ -123,13 +181,21 @@ struct ModuleNames {
 std::vector<ExpertWeights> ReadModules(const BlockSource& source, const std::string& module, const ModuleNames& names) {
   const int64_t hidden = source.config.hidden, width = source.config.moe.moe_intermediate_size;
   const bool bias = source.config.moe.bias;
+  const bool whole = source.expert_parallel;
   std::vector<ExpertWeights> experts;
-  for (int expert = 0; expert < source.config.moe.num_experts; ++expert) {
+  const Range own = OwnExperts(source);
+  for (int64_t expert = own.first; expert < own.end; ++expert) {
     const std::string name = module + std::to_string(expert) + ".";
-    auto gate_up =
-        source.reader.Linear({{name + names.gate, width}, {name + names.up, width}}, hidden, bias, source.store);
-    auto down = source.reader.Linear({{name + names.down, hidden}}, width, bias, source.store);
+    auto gate_up = source.reader.Linear({{.module = name + names.gate, .out = width, .whole = whole},
+                                         {.module = name + names.up, .out = width, .whole = whole}},
+                                        hidden, bias, source.store);
+    auto down =
+        source.reader.Linear({{.module = name + names.down, .out = hidden, .whole = whole}}, width, bias, source.store);
     experts.push_back({.gate_up = std::move(gate_up), .down = std::move(down)});
+  }
+  for (int64_t expert = 0; expert < source.config.moe.num_experts; ++expert) {
+    const bool others = expert < own.first || expert >= own.end;
+    if (others) source.reader.LeaveToOthers(module + std::to_string(expert) + ".");
   }
   return experts;
 }
@@ -137,20 +203,15 @@ std::vector<ExpertWeights> ReadModules(const BlockSource& source, const std::str
 }  // namespace
 
 std::vector<ExpertWeights> ReadExperts(const BlockSource& source, const std::string& module) {
-  const int64_t hidden = source.config.hidden, width = source.config.moe.moe_intermediate_size;
   const std::string gate_up = module + "gate_up_proj", down = module + "down_proj";
   if (!source.reader.HasPrefix(gate_up)) {
     const bool w = source.reader.HasPrefix(module + "0.w1.");
     return ReadModules(source, module,
                        w ? ModuleNames{"w1", "w3", "w2"} : ModuleNames{"gate_proj", "up_proj", "down_proj"});
   }
-  const auto gate_up_row = [&](int64_t row) { return GateUpRow(source, row); };
-  const auto same_row = [](int64_t row) { return row; };
-  const bool mxfp4 = source.reader.HasPrefix(gate_up + "_blocks");
-  auto gate_ups = mxfp4 ? ReadMxfp4(source, gate_up, 2 * width, hidden, gate_up_row)
-                        : ReadFused(source, gate_up, 2 * width, hidden, gate_up_row);
-  auto downs =
-      mxfp4 ? ReadMxfp4(source, down, hidden, width, same_row) : ReadFused(source, down, hidden, width, same_row);
+  const auto read = source.reader.HasPrefix(gate_up + "_blocks") ? ReadMxfp4 : ReadFused;
+  auto gate_ups = read(source, GateUp(source, gate_up));
+  auto downs = read(source, Down(source, down));
   std::vector<ExpertWeights> experts;
   for (size_t i = 0; i < gate_ups.size(); ++i) {
     experts.push_back({.gate_up = std::move(gate_ups[i]), .down = std::move(downs[i])});

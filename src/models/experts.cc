@@ -16,19 +16,20 @@ class MixtureOfExperts final : public MlpBlock {
     const TensorNames& names = config_.names;
     const auto name_of = [&](std::string_view part) { return module + std::string(part); };
     // The router stays f32: a small error would choose other experts.
-    router_ = source.reader.Linear({{name_of(names.router), moe_.num_experts}}, config_.hidden, moe_.bias,
-                                   kernels::WeightType::kF32);
+    router_ = source.reader.Linear({{.module = name_of(names.router), .out = moe_.num_experts, .whole = true}},
+                                   config_.hidden, moe_.bias, kernels::WeightType::kF32);
     std::vector<float> correction;
     if (moe_.has_correction_bias) {
       correction = source.reader.KeptValues(name_of(names.router) + ".e_score_correction_bias", moe_.num_experts);
     }
-    experts_ = ops_.MakeExperts(ReadExperts(source, module + "experts."), moe_, correction);
+    experts_ = ops_.MakeExperts(ReadExperts(source, module + "experts."), moe_, correction,
+                                {.ranks = &source.ranks, .by_experts = source.expert_parallel});
     if (moe_.shared_expert_intermediate_size == 0) return;
     shared_ = ReadGatedMlp(source, name_of(names.shared_expert) + ".", moe_.shared_expert_intermediate_size,
                            config_.mlp.bias);
     if (!moe_.shared_expert_gate) return;
-    shared_gate_ = source.reader.Linear({{name_of(names.shared_expert_gate), 1}}, config_.hidden, false,
-                                        kernels::WeightType::kF32);
+    shared_gate_ = source.reader.Linear({{.module = name_of(names.shared_expert_gate), .out = 1, .whole = true}},
+                                        config_.hidden, false, kernels::WeightType::kF32);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "models/layer_blocks.h"
@@ -55,35 +56,42 @@ class HeadLayers {
 class LatentAttention final : public AttentionBlock {
  public:
   LatentAttention(const BlockSource& source, const std::string& prefix)
-      : ops_(source.ops), config_(source.config), mla_(source.config.mla) {
+      : ops_(source.ops),
+        config_(source.config),
+        mla_(source.config.mla),
+        heads_(source.config.heads / source.ranks.Size()),
+        gathered_(source.ranks, ValuesOfAllHeads()) {
     const std::string module = prefix + "self_attn.";
     ReadQueries(source, module);
     ReadLatents(source, module);
     ReadHeads(source, module);
-    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * mla_.v_head_dim, config_.o_bias,
-                                source.store);
+    out_.emplace(
+        source.ranks,
+        source.reader.Linear({{module + "o_proj", config_.hidden}}, ValuesOfAllHeads(), config_.o_bias, source.store),
+        config_.hidden);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
     low_ = scratch.Take(rows * mla_.q_lora_rank);
-    projected_ = scratch.Take(rows * config_.heads * HeadDim());
+    projected_ = scratch.Take(rows * heads_ * HeadDim());
     latents_ = scratch.Take(rows * KeyDim());
-    queries_ = scratch.Take(rows * config_.heads * KeyDim());
-    attended_ = scratch.Take(rows * config_.heads * mla_.kv_lora_rank);
+    queries_ = scratch.Take(rows * heads_ * KeyDim());
+    attended_ = scratch.Take(rows * heads_ * mla_.kv_lora_rank);
     part_ = scratch.Take(rows * std::max(mla_.kv_lora_rank, mla_.qk_nope_head_dim));
-    values_ = scratch.Take(rows * config_.heads * mla_.v_head_dim);
+    values_ = scratch.Take(rows * heads_ * mla_.v_head_dim);
+    gathered_.Place(scratch, rows);
+    out_->Place(scratch, rows);
   }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     const int64_t rows = step.rows, rank = mla_.kv_lora_rank;
-    const int heads = config_.heads;
     ProjectLatents(step, x);
     ProjectQueries(step, x);
     step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
-    step.backend->Run(*step.plan, step.layer, queries_, heads * KeyDim(), attended_);
+    step.backend->Run(*step.plan, step.layer, queries_, heads_ * KeyDim(), attended_);
     const int64_t value = mla_.v_head_dim;
-    from_latent_.Forward(ops_, {attended_, heads * rank, rank}, rows, {values_, heads * value, value}, part_);
-    out_->Forward(values_, rows, out, config_.hidden);
+    from_latent_.Forward(ops_, {attended_, heads_ * rank, rank}, rows, {values_, heads_ * value, value}, part_);
+    out_->Forward(gathered_.Gather(values_, rows), rows, out);
   }
 
  private:
@@ -91,6 +99,7 @@ class LatentAttention final : public AttentionBlock {
     return int64_t{mla_.qk_nope_head_dim} + mla_.qk_rope_head_dim;
   }  // channels of a projected query
   int64_t KeyDim() const { return int64_t{mla_.kv_lora_rank} + mla_.qk_rope_head_dim; }
+  int64_t ValuesOfAllHeads() const { return int64_t{config_.heads} * mla_.v_head_dim; }
 
   // A matrix of `heads` heads, each of `first` rows and then those that are rotated.
   StackedWeight RotatedHeads(const std::string& name, int64_t heads, int64_t first) const {
@@ -103,8 +112,8 @@ class LatentAttention final : public AttentionBlock {
   void ReadQueries(const BlockSource& source, const std::string& module) {
     const int64_t in = mla_.q_lora_rank != 0 ? mla_.q_lora_rank : config_.hidden;
     if (mla_.q_lora_rank != 0) {
-      to_low_ = source.reader.Linear({{module + "q_a_proj", mla_.q_lora_rank}}, config_.hidden, config_.qkv_bias,
-                                     {source.store, kInt16Activations});
+      to_low_ = source.reader.Linear({{.module = module + "q_a_proj", .out = mla_.q_lora_rank, .whole = true}},
+                                     config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
       low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", mla_.q_lora_rank);
     }
     const std::string name = module + (mla_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
@@ -113,8 +122,9 @@ class LatentAttention final : public AttentionBlock {
   }
 
   void ReadLatents(const BlockSource& source, const std::string& module) {
-    to_latent_ = source.reader.Linear({RotatedHeads(module + "kv_a_proj_with_mqa", 1, mla_.kv_lora_rank)},
-                                      config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
+    StackedWeight weight = RotatedHeads(module + "kv_a_proj_with_mqa", 1, mla_.kv_lora_rank);
+    weight.whole = true;
+    to_latent_ = source.reader.Linear({weight}, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
     latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", mla_.kv_lora_rank);
   }
 
@@ -125,8 +135,14 @@ class LatentAttention final : public AttentionBlock {
       for (int head = 0; head < config_.heads; ++head) {
         const std::string k_b = fmt::format("{}k_b_proj.{}", module, head),
                           v_b = fmt::format("{}v_b_proj.{}", module, head);
-        to_latent_space_.Add(source.reader.Linear({{k_b, rank}}, nope, false, {source.store, kInt16Activations}));
-        from_latent_.Add(source.reader.Linear({{v_b, value}}, rank, false, source.store));
+        if (head / heads_ != source.ranks.Rank()) {
+          for (const std::string& weight : {k_b, v_b}) source.reader.LeaveToOthers(weight + ".");
+          continue;
+        }
+        to_latent_space_.Add(source.reader.Linear({{.module = k_b, .out = rank, .whole = true}}, nope, false,
+                                                  {source.store, kInt16Activations}));
+        from_latent_.Add(
+            source.reader.Linear({{.module = v_b, .out = value, .whole = true}}, rank, false, source.store));
       }
       to_latent_space_.Close(ops_);
       from_latent_.Close(ops_);
@@ -134,7 +150,7 @@ class LatentAttention final : public AttentionBlock {
     }
     const std::vector<float> both =
         source.reader.Matrix(name + ".weight", config_.heads * (nope + value), rank, source.store);
-    for (int64_t head = 0; head < config_.heads; ++head) {
+    for (int64_t head = 0; head < heads_; ++head) {
       const int64_t first = head * (nope + value);
       to_latent_space_.Add(source.reader.Pack(Transposed(TakeRows(both, rank, first, nope), nope, rank), rank, nope, {},
                                               {source.store, kInt16Activations}, name));
@@ -154,7 +170,7 @@ class LatentAttention final : public AttentionBlock {
   }
 
   void ProjectQueries(const AttentionStep& step, const float* x) noexcept {
-    const int64_t rows = step.rows, width = config_.heads * HeadDim(), stride = config_.heads * KeyDim();
+    const int64_t rows = step.rows, width = heads_ * HeadDim(), stride = heads_ * KeyDim();
     if (to_low_) {
       to_low_->Forward(x, rows, low_, mla_.q_lora_rank);
       ops_.RmsNorm(low_, mla_.q_lora_rank, low_norm_.as<float>(), kLatentEps, rows, mla_.q_lora_rank, low_,
@@ -163,15 +179,16 @@ class LatentAttention final : public AttentionBlock {
     }
     to_queries_->Forward(x, rows, projected_, width);
     to_latent_space_.Forward(ops_, {projected_, width, HeadDim()}, rows, {queries_, stride, KeyDim()}, part_);
-    ops_.Copy(projected_ + mla_.qk_nope_head_dim, HeadDim(), rows * config_.heads, mla_.qk_rope_head_dim,
+    ops_.Copy(projected_ + mla_.qk_nope_head_dim, HeadDim(), rows * heads_, mla_.qk_rope_head_dim,
               queries_ + mla_.kv_lora_rank, KeyDim());
-    ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, config_.heads, static_cast<int>(KeyDim()),
-              mla_.qk_rope_head_dim, false, step.query_rope_table, step.positions);
+    ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, heads_, static_cast<int>(KeyDim()), mla_.qk_rope_head_dim,
+              false, step.query_rope_table, step.positions);
   }
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const MlaConfig& mla_;
+  const int heads_;                              // this rank's; latents are every rank's
   std::unique_ptr<kernels::Linear> to_low_;      // hidden -> q_lora_rank; null where queries are projected at once
   Buffer low_norm_;                              // f32 [q_lora_rank]
   std::unique_ptr<kernels::Linear> to_queries_;  // -> heads * (nope | rope)
@@ -179,7 +196,8 @@ class LatentAttention final : public AttentionBlock {
   Buffer latent_norm_;                           // f32 [rank]
   HeadLayers to_latent_space_;                   // nope -> rank: W_UK transposed
   HeadLayers from_latent_;                       // rank -> value: W_UV
-  std::unique_ptr<kernels::Linear> out_;         // heads * value -> hidden
+  GatheredColumns gathered_;                     // of all ranks' heads * value
+  std::optional<GatheredLinear> out_;            // all ranks' heads * value -> hidden
   // f32 [rows][...]:
   float* low_ = nullptr;        // q_lora_rank
   float* projected_ = nullptr;  // heads * HeadDim()

@@ -86,6 +86,7 @@ struct BlockSource {
   const ModelConfig& config;
   kernels::WeightType store;  // how matrices are kept
   parallel::Communicator& ranks;
+  bool expert_parallel = false;  // ranks divide the experts of a layer instead of each expert
 };
 
 // A linear layer of whose outputs each rank computes a part; all ranks get all of them.

@@ -27,6 +27,7 @@ struct ForwardBatch {
 class Model {
  public:
   virtual ~Model() = default;
+  // With this rank's layers alone.
   const ModelConfig& Config() const noexcept { return config_; }
   int64_t WeightBytes() const noexcept { return weight_bytes_; }
   virtual kernels::Ops& ops() const noexcept = 0;
@@ -34,16 +35,25 @@ class Model {
   virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
   // Final hidden states after the last norm of the output rows, divided by config.logits_divisor, f32
   // [output rows][hidden]; `hidden` has [rows][hidden].
+  // In a pipeline, `hidden` goes in with the states that the rank before gave, and comes out with those for the next.
   // rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
   // Logits: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and argmaxes of its rows [rows] unless null. Only of
-  // rank 0; the others must call it as well.
+  // rank 0; the others must call it as well, but not those of a pipeline.
   virtual void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept = 0;
 
  protected:
   ModelConfig config_;
   int64_t weight_bytes_ = 0;
+};
+
+// Consecutive layers of a model.
+struct LayerRange {
+  int first = 0;
+  int count = 0;
+
+  int End() const noexcept { return first + count; }
 };
 
 struct LoadOptions {
@@ -53,6 +63,10 @@ struct LoadOptions {
   int64_t max_rows = 512;      // rows of the largest Forward
   int64_t max_positions = 0;   // rope table length; 0: config.max_position
   parallel::Communicator* ranks = nullptr;  // that share the model, of which each loads its part; null: this one alone
+  bool expert_parallel = false;             // ranks divide the experts of a layer instead of each expert
+  // Layers of this rank of a pipeline; absent: all. The first rank has the embedding and the output head, too, and the
+  // last one the norm before the head.
+  std::optional<LayerRange> layers = {};
 };
 
 // Loads a folder in Hugging Face layout. Throws InputError: unknown architecture (lists the known), missing or

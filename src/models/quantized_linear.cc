@@ -127,7 +127,9 @@ std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
   }
   // Weights whose storages differ are layers side by side.
   for (size_t i = 0; i < stack.size(); ++i) {
-    if (!kept[i]) kept[i] = Pack(read(i), biases[i], kind);
+    if (kept[i]) continue;
+    const kernels::WeightView view = read(i);
+    kept[i] = Pack(std::span(&view, 1), biases[i], kind);
   }
   return kernels::MakeStackedLinear(std::move(kept));
 }

@@ -167,7 +167,7 @@ WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool
       ranks_(ranks) {}
 
 WeightReader::Rows WeightReader::RowsOf(const StackedWeight& weight) const noexcept {
-  if (ranks_ == nullptr) return {.first = 0, .count = weight.out};
+  if (ranks_ == nullptr || weight.whole) return {.first = 0, .count = weight.out};
   const parallel::Partition rows = ranks_->Divide(weight.out);
   return {.first = rows.Begin(ranks_->Rank()), .count = rows.Size(ranks_->Rank())};
 }
@@ -175,6 +175,13 @@ WeightReader::Rows WeightReader::RowsOf(const StackedWeight& weight) const noexc
 bool WeightReader::HasPrefix(std::string_view prefix) const {
   const auto found = checkpoint_.Tensors().lower_bound(prefix);
   return found != checkpoint_.Tensors().end() && found->first.starts_with(prefix);
+}
+
+void WeightReader::LeaveToOthers(std::string_view prefix) {
+  const auto& tensors = checkpoint_.Tensors();
+  for (auto next = tensors.lower_bound(prefix); next != tensors.end() && next->first.starts_with(prefix); ++next) {
+    read_.insert(next->first);
+  }
 }
 
 WeightView WeightReader::Elements(const std::string& name, std::span<const int64_t> shape, WeightType store) {
@@ -234,16 +241,17 @@ void WeightReader::AppendVector(const std::string& name, const StackedWeight& we
 
 std::vector<float> WeightReader::Matrix(const std::string& name, int64_t out, int64_t in, WeightType store) {
   const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
-  if (const auto quantized = FindQuantized({.module = module, .out = out}, in, true)) {
+  const StackedWeight weight{.module = module, .out = out};
+  if (const auto quantized = FindQuantized(weight, in, true)) {
     std::vector<float> values = Expand(*quantized, module, store);
     ReleaseTensors();
     return values;
   }
-  const WeightView view = Read(name, std::array{out, in});
+  const WeightView view = ReadWeight(weight, in);
   CheckFinite(view, name, store, ops_.threads());
-  std::vector<float> values(static_cast<size_t>(out * in));
+  std::vector<float> values(static_cast<size_t>(view.out * in));
   auto read = [&](int64_t row, int) { ReadWeightRow(view, row, values.data() + row * in); };
-  ops_.threads().ForEach(out, read);
+  ops_.threads().ForEach(view.out, read);
   ReleaseTensors();
   return values;
 }
@@ -262,11 +270,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Pack(std::span<const WeightView> 
 std::unique_ptr<kernels::Linear> WeightReader::Pack(std::span<const float> values, int64_t out, int64_t in,
                                                     std::span<const float> bias, kernels::LinearKind kind,
                                                     std::string_view module) {
-  return Pack({.data = values.data(), .dtype = DType::kF32, .out = out, .in = in, .module = module}, bias, kind);
-}
-
-std::unique_ptr<kernels::Linear> WeightReader::Pack(const WeightView& view, std::span<const float> bias,
-                                                    kernels::LinearKind kind) {
+  const WeightView view{.data = values.data(), .dtype = DType::kF32, .out = out, .in = in, .module = module};
   return Pack(std::span(&view, 1), bias, kind);
 }
 

@@ -25,6 +25,7 @@ struct StackedWeight {
   int64_t interleaved_heads = 0, interleaved_first = 0;  // kernels::WeightView's, where the architecture stores rows so
   // Rows of the module's tensor, and the first of these that is a row of the weight, where it is a part of the tensor.
   int64_t tensor_out = 0, tensor_first = 0;
+  bool whole = false;  // every rank has all rows
 
   int64_t TensorOut() const noexcept { return tensor_out == 0 ? out : tensor_out; }
 };
@@ -45,15 +46,18 @@ class WeightReader {
                                           kernels::LinearKind kind);
   // True if a linear layer keeps the module's weights in blocks that amplify the rounding of 8-bit activations.
   bool AmplifiesRounding(std::string_view module) const;
-  // A matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`. `name`: "MODULE.weight".
+  // The rows of this rank of a matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`.
+  // `name`: "MODULE.weight".
   std::vector<float> Matrix(const std::string& name, int64_t out, int64_t in, kernels::WeightType store);
   // Packs values [out][in], with biases [out] or none. `module`: their name in reports.
   std::unique_ptr<kernels::Linear> Pack(std::span<const float> values, int64_t out, int64_t in,
                                         std::span<const float> bias, kernels::LinearKind kind, std::string_view module);
-  std::unique_ptr<kernels::Linear> Pack(const kernels::WeightView& view, std::span<const float> bias,
+  std::unique_ptr<kernels::Linear> Pack(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
                                         kernels::LinearKind kind);
   // True if the checkpoint has a tensor whose name begins like this.
   bool HasPrefix(std::string_view prefix) const;
+  // Leaves the tensors whose names begin like this, as far as they were not read, to other ranks.
+  void LeaveToOthers(std::string_view prefix);
   // A tensor of any type as it is stored. Throws InputError for another shape.
   const TensorView& Tensor(const std::string& name, std::span<const int64_t> shape);
   // The elements of a tensor of any number of dimensions as rows of the last one, finite in `store`.
@@ -77,8 +81,6 @@ class WeightReader {
   void AddBytes(int64_t bytes) { bytes_ += bytes; }
 
  private:
-  std::unique_ptr<kernels::Linear> Pack(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
-                                        kernels::LinearKind kind);
   kernels::WeightView Read(const std::string& name, std::span<const int64_t> shape);
   kernels::WeightView ReadWeight(const StackedWeight& weight, int64_t in);
   void CheckWeight(const kernels::WeightView& view, kernels::WeightType store) const;

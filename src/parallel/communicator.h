@@ -32,7 +32,7 @@ struct Destination {
 };
 
 // The only rank: nothing to communicate. Other communicators: gloo_communicator.h. All ranks must make the same calls
-// in the same order. Gathers come back with undefined values after a rank is lost; Check() then tells so.
+// in the same order. Gathers and Receive come back with undefined values after a rank is lost; Check() then tells so.
 class Communicator {
  public:
   Communicator() = default;
@@ -50,8 +50,12 @@ class Communicator {
   virtual void AllGather(const void* /*own*/, std::span<const Destination> /*to*/) noexcept {}
   // The same for rank 0 alone.
   virtual void Gather(const void* /*own*/, std::span<const Destination> /*to*/) noexcept {}
-  // Gives rank 0's message to the others, which wait for it without limit. Throws ResourceError once a rank is lost.
+  // Gives rank 0's message to the others, which wait for it without limit. Rank 0 does not wait for them. Throws
+  // ResourceError once a rank is lost.
   virtual void Broadcast(std::vector<uint8_t>& /*message*/) {}
+  // Sends `bytes` to one rank, which receives as many, in the order of sending; comes back with a copy on its way.
+  virtual void Send(int /*to*/, const void* /*data*/, int64_t /*bytes*/) noexcept {}
+  virtual void Receive(int /*from*/, void* /*data*/, int64_t /*bytes*/) noexcept {}
   // Throws ResourceError, naming the rank and the reason, once one is lost.
   virtual void Check() const {}
 

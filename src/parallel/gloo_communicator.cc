@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -24,15 +25,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTimeout = std::chrono::minutes(2);  // of ranks that live but do not answer
 constexpr milliseconds kNextStep = std::chrono::hours(24 * 365);
 constexpr milliseconds kPoll(5);
 // Bytes of a message. A rank sends one before it reads, and is at most two ahead of a reader: these fit into a socket's
 // buffers, so that no two ranks wait for each other to read.
 constexpr int64_t kChunk = 32 << 10;
 constexpr int kGatherSlot = 0;
-constexpr uint64_t kBroadcastSlot = 1;
-constexpr size_t kFirstBytes = 4096;  // of a broadcast: its length, and most messages whole
+constexpr uint64_t kMessageSlot = 1;
+constexpr milliseconds kFlush = std::chrono::seconds(5);  // at the end
+constexpr size_t kFirstBytes = 4096;                      // of a broadcast: its length, and most messages whole
 
 std::string FilePath(const std::string& folder, int rank, std::string_view suffix) {
   return fmt::format("{}/rank-{}.{}", folder, rank, suffix);
@@ -57,7 +58,10 @@ void WriteText(const std::string& path, const std::string& text) {
   if (!file || error) throw ResourceError(fmt::format("{}: cannot be written", Quote(path)));
 }
 
-// A process's end closes its connections before its parent can tell the reason.
+constexpr std::string_view kIsLost = "is lost, and the engine ends: ";
+
+// A process's end closes its connections before its parent can tell the reason. `rank` may have ended because it lost
+// another one.
 std::string LostText(const GlooConfig& config, int rank, const std::string& fallback) {
   constexpr int kPolls = 100;
   std::optional<std::string> reason;
@@ -65,7 +69,13 @@ std::string LostText(const GlooConfig& config, int rank, const std::string& fall
     if (i > 0) std::this_thread::sleep_for(kPoll);
     reason = ReadText(FilePath(config.folder, rank, "error"));
   }
-  return fmt::format("rank {} of {} is lost, and the engine ends: {}", rank, config.size, reason.value_or(fallback));
+  if (reason && reason->find(kIsLost) != reason->npos) return *reason;
+  return fmt::format("rank {} of {} {}{}", rank, config.size, kIsLost, reason.value_or(fallback));
+}
+
+std::string TimeoutText(const GlooConfig& config) {
+  return fmt::format("it did not answer within {} seconds (distributed_timeout_seconds)",
+                     std::chrono::duration_cast<std::chrono::seconds>(config.timeout).count());
 }
 
 // Names the first line that is not the same.
@@ -81,7 +91,7 @@ std::string LostText(const GlooConfig& config, int rank, const std::string& fall
 // Waits until every rank has told its identity, and compares them.
 void WaitForRanks(const GlooConfig& config) {
   WriteText(FilePath(config.folder, config.rank, "ready"), config.identity);
-  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
+  const auto deadline = std::chrono::steady_clock::now() + config.timeout;
   for (int rank = 0; rank < config.size;) {
     if (const auto identity = ReadText(FilePath(config.folder, rank, "ready"))) {
       if (*identity != config.identity) FailDifferent(config, rank, *identity);
@@ -90,31 +100,37 @@ void WaitForRanks(const GlooConfig& config) {
     }
     if (ReadText(FilePath(config.folder, rank, "error"))) throw ResourceError(LostText(config, rank, ""));
     if (std::chrono::steady_clock::now() > deadline) {
-      throw ResourceError(fmt::format("rank {} of {} has not come within {} seconds", rank, config.size,
-                                      std::chrono::duration_cast<std::chrono::seconds>(kTimeout).count()));
+      throw ResourceError(fmt::format("rank {} of {} has not come: {}", rank, config.size, TimeoutText(config)));
     }
     std::this_thread::sleep_for(kPoll);
   }
 }
 
-// A peer's connection for gathers: memory that Gloo sends from and receives into.
+// A message on its way.
+struct Outgoing {
+  std::vector<uint8_t> data;
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+};
+
+// A peer's connections: memory that Gloo sends from and receives into.
 struct Peer {
   std::vector<uint8_t> received = std::vector<uint8_t>(kChunk);
   std::unique_ptr<gloo::transport::Buffer> send;
   std::unique_ptr<gloo::transport::Buffer> receive;
+  std::deque<Outgoing> outgoing;  // the three above are of gathers
 };
 
 class GlooCommunicator final : public Communicator {
  public:
   explicit GlooCommunicator(const GlooConfig& config)
-      : config_(config), gathers_(config.rank, config.size), broadcasts_(config.rank, config.size) {
+      : config_(config), gathers_(config.rank, config.size), messages_(config.rank, config.size) {
     gloo::transport::tcp::attr address;
     address.hostname = "127.0.0.1";
     auto device = gloo::transport::tcp::CreateDevice(address);
     gloo::rendezvous::FileStore store(config.folder);
-    for (auto [name, context] : {std::pair("gathers", &gathers_), std::pair("broadcasts", &broadcasts_)}) {
+    for (auto [name, context] : {std::pair("gathers", &gathers_), std::pair("messages", &messages_)}) {
       gloo::rendezvous::PrefixStore names(name, store);
-      context->setTimeout(kTimeout);
+      context->setTimeout(config.timeout);
       context->connectFullMesh(names, device);
     }
     for (int rank = 0; rank < config.size; ++rank) {
@@ -128,12 +144,24 @@ class GlooCommunicator final : public Communicator {
     }
   }
 
+  // The last messages arrive before the connections close.
+  ~GlooCommunicator() override {
+    try {
+      for (Peer& peer : peers_) {
+        for (const Outgoing& message : peer.outgoing) {
+          if (!lost_) message.buffer->waitSend(kFlush);
+        }
+      }
+    } catch (const std::exception&) {  // the other end is gone, or does not listen
+    }
+  }
+
   int Rank() const noexcept override { return config_.rank; }
   int Size() const noexcept override { return config_.size; }
 
   void AllGather(const void* own, std::span<const Destination> to) noexcept override {
-    CopyRows(to[static_cast<size_t>(config_.rank)], 0, static_cast<const uint8_t*>(own),
-             to[static_cast<size_t>(config_.rank)].Bytes());
+    const Destination& place = to[static_cast<size_t>(config_.rank)];
+    if (place.first != own) CopyRows(place, 0, static_cast<const uint8_t*>(own), place.Bytes());
     Exchange(static_cast<const uint8_t*>(own), to, false);
   }
 
@@ -150,8 +178,26 @@ class GlooCommunicator final : public Communicator {
         ReceiveMessage(message);
       }
     } catch (const std::exception& error) {
-      Lose(asked_, error.what());
+      Lose(error);
       Check();
+    }
+  }
+
+  void Send(int to, const void* data, int64_t bytes) noexcept override {
+    if (lost_) return;
+    try {
+      Post(to, static_cast<const uint8_t*>(data), static_cast<size_t>(bytes));
+    } catch (const std::exception& error) {
+      Lose(error);
+    }
+  }
+
+  void Receive(int from, void* data, int64_t bytes) noexcept override {
+    if (lost_) return;
+    try {
+      ReceiveBytes(from, static_cast<uint8_t*>(data), static_cast<size_t>(bytes), config_.timeout);
+    } catch (const std::exception& error) {
+      Lose(error);
     }
   }
 
@@ -170,7 +216,7 @@ class GlooCommunicator final : public Communicator {
       int64_t longest = 0;
       for (const Destination& each : to) longest = std::max(longest, each.Bytes());
       for (int64_t offset = 0; offset < longest; offset += kChunk) {
-        if (sends && offset < bytes) Send(own + offset, std::min(kChunk, bytes - offset), to_root);
+        if (sends && offset < bytes) SendChunk(own + offset, std::min(kChunk, bytes - offset), to_root);
         if (!receives) continue;
         for (int rank = 0; rank < config_.size; ++rank) {
           const Destination& from = to[static_cast<size_t>(rank)];
@@ -182,11 +228,11 @@ class GlooCommunicator final : public Communicator {
         }
       }
     } catch (const std::exception& error) {
-      Lose(asked_, error.what());
+      Lose(error);
     }
   }
 
-  void Send(const uint8_t* data, int64_t bytes, bool to_root) {
+  void SendChunk(const uint8_t* data, int64_t bytes, bool to_root) {
     std::memcpy(sent_.data(), data, static_cast<size_t>(bytes));
     for (int rank = 0; rank < (to_root ? 1 : config_.size); ++rank) {
       if (rank == config_.rank) continue;
@@ -215,47 +261,62 @@ class GlooCommunicator final : public Communicator {
     const size_t some = std::min(message.size(), kFirstBytes - sizeof(length));
     std::memcpy(first_.data(), &length, sizeof(length));
     if (some > 0) std::memcpy(first_.data() + sizeof(length), message.data(), some);
-    for (const auto& [data, bytes] : {std::pair(const_cast<const uint8_t*>(first_.data()), first_.size()),
-                                      std::pair(message.data() + some, message.size() - some)}) {
-      if (bytes == 0) continue;
-      const auto buffer = broadcasts_.createUnboundBuffer(const_cast<uint8_t*>(data), bytes);
-      for (int rank = 1; rank < config_.size; ++rank) {
-        asked_ = rank;
-        buffer->send(rank, kBroadcastSlot);
-      }
-      for (int rank = 1; rank < config_.size; ++rank) buffer->waitSend(kTimeout);
+    for (int rank = 1; rank < config_.size; ++rank) {
+      Post(rank, first_.data(), first_.size());
+      if (some < message.size()) Post(rank, message.data() + some, message.size() - some);
     }
   }
 
+  // Gloo sends when the receiver asks for the message.
+  void Post(int to, const uint8_t* data, size_t bytes) {
+    asked_ = to;
+    std::deque<Outgoing>& outgoing = peers_[static_cast<size_t>(to)].outgoing;
+    Outgoing message;
+    // More than a pipeline with a step in each rank has on its way: the oldest one has arrived.
+    if (std::ssize(outgoing) >= int64_t{3} * (config_.size + 1)) {
+      outgoing.front().buffer->waitSend(config_.timeout);
+      message.data = std::move(outgoing.front().data);
+      outgoing.pop_front();
+    }
+    message.data.assign(data, data + bytes);
+    message.buffer = messages_.createUnboundBuffer(message.data.data(), bytes);
+    outgoing.push_back(std::move(message));
+    outgoing.back().buffer->send(to, kMessageSlot);
+  }
+
   void ReceiveMessage(std::vector<uint8_t>& message) {
-    asked_ = 0;
     uint64_t length = 0;
     first_.resize(kFirstBytes);
-    Receive(first_.data(), kFirstBytes, kNextStep);
+    ReceiveBytes(0, first_.data(), kFirstBytes, kNextStep);
     std::memcpy(&length, first_.data(), sizeof(length));
     message.resize(length);
     const size_t some = std::min(message.size(), kFirstBytes - sizeof(length));
     if (some > 0) std::memcpy(message.data(), first_.data() + sizeof(length), some);
-    if (some < message.size()) Receive(message.data() + some, message.size() - some, kTimeout);
+    if (some < message.size()) ReceiveBytes(0, message.data() + some, message.size() - some, config_.timeout);
   }
 
-  void Receive(uint8_t* data, size_t bytes, milliseconds limit) {
-    const auto buffer = broadcasts_.createUnboundBuffer(data, bytes);
-    buffer->recv(0, kBroadcastSlot);
+  void ReceiveBytes(int from, uint8_t* data, size_t bytes, milliseconds limit) {
+    asked_ = from;
+    const auto buffer = messages_.createUnboundBuffer(data, bytes);
+    buffer->recv(from, kMessageSlot);
     buffer->waitRecv(limit);
   }
 
-  void Lose(int rank, const char* reason) noexcept {
+  // asked_ did not take part in the operation in progress.
+  void Lose(const std::exception& error) noexcept {
     lost_ = true;
     try {
-      failure_ = LostText(config_, rank, reason);
+      const std::string_view text = error.what();
+      const bool silent = text.find("imed out") != text.npos || text.find("imeout") != text.npos;
+      if (silent) ReportLostRank(config_.folder, asked_, TimeoutText(config_));
+      failure_ = LostText(config_, asked_, std::string(text));
     } catch (...) {
       failure_.clear();  // no memory for the text
     }
   }
 
   const GlooConfig config_;
-  gloo::rendezvous::Context gathers_, broadcasts_;
+  gloo::rendezvous::Context gathers_, messages_;
   std::vector<uint8_t> sent_ = std::vector<uint8_t>(kChunk);
   std::vector<uint8_t> first_;
   std::vector<Peer> peers_;  // [ranks]; this rank's is empty

@@ -1,6 +1,7 @@
 // Ranks on one machine, connected by Gloo over TCP on the loopback interface.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -14,6 +15,7 @@ struct GlooConfig {
   std::string folder;     // in which ranks find each other; private to the group
   std::string identity;   // of build, model and options; all ranks must have the same
   bool busy_poll = true;  // receives without sleeping: for ranks that have their CPUs to themselves
+  std::chrono::milliseconds timeout = std::chrono::minutes(2);  // of ranks that live but do not answer
 };
 
 // Waits until all ranks have joined. Throws InputError for ranks that differ, and ResourceError for one that does not

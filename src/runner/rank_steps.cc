@@ -138,7 +138,7 @@ void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& r
         TakeItem(reader, pool, received[i]);
         items.push_back(received[i].item);
       }
-      runner.Forward(items, backend);
+      runner.Begin(items, backend);
     }
     ranks.Check();
   }

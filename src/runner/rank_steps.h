@@ -1,4 +1,5 @@
-// Steps of rank 0's runner, which the other ranks repeat with their parts of the model and of the cache.
+// Steps of rank 0's runner, which the other ranks repeat with their parts of the model and of the cache. In a pipeline,
+// each rank has consecutive layers: hidden states go from rank to rank, and from the last one back to rank 0.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +16,38 @@ namespace kvanta::runner {
 struct RunItem;
 class Runner;
 
+// Division of a model among ranks.
+enum class Division : uint8_t {
+  kTensors,  // each layer among all ranks
+  kLayers,   // a pipeline
+};
+
 // Sends steps from rank 0. The records of `pool` have the same numbers in all ranks (cache::PagePoolConfig). Send
 // methods throw ResourceError once a rank is lost.
 class StepSender {
  public:
-  StepSender(parallel::Communicator& ranks, cache::PagePool& pool) : ranks_(ranks), pool_(pool) {}
+  StepSender(parallel::Communicator& ranks, cache::PagePool& pool, Division division)
+      : ranks_(ranks), pool_(pool), division_(division) {}
   ~StepSender();  // ends the others' FollowSteps
   StepSender(const StepSender&) = delete;
   StepSender& operator=(const StepSender&) = delete;
 
+  bool IsPipeline() const noexcept { return division_ == Division::kLayers; }
+  // Steps that occupy all ranks.
+  int Depth() const noexcept { return IsPipeline() ? ranks_.Size() : 1; }
   void SendForward(std::span<const RunItem> items);
   void SendLogits(int64_t first, int64_t count);
   // CPUs of the thread that made this object. Steps stay on them: on another rank's CPU, a thread would have to wait
   // for one that polls for its results.
   const CpuSet& Cpus() const noexcept { return cpus_; }
+  parallel::Communicator& Ranks() const noexcept { return ranks_; }
   // Throws ResourceError if a rank was lost in a step.
   void Check() const { ranks_.Check(); }
 
  private:
   parallel::Communicator& ranks_;
   cache::PagePool& pool_;
+  const Division division_;
   const CpuSet cpus_;
   std::vector<uint8_t> message_;
 };

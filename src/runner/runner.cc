@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-#include <optional>
 
 #include "base/math.h"
 #include "kvanta/error.h"
@@ -43,7 +42,8 @@ Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, b
     : model_(model), max_rows_(max_rows), max_logit_rows_(max_logit_rows), graphs_(graphs && SamplesOnDevice()) {
   Device& device = model.ops().device();
   const int64_t hidden = model.Config().hidden, vocab = model.Config().vocab;
-  hidden_ = AllocateArray<float>(device, max_rows * hidden);
+  slots_.push_back({.hidden = AllocateArray<float>(device, HiddenFloats(max_rows))});
+  hidden_ = slots_.front().hidden.as<float>();
   logits_ = AllocateArray<float>(device, max_logit_rows * vocab);
   inputs_ = device.Allocate(static_cast<size_t>(max_rows) * (2 * sizeof(int64_t) + sizeof(int32_t)));
   if (SamplesOnDevice()) {
@@ -60,7 +60,29 @@ Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, b
   argmaxes_.resize(static_cast<size_t>(max_logit_rows));
 }
 
-void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend) {
+void Runner::Share(std::unique_ptr<StepSender> sender) {
+  sender_ = std::move(sender);
+  if (!sender_->IsPipeline()) return;
+  pipeline_ = &sender_->Ranks();
+  while (std::ssize(slots_) < sender_->Depth() + 1) {
+    slots_.push_back({.hidden = AllocateArray<float>(model_.ops().device(), HiddenFloats(max_rows_))});
+  }
+}
+
+void Runner::Finish(Ticket ticket) {
+  const std::optional<CpuScope> cpus = StepCpus();
+  const int64_t oldest = std::max<int64_t>(0, next_ - std::ssize(slots_));
+  for (Ticket each = oldest; each <= ticket; ++each) {  // they arrive in their order
+    Slot& slot = SlotOf(each);
+    if (slot.arrived) continue;
+    pipeline_->Receive(pipeline_->Size() - 1, slot.hidden.data(), BytesOfRows(std::max<int64_t>(1, slot.output_rows)));
+    slot.arrived = true;
+  }
+  hidden_ = SlotOf(ticket).hidden.as<float>();
+  if (sender_) sender_->Check();
+}
+
+Runner::Ticket Runner::Begin(std::span<const RunItem> items, attention::Backend& backend) {
   tokens_.clear();
   positions_.clear();
   output_rows_.clear();
@@ -81,38 +103,47 @@ void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend
   if (planned_for_ != &backend) plan_.reset();  // a plan belongs to its backend
   planned_for_ = &backend;
   plan_ = backend.MakePlan({.sequences = spans_, .bucket = bucket}, std::move(plan_));
-  std::optional<CpuScope> cpus;
-  if (sender_) {
-    cpus.emplace(sender_->Cpus());
-    sender_->SendForward(items);
-  }
+  const std::optional<CpuScope> cpus = StepCpus();
+  if (sender_) sender_->SendForward(items);
+  const bool first = pipeline_ == nullptr || pipeline_->Rank() == 0;
+  const bool last = pipeline_ == nullptr || pipeline_->Rank() == pipeline_->Size() - 1;
+  const auto output_rows = std::ssize(output_rows_);
+  if (!last) output_rows_.clear();
+  const bool keeps_all = all_output || !last;
   if (decodes) {  // padding
     tokens_.resize(static_cast<size_t>(bucket), 0);
     positions_.resize(static_cast<size_t>(bucket), 0);
   }
-  if (!all_output) positions_.insert(positions_.end(), output_rows_.begin(), output_rows_.end());
+  if (!keeps_all) positions_.insert(positions_.end(), output_rows_.begin(), output_rows_.end());
   Upload<int64_t, int32_t>(model_.ops().device(), inputs_, positions_, tokens_, staged_);
   const std::span numbers(inputs_.as<const int64_t>(), positions_.size());
   models::ForwardBatch batch{
       .tokens = std::span(reinterpret_cast<const int32_t*>(numbers.data() + numbers.size()), tokens_.size()),
       .positions = numbers.first(tokens_.size())};
-  if (!all_output) batch.output_rows = numbers.subspan(tokens_.size());
-  const auto forward = [&] { model_.Forward(batch, backend, *plan_, hidden_.as<float>()); };
+  if (!keeps_all) batch.output_rows = numbers.subspan(tokens_.size());
+  Slot& slot = SlotOf(next_);
+  slot = {.output_rows = output_rows, .arrived = last, .hidden = std::move(slot.hidden)};
+  auto* hidden = slot.hidden.as<float>();
+  if (!first) pipeline_->Receive(pipeline_->Rank() - 1, hidden, BytesOfRows(std::ssize(tokens_)));
+  const auto forward = [&] { model_.Forward(batch, backend, *plan_, hidden); };
   if (decodes) {
     ReplayOrCapture(forward_graphs_, bucket, plan_->Version(), forward);
   } else {
     forward();
   }
+  if (pipeline_ != nullptr) {
+    // One row is sent where there is no output, to tell that the batch is done.
+    const int64_t sent = last ? std::max<int64_t>(1, output_rows) : std::ssize(tokens_);
+    pipeline_->Send((pipeline_->Rank() + 1) % pipeline_->Size(), hidden, BytesOfRows(sent));
+  }
   if (sender_) sender_->Check();
+  return next_++;
 }
 
 void Runner::ModelLogits(int64_t first, int64_t count, float* out, kernels::RowArgmax* argmaxes) {
-  std::optional<CpuScope> cpus;
-  if (sender_) {
-    cpus.emplace(sender_->Cpus());
-    sender_->SendLogits(first, count);
-  }
-  model_.Logits(hidden_.as<float>() + first * model_.Config().hidden, count, out, argmaxes);
+  const std::optional<CpuScope> cpus = StepCpus();
+  if (sender_ && !sender_->IsPipeline()) sender_->SendLogits(first, count);  // a pipeline's rank 0 has the head
+  model_.Logits(hidden_ + HiddenFloats(first), count, out, argmaxes);
   if (sender_) sender_->Check();
 }
 
@@ -149,7 +180,7 @@ void Runner::Logits(int64_t first, int64_t count, float* out) {
 
 std::span<const float> Runner::HiddenStates(int64_t first, int64_t count) {
   const int64_t hidden = model_.Config().hidden;
-  const float* rows = hidden_.as<float>() + first * hidden;
+  const float* rows = hidden_ + first * hidden;
   const auto floats = static_cast<size_t>(count * hidden);
   if (!SamplesOnDevice()) return {rows, floats};
   host_hidden_.resize(floats);
@@ -189,7 +220,7 @@ void Runner::SampleOnDevice(int64_t first, std::span<SampleRow> rows) {
   auto* argmaxes = samples_.as<kernels::RowArgmax>();
   auto* tokens = reinterpret_cast<int32_t*>(argmaxes + max_logit_rows_);
   const auto launches = [&, this] {
-    ops.Gather(hidden_.as<float>(), model_.Config().hidden, device_rows, count, gathered_.as<float>());
+    ops.Gather(hidden_, model_.Config().hidden, device_rows, count, gathered_.as<float>());
     model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), argmaxes);
     ops.Sample(logits_.as<float>(), count, model_.Config().vocab, argmaxes, params, tokens);
     ops.device().CopyOutAsync(host_samples_.data(), samples_.data(), samples_.bytes());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -32,12 +33,21 @@ class Runner {
   // disabled when memory for them runs out.
   Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs = false);
 
-  // Other ranks repeat every step from now on. Methods then also throw ResourceError, once a rank is lost.
-  void Share(std::unique_ptr<StepSender> sender) noexcept { sender_ = std::move(sender); }
+  // Other ranks repeat every step from now on. Methods then also throw ResourceError, once a rank is lost. Throws
+  // ResourceError.
+  void Share(std::unique_ptr<StepSender> sender);
+  // This runner is a pipeline's rank above 0.
+  void Follow(parallel::Communicator& pipeline) noexcept { pipeline_ = &pipeline; }
 
-  // Computes the output rows: those of the items' tokens from first_output on, in order. Throws what MakePlan throws;
-  // nothing is written then.
-  void Forward(std::span<const RunItem> items, attention::Backend& backend);
+  // A batch that Begin has taken.
+  using Ticket = int64_t;
+  // Computes the output rows: those of the items' tokens from first_output on, in order. In a pipeline, this rank's
+  // layers alone, while others may be at work on earlier batches: up to StepSender::Depth() of them, and one more.
+  // Throws what MakePlan throws; nothing is written then.
+  Ticket Begin(std::span<const RunItem> items, attention::Backend& backend);
+  // Waits for a batch, which is the last Forward to the other methods from then on.
+  void Finish(Ticket ticket);
+  void Forward(std::span<const RunItem> items, attention::Backend& backend) { Finish(Begin(items, backend)); }
 
   int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }
   // True on a GPU: rows with device_params are sampled there, and their logits are not copied to the host.
@@ -65,20 +75,37 @@ class Runner {
   };
   using Graphs = std::unordered_map<int64_t, CapturedGraph>;
 
+  // Batches of rank 0 whose hidden states are on their way through a pipeline, and their places.
+  struct Slot {
+    int64_t output_rows = 0;
+    bool arrived = true;
+    Buffer hidden;  // f32 [max_rows][hidden], output rows first
+  };
+  Slot& SlotOf(Ticket ticket) noexcept { return slots_[static_cast<size_t>(ticket) % slots_.size()]; }
+  int64_t HiddenFloats(int64_t rows) const noexcept { return rows * model_.Config().hidden; }
+  int64_t BytesOfRows(int64_t rows) const noexcept { return HiddenFloats(rows) * static_cast<int64_t>(sizeof(float)); }
+  std::optional<CpuScope> StepCpus() const {
+    if (sender_) return std::optional<CpuScope>(std::in_place, sender_->Cpus());
+    return std::nullopt;
+  }
+
   void ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches);
   void SampleOnDevice(int64_t first, std::span<SampleRow> rows);
   void FetchSamples(std::span<SampleRow> rows);
 
   models::Model& model_;
-  std::unique_ptr<StepSender> sender_;  // null: no other rank repeats the steps
+  std::unique_ptr<StepSender> sender_;          // null: no other rank repeats the steps
+  parallel::Communicator* pipeline_ = nullptr;  // null: this rank has all layers
   int64_t max_rows_;
   int64_t max_logit_rows_;
   bool graphs_;
   Graphs forward_graphs_, sample_graphs_;
+  std::vector<Slot> slots_;  // one, but for rank 0 of a pipeline
+  Ticket next_ = 0;
   // On the model's device:
-  Buffer hidden_;  // f32 [max_rows][hidden], output rows first
-  Buffer logits_;  // f32 [max_logit_rows][vocab]
-  Buffer inputs_;  // of Forward: positions and output rows, int64 [2 * max_rows], then ids, int32 [max_rows]
+  float* hidden_ = nullptr;  // of the slot of the last Forward
+  Buffer logits_;            // f32 [max_logit_rows][vocab]
+  Buffer inputs_;            // of Forward: positions and output rows, int64 [2 * max_rows], then ids, int32 [max_rows]
   // With SamplesOnDevice():
   Buffer gathered_;       // f32 [max_logit_rows][hidden]
   Buffer sample_inputs_;  // SampleParams [rows], then rows, int64 [rows]

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "base/math.h"
 #include "kvanta/error.h"
 
 namespace kvanta::scheduler {
@@ -102,8 +103,9 @@ bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
 }
 
 void Scheduler::ScheduleRunning(bool decodes) {
+  const int64_t limit = decodes ? CeilDiv(Running(), config_.steps_in_flight) : Running();
   // Preemption removes only the current and later sequences, so the index stays valid.
-  for (size_t i = 0; i < running_.size();) {
+  for (size_t i = 0; i < running_.size() && std::ssize(chunks_) < limit;) {
     Sequence& sequence = *running_[i];
     const bool decode = sequence.Remaining() == 1;
     int64_t tokens = decode == decodes && sequence.pages.Reserved() == 0 ? ChunkTokens(sequence, budget_) : 0;
@@ -159,7 +161,8 @@ bool Scheduler::Admit(Sequence& sequence) {
 }
 
 Sequence* Scheduler::TakeWaiting() {
-  const auto first = std::ranges::find(waiting_, false, &Sequence::loading);
+  const auto first =
+      std::ranges::find_if(waiting_, [](const Sequence* each) { return !each->loading && !each->sampling; });
   if (first == waiting_.end()) return nullptr;
   Sequence* sequence = *first;
   waiting_.erase(first);

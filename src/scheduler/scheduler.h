@@ -21,6 +21,8 @@ struct SchedulerConfig {
   int max_sequences = 64;     // maximum running sequences
   int max_step_tokens = 512;  // token budget of a step; >= page_size
   int page_size = 64;
+  // Steps that the engine has under way at once, in a pipeline of ranks. Decoding sequences are spread among them.
+  int steps_in_flight = 1;
 };
 
 // Tokens [start, start + tokens) of a sequence; their pages are reserved.
@@ -51,10 +53,11 @@ class Scheduler {
   int64_t BudgetLeft() const noexcept { return budget_; }
   // Sequences that do not fit even alone, found by the last Schedule(): removed from the queues, pages freed.
   std::span<Sequence* const> Unschedulable() const noexcept { return unschedulable_; }
-  // Commits the step after its K and V were written to the cache.
+  // Commits the step after its K and V were written to the cache, or will be before those of the steps that follow.
+  // Sequences whose last token it has are not scheduled until there is another (Sequence::sampling).
   void Commit();
 
-  // In the order in which they will run; those that are loading let others pass.
+  // In the order in which they will run; those that are loading or sampling let others pass.
   std::span<Sequence* const> WaitingSequences() const noexcept { return waiting_; }
   int64_t Running() const noexcept { return static_cast<int64_t>(running_.size()); }
   int64_t Waiting() const noexcept { return static_cast<int64_t>(waiting_.size()); }

@@ -18,6 +18,7 @@ struct Sequence {
   int priority = 0;                // smaller runs first
   bool skip_prefix_match = false;  // compute every token, because its logits are requested
   bool loading = false;            // waits for pages of its prefix: not admitted yet
+  bool sampling = false;           // a step that has not ended samples behind its last token: not scheduled until then
   int64_t cached_tokens = -1;      // prefix cache hit at the first admission; -1: not admitted yet
   int preemptions = 0;
   cache::SequenceCache pages;

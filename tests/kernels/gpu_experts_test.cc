@@ -118,7 +118,7 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
         magnitudes[i] += std::abs(part);
       }
     }
-    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, e_score_correction_bias);
+    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, e_score_correction_bias, {});
     const std::vector<float> found = Forward(*layer, device_x, device_logits, moe.num_experts, 0, rows);
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
@@ -145,7 +145,7 @@ TEST_P(GpuExpertsTest, NonFiniteRowsDoNotAffectOthers) {
   for (int expert = 0; expert < moe.num_experts; ++expert) {
     experts.push_back(MakeExpert(WeightType::kBf16, static_cast<uint32_t>(100 + 2 * expert)));
   }
-  const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, {});
+  const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, {}, {});
   const Buffer device_x = Upload(x);
   const std::vector<float> clean = Forward(*layer, device_x, Upload(logits), moe.num_experts, 0, kRows);
   logits[static_cast<size_t>(moe.num_experts) + 3] = NAN;

@@ -108,7 +108,7 @@ def test_options_of_other_engines_are_accepted_with_a_line() -> None:
         "--trust-remote-code",
         "--gpu-memory-utilization",
         "0.9",
-        "--pipeline-parallel-size=1",
+        "--data-parallel-size=1",
         "--disable-radix-cache",
     ]
     done = kvanta("generate", "stories260k", "Hi", "--max-tokens", "2", *SMALL, *words)

@@ -134,10 +134,10 @@ def test_spellings_of_flags(capsys: pytest.CaptureFixture[str]) -> None:
     dotted = words("--structured-outputs-config.backend", "guidance", "--override-generation-config.top_k=4")
     assert json.loads(dotted.structured_outputs_config) == {"backend": "guidance"}
     assert json.loads(dotted.override_generation_config) == {"top_k": 4}
-    words("-pp", "2", "--cudagraph-capture-sizes", "1", "2", "--compilation-config.pass.fuse", "true", "-q", "none")
+    words("-dp", "2", "--cudagraph-capture-sizes", "1", "2", "--compilation-config.pass.fuse", "true", "-q", "none")
     said = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in said] == [
-        "pipeline_parallel_size",
+        "data_parallel_size",
         "cudagraph_capture_sizes",
         "compilation_config",
     ]

@@ -12,41 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-import quantized_checkpoints as layouts
 import tiny_models
 import torch
-from gguf_models import encode
-from numpy.typing import NDArray
+from divided_models import FOUR, assert_same_bits, blocks, compute, gguf_file, quantized, saved
+from test_moe_oracle import as_mxfp4
 from test_server_process import SMALL, serving
 from tiny_checkpoints import write_checkpoint
-from tiny_gguf import TinyModel, write_gguf
 
 from kvanta import LLM, InputError, ResourceError, SamplingParams
-
-TOKENS = np.random.default_rng(5).integers(3, tiny_models.VOCAB, 90).astype(np.int32)
-PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=3, logprobs=4, ignore_eos=True)
-FOUR = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256}
-
-
-def saved(architecture: str, folder: Path, **settings: Any) -> Path:
-    tiny_models.save(tiny_models.make_model(architecture, **FOUR, **settings), folder, torch.bfloat16)
-    return folder
-
-
-def quantized(folder: Path, layout: str) -> Path:
-    source = saved("Llama", folder / "source", intermediate_size=192)
-    layouts.write(source, folder / "quantized", folder / "twin", layouts.LAYOUTS[layout])
-    return folder / "quantized"
-
-
-def blocks(folder: Path, kind: str) -> Path:
-    """A GGUF file, whose rows of q and k are in llama.cpp's order."""
-    model = TinyModel(heads=8, kv_heads=4, head_dim=32, ffn=256, vocab=tiny_models.VOCAB + 205)
-    path = folder / "model.gguf"
-    return write_gguf(path, model, model.weights(), kind=gguf.GGMLQuantizationType[kind], encode=encode)
 
 
 def scale_file(folder: Path) -> Path:
@@ -68,6 +43,13 @@ def scale_file(folder: Path) -> Path:
     return path
 
 
+def mxfp4_experts(folder: Path) -> Path:
+    model = tiny_models.make_model("GptOss", **FOUR, intermediate_size=96)
+    tiny_models.save(model, folder, torch.bfloat16)
+    as_mxfp4(folder, model)
+    return folder
+
+
 # Each: a checkpoint, and options. Together all kinds of weights and of caches that ranks divide.
 CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "Llama": (lambda folder: saved("Llama", folder), {"kv_cache_dtype": "int4+hadamard"}),
@@ -81,32 +63,20 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "AWQ": (lambda folder: quantized(folder, "awq"), {}),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel"), {"kv_cache_dtype": "nvfp4"}),
     "scales": (scale_file, {"kv_cache_dtype": "k=fp8_e4m3+mean+outliers=2,v=fp8_e4m3"}),
+    "DeepseekV3": (lambda folder: saved("DeepseekV3", folder), {"kv_cache_dtype": "mla_int4"}),
+    "DeepseekV3 GGUF": (lambda folder: gguf_file(folder, "DeepseekV3", "F32"), {}),
 }
-
-
-def run(model: Path, size: int, **options: Any) -> tuple[NDArray[np.float32], list[Any], list[Any]]:
-    """Logits of a text, and tokens and log-probabilities of requests that share steps and a prefix."""
-    llm = LLM(
-        model,
-        tokenizer="stories260k",
-        tensor_parallel_size=size,
-        max_model_len=160,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        block_size=32,
-        kv_cache_memory_bytes=1 << 22,
-        threads=1,
-        **options,
-    )
-    prompts = [{"prompt_token_ids": TOKENS[:count].tolist()} for count in (70, 33, 5, 1)]
-    outputs = [output.outputs[0] for output in llm.generate(prompts, PARAMS)]
-    found = llm.logits(TOKENS), [output.token_ids for output in outputs], [output.logprobs for output in outputs]
-    children = list(llm._loaded._ranks.processes) if llm._loaded._ranks else []
-    assert len(children) == size - 1
-    del llm
-    for child in children:
-        assert child.wait(10) == 0
-    return found
+# Models with experts, which ranks divide in two ways.
+EXPERT_CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "Qwen3Moe": (lambda folder: saved("Qwen3Moe", folder), {"kv_cache_dtype": "int4"}),
+    "Qwen2Moe": (lambda folder: saved("Qwen2Moe", folder), {"weight_dtype": "int8"}),
+    "Mixtral": (lambda folder: saved("Mixtral", folder), {"weight_dtype": "int4", "kv_cache_dtype": "int8"}),
+    "GptOss": (lambda folder: saved("GptOss", folder), {}),
+    "GptOss MXFP4": (mxfp4_experts, {"kv_cache_dtype": "fp8_e4m3"}),
+    "Llama4": (lambda folder: saved("Llama4", folder), {"dtype": "float32"}),
+    "Q4_0": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}),
+    "FP8": (lambda folder: quantized(folder, "ct_fp8_channel", "Qwen3Moe"), {}),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -116,11 +86,19 @@ def test_ranks_give_the_bits_of_one_process(case: str, tmp_path: Path, monkeypat
     model = make(tmp_path)
     if case == "scales":
         options = {**options, "quantization_param_path": str(tmp_path / "scales.json")}
-    logits, tokens, logprobs = run(model, 1, **options)
+    expected = compute(model, 1, **options)
     for size in (2, 4):
-        found = run(model, size, **options)
-        np.testing.assert_array_equal(found[0].view(np.uint32), logits.view(np.uint32))
-        assert found[1:] == (tokens, logprobs)
+        assert_same_bits(compute(model, size, tensor_parallel_size=size, **options), expected)
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES)
+def test_ranks_divide_experts(case: str, tmp_path: Path) -> None:
+    make, options = EXPERT_CASES[case]
+    model = make(tmp_path)
+    expected = compute(model, 1, **options)
+    for size, by_experts in ((2, False), (4, False), (2, True), (4, True)):
+        ranks = {"tensor_parallel_size": size, "enable_expert_parallel": by_experts}
+        assert_same_bits(compute(model, size, **ranks, **options), expected)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +126,18 @@ def test_what_ranks_cannot_divide_is_refused(
         LLM(model, **{"tensor_parallel_size": 2, **options})
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV3", "Qwen3Moe", "Qwen3_5", "Olmo2"])
+@pytest.mark.parametrize("architecture", ["Qwen3_5", "Olmo2"])
 def test_architectures_without_a_division_are_refused(architecture: str, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.make_model(architecture), tmp_path, torch.bfloat16)
-    with pytest.raises(InputError, match="which are not divided among ranks yet; use 1"):
+    with pytest.raises(InputError, match="not divided among ranks yet; use 1, or pipeline_parallel_size"):
         LLM(tmp_path, tokenizer="stories260k", tensor_parallel_size=2)
+
+
+def test_each_rank_needs_an_expert(tmp_path: Path) -> None:
+    model = saved("Mixtral", tmp_path, num_attention_heads=8, num_key_value_heads=8)
+    reason = "enable_expert_parallel would leave ranks without one of the 6 experts of MixtralForCausalLM"
+    with pytest.raises(InputError, match=reason):
+        LLM(model, tokenizer="stories260k", tensor_parallel_size=8, enable_expert_parallel=True)
 
 
 def test_each_rank_has_its_part_of_weights_and_cache() -> None:
@@ -178,6 +163,16 @@ def test_a_rank_that_is_killed_ends_the_engine() -> None:
         llm.generate("Once upon a time", SamplingParams(max_tokens=4))
     assert time.monotonic() - start < 5
     assert "SIGKILL" in llm._loaded.lost_rank
+
+
+def test_a_rank_that_does_not_answer_is_lost() -> None:
+    llm = LLM("stories260k", threads=1, tensor_parallel_size=2, distributed_timeout_seconds=1)
+    assert llm._loaded._ranks is not None
+    os.kill(llm._loaded._ranks.processes[0].pid, signal.SIGSTOP)
+    lost = r"rank 1 of 2 is lost.*it did not answer within 1 seconds \(distributed_timeout_seconds\)"
+    with pytest.raises(ResourceError, match=lost):
+        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
+    assert "it did not answer" in llm._loaded.lost_rank
 
 
 def test_ranks_end_with_their_parent() -> None:

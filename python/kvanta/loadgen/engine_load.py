@@ -16,7 +16,7 @@ from kvanta.loadgen.records import LoadError, RequestRecord
 from kvanta.loadgen.runner import Clock, run_load
 from kvanta.loadgen.summary import summarize
 from kvanta.loadgen.workload import PlannedRequest, Workload
-from kvanta.tensor_parallel import engine_with_ranks
+from kvanta.ranks import engine_with_ranks
 
 _MAX_OUTPUTS = 256  # taken at once
 # Time of a run by the engine's counters: parts of a step, except the last, which follows the step.

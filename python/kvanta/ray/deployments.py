@@ -105,11 +105,9 @@ def _engines(
     first_rank: int = 0,
 ) -> serve.Application:
     values = EngineOptions.read(arguments)
-    if (values.tensor_parallel_size or 1) != 1:
-        raise InputError(
-            f"tensor_parallel_size = {values.tensor_parallel_size}: not supported with replicas, each of which is one "
-            "process; use 1"
-        )
+    for option in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(values, option) or 1) != 1:
+            raise InputError(f"{option} = {size}: not supported with replicas, each of which is one process; use 1")
     options = read_options(server)
     actor = {"num_cpus": values.threads or 1, **(ray_actor_options or {})}
     deployment = serve.deployment(EngineReplica).options(

@@ -107,8 +107,9 @@ class CpuOps final : public Ops {
   }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
-                                           std::span<const float> e_score_correction_bias) override {
-    return MakeCpuExperts(context_, std::move(experts), moe, e_score_correction_bias);
+                                           std::span<const float> e_score_correction_bias,
+                                           const ExpertDivision& division) override {
+    return MakeCpuExperts(context_, std::move(experts), moe, e_score_correction_bias, division);
   }
 
   void Scale(float* x, float factor, int64_t n) noexcept override {

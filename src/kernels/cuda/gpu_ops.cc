@@ -40,7 +40,8 @@ class GpuOps final : public Ops {
   }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
-                                           std::span<const float> e_score_correction_bias) override {
+                                           std::span<const float> e_score_correction_bias,
+                                           const ExpertDivision& /*division: one process*/) override {
     return MakeGpuExperts(context_, std::move(experts), moe, e_score_correction_bias);
   }
 

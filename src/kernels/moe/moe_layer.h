@@ -8,6 +8,7 @@
 #include "base/host_device.h"
 #include "kernels/activation.h"
 #include "kernels/linear/linear.h"
+#include "parallel/communicator.h"
 
 namespace kvanta::kernels {
 
@@ -55,6 +56,17 @@ KVANTA_HD constexpr float RoutingWeight(const MoeConfig& moe, float score, float
 struct ExpertWeights {
   std::unique_ptr<Linear> gate_up;  // hidden -> gate | up
   std::unique_ptr<Linear> down;     // -> hidden
+};
+
+// Division of a layer of experts among ranks. By default each rank has a part of every matrix's outputs, as in other
+// linear layers; gated activations and the layer's output are gathered.
+struct ExpertDivision {
+  parallel::Communicator* ranks = nullptr;  // null: this process has all
+  // Each rank has some of the experts instead (parallel::Partition), and the outputs of all are gathered before they
+  // are summed: for expert parallelism.
+  bool by_experts = false;
+
+  bool Divided() const noexcept { return ranks != nullptr && !ranks->Alone(); }
 };
 
 class ExpertLayer {

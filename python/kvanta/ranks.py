@@ -1,4 +1,4 @@
-"""Processes of tensor parallelism: an engine as rank 0 here, and a child process for each other rank."""
+"""Processes that share a model: an engine as rank 0 here, and a child process for each other rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from typing import Any
 from kvanta import _core
 
 _GRACE = 5.0  # seconds for a rank to end by itself
+_AND_ENDS = ", and the engine ends: "  # in the words of the C++ communicator
 
 
 def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankProcesses | None]:
-    """An engine, and the processes of its other ranks where tensor_parallel_size asks for them.
+    """An engine, and the processes of its other ranks where the configuration asks for them (rank_count).
 
     They end with the engine, and with this process, however it ends.
     """
-    if config.tensor_parallel_size == 1:
+    if rank_count(config) == 1:
         return _core.Engine(config), None
     ranks = RankProcesses(config)
     try:
@@ -36,19 +37,23 @@ def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankPro
         raise
 
 
+def rank_count(config: Any) -> int:
+    """Processes of an engine with this configuration, or with these EngineOptions."""
+    return int((config.tensor_parallel_size or 1) * (config.pipeline_parallel_size or 1))
+
+
 class RankProcesses:
     """The ranks above 0."""
 
     def __init__(self, config: _core.EngineConfig) -> None:
         """Prepares `config`, whose engine then starts the processes. Threads are divided unless `config` has some."""
-        self.lost = ""
-        """The first rank that has ended while the engine ran, and how; empty: none."""
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._size = int(config.tensor_parallel_size)
+        self._lost = ""
+        self._size = rank_count(config)
         self.cpus = _divide_cpus(self._size)
         """Of each rank; empty: there are fewer CPUs than ranks, and none has its own."""
         self._folder = tempfile.mkdtemp(prefix="kvanta-ranks-")
-        config.tensor_parallel_folder = self._folder
+        config.rank_folder = self._folder
         if config.threads == 0:
             config.threads = max(1, len(self.cpus[0]))
         self._fields = _fields_of(config)
@@ -64,9 +69,25 @@ class RankProcesses:
 
         config.set_start_ranks(start)
 
+    @property
+    def lost(self) -> str:
+        """The first rank that was lost while the engine ran, and how; empty: none."""
+        if not self._lost and not self._ending.is_set():
+            # A rank that lives, but does not answer, was reported by another.
+            for file in sorted(Path(self._folder).glob("rank-*.error")):
+                with contextlib.suppress(OSError):
+                    self._lose(int(file.stem.removeprefix("rank-")), file.read_text(encoding="utf-8"))
+        return self._lost
+
+    def _lose(self, rank: int, how: str) -> None:
+        # A rank that ended because it lost another one says so.
+        other = how.partition(_AND_ENDS)
+        text = f"{other[0]}: {other[2]}" if other[1] else f"rank {rank} of {self._size} is lost: {how}"
+        self._lost = self._lost or text
+
     def _start(self) -> None:
         for rank in range(1, self._size):
-            fields = {**self._fields, "tensor_parallel_rank": rank}
+            fields = {**self._fields, "rank": rank}
             order = json.dumps({"config": fields, "cpus": self.cpus[rank]})
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "kvanta.rank_process"], stdin=subprocess.PIPE, env=_environment()
@@ -108,7 +129,7 @@ def _watch(
             unfinished = file.with_suffix(".text")
             unfinished.write_text(how, encoding="utf-8")
             unfinished.rename(file)
-    owner.lost = owner.lost or f"rank {rank} of {owner._size} is lost: {how}"
+    owner._lose(rank, how)
 
 
 def _end(folder: str, processes: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:

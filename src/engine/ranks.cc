@@ -1,0 +1,299 @@
+#include "engine/ranks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attention/backend.h"
+#include "base/math.h"
+#include "cache/kv_cache_spec.h"
+#include "cache/page_pool.h"
+#include "engine/components.h"
+#include "engine/engine_config.h"
+#include "kvanta/error.h"
+#include "kvanta/version.h"
+#include "models/weight_count.h"
+#include "parallel/gloo_communicator.h"
+#include "runner/rank_steps.h"
+#include "runner/runner.h"
+
+namespace kvanta::engine {
+namespace {
+
+// Options in which ranks differ.
+constexpr std::array<std::string_view, 3> kOwnOptions = {"threads", "rank", "rank_folder"};
+
+// Refuses an option of several ranks, and names it.
+[[noreturn]] void Refuse(std::string_view option, int size, std::string_view why) {
+  throw InputError(fmt::format("{} = {}: {}", option, size, why));
+}
+
+// A line for each thing that must be the same in all ranks.
+std::string Identity(const EngineConfig& config, const std::string& fingerprint) {
+  std::string text = fmt::format("version = {}\nweights = {}\n", Version(), fingerprint);
+  EngineConfig::VisitOptions([&](std::string_view option, auto member, auto... /*limits*/) {
+    if (std::ranges::find(kOwnOptions, option) != kOwnOptions.end()) return;
+    const auto& value = config.*member;
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, std::optional<bool>>) {
+      text += fmt::format("{} = {}\n", option, value.has_value() ? static_cast<int>(*value) : -1);
+    } else {
+      text += fmt::format("{} = {}\n", option, value);
+    }
+  });
+  return text;
+}
+
+template <class T>
+std::vector<T> PartOf(const std::vector<T>& values, const parallel::Communicator& ranks) {
+  const parallel::Partition part = ranks.Divide(std::ssize(values));
+  return {values.begin() + part.Begin(ranks.Rank()), values.begin() + part.Begin(ranks.Rank() + 1)};
+}
+
+// A value per KV head or more; formats whose scale is one for all heads have as many.
+formats::SideScales PartOf(const formats::SideScales& side, const parallel::Communicator& ranks) {
+  formats::SideScales part;
+  part.scale = PartOf(side.scale, ranks);
+  part.mean = PartOf(side.mean, ranks);
+  part.outliers = PartOf(side.outliers, ranks);
+  if (side.query) {
+    part.query = std::make_shared<const formats::QueryTransform>(
+        PartOf(side.query->matrices(), ranks), side.query->kv_heads() / ranks.Size(), side.query->head_dim());
+  }
+  return part;
+}
+
+bool HasCpusForAll(const EngineConfig& config) {
+  return int64_t{std::max(1, config.threads)} * RankCount(config) <= sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& model) {
+  const int size = config.tensor_parallel_size;
+  const auto refuse = [&](std::string_view why) { Refuse("tensor_parallel_size", size, why); };
+  const bool recurrent = std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
+  const std::string_view undivided = recurrent                    ? "recurrent layers"
+                                     : model.qk_norm_of_all_heads ? "a norm over the channels of all heads"
+                                                                  : "";
+  if (!undivided.empty()) {
+    refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1, or pipeline_parallel_size",
+                       model.architecture, undivided));
+  }
+  // All heads of MLA read the same latents, which every rank keeps.
+  const int heads = model.UsesMla() ? model.heads : model.kv_heads;
+  if (heads % size != 0) {
+    std::vector<int> sizes;
+    for (int each = 1; each <= std::min(heads, parallel::kMaxRanks); ++each) {
+      if (heads % each == 0) sizes.push_back(each);
+    }
+    refuse(fmt::format("the {} {} of {} do not divide among so many ranks; {} do", heads,
+                       model.UsesMla() ? "heads" : "KV heads", model.architecture, fmt::join(sizes, ", ")));
+  }
+  if (config.enable_expert_parallel && model.moe.num_experts > 0 && model.moe.num_experts < size) {
+    refuse(fmt::format("enable_expert_parallel would leave ranks without one of the {} experts of {}; leave it out",
+                       model.moe.num_experts, model.architecture));
+  }
+}
+
+bool HaveSamePages(const cache::KvCacheGroup& a, const cache::KvCacheGroup& b) {
+  return a.quantized_while_open == b.quantized_while_open && a.exact_while_open == b.exact_while_open &&
+         a.exact_before == b.exact_before && a.quantized_from == b.quantized_from && a.sink_pages == b.sink_pages;
+}
+
+// True if every rank has layers, and some of each KV cache group, and rank 0, which allocates pages for all, has layers
+// that need all kinds of them.
+bool DividesLayers(const EngineConfig& config, const models::ModelConfig& model, int ranks) {
+  if (ranks > model.layers) return false;
+  EngineConfig divided = config;
+  divided.pipeline_parallel_size = ranks;
+  const std::vector<KvScheme> schemes = ResolveSchemes(config, model, ResolveDType(config.dtype, model));
+  const cache::KvCacheSpec whole(PlanLayout(schemes, model, config.page_size), LayerVisibility(model));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const RankPart part = PartOfRank(divided, model, schemes, rank);
+    const cache::KvCacheSpec own(PlanLayout(part.schemes, part.model, config.page_size, part.groups),
+                                 LayerVisibility(part.model));
+    if (own.groups.size() < whole.groups.size()) return false;
+    for (size_t group = 0; group < whole.groups.size(); ++group) {
+      if (own.groups[group].layers.empty()) return false;
+      if (rank == 0 && !HaveSamePages(own.groups[group], whole.groups[group])) return false;
+    }
+  }
+  return true;
+}
+
+void CheckPipelineParallel(const EngineConfig& config, const models::ModelConfig& model) {
+  const int size = config.pipeline_parallel_size;
+  const auto refuse = [&](std::string_view why) { Refuse("pipeline_parallel_size", size, why); };
+  if (config.tensor_parallel_size > 1) {
+    refuse(fmt::format("not supported together with tensor_parallel_size = {}; use one of them",
+                       config.tensor_parallel_size));
+  }
+  if (DividesLayers(config, model, size)) return;
+  std::vector<int> sizes;
+  for (int each = 1; each <= parallel::kMaxRanks; ++each) {
+    if (DividesLayers(config, model, each)) sizes.push_back(each);
+  }
+  refuse(
+      fmt::format("the {} layers of {} do not divide among so many ranks with all kinds of cache pages in each; {} do",
+                  model.layers, model.architecture, fmt::join(sizes, ", ")));
+}
+
+}  // namespace
+
+int RankCount(const EngineConfig& config) noexcept {
+  return config.tensor_parallel_size * config.pipeline_parallel_size;
+}
+
+void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
+  const int size = RankCount(config);
+  if (config.rank >= size) {
+    throw InputError(fmt::format("rank = {}: there are ranks 0 to {} (tensor_parallel_size, pipeline_parallel_size)",
+                                 config.rank, size - 1));
+  }
+  if (size == 1) return;
+  if (config.pipeline_parallel_size > 1) {
+    CheckPipelineParallel(config, model);
+  } else {
+    CheckTensorParallel(config, model);
+  }
+  const auto refuse = [&](std::string_view why) {
+    Refuse(config.pipeline_parallel_size > 1 ? "pipeline_parallel_size" : "tensor_parallel_size", size, why);
+  };
+  if (const std::string missing = parallel::MissingForGloo(); !missing.empty()) refuse(missing + "; use 1");
+  if (config.device == "cuda") refuse("not supported with device cuda; there are: auto, cpu");
+  if (!config.kv_cache_dir.empty()) refuse("not supported with kv_cache_dir, whose files hold whole pages");
+  if (!config.kv_store.empty()) refuse("not supported with kv_store, whose values hold whole pages");
+  if (config.quality_sample_rate > 0) refuse("not supported with quality_sample_rate; leave it out");
+  if (config.calculate_kv_scales) refuse("not supported with calculate_kv_scales; give quantization_param_path");
+}
+
+models::LayerRange LayersOfRank(const models::ModelConfig& model, int ranks, int rank) {
+  const models::WeightCount weights = models::CountWeights(model);
+  // Embedding and output head, which rank 0 has, in layers of as many weights.
+  const auto others =
+      std::llround(static_cast<double>(weights.embeddings) * model.layers / static_cast<double>(weights.matrices));
+  const auto begin = [&](int64_t of) {
+    if (of == 0 || of == ranks) return of == 0 ? 0 : model.layers;
+    const int64_t even = (model.layers + others) * of / ranks - others;
+    return static_cast<int>(std::clamp<int64_t>(even, of, model.layers - (ranks - of)));
+  };
+  return {.first = begin(rank), .count = begin(rank + 1) - begin(rank)};
+}
+
+RankPart PartOfRank(const EngineConfig& config, const models::ModelConfig& model, const std::vector<KvScheme>& schemes,
+                    int rank) {
+  if (config.pipeline_parallel_size == 1) {
+    RankPart part{.model = model, .schemes = schemes, .groups = {}, .layers = {}};
+    part.model.heads /= config.tensor_parallel_size;
+    if (!model.UsesMla()) part.model.kv_heads /= config.tensor_parallel_size;
+    return part;
+  }
+  const models::LayerRange own = LayersOfRank(model, config.pipeline_parallel_size, rank);
+  const std::vector<int> groups = cache::GroupLayers(schemes, LayerVisibility(model));
+  return {.model = models::ConfigOfLayers(model, own.first, own.count),
+          .schemes = {schemes.begin() + own.first, schemes.begin() + own.End()},
+          .groups = {groups.begin() + own.first, groups.begin() + own.End()},
+          .layers = own};
+}
+
+std::vector<formats::CacheLayout> LayoutsOfRanks(const EngineConfig& config, const models::ModelConfig& model,
+                                                 const std::vector<KvScheme>& schemes) {
+  std::vector<formats::CacheLayout> layouts;
+  for (int rank = 0; rank < config.pipeline_parallel_size; ++rank) {
+    const RankPart part = PartOfRank(config, model, schemes, rank);
+    layouts.push_back(PlanLayout(part.schemes, part.model, config.page_size, part.groups));
+  }
+  return layouts;
+}
+
+int64_t BudgetOfRank0(int64_t bytes, const std::vector<formats::CacheLayout>& layouts) {
+  double share = 1;
+  for (const formats::CacheLayout& layout : layouts) {
+    for (size_t group = 0; group < layout.groups.size(); ++group) {
+      const formats::GroupBytes &first = layouts.front().groups[group], &own = layout.groups[group];
+      for (const auto& [smaller, larger] :
+           {std::pair(first.page_bytes, own.page_bytes), std::pair(first.exact_page_bytes, own.exact_page_bytes)}) {
+        if (smaller < larger) share = std::min(share, static_cast<double>(smaller) / static_cast<double>(larger));
+      }
+    }
+  }
+  return static_cast<int64_t>(static_cast<double>(bytes) * share);
+}
+
+int64_t BudgetForRecords(int64_t budget_of_rank_0, const formats::CacheLayout& rank_0,
+                         const formats::CacheLayout& own) {
+  int64_t factor = 1;
+  for (size_t group = 0; group < own.groups.size(); ++group) {
+    const formats::GroupBytes &first = rank_0.groups[group], &bytes = own.groups[group];
+    if (first.page_bytes > 0) factor = std::max(factor, CeilDiv(bytes.page_bytes, first.page_bytes));
+    if (first.exact_page_bytes > 0) factor = std::max(factor, CeilDiv(bytes.exact_page_bytes, first.exact_page_bytes));
+  }
+  return factor * budget_of_rank_0;
+}
+
+void KeepScalesOfRank(const RankPart& part, const parallel::Communicator& ranks,
+                      std::vector<formats::LayerScales>& scales) {
+  if (part.layers) {
+    scales = {scales.begin() + part.layers->first, scales.begin() + part.layers->End()};
+  } else if (!part.model.UsesMla()) {  // latents have none
+    for (formats::LayerScales& layer : scales) layer = {.k = PartOf(layer.k, ranks), .v = PartOf(layer.v, ranks)};
+  }
+}
+
+std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint) {
+  if (RankCount(config) == 1) return std::make_shared<parallel::Communicator>();
+  if (config.rank_folder.empty()) {
+    throw InputError(fmt::format("{} ranks need rank_folder, in which they find each other", RankCount(config)));
+  }
+  if (config.rank == 0 && config.start_ranks) config.start_ranks();
+  return parallel::JoinGloo({.rank = config.rank,
+                             .size = RankCount(config),
+                             .folder = config.rank_folder,
+                             .identity = Identity(config, fingerprint),
+                             .busy_poll = HasCpusForAll(config),
+                             .timeout = std::chrono::seconds(config.distributed_timeout_seconds)});
+}
+
+int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value) {
+  if (ranks.Alone()) return value;
+  std::vector<uint8_t> message(sizeof(value));
+  std::memcpy(message.data(), &value, sizeof(value));
+  ranks.Broadcast(message);
+  std::memcpy(&value, message.data(), sizeof(value));
+  return value;
+}
+
+}  // namespace kvanta::engine
+
+namespace kvanta {
+
+void RunRank(EngineConfig config) {
+  if (config.rank == 0) throw InputError("rank = 0: rank 0 is an Engine");
+  const std::string folder = config.rank_folder;
+  const int rank = config.rank;
+  try {
+    config.on_warning = nullptr;  // rank 0 warns
+    engine::EngineComponents components = engine::LoadComponents(std::move(config));
+    const int64_t budget = engine::BudgetForRecords(engine::ValueOfRank0(*components.ranks, 0),
+                                                    components.layout_of_rank_0, components.layout);
+    cache::PagePool pool(components.ops->device(), components.layout, {.budget_bytes = budget, .borrowed = true});
+    auto backend =
+        components.make_backend(pool, {.layers = components.model->AttentionLayers(), .scales = components.scales});
+    runner::Runner runner(*components.model, components.config.max_num_batched_tokens,
+                          engine::MaxLogitRows(components.config));
+    if (components.config.pipeline_parallel_size > 1) runner.Follow(*components.ranks);
+    runner::FollowSteps(*components.ranks, pool, runner, *backend);
+  } catch (const std::exception& error) {
+    parallel::ReportLostRank(folder, rank, error.what());
+    throw;
+  }
+}
+
+}  // namespace kvanta

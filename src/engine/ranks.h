@@ -1,0 +1,57 @@
+// One model over several processes: tensor parallelism (docs/adr/0052) and pipeline parallelism (docs/adr/0056).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/scheme.h"
+#include "kvanta/engine.h"
+#include "models/config.h"
+#include "models/model.h"
+#include "parallel/communicator.h"
+
+namespace kvanta::engine {
+
+int RankCount(const EngineConfig& config) noexcept;
+
+// Throws InputError for options and models that cannot be divided among the ranks that `config` asks for, naming what
+// can.
+void CheckRanks(const EngineConfig& config, const models::ModelConfig& model);
+
+// Layers of a rank of a pipeline: all ranks get about as many weights.
+models::LayerRange LayersOfRank(const models::ModelConfig& model, int ranks, int rank);
+
+// The part of the model that a rank keeps in its cache.
+struct RankPart {
+  models::ModelConfig model;  // with the rank's heads, or its layers
+  std::vector<KvScheme> schemes;
+  std::vector<int> groups;                   // KV cache group of each layer of a pipeline's rank, as in the whole model
+  std::optional<models::LayerRange> layers;  // of a pipeline
+};
+// schemes: of all layers.
+RankPart PartOfRank(const EngineConfig& config, const models::ModelConfig& model, const std::vector<KvScheme>& schemes,
+                    int rank);
+
+// Layouts of the caches of all ranks of a pipeline; one without.
+std::vector<formats::CacheLayout> LayoutsOfRanks(const EngineConfig& config, const models::ModelConfig& model,
+                                                 const std::vector<KvScheme>& schemes);
+// Bytes of rank 0's cache with which no rank has more than `bytes`: all have the same numbers of records.
+int64_t BudgetOfRank0(int64_t bytes, const std::vector<formats::CacheLayout>& layouts);
+// Bytes that take all records of rank 0's cache.
+int64_t BudgetForRecords(int64_t budget_of_rank_0, const formats::CacheLayout& rank_0, const formats::CacheLayout& own);
+
+// Keeps the scales of a rank's KV heads, or layers.
+void KeepScalesOfRank(const RankPart& part, const parallel::Communicator& ranks,
+                      std::vector<formats::LayerScales>& scales);
+
+// Starts the other ranks (EngineConfig::start_ranks) and waits until all have joined. `fingerprint`: of the weights.
+// Throws InputError / ResourceError.
+std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint);
+
+// Rank 0's value, on every rank.
+int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value);
+
+}  // namespace kvanta::engine

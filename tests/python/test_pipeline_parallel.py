@@ -82,7 +82,9 @@ def test_requests_of_all_kinds_share_a_pipeline(piped: LLM) -> None:
         assert one.prompt_logprobs == other.prompt_logprobs
     assert piped.stats()["preemptions"] > 0
     pooling = PoolingParams(pooling_type="MEAN")
-    embedded = [[output.outputs.embedding for output in llm.embed(prompts, pooling)] for llm in (piped, alone)]
+    embedded = [
+        [output.outputs.embedding for output in llm.embed(prompts, pooling_params=pooling)] for llm in (piped, alone)
+    ]
     assert embedded[0] == embedded[1]
 
 

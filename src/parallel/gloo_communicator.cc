@@ -25,6 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kStart = std::chrono::minutes(2);  // of processes, at least
 constexpr milliseconds kNextStep = std::chrono::hours(24 * 365);
 constexpr milliseconds kPoll(5);
 // Bytes of a message. A rank sends one before it reads, and is at most two ahead of a reader: these fit into a socket's
@@ -91,7 +92,8 @@ std::string TimeoutText(const GlooConfig& config) {
 // Waits until every rank has told its identity, and compares them.
 void WaitForRanks(const GlooConfig& config) {
   WriteText(FilePath(config.folder, config.rank, "ready"), config.identity);
-  const auto deadline = std::chrono::steady_clock::now() + config.timeout;
+  const milliseconds limit = std::max(kStart, config.timeout);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int rank = 0; rank < config.size;) {
     if (const auto identity = ReadText(FilePath(config.folder, rank, "ready"))) {
       if (*identity != config.identity) FailDifferent(config, rank, *identity);
@@ -100,7 +102,8 @@ void WaitForRanks(const GlooConfig& config) {
     }
     if (ReadText(FilePath(config.folder, rank, "error"))) throw ResourceError(LostText(config, rank, ""));
     if (std::chrono::steady_clock::now() > deadline) {
-      throw ResourceError(fmt::format("rank {} of {} has not come: {}", rank, config.size, TimeoutText(config)));
+      throw ResourceError(fmt::format("rank {} of {} has not come within {} seconds", rank, config.size,
+                                      std::chrono::duration_cast<std::chrono::seconds>(limit).count()));
     }
     std::this_thread::sleep_for(kPoll);
   }

@@ -101,7 +101,7 @@ void Run(const Options& options) {
   const MoeConfig moe{.num_experts = static_cast<int32_t>(experts),
                       .num_experts_per_tok = static_cast<int32_t>(top_k),
                       .norm_topk_prob = true};
-  const auto layer = ops->MakeExperts(std::move(weights), moe, {});
+  const auto layer = ops->MakeExperts(std::move(weights), moe, {}, {});
   const LinearRoofline limits = MeasureLinearRoofline(options.weights, options.isa, threads);
   fmt::print("{} experts of {} x {}, {} of a row, {}, {} threads; reads {:.1f} GB/s\n", experts, hidden, width, top_k,
              options.weights, threads, limits.read_bytes / 1e9);

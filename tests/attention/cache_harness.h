@@ -233,11 +233,13 @@ class CacheHarness {
     const auto size = static_cast<size_t>(options_.head_dim);
     std::vector<float> matrices;
     std::uniform_real_distribution<float> exponent(-1, 1);
+    std::normal_distribution<float> normal;
     for (int head = 0; head < options_.kv_heads; ++head) {
       std::vector<float> matrix(size * size, 0.0F);
       for (size_t i = 0; i < size; ++i) matrix[i * size + i] = std::exp2(exponent(random));
       for (const bool rows : {true, false}) {
-        const std::vector<float> u = Normal(random, options_.head_dim);
+        std::vector<float> u(size);
+        for (float& x : u) x = normal(random);
         float norm = 0;
         for (const float x : u) norm += x * x;
         for (size_t i = 0; i < size; ++i) {

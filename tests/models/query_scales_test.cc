@@ -103,7 +103,7 @@ TEST(QueryScaleFile, RefusesWhatIsMissingOrAnother) {
   EXPECT_THAT(FileError(one), HasSubstr("layers.1.k_query is missing"));
   Tensors more = BothLayers();
   more.emplace_back("layers.2.k_query", std::vector<int64_t>{1}, std::vector<float>{1});
-  EXPECT_THAT(FileError(more), HasSubstr("only the 2 layers.N.k_query"));
+  EXPECT_THAT(FileError(more), HasSubstr("only 2 layers.N.k_query"));
   json own = Own();
   own["layers"]["1"].erase("k_mean");
   EXPECT_THAT(FileError(BothLayers(), own), HasSubstr("layer 1 has a k_query, but no k_mean"));

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Installs a wheel in a fresh environment, without a compiler or this repository, and serves a model from it.
 
+Before that, the wheel must have the notice (licenses/) of every library that is bundled with it or compiled into it.
+
     tools/check_wheel.py WHEEL [MODEL]
 
 MODEL: smollm2 by default. Dependencies come from where pip takes them, as wheels, in the versions of
@@ -19,6 +21,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,9 +30,36 @@ QUESTION = "What is the capital of France?"
 # The same answer by the server with the CPU's instructions, and by the portable kernels: what CPUs without AVX2 run.
 ISAS = ("auto", "portable")
 
+# Notices by the bundled libraries' names, without their versions.
+BUNDLED = {
+    "libcrypto": "openssl",
+    "libgloo": "gloo",
+    "libhiredis": "hiredis",
+    "libibverbs": "libibverbs",
+    "libnl-3": "libnl",
+    "libnl-route-3": "libnl",
+    "libsodium": "libsodium",
+    "libssl": "openssl",
+}
+COMPILED_IN = ("fmt", "nanobind", "nlohmann-json", "xxhash")
+
 
 class WheelError(Exception):
     """The fault of a wheel, in one line."""
+
+
+def check_notices(names: Sequence[str]) -> set[str]:
+    """The bundled libraries of a wheel whose files are `names`. Raises WheelError for one without a notice."""
+    notices = {Path(name).stem for name in names if re.search(r"\.dist-info/licenses/licenses/[^/]+\.txt$", name)}
+    files = [Path(name).name for name in names if re.search(r"^kvanta\.libs/.+\.so", name)]
+    bundled = {re.sub(r"(-[0-9a-f]{8})?\.so.*$", "", file) for file in files}
+    for library in sorted(bundled):
+        if library not in BUNDLED:
+            raise WheelError(f"the bundled library {library} has no notice; known: {', '.join(BUNDLED)}")
+    for notice in sorted({*COMPILED_IN, *(BUNDLED[library] for library in bundled)}):
+        if notice not in notices:
+            raise WheelError(f"the wheel lacks the notice licenses/{notice}.txt")
+    return bundled
 
 
 def install(wheel: Path, folder: Path) -> Path:
@@ -89,6 +120,9 @@ def main() -> int:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("model", nargs="?", default="smollm2")
     arguments = parser.parse_args()
+    with zipfile.ZipFile(arguments.wheel) as archive:
+        bundled = check_notices(archive.namelist())
+    print(f"notices of {', '.join(sorted(bundled))} and of what is compiled in")
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kvanta-wheel-") as name:
         folder = Path(name)

@@ -160,8 +160,26 @@ kvanta:disk_cache_damaged_files_total{model_name="a"} 2
 const disk = readings(parseMetrics(tiers(0, 0)), parseMetrics(tiers(2097152, 2)), 2, "int4");
 assert.deepEqual(disk.tiers, { memory: 50, disk: 20, computed: 30 });
 assert.deepEqual(disk.disk, { int4: 2, others: 4 });
-assert.deepEqual(disk.traffic, { read: 1, written: null });
-assert.deepEqual(disk.faults, { reads: null, writes: null, "damaged files": 2, "not written": null });
+assert.deepEqual(disk.traffic, { "disk: read": 1, "disk: written": null });
+assert.deepEqual(disk.faults, { "disk: errors": 0, "disk: damaged": 2, "disk: not written": 0 });
+const store = (bytes, hits) => `
+kvanta:store_cache_hits_total{model_name="a"} ${10 * hits}
+kvanta:store_cache_written_bytes_total{model_name="a"} ${bytes}
+kvanta:store_cache_read_errors_total{model_name="a"} 1
+kvanta:store_cache_write_errors_total{model_name="a"} 2
+`;
+const both = (bytes, hits) => parseMetrics(tiers(bytes, hits) + store(bytes, hits));
+const shared = readings(both(0, 0), both(2097152, 2), 2, "int4");
+assert.deepEqual(shared.tiers, { memory: 40, disk: 20, store: 10, computed: 30 });
+assert.deepEqual(shared.traffic, { "disk: read": 1, "disk: written": null, "store: read": null, "store: written": 1 });
+assert.equal(shared.faults["store: errors"], 3);
+const alone = (hits) => parseMetrics(text(0, 0, 0, 0) + store(0, hits) + `
+kvanta:prompt_tokens_total{model_name="a"} ${30 * hits}
+kvanta:prompt_tokens_cached_total{model_name="a"} ${20 * hits}
+`);
+const remote = readings(alone(0), alone(2), 2, "int4");
+assert.deepEqual(remote.tiers, { memory: 10, store: 10, computed: 10 });
+assert.deepEqual(remote.disk, { int4: null, others: null });
 const [before, now] = [parseMetrics(text(100, 10, 0, 0)), parseMetrics(text(160, 40, 5, 10))];
 assert.deepEqual(now.get("kvanta:odd"), [{ labels: { name: 'a "b\\ }' }, value: 5 }]);
 assert.ok(!now.has("kvanta:none"));
@@ -169,7 +187,7 @@ const shown = readings(before, now, 2);
 assert.equal(shown.throughput.answers, 30);
 assert.equal(shown.throughput.prompts, null); // which this server does not tell
 assert.equal(shown.requests.running, 3);
-for (const chart of ["tiers", "disk", "traffic", "faults"]) { // without a disk
+for (const chart of ["tiers", "disk", "traffic", "faults"]) { // without disk and store
   assert.ok(Object.values(shown[chart]).every((value) => value === null), chart);
 }
 assert.equal(shown.prefix.hit, 50);

@@ -12,8 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import check_sizes
+import check_wheel
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
+LICENSES = sorted((TOOLS.parent / "licenses").glob("*.txt"))
 
 
 def run(tool: str, *arguments: str | Path) -> tuple[int, str]:
@@ -238,3 +240,23 @@ def test_names_need_a_reason_for_a_name_that_is_not_checked(names: Path) -> None
     status, output = run("check_names.py", names)
     assert status == 1
     assert "needs a reason" in output
+
+
+def test_a_wheel_must_have_the_notices_of_what_it_holds() -> None:
+    licenses = [f"kvanta-1.dist-info/licenses/{file.parent.name}/{file.name}" for file in LICENSES]
+    files = [
+        "kvanta.libs/libssl-703b3f76.so.3",
+        "kvanta.libs/libnl-route-3-6a64fbc7.so.200.26.0",
+        "kvanta/_core.abi3.so",
+    ]
+    assert check_wheel.check_notices([*files, *licenses]) == {"libssl", "libnl-route-3"}
+    for missing in ("openssl", "libnl", "fmt"):
+        rest = [name for name in licenses if not name.endswith(f"/{missing}.txt")]
+        with pytest.raises(check_wheel.WheelError, match=f"lacks the notice licenses/{missing}.txt"):
+            check_wheel.check_notices([*files, *rest])
+    with pytest.raises(check_wheel.WheelError, match="the bundled library libz has no notice"):
+        check_wheel.check_notices([*files, "kvanta.libs/libz-0123abcd.so.1", *licenses])
+
+
+def test_every_notice_is_of_something_that_a_wheel_may_hold() -> None:
+    assert {file.stem for file in LICENSES} == {*check_wheel.COMPILED_IN, *check_wheel.BUNDLED.values()}

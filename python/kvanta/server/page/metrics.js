@@ -91,7 +91,7 @@ export function readings(before, now, seconds, format = "this format") {
       "waiting": total(now, "kvanta:num_requests_waiting"),
     },
     cache: cacheBytes(now),
-    ...diskReadings(before, now, seconds, format),
+    ...tierReadings(before, now, seconds, format),
     prefix: { "hit": share(gainedAs("prefix_cache_hits_total"), gainedAs("prefix_cache_queries_total")) },
     first: {
       "median": milliseconds("time_to_first_token_seconds", 0.5),
@@ -110,32 +110,58 @@ export function readings(before, now, seconds, format = "this format") {
   };
 }
 
-// Charts of the disk, by tier and format; all values are null without one.
-function diskReadings(before, now, seconds, format) {
-  const limit = total(now, "kvanta:disk_cache_limit_bytes");
-  const here = (value) => (limit === null ? null : value);
-  const rate = (name, unit = 1) => here(scaled(gained(before, now, name), 1 / seconds / unit));
+// Tiers of the prefix cache below the memory, the nearest first. Faults: what is counted, by metrics that are added up.
+const TIERS = {
+  disk: {
+    hits: "kvanta:disk_cache_hits_total",
+    read: "kvanta:disk_cache_read_bytes_total",
+    written: "kvanta:disk_cache_written_bytes_total",
+    faults: {
+      "errors": ["kvanta:disk_cache_read_errors_total", "kvanta:disk_cache_write_errors_total"],
+      "damaged": ["kvanta:disk_cache_damaged_files_total"],
+      "not written": ["kvanta:disk_cache_dropped_total"],
+    },
+  },
+  store: {
+    hits: "kvanta:store_cache_hits_total",
+    read: "kvanta:store_cache_read_bytes_total",
+    written: "kvanta:store_cache_written_bytes_total",
+    faults: {
+      "errors": ["kvanta:store_cache_read_errors_total", "kvanta:store_cache_write_errors_total"],
+      "damaged": ["kvanta:store_cache_damaged_records_total"],
+      "not written": ["kvanta:store_cache_dropped_total"],
+    },
+  },
+};
+
+// Charts of the tiers that the server has; without any, all values are null.
+function tierReadings(before, now, seconds, format) {
+  const rate = (name, unit = 1) => scaled(gained(before, now, name), 1 / seconds / unit);
   const mebibytes = (name) => scaled(total(now, name), 2 ** -20);
-  const [own, all] = [mebibytes("kvanta:disk_cache_own_bytes"), mebibytes("kvanta:disk_cache_used_bytes")];
+  const hits = {};
+  const [traffic, faults] = [{}, {}];
+  for (const [tier, metrics] of Object.entries(TIERS)) {
+    const read = rate(metrics.hits);
+    if (read === null) continue;
+    hits[tier] = read;
+    for (const way of ["read", "written"]) traffic[`${tier}: ${way}`] = rate(metrics[way], 2 ** 20);
+    for (const [fault, names] of Object.entries(metrics.faults)) {
+      faults[`${tier}: ${fault}`] = names.reduce((sum, name) => sum + (total(now, name) ?? 0), 0);
+    }
+  }
+  const here = (value) => (Object.keys(hits).length ? Math.max(0, value) : null);
   const cached = rate("kvanta:prompt_tokens_cached_total");
-  const read = rate("kvanta:disk_cache_hits_total");
+  const read = Object.values(hits).reduce((sum, each) => sum + each, 0);
+  const [own, all] = [mebibytes("kvanta:disk_cache_own_bytes"), mebibytes("kvanta:disk_cache_used_bytes")];
   return {
     tiers: {
-      "memory": here(Math.max(0, cached - read)),
-      "disk": read,
-      "computed": here(Math.max(0, rate("kvanta:prompt_tokens_total") - cached)),
+      "memory": here(cached - read),
+      ...hits,
+      "computed": here(rate("kvanta:prompt_tokens_total") - cached),
     },
-    disk: { [format || "this format"]: own, "others": here(Math.max(0, all - own)) },
-    traffic: {
-      "read": rate("kvanta:disk_cache_read_bytes_total", 2 ** 20),
-      "written": rate("kvanta:disk_cache_written_bytes_total", 2 ** 20),
-    },
-    faults: {
-      "reads": total(now, "kvanta:disk_cache_read_errors_total"),
-      "writes": total(now, "kvanta:disk_cache_write_errors_total"),
-      "damaged files": total(now, "kvanta:disk_cache_damaged_files_total"),
-      "not written": total(now, "kvanta:disk_cache_dropped_total"),
-    },
+    disk: { [format || "this format"]: own, "others": own === null ? null : Math.max(0, all - own) },
+    traffic,
+    faults,
   };
 }
 

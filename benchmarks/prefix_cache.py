@@ -8,9 +8,9 @@ system's file cache, as after a restart of the server alone; --drop-caches empti
 tokens are compared.
 
 Writing behind: two engines, one with a folder and one without, take turns with the same new prompts, and with decode of
---writing-requests requests. What the disk still has to take when a work ends is counted apart. Figures are medians of
-turns, by the wall clock. Rows of an earlier run with the same model and prompt stay in the JSON file, so that formats
-and parts can be measured one by one.
+--writing-requests requests: many short turns, since the machine's own speed drifts by more than writing costs. What the
+disk still has to take when a work ends is counted apart. Figures are medians of turns, by the wall clock. Rows of an
+earlier run with the same model and prompt stay in the JSON file, so that formats and parts can be measured one by one.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ def first_token_row(samples: dict[str, list[float]]) -> Row:
         "stored_mib": median(samples["stored_mib"]),
         "cold_s": cold,
         "warm_s": warm,
+        "turns": len(samples["cold"]),
         "times": cold / warm,
         "read_gb_s": median(samples["read_gb_s"]),
     }
@@ -138,7 +139,7 @@ def writing_row(options: argparse.Namespace, name: str, prompts: Prompts) -> Row
         }
         shares: dict[str, list[float]] = defaultdict(list)
         behind: list[float] = []
-        for turn in range(options.turns + 1):
+        for turn in range(options.writing_turns + 1):
             for work, (count, tokens, output) in works.items():
                 batch = [prompts.next(tokens) for _ in range(count)]
                 seconds = {}
@@ -156,6 +157,7 @@ def writing_row(options: argparse.Namespace, name: str, prompts: Prompts) -> Row
             raise SystemExit(f"error: {name}: not everything was written: {disk}")
     return {
         **{f"{work}_share": median(each) for work, each in shares.items()},
+        "writing_turns": options.writing_turns,
         "behind_s": max(behind),
         "write_gb_s": disk["written_bytes"] / disk["write_seconds"] / 1e9,
     }
@@ -197,10 +199,11 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--prompt-tokens", type=int, default=7680)
-    parser.add_argument("--turns", type=int, default=3, help="of which the medians count")
-    parser.add_argument("--writing-prompt-tokens", type=int, default=4096)
+    parser.add_argument("--turns", type=int, default=3, help="of the first token, of which the medians count")
+    parser.add_argument("--writing-turns", type=int, default=14)
+    parser.add_argument("--writing-prompt-tokens", type=int, default=1024)
     parser.add_argument("--writing-requests", type=int, default=8)
-    parser.add_argument("--writing-output-tokens", type=int, default=192)
+    parser.add_argument("--writing-output-tokens", type=int, default=96)
     parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--dir", help="folder for the files (default: the system's for temporary files)")
@@ -240,7 +243,7 @@ def main() -> int:
                 f"{row['decode_share']:.1%} of the speed without; {row['behind_s']:.3f} s behind",
                 flush=True,
             )
-    report = {**settings, "turns": options.turns, "rows": list(rows.values())}
+    report = {**settings, "rows": list(rows.values())}
     if options.json:
         options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if options.plot:

@@ -10,7 +10,8 @@ The engine has one thread, and rates are per second of its CPU time, independent
 
 With --kv-cache-dir, every format is measured without and with a prefix cache on disk of --kv-cache-dir-bytes, in a new
 folder each. Rates are then per second of the wall clock, since threads of the disk work beside the engine's, and a turn
-ends when its pages are written.
+ends when its pages are written. Rows of an earlier run with the same settings stay in the JSON file, so that formats
+and --places can be measured one by one, the reference first.
 """
 
 from __future__ import annotations
@@ -161,12 +162,22 @@ def beside_others(rows: list[dict[str, Any]]) -> None:
             row["times"]["without_disk"] = row["turns_per_s"] / rates[row["format"], False]
 
 
+def earlier_rows(file: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows that the file has of the same settings."""
+    if not file or not file.is_file():
+        return []
+    report = json.loads(file.read_text(encoding="utf-8"))
+    same = all(report.get(key) == value for key, value in settings.items())
+    return list(report["rows"]) if same else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--memory", default="96MiB")
     parser.add_argument("--kv-cache-dir", type=Path, help="also with a prefix cache on disk in a new folder below")
     parser.add_argument("--kv-cache-dir-bytes", default="16GiB")
+    parser.add_argument("--places", nargs="+", choices=("memory", "disk"), default=["memory", "disk"])
     parser.add_argument("--users", type=int, default=6)
     parser.add_argument("--first-tokens", type=int, default=1600)
     parser.add_argument("--turn-tokens", type=int, default=96)
@@ -177,23 +188,31 @@ def main() -> int:
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if REFERENCE not in options.formats:
-        parser.error(f"--formats lacks {REFERENCE}, to which all others are compared")
-
-    warnings.simplefilter("ignore")
-    model = str(resolve_model(options.model).path)
-    parents = [None, options.kv_cache_dir] if options.kv_cache_dir else [None]
-    rows = [measure(options, name, model, parent) for name in options.formats for parent in parents]
-    beside_others(rows)
-    report = {
+    settings = {
         "model": options.model,
         "memory_bytes": parse_bytes(options.memory),
         "kv_cache_dir_bytes": parse_bytes(options.kv_cache_dir_bytes) if options.kv_cache_dir else 0,
         **{
             name: getattr(options, name) for name in ("users", "first_tokens", "turn_tokens", "output_tokens", "rounds")
         },
-        "rows": rows,
     }
+    places = options.places if options.kv_cache_dir else ["memory"]
+    parents = {"memory": None, "disk": options.kv_cache_dir}
+    asked = [(name, place == "disk") for name in options.formats for place in places]
+    rows = [row for row in earlier_rows(options.json, settings) if (row["format"], row["disk"]) not in asked]
+    known = {*asked, *((row["format"], row["disk"]) for row in rows)}
+    for name, disk in asked:
+        for other in ((REFERENCE, disk), (name, False)):
+            if other not in known:
+                parser.error(
+                    f"{name} is compared with {other[0]} {'with' if other[1] else 'without'} a disk: not measured"
+                )
+
+    warnings.simplefilter("ignore")
+    model = str(resolve_model(options.model).path)
+    rows += [measure(options, name, model, parents[place]) for name in options.formats for place in places]
+    beside_others(rows)
+    report = {**settings, "rows": rows}
     if options.json:
         options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0

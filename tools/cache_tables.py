@@ -45,7 +45,7 @@ CACHE_TABLES = {
     ),
     "returning-users-disk": Table(
         "benchmarks/returning_users.py smollm2 --kv-cache-dir /var/tmp --kv-cache-dir-bytes 512MiB --formats bf16 int4 "
-        "--memory 48MiB --users 40 --first-tokens 1200 --rounds 1 --json docs/results/returning-users-disk.json",
+        "--memory 40MiB --users 40 --first-tokens 1200 --rounds 1 --json docs/results/returning-users-disk.json",
         "rows",
         (
             ("cache", "format", ""),
@@ -70,6 +70,36 @@ CACHE_TABLES = {
             ("simulated", "simulated.ttft_p50_s", ".3f"),
             ("p99 (s)", "live.ttft_p99_s", ".3f"),
             ("simulated", "simulated.ttft_p99_s", ".3f"),
+        ),
+    ),
+    "disk-trace": Table(
+        "benchmarks/disk_trace.py stories260k conversation_trace.jsonl --json docs/results/disk-trace.json",
+        "rows",
+        (
+            ("requests", "requests", ",d"),
+            ("failed", "failed", "d"),
+            ("minutes", "minutes", ".0f"),
+            ("prompt tokens from the cache", "cached_share", ".0%"),
+            ("from disk", "disk_share", ".0%"),
+            ("written (MiB)", "written_mib", ",.0f"),
+            ("limit (MiB)", "limit_mib", ",.0f"),
+            ("most on disk (MiB)", "most_mib", ",.1f"),
+            ("files removed for others", "evictions", ",d"),
+            ("errors of the disk", "errors", "d"),
+            ("growth of memory", "memory_growth", ".1%"),
+        ),
+    ),
+    "page-reads": Table(
+        "page_reads_bench --dir DIR --json docs/results/page-reads.json",
+        "rows",
+        (
+            ("record (bytes)", "bytes", ",d"),
+            ("cold", "cold", ""),
+            ("at once", "depth", "d"),
+            ("threads: GB/s", "threads.gb_s", ".2f"),
+            ("CPU (ms)", "threads.cpu_ms", ".0f"),
+            ("io_uring: GB/s", "io_uring.gb_s", ".2f"),
+            ("CPU (ms)", "io_uring.cpu_ms", ".0f"),
         ),
     ),
     "page-packing": Table(

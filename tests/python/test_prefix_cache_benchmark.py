@@ -10,7 +10,10 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "prefix_cache.py"
 
 def test_parts_are_measured_one_by_one_into_one_file(tmp_path: Path) -> None:
     file, picture = tmp_path / "report.json", tmp_path / "picture.png"
-    sizes = "--prompt-tokens 320 --turns 2 --writing-prompt-tokens 128 --writing-requests 2 --writing-output-tokens 64"
+    sizes = (
+        "--prompt-tokens 320 --turns 2 --writing-turns 2 --writing-prompt-tokens 128 --writing-requests 2 "
+        "--writing-output-tokens 64"
+    )
     for words in ("--parts first-token --formats bf16 int8", "--parts writing --formats int8"):
         command = [sys.executable, str(SCRIPT), "stories260k", *sizes.split(), *words.split(), "--json", str(file)]
         done = subprocess.run([*command, "--plot", str(picture)], capture_output=True, text=True, check=False)

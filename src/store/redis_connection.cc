@@ -72,9 +72,9 @@ Reply ReplyReader::Take() {
   return Reply(static_cast<redisReply*>(reply));
 }
 
-RedisConnection::RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by) {
+RedisConnection::RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by, Resolver& resolver) {
   const double deadline = Now() + kConnectSeconds;
-  connection_ = ConnectTcp(url.host, url.port, deadline);
+  connection_ = ConnectTcp(url.host, url.port, deadline, resolver);
   if (url.tls) {
     const TlsFiles files{.ca = url.ca_file, .certificate = url.certificate_file, .key = url.key_file};
     connection_ = ConnectTls(std::move(connection_), url.host, files, deadline);

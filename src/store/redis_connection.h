@@ -67,7 +67,7 @@ class ReplyReader {
 class RedisConnection {
  public:
   // Connects, authenticates and selects the database. Throws ConnectionError.
-  RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by);
+  RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by, Resolver& resolver);
 
   // Sends the commands and returns their replies, in order. reply_bytes: of all values together, at most. end_by: given
   // up then, whatever comes; may change meanwhile. Throws ConnectionError; the connection is of no use then.

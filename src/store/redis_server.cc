@@ -59,7 +59,7 @@ class Link {
     for (bool used = connection_.has_value();; used = false) {
       try {
         if (!connection_) {
-          connection_.emplace(url_, end_by_);
+          connection_.emplace(url_, end_by_, resolver_);
           ++connects_;
           on_connect_();
         }
@@ -92,6 +92,7 @@ class Link {
   const RedisUrl& url_;
   const std::function<void()> on_connect_;
   std::mutex mutex_;
+  Resolver resolver_;
   std::optional<RedisConnection> connection_;
   double again_at_ = 0, pause_ = 0;
   std::string last_error_;

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -82,17 +81,10 @@ class TcpConnection final : public Connection {
 
 }  // namespace
 
-std::unique_ptr<Connection> ConnectTcp(const std::string& host, int port, double deadline) {
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* first = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first)) {
-    throw ConnectionError(gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(first, &freeaddrinfo);
+std::unique_ptr<Connection> ConnectTcp(const std::string& host, int port, double deadline, Resolver& resolver) {
+  const Addresses addresses = resolver.Resolve(host, port, deadline);
   std::string why = "the host has no address";
-  for (const addrinfo* address = first; address != nullptr; address = address->ai_next) {
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     const int opened = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
     if (opened < 0) {
       why = std::strerror(errno);

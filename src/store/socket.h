@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "store/resolver.h"
+
 namespace kvanta::store {
 
 // Whose text may be shown: it has no secrets.
@@ -25,9 +27,9 @@ class Connection {
 };
 
 // Connects to the first address of the host that answers.
-std::unique_ptr<Connection> ConnectTcp(const std::string& host, int port, double deadline);
+std::unique_ptr<Connection> ConnectTcp(const std::string& host, int port, double deadline, Resolver& resolver);
 
-// Empty: the system's authorities, no certificate of the client.
+// Empty: the authorities of authorities.h, no certificate of the client.
 struct TlsFiles {
   std::string ca, certificate, key;
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/quote.h"
+#include "store/authorities.h"
 #include "store/socket.h"
 
 namespace kvanta::store {
@@ -17,7 +18,7 @@ namespace {
 
 constexpr size_t kRecordBytes = 32 << 10;  // received at once: more than a record of TLS
 
-[[noreturn]] void ThrowTlsError(const char* what) {
+[[noreturn]] void ThrowTlsError(const std::string& what) {
   std::array<char, 256> text = {};
   ERR_error_string_n(ERR_get_error(), text.data(), text.size());
   ERR_clear_error();
@@ -36,10 +37,11 @@ class TlsConnection final : public Connection {
     SSL_CTX* context = context_.get();
     if (context == nullptr || SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION) != 1) ThrowTlsError("context");
     SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
-    const bool has_authorities = files.ca.empty()
+    authorities_ = FindAuthorities(files.ca, SystemAuthorityPlaces());
+    const bool has_authorities = authorities_.empty()
                                      ? SSL_CTX_set_default_verify_paths(context) == 1
-                                     : SSL_CTX_load_verify_locations(context, files.ca.c_str(), nullptr) == 1;
-    if (!has_authorities) ThrowTlsError("ssl_ca_certs");
+                                     : SSL_CTX_load_verify_locations(context, authorities_.c_str(), nullptr) == 1;
+    if (!has_authorities) ThrowTlsError(fmt::format("certificates of {}", AuthoritiesName()));
     if (!files.certificate.empty()) {
       if (SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1) ThrowTlsError("ssl_certfile");
       if (SSL_CTX_use_PrivateKey_file(context, files.key.c_str(), SSL_FILETYPE_PEM) != 1) ThrowTlsError("ssl_keyfile");
@@ -67,8 +69,8 @@ class TlsConnection final : public Connection {
       if (result == 1) return;
       if (const long verified = SSL_get_verify_result(ssl_.get()); verified != X509_V_OK) {
         ERR_clear_error();
-        throw ConnectionError(
-            fmt::format("TLS: the server's certificate: {}", X509_verify_cert_error_string(verified)));
+        throw ConnectionError(fmt::format("TLS: the server's certificate: {}; authorities: {}",
+                                          X509_verify_cert_error_string(verified), AuthoritiesName()));
       }
       ReceiveMore(result, "handshake", deadline);
     }
@@ -117,7 +119,10 @@ class TlsConnection final : public Connection {
     }
   }
 
+  std::string AuthoritiesName() const { return authorities_.empty() ? "OpenSSL's own" : Quote(authorities_); }
+
   std::unique_ptr<Connection> tcp_;
+  std::string authorities_;  // file; empty: OpenSSL's own
   std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context_;
   std::unique_ptr<SSL, decltype(&SSL_free)> ssl_;
   BIO* incoming_ = nullptr;

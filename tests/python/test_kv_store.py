@@ -168,13 +168,14 @@ def _certificates(folder: Path) -> None:
         subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True, timeout=60)
 
 
-def test_tls_verifies_the_server(tmp_path: Path, cold: LLM) -> None:
+def test_tls_verifies_the_server(tmp_path: Path, cold: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     _certificates(tmp_path)
     prompt = _prompt(4, 200)
     want, _ = _answer(cold, prompt)
     files = ("--tls-cert-file", "server.pem", "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.pem")
     ca = f"{tmp_path}/ca.pem"
-    mutual = f"ssl_ca_certs={ca}&ssl_certfile={tmp_path}/server.pem&ssl_keyfile={tmp_path}/server.key"
+    client = f"ssl_certfile={tmp_path}/server.pem&ssl_keyfile={tmp_path}/server.key"
+    mutual = f"ssl_ca_certs={ca}&{client}"
     with running_redis(tmp_path, files) as redis:
         tls_port = redis.port + 1 if redis.port < 65535 else redis.port - 1
         redis.ask("CONFIG", "SET", "tls-port", str(tls_port))
@@ -190,7 +191,13 @@ def test_tls_verifies_the_server(tmp_path: Path, cold: LLM) -> None:
         again = LLM("stories260k", **_OPTIONS, kv_store=f"{url}?{mutual}")
         assert _answer(again, prompt) == (want, 192)
         told = _refused(f"rediss://localhost:{tls_port}?{mutual}", prompt, want)  # the certificate has its address only
-        assert all("the server's certificate: " in text for text in told)
+        assert all("the server's certificate: " in text and ca in text for text in told)
+        monkeypatch.setenv("SSL_CERT_FILE", f"{tmp_path}/none.pem")
+        told = _refused(f"{url}?{client}", prompt, want)
+        assert all(f"SSL_CERT_FILE = '{tmp_path}/none.pem' cannot be read" in text for text in told)
+        monkeypatch.setenv("SSL_CERT_FILE", ca)
+        last = LLM("stories260k", **_OPTIONS, kv_store=f"{url}?{client}")
+        assert _answer(last, prompt) == (want, 192)
 
 
 def test_metrics_and_pages_of_the_server(redis: RedisProcess) -> None:

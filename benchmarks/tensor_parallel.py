@@ -35,9 +35,10 @@ _TOKENS_OF_RANDOM_PROMPT = (1000, 30000)
 
 def serve(connection: Connection, options: argparse.Namespace, ranks: int) -> None:
     """An engine; answers each message with a dictionary until it gets None."""
+    size: dict[str, Any] = {SIZES[options.division]: ranks}
     llm = LLM(
         options.model,
-        **{SIZES[options.division]: ranks},
+        **size,
         threads=options.threads // ranks,
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes // ranks,

@@ -358,6 +358,16 @@ TABLES = {
             ("memory of the largest (MiB)", "largest_pss_mib", ",.0f"),
         ),
     ),
+    "rank-bits": Table(
+        "benchmarks/rank_bits.py FOLDER --model MODEL --json docs/results/rank-bits.json",
+        "rows",
+        (
+            ("model", "model", ""),
+            ("ranks", "ranks", ""),
+            ("requests", "prompts", ",d"),
+            ("of other bits", "different", "d"),
+        ),
+    ),
     "vllm-cpu": Table(
         "benchmarks/vllm_cpu.py --vllm V --vllm-threads 0-1 --pairs 1 --json docs/results/vllm-cpu.json",
         "rows",

@@ -91,7 +91,10 @@ class Tiers {
 
 TEST(DiskFormats, EveryFormatHasTheBitsOfAColdRun) {
   std::vector<std::string> schemes = {"k=int5_g32,v=int4", "int4+exact=2+sink=2", "t3+exact=2"};
-  for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
+  for (const formats::Format& format : formats::All()) {
+    if (formats::IsAllocated(format.code)) continue;  // needs a calibrated model: tests/python/test_query_keys.py
+    schemes.emplace_back(format.name);
+  }
   const int64_t cases = CeilDiv(RandomCases(), std::ssize(schemes));
   std::mt19937_64 random(800);
   int number = 0;

@@ -66,7 +66,8 @@ formats::SideScales PartOf(const formats::SideScales& side, const parallel::Comm
   part.outliers = PartOf(side.outliers, ranks);
   if (side.query) {
     part.query = std::make_shared<const formats::QueryTransform>(
-        PartOf(side.query->matrices(), ranks), side.query->kv_heads() / ranks.Size(), side.query->head_dim());
+        PartOf(side.query->matrices(), ranks), side.query->kv_heads() / ranks.Size(), side.query->head_dim(),
+        PartOf(side.query->allocations(), ranks));
   }
   return part;
 }

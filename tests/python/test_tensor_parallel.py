@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from test_moe_oracle import as_mxfp4
 from test_server_process import SMALL, serving
 from tiny_checkpoints import write_checkpoint
 
+import kvanta
 from kvanta import LLM, InputError, ResourceError, SamplingParams
 
 
@@ -43,6 +45,14 @@ def scale_file(folder: Path) -> Path:
     return path
 
 
+def with_tokenizer(folder: Path) -> Path:
+    """For the calibration of keys, which is made when the model is loaded."""
+    saved("Llama", folder, vocab_size=512)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(kvanta.__file__).parent / "shipped" / "stories260k" / name, folder)
+    return folder
+
+
 def mxfp4_experts(folder: Path) -> Path:
     model = tiny_models.make_model("GptOss", **FOUR, intermediate_size=96)
     tiny_models.save(model, folder, torch.bfloat16)
@@ -63,6 +73,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "AWQ": (lambda folder: quantized(folder, "awq"), {}),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel"), {"kv_cache_dtype": "nvfp4"}),
     "scales": (scale_file, {"kv_cache_dtype": "k=fp8_e4m3+mean+outliers=2,v=fp8_e4m3"}),
+    "klt3": (with_tokenizer, {"kv_cache_dtype": "k=klt3,v=int4"}),
     "DeepseekV3": (lambda folder: saved("DeepseekV3", folder), {"kv_cache_dtype": "mla_int4"}),
     "DeepseekV3 GGUF": (lambda folder: gguf_file(folder, "DeepseekV3", "F32"), {}),
 }

@@ -31,7 +31,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig
 from server_process import KVANTA, free_port
 
-import kvanta
+import kvanta.ray
 from kvanta import _core
 from kvanta.ray.autoscaling import CACHE_OCCUPANCY, ByRequestsAndCache
 from kvanta.ray.engine_replica import EngineReplica
@@ -111,7 +111,7 @@ def stream(url: str, number: int) -> list[int] | str:
     return tokens if done else "the stream ended early"
 
 
-def while_clients_stream(url: str, change: Callable[[], None]) -> list[tuple[int, list[int] | str]]:
+def while_clients_stream(url: str, change: Callable[[], object]) -> list[tuple[int, list[int] | str]]:
     """Results by the client's number: requests one after the other, before, during and after a change."""
     results: list[tuple[int, list[int] | str]] = []
     stop, begun = threading.Event(), threading.Barrier(CLIENTS + 1)
@@ -179,7 +179,7 @@ def test_full_caches_call_for_replicas(url: str) -> None:
     pace = {"upscale_delay_s": 0, "downscale_delay_s": 0, "metrics_interval_s": 0.5, "look_back_period_s": 15}
     deploy(replicas="auto", autoscaling_config={**scaling, **pace}, kv_cache_memory_bytes="200KB")
     replicas_of(lambda all_: len(all_) == 1)
-    while_clients_stream(url, lambda: replicas_of(lambda all_: len(all_) == 2) and None)
+    while_clients_stream(url, lambda: replicas_of(lambda all_: len(all_) == 2))
     replicas_of(lambda all_: len(all_) == 1)
 
 

@@ -13,6 +13,9 @@
 namespace kvanta::kernels {
 namespace {
 
+// A copy of the unit's own: a linker could give others a shared symbol that was compiled for these instructions.
+constexpr formats::KltLevels kUnitKltLevels = formats::MakeKltLevels();
+
 // Decodes a group of 16 tokens to the order of int8 keys: [head_dim / 4][16 tokens][4].
 void UnpackKltKeys(const formats::BitAllocation& allocation, const uint8_t* group, uint8_t* out) {
   static constexpr WordPermutation kPairs = MakeWordPermutation([](int i) { return i / 2 + i % 2 * 16; });
@@ -47,7 +50,7 @@ void UnpackKltKeys(const formats::BitAllocation& allocation, const uint8_t* grou
     uint64_t shifts = 0;
     for (int i = 0; i < 8; ++i) shifts |= static_cast<uint64_t>(bits * i) << (8 * i);
     const __m512i windows = _mm512_set1_epi64(static_cast<int64_t>(shifts));
-    const int8_t* table = formats::kKltLevels[bits].levels;
+    const int8_t* table = kUnitKltLevels[bits].levels;
     const __m512i tables[4] = {_mm512_load_si512(table), _mm512_load_si512(table + 64), _mm512_load_si512(table + 128),
                                _mm512_load_si512(table + 192)};
     const auto levels_of = [&](__m512i index) __attribute__((always_inline)) {
@@ -75,7 +78,7 @@ struct KltLevelWords {
 constexpr KltLevelWords MakeKltLevelWords(int bits) {
   KltLevelWords words{};
   for (int w = 0; w < 256; ++w) {
-    words.level[w] = static_cast<int16_t>(formats::kKltLevels[bits].levels[w] * formats::kKltUnit);
+    words.level[w] = static_cast<int16_t>(kUnitKltLevels[bits].levels[w] * formats::kKltUnit);
   }
   return words;
 }

@@ -38,6 +38,7 @@ def _file_name(fingerprint: str, config: _core.EngineConfig) -> str:
     unit = "cuda" if config.device == "cuda" else f"cpu-{isa}" if isa else _core.backend_names()[0]
     what = (
         fingerprint,
+        hashlib.sha256((Path(config.model) / "config.json").read_bytes()).hexdigest(),
         unit,
         config.dtype,
         config.weight_dtype,

@@ -178,8 +178,11 @@ LAYER_MAPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", LAYER_MAPS.values(), ids=LAYER_MAPS.keys())
 @pytest.mark.parametrize("window", [0, 100])
-def test_the_engine_holds_as_many_sequences_as_planned(tmp_path: Path, window: int, options: dict[str, Any]) -> None:
+def test_the_engine_holds_as_many_sequences_as_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int, options: dict[str, Any]
+) -> None:
     """The planned number of sequences runs concurrently without a preemption, in exactly the planned bytes."""
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))  # for the calibration of klt3 and klt2
     context, sequences = 300, 3
     changes: dict[str, Any] = {"num_hidden_layers": 2}
     if window:

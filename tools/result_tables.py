@@ -145,8 +145,8 @@ TABLES = {
     ),
     "query": Table(
         "kvanta eval smollm2 --text wiki.test.raw --formats int4+query+exact=2 k=int5_g32+query,v=int4 "
-        "int3_g32+query int4 int4+query k=t4+query,v=t4 k=t4+query,v=t4+exact=2 k=t3+query,v=t3 k=t3+query,v=t3+exact=2 "
-        "k=klt3,v=t3 k=klt3,v=t3+exact=2 k=t2+query,v=t2 k=klt2,v=t2 k=klt2,v=t2+exact=2 "
+        "int3_g32+query int4 int4+query k=t4+query,v=t4 k=t4+query,v=t4+exact=2 k=t3+query,v=t3 "
+        "k=t3+query,v=t3+exact=2 k=klt3,v=t3 k=klt3,v=t3+exact=2 k=t2+query,v=t2 k=klt2,v=t2 k=klt2,v=t2+exact=2 "
         "--json docs/results/query.json",
         "formats",
         (("cache", "name", ""), ("bits", "bits_per_element", ".4g"), ("mean KL", "kl_mean", ".5f"), *_DISTRIBUTION),

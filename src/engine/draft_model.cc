@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "base/clock.h"
+#include "cache/sequence_cache.h"
 #include "engine/draft_control.h"
 
 namespace kvanta::engine {

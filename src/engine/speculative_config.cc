@@ -35,7 +35,7 @@ bool Contains(std::span<const std::string_view> names, std::string_view name) {
 std::string MethodOf(const models::JsonObject& object) {
   const std::string model = object.String("model", "");
   const bool names_method = model == "ngram";
-  const std::string method = object.String("method", model.empty() || names_method ? "ngram" : "draft_model");
+  std::string method = object.String("method", model.empty() || names_method ? "ngram" : "draft_model");
   if (!Contains(kMethods, method)) {
     throw InputError(
         fmt::format("{}: method {} is not supported; there are: {}", kName, Quote(method), fmt::join(kMethods, ", ")));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "base/clock.h"
 #include "cache/sequence_cache.h"
@@ -109,7 +110,8 @@ void DraftModel::CatchUp(std::span<Item> items) {
     KeepAccepted(item);
     if (missing(&item) > 0) queue.push_back(&item);
   }
-  std::ranges::stable_sort(queue, {}, missing);
+  // In the order of `items` where as much is missing. std::stable_sort would allocate a buffer.
+  std::ranges::sort(queue, {}, [&](const Item* item) { return std::pair(missing(item), item); });
   int64_t rows_left = setup_.max_rows;
   std::vector<Item*> computed;
   for (Item* item : queue) {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -197,6 +199,18 @@ def test_without_a_file_they_are_made_once(
     kept.unlink()
     quiet_llm(folder, kv_cache_dtype="int4+query", threads=2)
     assert kept.read_bytes() == data, "the same bytes, whatever the number of threads"
+
+
+def test_kept_files_are_of_one_configuration(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
+    changed = tmp_path / "changed"
+    shutil.copytree(folder, changed)
+    config = json.loads((changed / "config.json").read_text())
+    (changed / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.25}))
+    for model in (folder, changed):
+        quiet_llm(model, kv_cache_dtype="int4+query")
+    first, second = (file.read_bytes() for file in (tmp_path / "home" / "query").iterdir())
+    assert first != second
 
 
 def test_refusals(folder: Path, file: Path, tmp_path: Path) -> None:

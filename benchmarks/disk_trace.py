@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import re
 import shlex
 import sys
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from server_process import KVANTA, ServerProcess, server_process
+from server_process import KVANTA, ServerProcess, server_process, write_report
 from soak import MOST_GROWTH, memory_figures
 
 from kvanta.loadgen.client import fetch_json, fetch_text, open_session
@@ -206,13 +205,7 @@ def main() -> int:
         command += ["--kv-cache-memory-bytes", options.memory, "--max-queued-requests", str(options.concurrency)]
         with server_process(command, options.port) as server:
             report = asyncio.run(replay(server, workload, Path(folder), options))
-    for name, good in report["verdicts"].items():
-        print(f"{'met   ' if good else 'FAILED'} {name}")
-    text = json.dumps(report, indent=1, ensure_ascii=False)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
-    return 0 if all(report["verdicts"].values()) else 1
+    return write_report(report, options.json)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import socket
@@ -10,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 KVANTA = (sys.executable, "-m", "kvanta", "serve")
@@ -119,3 +121,14 @@ def server_process(
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def write_report(report: Mapping[str, Any], file: Path | None) -> int:
+    """Prints a report with "verdicts" and writes it to `file`. Returns the exit status: 0 if all are good."""
+    for name, good in report["verdicts"].items():
+        print(f"{'met   ' if good else 'FAILED'} {name}")
+    text = json.dumps(report, indent=1, ensure_ascii=False)
+    print(text)
+    if file:
+        file.write_text(text + "\n", encoding="utf-8")
+    return 0 if all(report["verdicts"].values()) else 1

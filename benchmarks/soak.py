@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import multiprocessing
 import re
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from server_process import KVANTA, ServerProcess, health_seconds, resident_bytes, server_process
+from server_process import KVANTA, ServerProcess, health_seconds, resident_bytes, server_process, write_report
 from soak_clients import OUTCOMES, Clients, idle_answers, make_questions
 
 from kvanta.loadgen.client import fetch_text, open_session
@@ -162,13 +161,7 @@ def main() -> int:
     command += ["--kv-cache-memory-bytes", options.memory]
     with server_process([*command, *shlex.split(options.serve)], options.port) as server:
         report = asyncio.run(soak(server, options))
-    for name, good in report["verdicts"].items():
-        print(f"{'met   ' if good else 'FAILED'} {name}")
-    text = json.dumps(report, indent=1, ensure_ascii=False)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
-    return 0 if all(report["verdicts"].values()) else 1
+    return write_report(report, options.json)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 from attention_rows import rows_of_shape
 from cache_tables import CACHE_TABLES
 from linear_rows import ISA_COLUMNS, TORCH_COLUMNS, compare_isa
+from llama_tables import LLAMA_TABLES
 from peer_rows import compare
 from result_table import Rows, Table
 
@@ -35,12 +36,6 @@ _DISTRIBUTION = (
     ("max", "kl_max", ".2f"),
     ("same top token", "top1", ".1%"),
     ("perplexity ratio", "ppl_ratio", ".4f"),
-)
-# Models compared with ik_llama.cpp: name, shape and types of benchmarks/random_gguf.py, what is measured.
-_LARGE_MODELS = (
-    ("8b", "llama-8b", "Q4_K_M", "--ik-repack --decode 0 8192 --prefill 512@0 --repeats 2"),
-    # Further runs with `--decode 0 --prefill --repeats 5`, and `--decode 8192 --prefill` without --ik-repack.
-    ("30b-a3b", "qwen3-30b-a3b", "Q4_K_M", "--ik-repack --decode 0 --prefill 512@0 --repeats 1"),
 )
 _UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
 _MODELS = "tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test"
@@ -230,38 +225,6 @@ TABLES = {
             ("share", "prefill_share_of_peak", ".0%"),
         ),
     ),
-    "llama-speed": Table(
-        "benchmarks/llama_speed.py SmolLM2-135M-Instruct.Q4_1.gguf --llama-bench PATH "
-        "--json docs/results/llama-speed.json",
-        "works",
-        (
-            ("work", "work", ""),
-            ("bf16 cache (tokens/s)", "ours.bf16", ".1f"),
-            ("int8 cache", "ours.int8", ".1f"),
-            ("int4 cache", "ours.int4", ".1f"),
-            ("llama.cpp's best", "llama_cpp.tokens_s", ".1f"),
-            ("with cache", "llama_cpp.cache", ""),
-            ("ik_llama.cpp's best", "ik_llama_cpp.tokens_s", ".1f"),
-            ("with cache", "ik_llama_cpp.cache", ""),
-            ("times the best of theirs", "times_best", ".2f"),
-        ),
-    ),
-    **{
-        f"llama-speed-{model}": Table(
-            f"benchmarks/random_gguf.py {shape} {types} FILE` and `benchmarks/llama_speed.py FILE --ik-bench PATH "
-            f"--weight-dtype auto --caches int4 --peer-caches f16 --new-tokens 32 {works} "
-            f"--json docs/results/llama-speed-{model}.json",
-            "works",
-            (
-                ("work", "work", ""),
-                ("int4 cache (tokens/s)", "ours.int4", ".1f"),
-                ("ik_llama.cpp's best", "ik_llama_cpp.tokens_s", ".1f"),
-                ("with cache", "ik_llama_cpp.cache", ""),
-                ("times the best of theirs", "times_best", ".2f"),
-            ),
-        )
-        for model, shape, types, works in _LARGE_MODELS
-    },
     "weights": Table(
         "benchmarks/weights.py SmolLM2-135M-Instruct.Q4_1.gguf --text wiki.test.raw --tokens 4096 "
         "--json docs/results/weights.json",
@@ -303,6 +266,7 @@ TABLES = {
         ),
     ),
     **CACHE_TABLES,
+    **LLAMA_TABLES,
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",
         lambda result, _: [result],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from divided_models import Computed, assert_same_bits, blocks, compute, gguf_file, quantized, saved
 from test_server_process import SMALL, serving
 
-from kvanta import LLM, InputError, PoolingParams, ResourceError, SamplingParams
+from kvanta import LLM, InputError, PoolingParams, SamplingParams
 
 FOUR_LAYERS = {"num_hidden_layers": 4}
 # Each: a checkpoint, options, and numbers of ranks.
@@ -140,32 +139,6 @@ def test_each_rank_has_its_layers_weights_and_cache() -> None:
     assert page == whole_page * 2 // 5
     # No rank's cache is larger than asked for: rank 1 has three layers.
     assert part.stats()["cache_budget_bytes"] == (1 << 22) * 2 // 3
-
-
-@pytest.mark.parametrize(("lost", "ranks"), [(1, 2), (1, 3), (2, 3)])
-def test_a_rank_that_is_killed_ends_the_engine(lost: int, ranks: int) -> None:
-    llm = LLM("stories260k", threads=1, kv_cache_memory_bytes=1 << 22, pipeline_parallel_size=ranks)
-    assert llm._loaded._ranks is not None
-    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
-    next(stream)
-    os.kill(llm._loaded._ranks.processes[lost - 1].pid, signal.SIGKILL)
-    start = time.monotonic()
-    reason = f"rank {lost} of {ranks} is lost, and the engine ends: its process was ended by SIGKILL"
-    with pytest.raises(ResourceError, match=reason):
-        list(stream)
-    with pytest.raises(ResourceError, match=reason):
-        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
-    assert time.monotonic() - start < 5
-
-
-def test_a_rank_that_does_not_answer_is_lost() -> None:
-    llm = LLM("stories260k", threads=1, pipeline_parallel_size=2, distributed_timeout_seconds=1)
-    assert llm._loaded._ranks is not None
-    os.kill(llm._loaded._ranks.processes[0].pid, signal.SIGSTOP)
-    lost = r"rank 1 of 2 is lost.*it did not answer within 1 seconds \(distributed_timeout_seconds\)"
-    with pytest.raises(ResourceError, match=lost):
-        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
-    assert "it did not answer" in llm._loaded.lost_rank
 
 
 def test_a_server_ends_with_a_rank() -> None:

@@ -23,7 +23,7 @@ from test_server_process import SMALL, serving
 from tiny_checkpoints import write_checkpoint
 
 import kvanta
-from kvanta import LLM, InputError, ResourceError, SamplingParams
+from kvanta import LLM, InputError
 
 
 def scale_file(folder: Path) -> Path:
@@ -157,33 +157,6 @@ def test_each_rank_has_its_part_of_weights_and_cache() -> None:
     assert part.stats()["weight_bytes"] <= 0.55 * whole.stats()["weight_bytes"]
     page, whole_page = (llm.stats()["groups"][0]["page_bytes"] for llm in (part, whole))
     assert 2 * page == whole_page
-
-
-def test_a_rank_that_is_killed_ends_the_engine() -> None:
-    llm = LLM("stories260k", threads=1, kv_cache_memory_bytes=1 << 22, tensor_parallel_size=2)
-    ranks = llm._loaded._ranks
-    assert ranks is not None
-    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
-    next(stream)
-    os.kill(ranks.processes[0].pid, signal.SIGKILL)
-    start = time.monotonic()
-    lost = "rank 1 of 2 is lost, and the engine ends: its process was ended by SIGKILL"
-    with pytest.raises(ResourceError, match=lost):
-        list(stream)
-    with pytest.raises(ResourceError, match=lost):  # nor is anything else served
-        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
-    assert time.monotonic() - start < 5
-    assert "SIGKILL" in llm._loaded.lost_rank
-
-
-def test_a_rank_that_does_not_answer_is_lost() -> None:
-    llm = LLM("stories260k", threads=1, tensor_parallel_size=2, distributed_timeout_seconds=1)
-    assert llm._loaded._ranks is not None
-    os.kill(llm._loaded._ranks.processes[0].pid, signal.SIGSTOP)
-    lost = r"rank 1 of 2 is lost.*it did not answer within 1 seconds \(distributed_timeout_seconds\)"
-    with pytest.raises(ResourceError, match=lost):
-        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
-    assert "it did not answer" in llm._loaded.lost_rank
 
 
 def test_ranks_end_with_their_parent() -> None:

@@ -1,0 +1,43 @@
+"""Ranks of either kind that are killed, or live without answering, while the engine runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from kvanta import LLM, ResourceError, SamplingParams
+
+TENSOR, PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("option", "lost", "ranks"), [(TENSOR, 1, 2), (PIPELINE, 1, 2), (PIPELINE, 1, 3), (PIPELINE, 2, 3)]
+)
+def test_a_rank_that_is_killed_ends_the_engine(option: str, lost: int, ranks: int) -> None:
+    llm = LLM("stories260k", threads=1, kv_cache_memory_bytes=1 << 22, **{option: ranks})
+    assert llm._loaded._ranks is not None
+    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    os.kill(llm._loaded._ranks.processes[lost - 1].pid, signal.SIGKILL)
+    start = time.monotonic()
+    reason = f"rank {lost} of {ranks} is lost, and the engine ends: its process was ended by SIGKILL"
+    with pytest.raises(ResourceError, match=reason):
+        list(stream)
+    with pytest.raises(ResourceError, match=reason):  # nor is anything else served
+        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
+    assert time.monotonic() - start < 5
+    assert "SIGKILL" in llm._loaded.lost_rank
+
+
+@pytest.mark.parametrize("option", [TENSOR, PIPELINE])
+def test_a_rank_that_does_not_answer_is_lost(option: str) -> None:
+    llm = LLM("stories260k", threads=1, distributed_timeout_seconds=1, **{option: 2})
+    assert llm._loaded._ranks is not None
+    os.kill(llm._loaded._ranks.processes[0].pid, signal.SIGSTOP)
+    lost = r"rank 1 of 2 is lost.*it did not answer within 1 seconds \(distributed_timeout_seconds\)"
+    with pytest.raises(ResourceError, match=lost):
+        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
+    assert "it did not answer" in llm._loaded.lost_rank

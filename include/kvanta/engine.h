@@ -199,9 +199,14 @@ ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype = "au
                         const std::string& weight_dtype = "auto");
 CachePlan PlanCacheBytes(const EngineConfig& config);
 
-// Hash of the model's weights if an engine of this configuration needs matrices of +query that neither
-// quantization_param_path nor the checkpoint gives; "" if it has all that it needs. Throws InputError.
-std::string MissingQueryMatrices(const EngineConfig& config);
+struct MissingMatrices {
+  std::string fingerprint;      // hash of the model's weights; "": nothing is missing
+  bool eigen_channels = false;  // klt3 or klt2 needs these
+};
+
+// Matrices of +query that an engine of this configuration needs, and that neither quantization_param_path nor the
+// checkpoint gives. Throws InputError.
+MissingMatrices MissingQueryMatrices(const EngineConfig& config);
 
 // Serves a rank above 0; comes back when rank 0's Engine ends. Throws InputError / ResourceError,
 // also when another rank is lost.
@@ -252,9 +257,10 @@ class Engine {
   // Throws InputError after Start(), and when a key or value is not finite.
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means = {});
 
-  // Second moments of the keys and queries of `tokens`, collected likewise. Throws InputError after Start(), for a
-  // model with latents (MLA), and when a key or query is not finite.
-  QueryMoments CollectQueryMoments(std::span<const int32_t> tokens);
+  // Second moments of the keys and queries of `tokens`, collected likewise; weighted: those of weighted queries, too,
+  // which only klt3 and klt2 need, and which take half of the time again. Throws InputError after Start(), for a model
+  // with latents (MLA), and when a key or query is not finite.
+  QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted = true);
 
   // Computes one chunk of the comparisons of quality_sample_rate; false when none is left. The engine's own thread does
   // so while it is idle. Throws InputError after Start().

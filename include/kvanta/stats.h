@@ -122,7 +122,7 @@ struct QueryMoments {
   std::vector<double> key_moment;    // [layers][kv_heads][head_dim][head_dim]: sums of k k^T
   std::vector<double> query_moment;  // likewise, of q q^T over the query heads of a KV head
   // Likewise, of some queries, each weighted by what an error of its logits for quantized pages costs: the sum of
-  // p^2 |v - o|^2 over their tokens, p the probability, v the value, o the query's output.
+  // p^2 |v - o|^2 over their tokens, p the probability, v the value, o the query's output. Empty if not asked for.
   std::vector<double> weighted_query_moment;
 };
 

@@ -242,11 +242,11 @@ nb::dict Statistics(EngineOwner& owner, const TokenVector& tokens, const std::op
 }
 
 // The arrays of QueryMoments with their shapes.
-nb::dict Moments(EngineOwner& owner, const TokenVector& tokens) {
+nb::dict Moments(EngineOwner& owner, const TokenVector& tokens, bool weighted) {
   QueryMoments found;
   {
     nb::gil_scoped_release release;
-    found = owner.engine->CollectQueryMoments({tokens.data(), tokens.size()});
+    found = owner.engine->CollectQueryMoments({tokens.data(), tokens.size()}, weighted);
   }
   const auto layers = static_cast<size_t>(found.layers), heads = static_cast<size_t>(found.kv_heads);
   const auto channels = static_cast<size_t>(found.head_dim);
@@ -256,8 +256,10 @@ nb::dict Moments(EngineOwner& owner, const TokenVector& tokens) {
   result["key_sum"] = ToNumpy(std::move(found.key_sum), {layers, heads, channels});
   result["key_moment"] = ToNumpy(std::move(found.key_moment), {layers, heads, channels, channels});
   result["query_moment"] = ToNumpy(std::move(found.query_moment), {layers, heads, channels, channels});
-  result["weighted_query_moment"] =
-      ToNumpy(std::move(found.weighted_query_moment), {layers, heads, channels, channels});
+  if (weighted) {
+    result["weighted_query_moment"] =
+        ToNumpy(std::move(found.weighted_query_moment), {layers, heads, channels, channels});
+  }
   return result;
 }
 
@@ -305,8 +307,9 @@ void BindEngine(nb::module_& module) {
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
            "KvStatistics of include/kvanta/stats.h as a dictionary of numpy arrays.")
-      .def("query_moments", &Moments, "tokens"_a,
-           nb::sig("def query_moments(self, tokens: numpy.typing.NDArray[numpy.int32]) -> dict[str, typing.Any]"),
+      .def("query_moments", &Moments, "tokens"_a, "weighted"_a = true,
+           nb::sig("def query_moments(self, tokens: numpy.typing.NDArray[numpy.int32], weighted: bool = True) "
+                   "-> dict[str, typing.Any]"),
            "QueryMoments of include/kvanta/stats.h as a dictionary of numpy arrays.")
       .def(
           "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),

@@ -52,8 +52,11 @@ void BindModelInfo(nb::module_& module) {
   module.def("gguf_types", &models::GgufTypes, "Types of GGUF tensors that are used as they are stored.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Bytes of a cache, without building one.");
+  nb::class_<MissingMatrices>(module, "MissingMatrices")
+      .def_ro("fingerprint", &MissingMatrices::fingerprint)
+      .def_ro("eigen_channels", &MissingMatrices::eigen_channels);
   module.def("missing_query_matrices", &MissingQueryMatrices, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Hash of the model's weights if +query lacks its matrices, else an empty text.");
+             "Matrices of +query that the engine lacks; with an empty fingerprint, none.");
 }
 
 }  // namespace kvanta::python

@@ -20,8 +20,6 @@ TEXT = Path(__file__).parent / "texts" / "calibration_mix.txt"
 """Prose, code, several languages and chat, in turns."""
 TOKENS = 8192
 WINDOW = 2048
-_CONTENT = "2"
-"""Version of what a file holds: 2 has eigen-channels."""
 # Options that change the keys: of the calibration they are those of the engine.
 _KEPT_OPTIONS = ("dtype", "weight_dtype", "threads", "device", "isa")
 
@@ -32,7 +30,7 @@ def mix_tokens(llm: LLM) -> list[int]:
     return (tokens * (TOKENS // max(1, len(tokens)) + 1))[:TOKENS]
 
 
-def _file_name(fingerprint: str, config: _core.EngineConfig) -> str:
+def _file_name(fingerprint: str, config: _core.EngineConfig, eigen_channels: bool) -> str:
     """Name made of all that the matrices depend on, the computing unit included."""
     isa = os.environ.get("KVANTA_ISA", "") if config.isa == "auto" else config.isa
     unit = "cuda" if config.device == "cuda" else f"cpu-{isa}" if isa else _core.backend_names()[0]
@@ -44,7 +42,7 @@ def _file_name(fingerprint: str, config: _core.EngineConfig) -> str:
         config.weight_dtype,
         hashlib.sha256(TEXT.read_bytes()).hexdigest(),
         str(TOKENS),
-        _CONTENT,
+        "eigen" if eigen_channels else "",
         _core.version(),
     )
     return f"{fingerprint}-{unit}-{hashlib.sha256('|'.join(what).encode()).hexdigest()[:12]}.safetensors"
@@ -56,10 +54,14 @@ def add_query_matrices(config: _core.EngineConfig, name: str, arguments: Any, al
     `name`: of the model, for messages. `arguments`: the engine's options as the caller gave them. `allowed`: False
     raises InputError where a calibration would be needed.
     """
-    fingerprint = _core.missing_query_matrices(config)
-    if not fingerprint:
+    missing = _core.missing_query_matrices(config)
+    if not missing.fingerprint:
         return
-    file = kvanta_home() / "query" / _file_name(fingerprint, config)
+    folder = kvanta_home() / "query"
+    file = folder / _file_name(missing.fingerprint, config, missing.eigen_channels)
+    with_all = folder / _file_name(missing.fingerprint, config, True)
+    if with_all.is_file():
+        file = with_all
     if not file.is_file():
         if not allowed:
             raise InputError(
@@ -67,11 +69,11 @@ def add_query_matrices(config: _core.EngineConfig, name: str, arguments: Any, al
                 "calibrate --query --out FILE.safetensors` and give --quantization-param-path FILE.safetensors, or let "
                 "them be made when the model is loaded (without --no-auto-calibrate)"
             )
-        _calibrate(config.model, name, arguments, file)
+        _calibrate(config.model, name, arguments, file, missing.eigen_channels)
     config.quantization_param_path = str(file)
 
 
-def _calibrate(folder: str, name: str, arguments: Any, file: Path) -> None:
+def _calibrate(folder: str, name: str, arguments: Any, file: Path, eigen_channels: bool) -> None:
     from kvanta.calibration.calibrate import calibrate_query
     from kvanta.calibration.scale_file import write_scale_file
     from kvanta.llm import LLM
@@ -86,6 +88,6 @@ def _calibrate(folder: str, name: str, arguments: Any, file: Path) -> None:
     longest = min(WINDOW, int(_core.read_model_info(folder).max_position))
     kept = {key: value for key, value in arguments.items() if key in _KEPT_OPTIONS}
     llm = LLM(folder, kv_cache_dtype="bf16", max_model_len=longest, max_num_seqs=1, **kept)
-    found = calibrate_query(llm, mix_tokens(llm), longest)
+    found = calibrate_query(llm, mix_tokens(llm), longest, eigen_channels)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_scale_file(file, found, llm.model_info)

@@ -54,7 +54,7 @@ MemoryMap& MemoryMap::operator=(MemoryMap&& other) noexcept {
 }
 
 void MemoryMap::ReleasePages(std::span<const uint8_t> bytes) const noexcept {
-  if (bytes.empty() || bytes.data() < data_ || bytes.data() + bytes.size() > data_ + bytes_) return;
+  if (!Contains(bytes)) return;
   // Linux maps this much around a page that is touched; a neighbour that needs it maps it again.
   constexpr size_t kFaultAround = size_t{64} << 10;
   const auto first = static_cast<size_t>(bytes.data() - data_);
@@ -64,8 +64,8 @@ void MemoryMap::ReleasePages(std::span<const uint8_t> bytes) const noexcept {
 }
 
 void MemoryMap::EvictPages(std::span<const uint8_t> bytes) const noexcept {
+  if (!Contains(bytes)) return;
   ReleasePages(bytes);
-  if (bytes.empty() || bytes.data() < data_ || bytes.data() + bytes.size() > data_ + bytes_) return;
   ::posix_fadvise(file_, bytes.data() - data_, static_cast<off_t>(bytes.size()), POSIX_FADV_DONTNEED);
 }
 

@@ -31,6 +31,10 @@ class MemoryMap {
   void EvictPages(std::span<const uint8_t> bytes) const noexcept;
 
  private:
+  bool Contains(std::span<const uint8_t> bytes) const noexcept {
+    return !bytes.empty() && bytes.data() >= data_ && bytes.data() + bytes.size() <= data_ + bytes_;
+  }
+
   int file_ = -1;
   const uint8_t* data_ = nullptr;
   size_t bytes_ = 0;

@@ -28,13 +28,13 @@ KvStatistics Engine::Impl::CollectStatistics(std::span<const int32_t> tokens, st
                                       key_means, components_.config.max_num_batched_tokens);
 }
 
-QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens) {
+QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens, bool weighted) {
   CheckStopped("CollectQueryMoments");
   CheckAlone("CollectQueryMoments");
   CheckSequence(tokens);
   const StepLock step_lock(*this);
   return observe::CollectQueryMoments(*components_.model, components_.make_backend, components_.layout, tokens,
-                                      components_.config.max_num_batched_tokens, *components_.threads);
+                                      components_.config.max_num_batched_tokens, weighted, *components_.threads);
 }
 
 int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,

@@ -63,20 +63,23 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   return plan;
 }
 
-std::string MissingQueryMatrices(const EngineConfig& config) {
-  if (!config.quantization_param_path.empty()) return "";
+MissingMatrices MissingQueryMatrices(const EngineConfig& config) {
+  if (!config.quantization_param_path.empty()) return {};
   engine::CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
   const std::vector<KvScheme> schemes =
       engine::ResolveSchemes(config, model, engine::ResolveDType(config.dtype, model));
   const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
-  if (std::ranges::none_of(layout.layers, [](const auto& layer) { return layer.k.query; })) return "";
+  if (std::ranges::none_of(layout.layers, [](const auto& layer) { return layer.k.query; })) return {};
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
   const models::KvScales scales = models::LoadKvScales("", checkpoint, model, layout.layers);
   for (size_t i = 0; i < layout.layers.size(); ++i) {
-    if (layout.layers[i].k.query && scales.layers[i].k.query == nullptr) return models::Fingerprint(checkpoint);
+    if (!layout.layers[i].k.query || scales.layers[i].k.query != nullptr) continue;
+    const bool eigen = std::ranges::any_of(
+        layout.layers, [](const auto& layer) { return formats::IsAllocated(layer.k.format->code); });
+    return {.fingerprint = models::Fingerprint(checkpoint), .eigen_channels = eigen};
   }
-  return "";
+  return {};
 }
 
 }  // namespace kvanta

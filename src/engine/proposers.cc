@@ -42,13 +42,10 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
   const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
   if (speculation.model.empty()) return {};
   if (RankCount(config) > 1) {
-    const auto [option, size] = config.tensor_parallel_size > 1
-                                    ? std::pair("tensor_parallel_size", config.tensor_parallel_size)
-                                    : std::pair("pipeline_parallel_size", config.pipeline_parallel_size);
     throw InputError(
-        fmt::format("speculative_config: a draft model with {} = {} is not supported; there are: method ngram, "
-                    "{} = 1",
-                    option, size, option));
+        fmt::format("speculative_config: a draft model with {0} = {1} is not supported; there are: method ngram, "
+                    "{0} = 1",
+                    RankOption(config), RankCount(config)));
   }
   EngineConfig own = ConfigOfDraft(config, speculation);
   models::ModelConfig model = models::ReadConfig(own.model);

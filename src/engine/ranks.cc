@@ -152,6 +152,10 @@ int RankCount(const EngineConfig& config) noexcept {
   return config.tensor_parallel_size * config.pipeline_parallel_size;
 }
 
+std::string_view RankOption(const EngineConfig& config) noexcept {
+  return config.pipeline_parallel_size > 1 ? "pipeline_parallel_size" : "tensor_parallel_size";
+}
+
 void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
   const int size = RankCount(config);
   if (config.rank >= size) {
@@ -164,9 +168,7 @@ void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
   } else {
     CheckTensorParallel(config, model);
   }
-  const auto refuse = [&](std::string_view why) {
-    Refuse(config.pipeline_parallel_size > 1 ? "pipeline_parallel_size" : "tensor_parallel_size", size, why);
-  };
+  const auto refuse = [&](std::string_view why) { Refuse(RankOption(config), size, why); };
   if (const std::string missing = parallel::MissingForGloo(); !missing.empty()) refuse(missing + "; use 1");
   if (config.device == "cuda") refuse("not supported with device cuda; there are: auto, cpu");
   if (!config.kv_cache_dir.empty()) refuse("not supported with kv_cache_dir, whose files hold whole pages");

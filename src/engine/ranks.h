@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/scheme.h"
@@ -16,6 +17,8 @@
 namespace kvanta::engine {
 
 int RankCount(const EngineConfig& config) noexcept;
+// The option that asks for several ranks.
+std::string_view RankOption(const EngineConfig& config) noexcept;
 
 // Throws InputError for options and models that cannot be divided among the ranks that `config` asks for, naming what
 // can.

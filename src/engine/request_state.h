@@ -43,7 +43,7 @@ struct LastLookup {
   int64_t pages = 0;      // of the request that the prefix cache had
 };
 
-struct RequestState : scheduler::Sequence {
+struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestState> {
   RequestState(Request requested, std::vector<int32_t> stops, uint64_t seed, cache::KvCacheManager& cache)
       : Sequence(cache, requested.cache_salt),
         request(std::move(requested)),

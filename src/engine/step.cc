@@ -112,7 +112,7 @@ void Engine::Impl::RunChunks(StepBatch& batch, double now) {
   int64_t step_tokens = 0;
   for (const scheduler::Chunk& chunk : batch.chunks) {
     RequestState& request = RequestState::Of(*chunk.sequence);
-    batch.requests.push_back(requests_.at(request.request.id));
+    batch.requests.push_back(request.shared_from_this());
     AddItem(batch, chunk);
     request.load = {};
     step_tokens += chunk.tokens;

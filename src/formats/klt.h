@@ -32,24 +32,19 @@ void DecodeKltRow(const BitAllocation& allocation, ConstRowSections in, float* x
 void KltLevelsOf(const BitAllocation& allocation, const uint8_t* codes, int8_t* levels) noexcept;
 
 template <ElementType kKltCode>
-struct KltRow : FormatTraits {
-  static constexpr ElementType kElementType = kKltCode;
-  static constexpr Scaling kScaling = {.token = ScaleType::kFp16};
-  static constexpr bool kHadamard = true;
-  static constexpr ExactPages kExact = ExactPages::kOpen;
-  static constexpr int kSinkPages = 1;
+struct KltRow : TrellisTraits<kKltCode> {
   static constexpr std::string_view kRule =
       "codes: nearest levels, and the weighted trellis search below, at the row's root mean square; s = "
       "fp16(sum(w x level) / sum(w level level)); x_hat = s * level";
 
   static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                         EncodeCounts& counts) noexcept {
-    EncodeKltRow(head.allocation != nullptr ? *head.allocation : DefaultAllocation(head_dim, CodeBits(kElementType)), x,
+    EncodeKltRow(head.allocation != nullptr ? *head.allocation : DefaultAllocation(head_dim, CodeBits(kKltCode)), x,
                  out, counts, PortableKltSearch);
   }
   static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters head, float* x) noexcept {
-    DecodeKltRow(head.allocation != nullptr ? *head.allocation : DefaultAllocation(head_dim, CodeBits(kElementType)),
-                 in, x);
+    DecodeKltRow(head.allocation != nullptr ? *head.allocation : DefaultAllocation(head_dim, CodeBits(kKltCode)), in,
+                 x);
   }
 };
 

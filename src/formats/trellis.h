@@ -29,23 +29,28 @@ void EncodeTrellisRow(int bits, const float* x, int head_dim, RowSections out, E
                       TrellisSearch search) noexcept;
 void DecodeTrellisRow(int bits, ConstRowSections in, int head_dim, float* x) noexcept;
 
+// Formats of trellis codes, trellis.h's and klt.h's.
 template <ElementType kTrellisCode>
-struct TrellisRow : FormatTraits {
+struct TrellisTraits : FormatTraits {
   static constexpr ElementType kElementType = kTrellisCode;
   static constexpr Scaling kScaling = {.token = ScaleType::kFp16};
   static constexpr bool kHadamard = true;
   static constexpr ExactPages kExact = ExactPages::kOpen;
   static constexpr int kSinkPages = 1;
+};
+
+template <ElementType kTrellisCode>
+struct TrellisRow : TrellisTraits<kTrellisCode> {
   static constexpr std::string_view kRule =
       "codes: the trellis search below at the row's root mean square; s = fp16(sum(x level) / sum(level level)); x_hat "
       "= s * level";
 
   static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
                         EncodeCounts& counts) noexcept {
-    EncodeTrellisRow(CodeBits(kElementType), x, head_dim, out, counts, PortableTrellisSearch);
+    EncodeTrellisRow(CodeBits(kTrellisCode), x, head_dim, out, counts, PortableTrellisSearch);
   }
   static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
-    DecodeTrellisRow(CodeBits(kElementType), in, head_dim, x);
+    DecodeTrellisRow(CodeBits(kTrellisCode), in, head_dim, x);
   }
 };
 

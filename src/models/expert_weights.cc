@@ -20,19 +20,21 @@ struct Range {
   int64_t first = 0, end = 0;
 };
 
+// This rank's part of `count` things that ranks divide; all of them where they do not.
+Range Own(const BlockSource& source, int64_t count, bool divided) {
+  if (!divided) return {.first = 0, .end = count};
+  const parallel::Partition parts = source.ranks.Divide(count);
+  return {.first = parts.Begin(source.ranks.Rank()), .end = parts.Begin(source.ranks.Rank() + 1)};
+}
+
 // This rank's experts.
 Range OwnExperts(const BlockSource& source) {
-  const int64_t experts = source.config.moe.num_experts;
-  if (!source.expert_parallel) return {.first = 0, .end = experts};
-  const parallel::Partition parts = source.ranks.Divide(experts);
-  return {.first = parts.Begin(source.ranks.Rank()), .end = parts.Begin(source.ranks.Rank() + 1)};
+  return Own(source, source.config.moe.num_experts, source.expert_parallel);
 }
 
 // This rank's rows of each of its experts' matrices of `out` rows.
 Range OwnRows(const BlockSource& source, int64_t out) {
-  if (source.expert_parallel) return {.first = 0, .end = out};
-  const parallel::Partition parts = source.ranks.Divide(out);
-  return {.first = parts.Begin(source.ranks.Rank()), .end = parts.Begin(source.ranks.Rank() + 1)};
+  return Own(source, out, !source.expert_parallel);
 }
 
 // Matrices of one kind, of all experts in one tensor.
@@ -121,21 +123,21 @@ std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const 
   const Range own = OwnExperts(source);
   for (int64_t expert = own.first; expert < own.end; ++expert) {
     const uint8_t* data = static_cast<const uint8_t*>(all.data) + expert * bytes;
-    WeightView view{.data = data, .dtype = all.dtype, .out = out, .in = in, .module = weight.name};
-    std::vector<WeightView> views{view};
+    const WeightView view{.data = data, .dtype = all.dtype, .out = out, .in = in, .module = weight.name};
     if (!transposed) {
-      views = ViewsOf(view, weight.rows);
-    } else if (all.dtype == DType::kF32) {
+      layers.push_back(source.reader.Pack(ViewsOf(view, weight.rows), Biases(biases, expert, weight), source.store));
+      continue;
+    }
+    if (all.dtype == DType::kF32) {
       Transpose(reinterpret_cast<const uint32_t*>(data), weight, source.ops.threads(), matrix.data());
     } else {
       Transpose(reinterpret_cast<const uint16_t*>(data), weight, source.ops.threads(),
                 reinterpret_cast<uint16_t*>(matrix.data()));
     }
-    if (transposed) {
-      views.front().data = matrix.data();
-      views.front().out = std::ssize(weight.rows);
-    }
-    layers.push_back(source.reader.Pack(views, Biases(biases, expert, weight), source.store));
+    WeightView rows = view;
+    rows.data = matrix.data();
+    rows.out = std::ssize(weight.rows);
+    layers.push_back(source.reader.Pack(std::span(&rows, 1), Biases(biases, expert, weight), source.store));
   }
   return layers;
 }

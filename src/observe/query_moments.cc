@@ -98,9 +98,9 @@ class MomentCollector final : public KvObserver {
 
   void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
     const int64_t first = First(seen_keys_, layer, rows);
-    for (int64_t row = 0; row < rows; ++row) {
-      std::vector<float>& keys = keys_[static_cast<size_t>(layer)];
-      std::vector<float>& values = values_[static_cast<size_t>(layer)];
+    std::vector<float>& keys = keys_[static_cast<size_t>(layer)];
+    std::vector<float>& values = values_[static_cast<size_t>(layer)];
+    for (int64_t row = 0; IsWeighted() && row < rows; ++row) {
       keys.insert(keys.end(), k + row * stride, k + row * stride + KvChannels());
       values.insert(values.end(), v + row * stride, v + row * stride + KvChannels());
     }
@@ -125,7 +125,7 @@ class MomentCollector final : public KvObserver {
       const int64_t at = int64_t{layer} * out_.kv_heads + head;
       AddRows(at, q + first * stride + head * group * out_.head_dim, stride, rows - first, group, nullptr,
               out_.query_moment.data() + at * out_.head_dim * out_.head_dim);
-      AddWeighted(layer, static_cast<int>(head), group, q, stride, start, rows);
+      if (IsWeighted()) AddWeighted(layer, static_cast<int>(head), group, q, stride, start, rows);
     };
     threads_.ForEach(out_.kv_heads, add_head);
   }
@@ -178,6 +178,7 @@ class MomentCollector final : public KvObserver {
     }
   }
 
+  bool IsWeighted() const noexcept { return !out_.weighted_query_moment.empty(); }
   int64_t KvChannels() const noexcept { return int64_t{out_.kv_heads} * out_.head_dim; }
 
   // Queries of a KV head at every kSampledQueries-th position, times the root of their cost.
@@ -213,7 +214,7 @@ class MomentCollector final : public KvObserver {
   const std::vector<attention::AttentionSpec>& attention_;
   const int64_t skip_;
   ThreadPool& threads_;
-  std::vector<std::vector<float>> keys_, values_;  // [layers]: [tokens so far][kv_heads * head_dim]
+  std::vector<std::vector<float>> keys_, values_;  // [layers]: [tokens so far][kv_heads * head_dim], if weighted
   std::vector<int64_t> seen_keys_, seen_queries_;  // tokens of each layer so far
   std::vector<char> finite_;                       // [layers][kv_heads]
 };
@@ -232,7 +233,7 @@ void Mirror(std::vector<double>& moments, int64_t n) {
 
 QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& make_backend,
                                  const formats::CacheLayout& layout, std::span<const int32_t> tokens, int64_t max_rows,
-                                 ThreadPool& threads) {
+                                 bool weighted, ThreadPool& threads) {
   const models::ModelConfig& config = model.Config();
   if (config.UsesMla()) {
     throw InputError(fmt::format("{} stores latents (MLA), which have no +query", config.architecture));
@@ -249,7 +250,7 @@ QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& mak
   result.key_sum.assign(channels, 0.0);
   result.key_moment.assign(channels * static_cast<size_t>(config.head_dim), 0.0);
   result.query_moment = result.key_moment;
-  result.weighted_query_moment = result.key_moment;
+  if (weighted) result.weighted_query_moment = result.key_moment;
   const std::vector<attention::AttentionSpec> attention = model.AttentionLayers();
   MomentCollector collector(result, attention, skip, threads);
   ForwardObserved(model, make_backend, layout, tokens, max_rows, collector);

@@ -12,9 +12,9 @@ namespace kvanta::observe {
 
 // Forwards `tokens` as one sequence. Sums are in double, in the order of positions, so they depend neither on threads
 // nor on chunks. Throws InputError for models without separate K and V, and naming the layer when a value is
-// not finite.
+// not finite. weighted: with QueryMoments::weighted_query_moment.
 QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& make_backend,
                                  const formats::CacheLayout& layout, std::span<const int32_t> tokens, int64_t max_rows,
-                                 ThreadPool& threads);
+                                 bool weighted, ThreadPool& threads);
 
 }  // namespace kvanta::observe

@@ -201,6 +201,23 @@ def test_without_a_file_they_are_made_once(
     assert kept.read_bytes() == data, "the same bytes, whatever the number of threads"
 
 
+def test_eigen_channels_are_measured_for_formats_that_need_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
+    plain = quiet_llm(folder, kv_cache_dtype="int4+query").logits(TOKENS)
+    (kept,) = (tmp_path / "query").iterdir()
+    assert not any(name.endswith("k_eigen") for name in safetensors.numpy.load_file(kept))
+    with caplog.at_level(logging.WARNING, "kvanta"):
+        quiet_llm(folder, kv_cache_dtype="klt3")
+    assert "calibrating" in caplog.text
+    kept.unlink()
+    (other,) = (tmp_path / "query").iterdir()
+    assert any(name.endswith("k_eigen") for name in safetensors.numpy.load_file(other))
+    same = quiet_llm(folder, kv_cache_dtype="int4+query", auto_calibrate=False).logits(TOKENS)
+    np.testing.assert_array_equal(plain, same)
+
+
 def test_kept_files_are_of_one_configuration(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
     changed = tmp_path / "changed"

@@ -81,10 +81,9 @@ def _query_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.f
     """Kvanta's own names: key means and matrices of +query."""
     if calibration.query is None:
         return
-    for layer in range(len(calibration.query.matrices)):
-        yield f"model.layers.{layer}.self_attn.k_mean", calibration.query.means[layer]
-        yield f"model.layers.{layer}.self_attn.k_query", calibration.query.matrices[layer]
-        yield f"model.layers.{layer}.self_attn.k_eigen", calibration.query.eigen[layer]
+    for name, of_layers in ({"k_mean": calibration.query.means} | calibration.query.tensors()).items():
+        for layer, values in enumerate(of_layers):
+            yield f"model.layers.{layer}.self_attn.{name}", values
 
 
 def _copy_file(source: Path, target: Path, what: str) -> None:

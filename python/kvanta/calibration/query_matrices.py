@@ -32,7 +32,8 @@ class QueryMoments:
     key_moment: _Float64
     """[layers, kv_heads, head_dim, head_dim], as query_moment."""
     query_moment: _Float64
-    weighted_query_moment: _Float64
+    weighted_query_moment: _Float64 | None = None
+    """None if not asked for."""
 
     def add(self, other: QueryMoments) -> None:
         """Adds the sums of another text of the same model."""
@@ -41,13 +42,17 @@ class QueryMoments:
         self.key_sum += other.key_sum
         self.key_moment += other.key_moment
         self.query_moment += other.query_moment
-        self.weighted_query_moment += other.weighted_query_moment
+        if self.weighted_query_moment is not None and other.weighted_query_moment is not None:
+            self.weighted_query_moment += other.weighted_query_moment
 
 
 def collect_query_moments(
-    llm: LLM, token_ids: Sequence[int], window: int, what: str = "reading keys and queries"
+    llm: LLM, token_ids: Sequence[int], window: int, what: str = "reading keys and queries", weighted: bool = True
 ) -> QueryMoments:
-    """Forwards the text in windows of `window` tokens, each a sequence of its own. Raises InputError if it is short."""
+    """Forwards the text in windows of `window` tokens, each a sequence of its own. Raises InputError if it is short.
+
+    `weighted`: as of LLM.query_moments().
+    """
     if len(token_ids) < MIN_TOKENS:
         raise InputError(
             f"the text has {len(token_ids):,} tokens: +query needs at least {MIN_TOKENS:,} to know keys and queries"
@@ -56,7 +61,7 @@ def collect_query_moments(
     with progress_bar(len(token_ids), what, "token") as bar:
         for begin in range(0, len(token_ids), window):
             tokens = token_ids[begin : begin + window]
-            part = QueryMoments(**llm.query_moments(tokens))
+            part = QueryMoments(**llm.query_moments(tokens, weighted))
             bar.update(len(tokens))
             if total is None:
                 total = part
@@ -137,8 +142,12 @@ class QueryMatrices:
     """[layers, kv_heads, head_dim]"""
     matrices: NDArray[np.float32]
     """[layers, kv_heads, head_dim, head_dim]"""
-    eigen: NDArray[np.float32]
-    """[layers, kv_heads, head_dim + 1, head_dim]: for klt3 and klt2."""
+    eigen: NDArray[np.float32] | None
+    """[layers, kv_heads, head_dim + 1, head_dim]: for klt3 and klt2; None without weighted queries."""
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Values of the layers by the name that files give to one layer's."""
+        return {"k_query": self.matrices} | ({} if self.eigen is None else {"k_eigen": self.eigen})
 
 
 def query_matrices(found: QueryMoments) -> QueryMatrices:
@@ -146,14 +155,17 @@ def query_matrices(found: QueryMoments) -> QueryMatrices:
     means = found.key_sum / found.tokens
     layers, heads, size = means.shape
     matrices = np.empty((layers, heads, size, size), dtype=np.float32)
-    eigen = np.empty((layers, heads, size + 1, size), dtype=np.float32)
+    weighted = found.weighted_query_moment
+    eigen = None if weighted is None else np.empty((layers, heads, size + 1, size), dtype=np.float32)
     for place in np.ndindex(layers, heads):
         mean = means[place]
         covariance = found.key_moment[place] / found.tokens - np.outer(mean, mean)
         matrices[place] = query_matrix(covariance, found.query_moment[place] / found.tokens)
-        weighted = found.weighted_query_moment[place]
-        # Windows of two pages or less have no query that reads a quantized page.
-        eigen[place] = eigen_channels(covariance, weighted if weighted.any() else found.query_moment[place])
-    if not (np.isfinite(matrices).all() and np.isfinite(eigen).all()):
+        if weighted is not None and eigen is not None:
+            # Windows of two pages or less have no query that reads a quantized page.
+            queries = weighted[place] if weighted[place].any() else found.query_moment[place]
+            eigen[place] = eigen_channels(covariance, queries)
+    result = QueryMatrices(means.astype(np.float32), matrices, eigen)
+    if not all(np.isfinite(values).all() for values in result.tensors().values()):
         raise InputError("cannot calibrate +query: the moments of keys and queries are not finite")
-    return QueryMatrices(means.astype(np.float32), matrices, eigen)
+    return result

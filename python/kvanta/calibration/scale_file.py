@@ -75,7 +75,7 @@ def write_scale_file(path: str | Path, calibration: Calibration, info: _core.Mod
         else:
             tensors = {
                 f"layers.{layer}.{name}": values
-                for name, of_layers in (("k_query", calibration.query.matrices), ("k_eigen", calibration.query.eigen))
+                for name, of_layers in calibration.query.tensors().items()
                 for layer, values in enumerate(of_layers)
             }
             shapes = {name: values.shape for name, values in tensors.items()}

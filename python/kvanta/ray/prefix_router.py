@@ -59,19 +59,26 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             each for each in replicas if known.get(each.replica_id, request.identity) == request.identity
         ] or replicas
 
+    def _candidates(
+        self, replicas: list[RunningReplica], pending_request: PendingRequest | None
+    ) -> tuple[list[RunningReplica], EngineRequest | None]:
+        """Replicas for what is pending, and the request if it is one. Serve waits a little while all are full."""
+        if pending_request is None:
+            return replicas, None
+        pending_request.routing_context.should_backoff = True
+        request = next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
+        return (replicas if request is None else self._equal(replicas, request)), request
+
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The replicas by their costs, of equal ones the emptier first; one that is full is passed over."""
         hashes: list[bytes] = []
         tokens = 0
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
-            request = _engine_request(pending_request)
-            if request is not None:
-                candidate_replicas = self._equal(candidate_replicas, request)
-                prompt = request.prompt + request.generated
-                hashes, tokens = list(page_hashes(prompt, self._page_size, request.cache_salt)), len(prompt)
+        candidates, request = self._candidates(candidate_replicas, pending_request)
+        if request is not None:
+            prompt = request.prompt + request.generated
+            hashes, tokens = list(page_hashes(prompt, self._page_size, request.cache_salt)), len(prompt)
 
         def cost(replica: RunningReplica) -> tuple[int, int]:
             pages = self._pages.get(replica.replica_id) or ReplicaPages()
@@ -79,14 +86,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             missing = tokens - pages.matched(hashes) * self._page_size
             return missing + running * self._tokens_per_request, pages.count
 
-        ranked = sorted(candidate_replicas, key=cost)
+        ranked = sorted(candidates, key=cost)
         if ranked and ranked[0].replica_id in self._pages:
             self._pages[ranked[0].replica_id].send(hashes)
         return [[replica] for replica in ranked]
-
-
-def _engine_request(pending_request: PendingRequest) -> EngineRequest | None:
-    return next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
 
 
 class RoundRobinRouter(PrefixRouter):
@@ -101,12 +104,8 @@ class RoundRobinRouter(PrefixRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The next replica, and those after it in case that it is full."""
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
-            request = _engine_request(pending_request)
-            if request is not None:
-                candidate_replicas = self._equal(candidate_replicas, request)
-        replicas = sorted(candidate_replicas, key=lambda replica: replica.replica_id.unique_id)
+        candidates, _ = self._candidates(candidate_replicas, pending_request)
+        replicas = sorted(candidates, key=lambda replica: replica.replica_id.unique_id)
         first = self._turn % max(1, len(replicas))
         self._turn += 1
         return [[replica] for replica in replicas[first:] + replicas[:first]]

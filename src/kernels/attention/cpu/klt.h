@@ -1,31 +1,24 @@
-// Keys with uneven bits (formats/klt.h): a page is decoded to int8 in the workspace, once for all rows that read it,
-// then the int8 kernels run over it. Included by isa_<isa>.cc after its UnpackKltKeys and keys.h.
+// Keys with uneven bits (formats/klt.h), decoded to int8 as trellis codes are. Included by isa_<isa>.cc after its
+// UnpackKltKeys.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
-#include "kernels/attention/cpu/keys.h"
 #include "kernels/attention/cpu/table.h"
+#include "kernels/attention/cpu/trellis.h"
 
 namespace kvanta::kernels {
 namespace {
 
 template <int kBits>
 void ScoreKlt(const KeyPass& pass) {
-  uint8_t* bytes = pass.workspace + kCallWorkspaceBytes;
-  const int head_dim = pass.cell.head_dim;
-  if (pass.workspace_use != WorkspaceUse::kReuse) {
-    const auto unpack = [&](const formats::BitAllocation& allocation) {
-      for (int group = 0; group < pass.groups; ++group) {
-        UnpackKltKeys(allocation, pass.cell.codes + int64_t{group} * 2 * kBits * head_dim,
-                      bytes + int64_t{group} * 16 * head_dim);
-      }
-    };
-    pass.allocation != nullptr ? unpack(*pass.allocation) : unpack(formats::DefaultAllocation(head_dim, kBits));
+  const formats::BitAllocation* allocation = pass.allocation;
+  std::optional<formats::BitAllocation> uncalibrated;
+  if (allocation == nullptr && pass.workspace_use != WorkspaceUse::kReuse) {
+    allocation = &uncalibrated.emplace(formats::DefaultAllocation(pass.cell.head_dim, kBits));
   }
-  KeyPass decoded = pass;
-  decoded.cell.codes = bytes;
-  Score<CodeInt8>(decoded);
+  ScoreUnpacked<kBits>(pass, [&](const uint8_t* codes, uint8_t* bytes) { UnpackKltKeys(*allocation, codes, bytes); });
 }
 
 }  // namespace

@@ -11,19 +11,27 @@
 namespace kvanta::kernels {
 namespace {
 
-template <int kBits>
-void ScoreTrellis(const KeyPass& pass) {
+// Keys of kBits bits on average. unpack(codes of a group of 16 tokens, bytes) decodes a group to the order of int8
+// keys.
+template <int kBits, class Unpack>
+KVANTA_INLINE void ScoreUnpacked(const KeyPass& pass, Unpack unpack) {
   uint8_t* bytes = pass.workspace + kCallWorkspaceBytes;
   const int head_dim = pass.cell.head_dim;
   if (pass.workspace_use != WorkspaceUse::kReuse) {
     for (int group = 0; group < pass.groups; ++group) {
-      TrellisCodes<kBits>::UnpackKeys(pass.cell.codes + int64_t{group} * 2 * kBits * head_dim, head_dim,
-                                      bytes + int64_t{group} * 16 * head_dim);
+      unpack(pass.cell.codes + int64_t{group} * 2 * kBits * head_dim, bytes + int64_t{group} * 16 * head_dim);
     }
   }
   KeyPass decoded = pass;
   decoded.cell.codes = bytes;
   Score<CodeInt8>(decoded);
+}
+
+template <int kBits>
+void ScoreTrellis(const KeyPass& pass) {
+  ScoreUnpacked<kBits>(pass, [&](const uint8_t* codes, uint8_t* bytes) {
+    TrellisCodes<kBits>::UnpackKeys(codes, pass.cell.head_dim, bytes);
+  });
 }
 
 template <int kBits>

@@ -182,7 +182,7 @@ struct BlockWeight {
     if constexpr (kPanels == 1) {
       Dots::template AddDots<kRows, kSub>(w, x, x_stride, dots[0]);
     } else {
-      Dots::template AddPanelDots<kRows, kPanels, kSub>(w, w_panel, x, x_stride, dots);
+      Dots::template AddPanelDots<kRows, kPanels, kSub>(w, w_panel, x, x_stride, dots[0]);
     }
 #pragma GCC unroll 4
     for (int panel = 0; panel < kPanels; ++panel) {

@@ -27,7 +27,13 @@ struct ByteDots : ByteCodes {
 
   template <int kRows, int kSub>
   static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-    AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
+    AddQuads<kRows, 1, kSub * kQuads, (kSub + 1) * kQuads>(w, 0, x, stride, dots);
+  }
+  // Dots [kRows][kTilePanels] of several panels, w_panel bytes apart, which share the broadcasts of x.
+  template <int kRows, int kTilePanels, int kSub>
+  static KVANTA_INLINE void AddPanelDots(const uint8_t* w, int64_t w_panel, const uint8_t* x, int64_t stride,
+                                         Vec16::I* dots) {
+    AddQuads<kRows, kTilePanels, kSub * kQuads, (kSub + 1) * kQuads>(w, w_panel, x, stride, dots);
   }
   // Writes the unpacked codes of a block, [32 / 4] quads of 64 bytes.
   template <int kQuad = 0>
@@ -36,17 +42,11 @@ struct ByteDots : ByteCodes {
     _mm512_store_si512(out + kQuad * 64, codes);
     if constexpr (kQuad + 1 < 8) Expand<kQuad + 1>(w, out);
   }
-  // Dots of several panels, w_panel bytes apart, which share the broadcasts of x.
-  template <int kRows, int kTilePanels, int kSub>
-  static KVANTA_INLINE void AddPanelDots(const uint8_t* w, int64_t w_panel, const uint8_t* x, int64_t stride,
-                                         Vec16::I (*dots)[kTilePanels]) {
-    AddPanelQuads<kRows, kTilePanels, kSub * kQuads, (kSub + 1) * kQuads>(w, w_panel, x, stride, dots);
-  }
 
  private:
   template <int kRows, int kTilePanels, int kQuad, int kEnd>
-  static KVANTA_INLINE void AddPanelQuads(const uint8_t* w, int64_t w_panel, const uint8_t* x, int64_t stride,
-                                          Vec16::I (*dots)[kTilePanels]) {
+  static KVANTA_INLINE void AddQuads(const uint8_t* w, int64_t w_panel, const uint8_t* x, int64_t stride,
+                                     Vec16::I* dots) {
     __m512i codes[kTilePanels];
 #pragma GCC unroll 4
     for (int panel = 0; panel < kTilePanels; ++panel) {
@@ -57,22 +57,11 @@ struct ByteDots : ByteCodes {
       const __m512i values = Broadcast32(x + row * stride + kQuad * 4);
 #pragma GCC unroll 4
       for (int panel = 0; panel < kTilePanels; ++panel) {
-        dots[row][panel] = _mm512_dpbusd_epi32(dots[row][panel], codes[panel], values);
+        Vec16::I& dot = dots[row * kTilePanels + panel];
+        dot = _mm512_dpbusd_epi32(dot, codes[panel], values);
       }
     }
-    if constexpr (kQuad + 1 < kEnd) {
-      AddPanelQuads<kRows, kTilePanels, kQuad + 1, kEnd>(w, w_panel, x, stride, dots);
-    }
-  }
-
-  template <int kRows, int kQuad, int kEnd>
-  static KVANTA_INLINE void AddQuads(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-    const __m512i codes = UnpackQuad<Bytes16, kLayout, kQuad>(w);
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      dots[row] = _mm512_dpbusd_epi32(dots[row], codes, Broadcast32(x + row * stride + kQuad * 4));
-    }
-    if constexpr (kQuad + 1 < kEnd) AddQuads<kRows, kQuad + 1, kEnd>(w, x, stride, dots);
+    if constexpr (kQuad + 1 < kEnd) AddQuads<kRows, kTilePanels, kQuad + 1, kEnd>(w, w_panel, x, stride, dots);
   }
 };
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,17 @@ from kvanta import LLM, ResourceError, SamplingParams
 TENSOR, PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 
 
+def ranks_by(option: str, ranks: int, **options: Any) -> LLM:
+    """Engine of that many ranks with one thread each."""
+    options[option] = ranks
+    return LLM("stories260k", threads=1, **options)
+
+
 @pytest.mark.parametrize(
     ("option", "lost", "ranks"), [(TENSOR, 1, 2), (PIPELINE, 1, 2), (PIPELINE, 1, 3), (PIPELINE, 2, 3)]
 )
 def test_a_rank_that_is_killed_ends_the_engine(option: str, lost: int, ranks: int) -> None:
-    llm = LLM("stories260k", threads=1, kv_cache_memory_bytes=1 << 22, **{option: ranks})
+    llm = ranks_by(option, ranks, kv_cache_memory_bytes=1 << 22)
     assert llm._loaded._ranks is not None
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
@@ -34,7 +41,7 @@ def test_a_rank_that_is_killed_ends_the_engine(option: str, lost: int, ranks: in
 
 @pytest.mark.parametrize("option", [TENSOR, PIPELINE])
 def test_a_rank_that_does_not_answer_is_lost(option: str) -> None:
-    llm = LLM("stories260k", threads=1, distributed_timeout_seconds=1, **{option: 2})
+    llm = ranks_by(option, 2, distributed_timeout_seconds=1)
     assert llm._loaded._ranks is not None
     os.kill(llm._loaded._ranks.processes[0].pid, signal.SIGSTOP)
     lost = r"rank 1 of 2 is lost.*it did not answer within 1 seconds \(distributed_timeout_seconds\)"

@@ -9,16 +9,10 @@
 #include "formats/klt_search.h"
 #include "formats/rounding.h"
 #include "formats/row_sum.h"
+#include "formats/trellis_row.h"
 
 namespace kvanta::formats {
 namespace {
-
-constexpr float kMaxValue = 32 * kFp16Max;  // the scale of a row of such values is below fp16's maximum
-constexpr double kMinStep = 0x1p-30;        // far below any scale that fp16 holds
-
-int32_t Saturate(int32_t x) noexcept {
-  return std::max(-32768, std::min(32767, x));
-}
 
 struct PortableKltSteps {
   template <int kBits>
@@ -39,12 +33,12 @@ struct PortableKltSteps {
       }
       const int32_t target = targets[element], gain = gains[element];
       for (int w = 0; w < kTrellisStates; ++w) {
-        const int32_t error = Saturate(8 * (((target - kKltUnit * levels[w]) * gain + (1 << 14)) >> 15));
-        metrics[w] = static_cast<int16_t>(Saturate(best[w >> kBits] + ((error * error) >> 16)));
+        const int32_t error = SaturateInt16(8 * (((target - kKltUnit * levels[w]) * gain + (1 << 14)) >> 15));
+        metrics[w] = static_cast<int16_t>(SaturateInt16(best[w >> kBits] + ((error * error) >> 16)));
       }
     }
     const int32_t minimum = *std::min_element(metrics, metrics + kTrellisStates);
-    for (int w = 0; w < kTrellisStates; ++w) metrics[w] = static_cast<int16_t>(Saturate(metrics[w] - minimum));
+    for (int w = 0; w < kTrellisStates; ++w) metrics[w] = static_cast<int16_t>(SaturateInt16(metrics[w] - minimum));
   }
 };
 
@@ -103,9 +97,9 @@ void EncodeKltRow(const BitAllocation& allocation, const float* x, RowSections o
                   KltSearch search) noexcept {
   const int64_t saturated_before = counts.saturated;
   const int head_dim = allocation.head_dim;
-  CountRow(x, head_dim, kMaxValue, counts);
+  CountRow(x, head_dim, kMaxTrellisValue, counts);
   float values[kLongestRow];
-  for (int i = 0; i < head_dim; ++i) values[i] = ClampOrZero(x[i], kMaxValue);
+  for (int i = 0; i < head_dim; ++i) values[i] = ClampOrZero(x[i], kMaxTrellisValue);
   const int coded = allocation.coded_blocks * kAllocationBlock;
   const double square = SumOf(coded, [&](int i) {
     const double value = double{values[i]} / double{AllocatedRms(allocation.bits[i / kAllocationBlock])};
@@ -113,7 +107,7 @@ void EncodeKltRow(const BitAllocation& allocation, const float* x, RowSections o
   });
   const double step = std::sqrt(square / coded);  // values per level
   uint16_t scale = 0;
-  if (step >= kMinStep) {
+  if (step >= kMinTrellisStep) {
     const auto factor = static_cast<float>(double{kKltUnit} / step);
     int16_t targets[kLongestRow];
     for (int i = 0; i < coded; ++i) {

@@ -8,20 +8,14 @@
 #include "formats/rounding.h"
 #include "formats/row_sum.h"
 #include "formats/trellis_levels.h"
+#include "formats/trellis_row.h"
 #include "formats/trellis_search.h"
 
 namespace kvanta::formats {
 namespace {
 
-constexpr float kMaxValue = 32 * kFp16Max;  // the scale of a row of such values is below fp16's maximum
-constexpr double kMinStep = 0x1p-30;        // far below any scale that fp16 holds
-
 const TrellisLevelTable& TableOf(int bits) noexcept {
   return kTrellisLevels[bits - kMinTrellisBits];
-}
-
-int32_t Saturate(int32_t x) noexcept {
-  return std::max(-32768, std::min(32767, x));
 }
 
 template <int kBits>
@@ -41,7 +35,7 @@ struct PortableSteps {
         for (int c = 0; c < kChoices; ++c) {
           const int w = u << kBits | c;
           const int32_t product = (target * levels[w] + 64) >> 7;
-          costs[w] = static_cast<int16_t>(Saturate(Saturate(metrics[w >> kBits] - product) + squares[w]));
+          costs[w] = static_cast<int16_t>(SaturateInt16(SaturateInt16(metrics[w >> kBits] - product) + squares[w]));
         }
       }
       // A window's predecessor has metric u = w >> kBits; the costs of w then compete for the next u = w & mask.
@@ -56,10 +50,10 @@ struct PortableSteps {
           metrics[u] = std::min(metrics[u], cost);
         }
       }
-      for (int u = 0; u < kTargets; ++u) metrics[u] = static_cast<int16_t>(Saturate(metrics[u] + square));
+      for (int u = 0; u < kTargets; ++u) metrics[u] = static_cast<int16_t>(SaturateInt16(metrics[u] + square));
       if (step % kReducedSteps != 0) continue;
       const int32_t minimum = *std::min_element(metrics, metrics + kTargets);
-      for (int u = 0; u < kTargets; ++u) metrics[u] = static_cast<int16_t>(Saturate(metrics[u] - minimum));
+      for (int u = 0; u < kTargets; ++u) metrics[u] = static_cast<int16_t>(SaturateInt16(metrics[u] - minimum));
     }
   }
 };
@@ -98,9 +92,9 @@ void PortableTrellisSearch(int bits, const int16_t* targets, int head_dim, uint8
 void EncodeTrellisRow(int bits, const float* x, int head_dim, RowSections out, EncodeCounts& counts,
                       TrellisSearch search) noexcept {
   const int64_t saturated_before = counts.saturated;
-  CountRow(x, head_dim, kMaxValue, counts);
+  CountRow(x, head_dim, kMaxTrellisValue, counts);
   float values[kLongestRow];
-  for (int i = 0; i < head_dim; ++i) values[i] = ClampOrZero(x[i], kMaxValue);
+  for (int i = 0; i < head_dim; ++i) values[i] = ClampOrZero(x[i], kMaxTrellisValue);
   const double square = SumOf(head_dim, [&](int i) { return double{values[i]} * double{values[i]}; });
   int32_t largest = 0;
   for (int i = 0; i < head_dim; ++i) largest = std::max(largest, MagnitudeBits(values[i]));
@@ -108,7 +102,7 @@ void EncodeTrellisRow(int bits, const float* x, int head_dim, RowSections out, E
   const double step = std::max(std::sqrt(square / head_dim) / double{TableOf(bits).rms},
                                double{std::bit_cast<float>(largest)} / double{kMaxTrellisTarget / kTrellisUnit});
   uint16_t scale = 0;
-  if (step >= kMinStep) {
+  if (step >= kMinTrellisStep) {
     const auto factor = static_cast<float>(double{kTrellisUnit} / step);
     int16_t targets[kLongestRow];
     for (int i = 0; i < head_dim; ++i) {

@@ -1,0 +1,18 @@
+// Limits and arithmetic that encoders of trellis codes share (trellis.cc, klt.cc).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "formats/rounding.h"
+
+namespace kvanta::formats {
+
+constexpr float kMaxTrellisValue = 32 * kFp16Max;  // the scale of a row of such values is below fp16's maximum
+constexpr double kMinTrellisStep = 0x1p-30;        // far below any scale that fp16 holds
+
+inline int32_t SaturateInt16(int32_t x) noexcept {
+  return std::max(-32768, std::min(32767, x));
+}
+
+}  // namespace kvanta::formats

@@ -4,13 +4,20 @@
 
 --users conversations run concurrently. Each begins with --first-tokens; every turn sends the whole history and
 --turn-tokens more, and gets --output-tokens. The part of a history that is still in the prefix cache is not computed
-again. --rounds turns of every user are measured, after the first one has filled the cache.
+again. --rounds turns of every user are measured, after the first one has filled the cache. Users take turns in the
+same order in every round, which LRU likes least, or with --order random in another one each (seeded), as people do.
 
-The engine has one thread, and rates are per second of its CPU time, independent of other load on the machine.
+Rates are per second of the engine's CPU time, independent of other load on the machine.
 
 With --kv-cache-dir, every format is measured without and with a prefix cache on disk of --kv-cache-dir-bytes, in a new
-folder each. Rates are then per second of the wall clock, since threads of the disk work beside the engine's, and a turn
-ends when its pages are written. Rows of an earlier run with the same settings stay in the JSON file, so that formats
+folder each:
+
+    python benchmarks/returning_users.py smollm2 --kv-cache-dir /var/tmp --kv-cache-dir-bytes 512MiB --memory 50MiB
+        --users 30 --first-tokens 2000 --order random --rounds 1 --threads 2 --formats bf16 int4
+        --json docs/results/returning-users-disk.json
+
+Rates are then per second of the wall clock, since threads of the disk work beside the engine's, and a round ends when
+its pages are written. Rows of an earlier run with the same settings stay in the JSON file, so that formats
 and --places can be measured one by one, the reference first.
 """
 
@@ -37,6 +44,7 @@ from kvanta.options import parse_bytes
 from kvanta.plan import plan
 
 FORMATS = ("bf16", "int8", "int4")
+SETTINGS = ("users", "first_tokens", "turn_tokens", "output_tokens", "rounds", "order", "threads")
 
 
 class Exchange(NamedTuple):
@@ -59,7 +67,8 @@ class Exchange(NamedTuple):
 class Conversations:
     """Histories of all users."""
 
-    def __init__(self, users: int, first_tokens: int, vocab: int) -> None:
+    def __init__(self, users: int, first_tokens: int, vocab: int, order: str) -> None:
+        self._order = np.random.default_rng(12) if order == "random" else None
         self._random = np.random.default_rng(11)
         self._vocab = vocab
         self.histories = [self._tokens(first_tokens) for _ in range(users)]
@@ -70,7 +79,8 @@ class Conversations:
     def turn(self, engine: _core.Engine, round_: int, output_tokens: int) -> Exchange:
         """Runs the next turn of every user."""
         begin = time.monotonic()
-        prompts = {f"{round_}-{user}": history for user, history in enumerate(self.histories)}
+        users = range(len(self.histories)) if self._order is None else self._order.permutation(len(self.histories))
+        prompts = {f"{round_}-{user}": self.histories[user] for user in users}
         for name, prompt in prompts.items():
             sampling = _core.SamplingParams()
             sampling.max_tokens, sampling.ignore_eos, sampling.temperature = output_tokens, True, 0.0
@@ -122,12 +132,12 @@ def measure(options: argparse.Namespace, name: str, model: str, parent: Path | N
             "max_num_seqs": remembered,
             "max_num_batched_tokens": options.batched_tokens,
             "block_size": page,
-            "threads": 1,
+            "threads": options.threads,
             "kv_cache_dir": folder,
             "kv_cache_dir_bytes": options.kv_cache_dir_bytes,
         }
         engine = _core.Engine(engine_config(model, arguments))
-        talks = Conversations(options.users, options.first_tokens, _core.read_model_info(model).vocab)
+        talks = Conversations(options.users, options.first_tokens, _core.read_model_info(model).vocab, options.order)
         talks.turn(engine, 0, options.output_tokens)
         total = Exchange()
         for round_ in range(1, options.rounds + 1):
@@ -183,6 +193,8 @@ def main() -> int:
     parser.add_argument("--turn-tokens", type=int, default=96)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--order", choices=("fixed", "random"), default="fixed", help="of the users in every round")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batched-tokens", type=int, default=128, help="tokens computed in one step")
     parser.add_argument("--page-size", type=int, default=16, help="tokens per page; 32 where a format requires it")
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
@@ -192,9 +204,7 @@ def main() -> int:
         "model": options.model,
         "memory_bytes": parse_bytes(options.memory),
         "kv_cache_dir_bytes": parse_bytes(options.kv_cache_dir_bytes) if options.kv_cache_dir else 0,
-        **{
-            name: getattr(options, name) for name in ("users", "first_tokens", "turn_tokens", "output_tokens", "rounds")
-        },
+        **{name: getattr(options, name) for name in SETTINGS},
     }
     places = options.places if options.kv_cache_dir else ["memory"]
     parents = {"memory": None, "disk": options.kv_cache_dir}

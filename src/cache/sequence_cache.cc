@@ -60,6 +60,18 @@ int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
   return length_;
 }
 
+void SequenceCache::HoldPrefix(std::span<const int32_t> tokens, HeldRecords& held) const {
+  SequenceCache prefix(manager_, salt_, sharing_);
+  prefix.MatchPrefix(tokens);
+  for (size_t g = 0; g < prefix.pages_.size(); ++g) {
+    for (const PageRef& page : prefix.pages_[g]) {
+      for (const PageKind kind : kPageKinds) {
+        if (page.Of(kind) != kNoPage) held.Hold(static_cast<int>(g), kind, page.Of(kind));
+      }
+    }
+  }
+}
+
 template <class Visit>
 void SequenceCache::VisitMissing(int64_t count, Visit visit) const {
   const int64_t size = manager_.spec.page_size;

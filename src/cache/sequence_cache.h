@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache/block_table.h"
+#include "cache/held_records.h"
 #include "cache/kv_cache_manager.h"
 
 namespace kvanta::cache {
@@ -30,6 +31,8 @@ class SequenceCache {
   // Attaches the longest cached prefix of `tokens` in whole pages that leaves at least one token to compute and for
   // which every group has the records that the next query reads. Requires an empty sequence. Returns Length().
   int64_t MatchPrefix(std::span<const int32_t> tokens);
+  // Holds the records that MatchPrefix would attach.
+  void HoldPrefix(std::span<const int32_t> tokens, HeldRecords& held) const;
 
   // Bytes that Reserve(count) would allocate.
   int64_t BytesToReserve(int64_t count) const noexcept;

@@ -9,7 +9,7 @@
 namespace kvanta::engine {
 namespace {
 
-constexpr int kLoadsAhead = 2;                         // waiting requests whose pages are loaded before they can run
+constexpr int kLoadsAhead = 2;  // waiting requests that have their pages and memory before they can run
 constexpr int64_t kBusyBytes = int64_t{16} << 20;      // moved into memory between two steps: a few milliseconds
 constexpr double kLookupSeconds = 2;                   // after which a request is computed instead
 constexpr double kMinPatience = 0.25;                  // seconds
@@ -103,28 +103,33 @@ void DiskTier::Lookup(RequestState& request) {
   request.last_lookup = {.preemptions = request.preemptions, .evictions = cache_.prefix->Evictions()};
   request.load = {.handle = Find(request.tokens, request.request.cache_salt, request.last_lookup.pages),
                   .deadline = Now() + kLookupSeconds};
-  if (!request.load.handle) return;
+  if (!request.load.handle || request.loading) return;
   request.loading = true;
   ++loading_;
 }
 
-// True if a request can be admitted, but the memory lacks pages that it had at the last lookup: the request has been
-// preempted since, or waited while others evicted them.
-bool DiskTier::LostPages(RequestState& request, int64_t running) const {
-  LastLookup& last = request.last_lookup;
-  const int64_t evictions = cache_.prefix->Evictions();
-  const bool preempted = request.preemptions > last.preemptions;
-  if (request.skip_prefix_match || (!preempted && evictions == last.evictions)) return false;
-  const cache::KvCacheSpec& spec = cache_.spec;
-  const auto tokens = std::ssize(request.tokens);
+// Looks a request up again whose load does not fit the memory any more. False if that cannot be.
+bool DiskTier::Renew(RequestState& request) {
+  store_->Cancel(*request.load.handle);
+  Lookup(request);
+  return request.load.handle != nullptr;
+}
+
+int64_t DiskTier::KnownPages(const RequestState& request) const {
   std::vector<uint8_t> present;
-  const int64_t known =
-      cache_.prefix->Present(request.tokens, request.request.cache_salt, (tokens - 1) / spec.page_size, present);
-  // As the scheduler admits it.
-  const int64_t need = spec.MaxBytes(tokens) - spec.MaxBytes(known * spec.page_size, 0) + running * spec.PageBytes();
-  if (running > 0 && need > cache_.AvailableBytes()) return false;
-  last.evictions = evictions;
-  return preempted || known < last.pages;
+  return cache_.prefix->Present(request.tokens, request.request.cache_salt,
+                                (std::ssize(request.tokens) - 1) / cache_.spec.page_size, present);
+}
+
+// True if the memory lacks pages that it had at the last lookup or load: the request has been preempted since, or
+// waited while others evicted them.
+bool DiskTier::LostPages(RequestState& request) const {
+  LastLookup& last = request.last_lookup;
+  if (request.skip_prefix_match) return false;
+  if (request.preemptions > last.preemptions) return true;
+  if (cache_.prefix->Evictions() == last.evictions) return false;
+  last.evictions = cache_.prefix->Evictions();
+  return KnownPages(request) < last.pages;
 }
 
 void DiskTier::End(RequestState& request) noexcept {
@@ -136,6 +141,7 @@ void DiskTier::End(RequestState& request) noexcept {
 void DiskTier::Cancel(RequestState& request) noexcept {
   if (request.load.handle) store_->Cancel(*request.load.handle);
   request.load = {};
+  request.awaits_memory = false;
   End(request);
 }
 
@@ -151,74 +157,95 @@ void DiskTier::RecordStep(int64_t tokens, double seconds) {
   store_->SetComputeRate(seconds_per_token_);
 }
 
-void DiskTier::Work(std::span<scheduler::Sequence* const> waiting, int64_t running) {
-  const double now = Now();
-  int64_t budget = running > 0 ? kBusyBytes : std::numeric_limits<int64_t>::max();
-  int ahead = 0;
-  bool is_next = true;
-  for (scheduler::Sequence* sequence : waiting) {
+void DiskTier::Work(scheduler::Scheduler& scheduler) {
+  const bool is_busy = scheduler.Running() > 0;
+  Round round{
+      .scheduler = scheduler, .now = Now(), .budget = is_busy ? kBusyBytes : std::numeric_limits<int64_t>::max()};
+  int next = 0;  // requests that could run and have been passed
+  for (scheduler::Sequence* sequence : scheduler.WaitingSequences()) {
     RequestState& request = RequestState::Of(*sequence);
-    if (!request.load.handle) {
-      if (is_next && LostPages(request, running)) Lookup(request);
-      is_next = false;
-      if (!request.load.handle) continue;
-    }
-    bool goes_on = false;
     try {
-      goes_on = Advance(request, now, ahead, budget);
+      if (!request.load.handle && !request.reservation && next++ < kLoadsAhead && LostPages(request)) Lookup(request);
+      if (!request.load.handle) continue;
+      request.awaits_memory = false;
+      if (Advance(request, round)) continue;
     } catch (const std::exception&) {  // no memory for a page
     }
-    if (!goes_on) Cancel(request);
+    Cancel(request);
+    scheduler.EndPreparation(request);
   }
 }
 
 // One request's part of Work(). False to give its load up.
-bool DiskTier::Advance(RequestState& request, double now, int& ahead, int64_t& budget) {
+bool DiskTier::Advance(RequestState& request, Round& round) {
   PrefixLoad& load = request.load;
   const store::LoadState state = store_->State(*load.handle);
   switch (state) {
     case store::LoadState::kLookup:
       break;
     case store::LoadState::kFound:
-      if (++ahead > kLoadsAhead) return true;
-      store_->Begin(load.handle);
-      load.deadline = now + Patience(store_->Tokens(*load.handle));
-      load.progress = now;
-      return true;
+      return BeginLoad(request, round);
     case store::LoadState::kLoading:
     case store::LoadState::kDone: {
       if (store_->Tokens(*load.handle) == 0) return false;  // a lookup that found nothing
-      ++ahead;
-      const int64_t before = budget;
-      if (budget > 0 && !TakePages(*load.handle, request.tokens, request.request.cache_salt, budget)) return false;
-      if (budget != before) load.progress = now;
-      if (budget <= 0) return true;
+      if (!request.reservation) return Renew(request);      // its memory went to a request before it
+      const int64_t before = round.budget;
+      if (before > 0 && !TakePages(*load.handle, request.tokens, request.request.cache_salt, round.budget,
+                                   request.reservation->held)) {
+        return false;
+      }
+      if (round.budget != before) load.progress = round.now;
+      if (round.budget <= 0) return true;
       if (state == store::LoadState::kDone) {
-        End(request);  // keeps the handle: its pages count as loaded ahead until it runs
+        load = {};
+        request.last_lookup.evictions = cache_.prefix->Evictions();
+        request.last_lookup.pages = KnownPages(request);
+        End(request);  // it keeps its reservation
         return true;
       }
       break;
     }
   }
-  const bool stalled = state == store::LoadState::kLoading && now - load.progress > kStallSeconds;
-  if (now <= load.deadline && !stalled) return true;
+  const bool stalled = state == store::LoadState::kLoading && round.now - load.progress > kStallSeconds;
+  if (round.now <= load.deadline && !stalled) return true;
   store_->Cancel(*load.handle, true);
   return false;
 }
 
+// Begins the load of a request that is among the next ones and has its memory. Until it is, others may pass.
+bool DiskTier::BeginLoad(RequestState& request, Round& round) {
+  scheduler::Scheduler& scheduler = round.scheduler;
+  if (!request.reservation) {
+    if (cache_.spec.MaxBytes(std::ssize(request.tokens)) > cache_.pool.BudgetBytes()) return false;
+    if (round.is_full || (scheduler.Prepared() >= kLoadsAhead && !scheduler.EndLastPreparation(&request))) return true;
+    if (!scheduler.Prepare(request)) {
+      if (scheduler.Running() == 0 && scheduler.Prepared() == 0) return false;  // nobody will free any
+      request.awaits_memory = round.is_full = true;
+      return true;
+    }
+    if (LostPages(request)) return Renew(request);  // now the memory keeps what it has
+  }
+  store_->Begin(request.load.handle);
+  request.load.deadline = round.now + Patience(store_->Tokens(*request.load.handle));
+  request.load.progress = round.now;
+  return true;
+}
+
 bool DiskTier::TakePages(store::RecordStore::Load& load, std::span<const int32_t> tokens, std::string_view salt,
-                         int64_t& budget) {
+                         int64_t& budget, cache::HeldRecords& held) {
   while (budget > 0) {
     const std::optional<store::LoadedPage> page = store_->Take(load);
     if (!page) return true;
-    if (!Insert(*page, tokens, salt)) return false;
+    if (!Insert(*page, tokens, salt, held)) return false;
     budget -= 1 + page->Bytes();  // a page without records is progress, too
   }
   return true;
 }
 
-// Inserts a page behind those before it. False if there is no memory, or these have been evicted.
-bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt) {
+// Inserts a page behind those before it, and holds its records. False if there is no memory, or these have been
+// evicted.
+bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
+                      cache::HeldRecords& held) {
   cache::PagePool& pool = cache_.pool;
   struct Taken {
     int group;
@@ -246,6 +273,9 @@ bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> to
     inserting_ = true;
     try {
       complete = cache_.prefix->Insert(tokens.first(end), salt, page.index, records_);
+      for (const Taken& record : taken) {  // the cache's records, where it had equal ones
+        if (complete) held.Hold(record.group, record.kind, records_[static_cast<size_t>(record.group)].Of(record.kind));
+      }
     } catch (const std::exception&) {
       complete = false;
     }
@@ -260,11 +290,12 @@ void DiskTier::LoadNow(std::span<const int32_t> tokens, std::string_view salt) {
   const store::RecordStore::LoadHandle load = Find(tokens, salt, known);
   if (!load) return;
   const double deadline = Now() + kUnmeasuredPatience;
+  cache::HeldRecords held(cache_.pool);
   for (;;) {
     const store::LoadState state = store_->State(*load);
     if (state == store::LoadState::kFound) store_->Begin(load);
     int64_t budget = std::numeric_limits<int64_t>::max();
-    if (!TakePages(*load, tokens, salt, budget) || Now() > deadline) {
+    if (!TakePages(*load, tokens, salt, budget, held) || Now() > deadline) {
       store_->Cancel(*load);
       return;
     }

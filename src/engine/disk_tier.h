@@ -1,6 +1,7 @@
 // Tiers of the prefix cache below the memory, on disk and in a server: copies closed pages to the page store as they
 // enter the cache in memory, and moves stored pages of waiting requests into that cache, where their prefix match finds
-// them. Needs the step lock, except for Loading().
+// them. Pages are loaded for the next requests only, into memory that the scheduler reserves for these until they run.
+// Needs the step lock, except for Loading().
 #pragma once
 
 #include <atomic>
@@ -12,6 +13,7 @@
 
 #include "cache/kv_cache_manager.h"
 #include "engine/request_state.h"
+#include "scheduler/scheduler.h"
 #include "store/record_store.h"
 
 namespace kvanta::engine {
@@ -34,9 +36,9 @@ class DiskTier final : public cache::RecordListener {
   // Looks up a request's prompt; the request is loading until Work() or Cancel() ends that.
   void Lookup(RequestState& request);
   void Cancel(RequestState& request) noexcept;
-  // Moves pages that have been read into memory, begins the loads of the next ones of `waiting`, and gives up those
-  // that take longer than computing. running: other requests, which must not wait for long.
-  void Work(std::span<scheduler::Sequence* const> waiting, int64_t running);
+  // Moves pages that have been read into memory, begins the loads of the next requests that wait, and gives up those
+  // that take longer than computing.
+  void Work(scheduler::Scheduler& scheduler);
   // Loads what is stored of `tokens`, and waits for it.
   void LoadNow(std::span<const int32_t> tokens, std::string_view salt);
   // Requests that are loading. Any thread.
@@ -54,15 +56,26 @@ class DiskTier final : public cache::RecordListener {
  private:
   // known: pages that the memory has.
   store::RecordStore::LoadHandle Find(std::span<const int32_t> tokens, std::string_view salt, int64_t& known);
-  bool LostPages(RequestState& request, int64_t running) const;
+  int64_t KnownPages(const RequestState& request) const;
+  bool LostPages(RequestState& request) const;
   void Copy(const cache::CachedRecord& record);
   // Seconds that a load of `tokens` tokens may take.
   double Patience(int64_t tokens) const noexcept;
-  bool Advance(RequestState& request, double now, int& ahead, int64_t& budget);
-  // Takes pages of the load, at most about `budget` bytes. False if there is no memory for more.
+  // State of a Work().
+  struct Round {
+    scheduler::Scheduler& scheduler;
+    double now;
+    int64_t budget;        // bytes that may be moved into memory
+    bool is_full = false;  // a request found no memory: those behind it get none
+  };
+  bool Advance(RequestState& request, Round& round);
+  bool BeginLoad(RequestState& request, Round& round);
+  bool Renew(RequestState& request);
+  // Takes pages of the load, at most about `budget` bytes, and holds them. False if there is no memory for more.
   bool TakePages(store::RecordStore::Load& load, std::span<const int32_t> tokens, std::string_view salt,
-                 int64_t& budget);
-  bool Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt);
+                 int64_t& budget, cache::HeldRecords& held);
+  bool Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
+              cache::HeldRecords& held);
   void End(RequestState& request) noexcept;
 
   cache::KvCacheManager& cache_;

@@ -100,7 +100,7 @@ void Engine::Impl::Schedule(StepBatch& batch, std::vector<RequestOutput>& output
 
 void Engine::Impl::WorkOnLoads() {
   if (!disk_) return;
-  disk_->Work(scheduler_->WaitingSequences(), scheduler_->Running());
+  disk_->Work(*scheduler_);
   if (const std::string warning = disk_->TakeWarning(); !warning.empty()) Warn(warning);
 }
 
@@ -114,7 +114,6 @@ void Engine::Impl::RunChunks(StepBatch& batch, double now) {
     RequestState& request = RequestState::Of(*chunk.sequence);
     batch.requests.push_back(request.shared_from_this());
     AddItem(batch, chunk);
-    request.load = {};
     step_tokens += chunk.tokens;
     if (request.times.scheduled == 0) {
       request.times.scheduled = now;

@@ -11,12 +11,9 @@
 namespace kvanta::scheduler {
 namespace {
 
-bool Before(const Sequence* a, const Sequence* b) {
-  return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
-}
-
 void InsertInQueue(std::vector<Sequence*>& queue, Sequence* sequence) {
-  queue.insert(std::upper_bound(queue.begin(), queue.end(), sequence, Before), sequence);
+  const auto before = [](const Sequence* a, const Sequence* b) { return RunsBefore(*a, *b); };
+  queue.insert(std::upper_bound(queue.begin(), queue.end(), sequence, before), sequence);
 }
 
 bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
@@ -28,7 +25,8 @@ bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
 
 }  // namespace
 
-Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache) : config_(config), cache_(cache) {
+Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache)
+    : config_(config), cache_(cache), reservations_(cache) {
   if (config.max_step_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_step_tokens, config.page_size));
@@ -44,8 +42,10 @@ void Scheduler::Add(Sequence& sequence) {
 }
 
 void Scheduler::Remove(Sequence& sequence) {
+  reservations_.End(sequence);
   if (!EraseFrom(running_, &sequence)) EraseFrom(waiting_, &sequence);
   if (blocked_.sequence == &sequence) blocked_ = {};  // its address may become another sequence's
+  blocked_prepare_ = {};                              // it may have been before that one
   sequence.pages.Finish(sequence.tokens);
 }
 
@@ -84,19 +84,21 @@ void Scheduler::Preempt(Sequence& sequence) {
   ++preemptions_;
 }
 
-// Reserves `tokens`. If pages run out, first shrinks a prefill chunk page by page, then preempts sequences later in the
-// queue, never earlier ones. Returns false if `sequence` itself was preempted.
+// Reserves `tokens`. If pages run out, first shrinks a prefill chunk page by page, then ends preparations and preempts
+// sequences later in the queue, never earlier ones. Returns false if `sequence` itself was preempted.
 bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
   const int64_t start = sequence.pages.Length();
   const int64_t one_page = std::min(tokens, config_.page_size - start % config_.page_size);
   for (;;) {
-    if (sequence.pages.Reserve(tokens)) return true;
+    const int64_t bytes = reservations_.Count() > 0 ? sequence.pages.BytesToReserve(tokens) : 0;
+    if (bytes <= reservations_.AvailableBytes(&sequence) && sequence.pages.Reserve(tokens)) return true;
     if (tokens > one_page) {
       const int64_t pages = (start + tokens - 1) / config_.page_size - start / config_.page_size;
       tokens = std::max(one_page, (start / config_.page_size + (pages + 1) / 2) * config_.page_size - start);
       continue;
     }
     Sequence* last = running_.back();
+    if (reservations_.EndLastBehind(last)) continue;
     Preempt(*last);
     if (last == &sequence) return false;
   }
@@ -121,7 +123,7 @@ void Scheduler::ScheduleRunning(bool decodes) {
 }
 
 Scheduler::Blocked Scheduler::StateOf(const Sequence& sequence) const noexcept {
-  return {&sequence, Running(), cache_.prefix ? cache_.prefix->Pages() : 0, cache_.AvailableBytes()};
+  return {&sequence, Running(), cache_.prefix ? cache_.prefix->Pages() : 0, reservations_.AvailableBytes()};
 }
 
 // Attaches the cached prefix and admits the sequence if its other tokens fit in the available memory.
@@ -138,16 +140,19 @@ bool Scheduler::Admit(Sequence& sequence) {
     return false;
   };
   // Requires memory for all its tokens and one more page per running sequence (whose exact pages are freed as new ones
-  // are allocated); with less, a preemption would soon follow.
-  if (!running_.empty()) {
+  // are allocated); with less, a preemption would soon follow. One that is prepared has its memory.
+  if (!sequence.reservation && (!running_.empty() || reservations_.Count() > 0)) {
     const auto length = static_cast<int64_t>(sequence.tokens.size());
     const int64_t need =
         cache_.spec.MaxBytes(length) - cache_.spec.MaxBytes(matched, 0) + Running() * cache_.spec.PageBytes();
-    if (need > cache_.AvailableBytes()) return block();
+    if (!reservations_.MakeRoom(sequence, need)) return block();
   }
   const int64_t one_page = std::min<int64_t>(tokens, config_.page_size);
   while (!sequence.pages.Reserve(tokens)) {
-    if (tokens == one_page) return block();
+    if (tokens == one_page) {
+      if (reservations_.EndLastBehind(&sequence)) continue;
+      return block();
+    }
     tokens = std::max<int64_t>(one_page, tokens / 2 / config_.page_size * config_.page_size);
   }
   if (sequence.cached_tokens < 0) {
@@ -155,18 +160,38 @@ bool Scheduler::Admit(Sequence& sequence) {
     if (cache_.prefix && !sequence.skip_prefix_match) prefix_queries_ += static_cast<int64_t>(sequence.tokens.size());
     prefix_hits_ += matched;
   }
+  reservations_.End(sequence);  // its pages have references of their own
   InsertInQueue(running_, &sequence);
   Append(sequence, tokens);
   return true;
 }
 
+bool Scheduler::Prepare(Sequence& sequence) {
+  const Blocked state = StateOf(sequence);
+  if (state.NoBetterThan(blocked_prepare_)) return false;
+  int64_t other_bytes = Running() * cache_.spec.PageBytes();
+  for (const Sequence* each : waiting_) {
+    if (each == &sequence) break;
+    if ((each->loading && !each->awaits_memory) || each->sampling || each->reservation) continue;
+    other_bytes += cache_.spec.MaxBytes(static_cast<int64_t>(each->tokens.size()));
+  }
+  const bool done = reservations_.Add(sequence, other_bytes);
+  blocked_prepare_ = done ? Blocked{} : state;
+  return done;
+}
+
 Sequence* Scheduler::TakeWaiting() {
-  const auto first =
-      std::ranges::find_if(waiting_, [](const Sequence* each) { return !each->loading && !each->sampling; });
-  if (first == waiting_.end()) return nullptr;
+  const auto first = std::ranges::find_if(
+      waiting_, [](const Sequence* each) { return (!each->loading || each->awaits_memory) && !each->sampling; });
+  if (first == waiting_.end() || (*first)->awaits_memory) return nullptr;
   Sequence* sequence = *first;
   waiting_.erase(first);
   return sequence;
+}
+
+void Scheduler::Refuse(Sequence& sequence) {
+  reservations_.End(sequence);
+  unschedulable_.push_back(&sequence);
 }
 
 std::span<const Chunk> Scheduler::Schedule() {
@@ -176,25 +201,32 @@ std::span<const Chunk> Scheduler::Schedule() {
   const int64_t preemptions = preemptions_;
   ScheduleRunning(true);
   ScheduleRunning(false);
-  // No admission in a step that preempted, and strictly in queue order, except that loading sequences let others pass.
+  // No admission in a step that preempted, and strictly in queue order, except that loading sequences let others pass
+  // once their memory is reserved, or until it is their turn.
   while (preemptions == preemptions_ && budget_ > 0 && Running() < config_.max_sequences) {
     Sequence* first = TakeWaiting();
     if (first == nullptr) break;
     if (cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) > cache_.pool.BudgetBytes()) {
-      unschedulable_.push_back(first);
+      Refuse(*first);
       continue;
     }
     if (!StateOf(*first).NoBetterThan(blocked_) && Admit(*first)) continue;
     InsertInQueue(waiting_, first);
     break;
   }
+  reservations_.Trim();
   if (!chunks_.empty() || !running_.empty()) return chunks_;
   // The first sequence has the cache to itself and does not fit. If preemption just emptied the running queue, it is
   // tried again with all pages freed.
   if (Sequence* first = TakeWaiting(); first != nullptr) {
     budget_ = config_.max_step_tokens;
     const bool fits = cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) <= cache_.pool.BudgetBytes();
-    if (!fits || !Admit(*first)) unschedulable_.push_back(first);
+    if (fits && Admit(*first)) return chunks_;
+    if (fits && reservations_.HasBefore(*first)) {
+      InsertInQueue(waiting_, first);  // what has the memory will run, or give it up
+    } else {
+      Refuse(*first);
+    }
   }
   return chunks_;
 }

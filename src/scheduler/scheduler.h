@@ -3,6 +3,8 @@
 // available pages. When pages run out, the last sequence in the queue is preempted: its pages are freed and it is
 // recomputed later (its closed pages may still be in the prefix cache).
 //
+// A waiting sequence may be prepared: while pages of its prefix are loaded, and until it runs, its memory is reserved.
+//
 // Progress: the first sequence can preempt all others, and a sequence that does not fit alone is reported as
 // unschedulable; so every step either computes tokens or shrinks the set of sequences.
 #pragma once
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "cache/kv_cache_manager.h"
+#include "scheduler/reservations.h"
 #include "scheduler/sequence.h"
 
 namespace kvanta::scheduler {
@@ -44,6 +47,15 @@ class Scheduler {
   // Removes a sequence from either queue and frees its pages. Not between Schedule and Commit.
   void Remove(Sequence& sequence);
 
+  // Reserves memory for all tokens of a waiting sequence, behind those before it that could run. The pages that the
+  // cache has of its prefix are held, and Sequence::reservation takes more of them. False if the memory is short.
+  // Between steps only; the scheduler ends reservations whose memory is needed by sequences before them.
+  bool Prepare(Sequence& sequence);
+  void EndPreparation(Sequence& sequence) noexcept { reservations_.End(sequence); }
+  // Ends the last preparation of those behind `sequence`, or of all; false if there is none.
+  bool EndLastPreparation(const Sequence* sequence = nullptr) noexcept { return reservations_.EndLastBehind(sequence); }
+  int64_t Prepared() const noexcept { return reservations_.Count(); }
+
   // Chunks of the next step, with pages reserved; valid until the next call.
   std::span<const Chunk> Schedule();
   // Draft tokens that may be computed behind a chunk of the last Schedule(). They leave the chunk's last page open, for
@@ -67,7 +79,7 @@ class Scheduler {
   int64_t PrefixHits() const noexcept { return prefix_hits_; }
 
  private:
-  // State in which the first waiting sequence was not admitted. It is not tried again until the state improves.
+  // State in which a waiting sequence was not admitted or prepared. It is not tried again until the state improves.
   struct Blocked {
     const Sequence* sequence = nullptr;
     int64_t running = 0, prefix_pages = 0, available_bytes = 0;
@@ -78,7 +90,7 @@ class Scheduler {
     }
   };
 
-  // Removes the first waiting sequence that can be admitted; null if there is none.
+  // Removes the first waiting sequence that may be admitted; null if there is none.
   Sequence* TakeWaiting();
   Blocked StateOf(const Sequence& sequence) const noexcept;
   bool HasPromptChunk() const;
@@ -87,16 +99,19 @@ class Scheduler {
   void ScheduleRunning(bool decodes);
   bool Admit(Sequence& sequence);
   void Preempt(Sequence& sequence);
+  void Refuse(Sequence& sequence);
   void Append(Sequence& sequence, int64_t tokens);
 
   SchedulerConfig config_;
   cache::KvCacheManager& cache_;
+  Reservations reservations_;
   std::vector<Sequence*> running_;  // both queues are sorted by (priority, arrival)
   std::vector<Sequence*> waiting_;
   std::vector<Chunk> chunks_;
   std::vector<Sequence*> unschedulable_;
   int64_t budget_ = 0;  // tokens left in the step
-  Blocked blocked_;
+  Blocked blocked_;     // admission
+  Blocked blocked_prepare_;
   int64_t arrivals_ = 0;
   int64_t preemptions_ = 0;
   int64_t prefix_queries_ = 0;

@@ -1,4 +1,4 @@
-"""Process of one rank above 0, started by kvanta.ranks.
+"""Process of one rank above 0, started by kvanta.ranks as a script.
 
 Reads one line of JSON, {"config": fields of EngineConfig, "cpus": [...]}, from its standard input, which stays open as
 long as the parent lives.
@@ -11,8 +11,15 @@ import os
 import signal
 import sys
 import threading
+import types
+from pathlib import Path
 
-from kvanta import _core
+
+def _skip_front() -> None:
+    """Replaces the package's __init__, whose imports take longer than a rank takes to load a small model."""
+    package = types.ModuleType("kvanta")
+    package.__path__ = [str(Path(__file__).parent)]
+    sys.modules["kvanta"] = package
 
 
 def _end_with_parent() -> None:
@@ -22,6 +29,9 @@ def _end_with_parent() -> None:
 
 def main() -> int:
     """Returns the exit status. The parent tells its user why a rank has ended."""
+    _skip_front()
+    from kvanta import _core
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     order = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -17,7 +17,9 @@ from typing import Any
 
 from kvanta import _core
 
+_SCRIPT = str(Path(__file__).absolute().with_name("rank_process.py"))
 _GRACE = 5.0  # seconds for a rank to end by itself
+_GRACE_OF_LOST = 0.5  # where one does not answer
 _AND_ENDS = ", and the engine ends: "  # in the words of the C++ communicator
 
 
@@ -89,9 +91,8 @@ class RankProcesses:
         for rank in range(1, self._size):
             fields = {**self._fields, "rank": rank}
             order = json.dumps({"config": fields, "cpus": self.cpus[rank]})
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "kvanta.rank_process"], stdin=subprocess.PIPE, env=_environment()
-            )
+            # Isolated: it needs no package but this one, and finds it beside itself.
+            process = subprocess.Popen([sys.executable, "-IS", _SCRIPT], stdin=subprocess.PIPE)
             self.processes.append(process)
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # its end is reported below
@@ -100,12 +101,6 @@ class RankProcesses:
             threading.Thread(
                 target=_watch, args=(weakref.ref(self), rank, process, self._folder, self._ending), daemon=True
             ).start()
-
-
-def _environment() -> dict[str, str]:
-    """In which a child finds this package, however this process did."""
-    paths = [str(Path(__file__).absolute().parents[1]), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _watch(
@@ -134,13 +129,14 @@ def _watch(
 
 def _end(folder: str, processes: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:
     ending.set()
+    lost = any(Path(folder).glob("rank-*.error"))
     for process in processes:
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
     for process in processes:
         try:
-            process.wait(_GRACE)
+            process.wait(_GRACE_OF_LOST if lost else _GRACE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -143,11 +143,11 @@ def test_each_rank_has_its_layers_weights_and_cache() -> None:
 
 def test_a_server_ends_with_a_rank() -> None:
     log: list[str] = []
-    with serving("stories260k", *SMALL, "-pp", "2", "--distributed-timeout-seconds", "4", log=log) as (process, client):
+    with serving("stories260k", *SMALL, "-pp", "2", "--distributed-timeout-seconds", "2", log=log) as (process, client):
         body = {"prompt": "Once", "max_tokens": 4}
         assert client.post("/v1/completions", json=body).status_code == 200
         (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(child), signal.SIGSTOP)
         assert client.post("/v1/completions", json=body).status_code == 500
         assert process.wait(20) == 1
-    assert any("ERROR rank 1 of 2 is lost: it did not answer within 4 seconds" in line for line in log)
+    assert any("ERROR rank 1 of 2 is lost: it did not answer within 2 seconds" in line for line in log)

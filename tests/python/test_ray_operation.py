@@ -135,34 +135,37 @@ def while_clients_stream(url: str, change: Callable[[], object]) -> list[tuple[i
     return results
 
 
+# The tests of the application follow each other: each begins with what the one before it has left.
+
+
+def test_the_application_answers_behind_rays_proxy(url: str) -> None:
+    """Two fronts, each with a router."""
+    deploy(replicas=2, fronts=2, served_model_name=["tiny"])
+    body = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 1, "temperature": 0.8}
+    with httpx2.Client(base_url=url, timeout=60) as client:
+        answer = client.post("/v1/completions", json=body).json()
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            pieces = [json.loads(data)["choices"][0]["text"] for data in events(response) if data != "[DONE]"]
+        models = [each["id"] for each in client.get("/v1/models").json()["data"]]
+        assert client.post("/v1/completions", json={"prompt": []}).status_code == 400
+    llm = LLM("stories260k", kv_cache_dtype="int8", **SIZES)
+    params = SamplingParams(max_tokens=12, seed=1, temperature=0.8)
+    wanted = llm.generate("Once upon a time", params)[0].outputs[0].text
+    assert answer["choices"][0]["text"] == "".join(pieces) == wanted
+    assert models == ["tiny"]
+
+
 def test_an_update_rolls_while_clients_stream(url: str) -> None:
-    """Two fronts, each with a router; every process is replaced, and nobody notices."""
-    deploy(replicas=2, fronts=2)
+    """Every process is replaced, fronts included, and nobody notices."""
     wanted = answers("int8")
-    results = while_clients_stream(url, lambda: deploy(replicas=2, fronts=2, max_num_seqs=7))
+    results = while_clients_stream(url, lambda: deploy(replicas=2, max_num_seqs=7))
     assert len(results) > 3 * CLIENTS
     assert [result for number, result in results if result != wanted[number]] == []
     replicas_of(lambda all_: [each["config"]["max_num_seqs"] for each in all_] == [7, 7])
 
 
-def test_a_replica_that_is_to_end_finishes_its_requests(url: str) -> None:
-    deploy(replicas=2)
-    wanted = answers("int8")
-
-    def scale_down() -> None:
-        deploy(replicas=1)
-        replicas_of(lambda all_: len(all_) == 1)
-
-    results = while_clients_stream(url, scale_down)
-    assert [result for number, result in results if result != wanted[number]] == []
-    metrics = httpx2.get(f"{url}/metrics", timeout=60).text
-    [moved] = [line for line in metrics.splitlines() if line.startswith("kvanta:requests_moved_total")]
-    assert float(moved.rsplit(" ", 1)[1]) == 0
-
-
 def test_an_update_to_another_format_mixes_no_answers(url: str) -> None:
     """Fronts of the old application use no replicas of the new one, and the reverse."""
-    deploy(replicas=2)
     old, new = answers("int8"), answers("bf16")
     assert all(left != right for left, right in zip(old, new, strict=True))
     results = while_clients_stream(url, lambda: deploy(replicas=2, kv_cache_dtype="bf16"))
@@ -173,10 +176,24 @@ def test_an_update_to_another_format_mixes_no_answers(url: str) -> None:
     assert {number for number, text in texts if text == new[number]} == set(range(CLIENTS))
 
 
+def test_a_replica_that_is_to_end_finishes_its_requests(url: str) -> None:
+    wanted = answers("bf16")
+
+    def scale_down() -> None:
+        deploy(replicas=1, kv_cache_dtype="bf16")
+        replicas_of(lambda all_: len(all_) == 1)
+
+    results = while_clients_stream(url, scale_down)
+    assert [result for number, result in results if result != wanted[number]] == []
+    metrics = httpx2.get(f"{url}/metrics", timeout=60).text
+    [moved] = [line for line in metrics.splitlines() if line.startswith("kvanta:requests_moved_total")]
+    assert float(moved.rsplit(" ", 1)[1]) == 0
+
+
 def test_full_caches_call_for_replicas(url: str) -> None:
     """The requests alone would not: target_ongoing_requests is far above them."""
     scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1000, "target_cache_occupancy": 0.05}
-    pace = {"upscale_delay_s": 0, "downscale_delay_s": 0, "metrics_interval_s": 0.5, "look_back_period_s": 15}
+    pace = {"upscale_delay_s": 0, "downscale_delay_s": 0, "metrics_interval_s": 0.5, "look_back_period_s": 2}
     deploy(replicas="auto", autoscaling_config={**scaling, **pace}, kv_cache_memory_bytes="200KB")
     replicas_of(lambda all_: len(all_) == 1)
     while_clients_stream(url, lambda: replicas_of(lambda all_: len(all_) == 2))

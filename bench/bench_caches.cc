@@ -12,6 +12,7 @@
 #include "attention/reference_backend.h"
 #include "base/device.h"
 #include "base/math.h"
+#include "bench/random_scales.h"
 #include "bench/random_values.h"
 #include "kvanta/error.h"
 
@@ -69,6 +70,7 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
                          .kv_heads = options.kv_heads,
                          .head_dim = options.head_dim,
                          .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim))});
+  config_.scales.assign(static_cast<size_t>(options.layers), RandomScales(layout_.layers.front(), 11));
   Fill();
 }
 

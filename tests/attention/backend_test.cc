@@ -321,6 +321,18 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = NAN}), InputError);
 }
 
+TEST(AttentionBenchTest, HasWhatCalibrationGives) {
+  const std::vector<std::string> formats = {"int4+mean", "int8+outliers=4", "int4+query", "t3+query",
+                                            "klt3",      "k=klt2,v=int4"};
+  const std::vector<AttentionBenchRow> rows =
+      RunAttentionBench({.formats = formats, .heads = 4, .kv_heads = 2, .head_dim = 64, .context = 4100, .seconds = 0});
+  ASSERT_EQ(rows.size(), formats.size());
+  for (const AttentionBenchRow& row : rows) {
+    EXPECT_GT(row.max_error, 0) << row.format;
+    EXPECT_LT(row.max_error, 5e-2) << row.format;
+  }
+}
+
 // A run is over one layer, however many a page holds; the benchmark compares the layers' results.
 TEST(AttentionBenchTest, TakesLayersInTurn) {
   const AttentionBenchRow row =

@@ -172,7 +172,7 @@ bool Scheduler::Prepare(Sequence& sequence) {
   int64_t other_bytes = Running() * cache_.spec.PageBytes();
   for (const Sequence* each : waiting_) {
     if (each == &sequence) break;
-    if ((each->loading && !each->awaits_memory) || each->sampling || each->reservation) continue;
+    if (each->sampling || each->reservation) continue;
     other_bytes += cache_.spec.MaxBytes(static_cast<int64_t>(each->tokens.size()));
   }
   const bool done = reservations_.Add(sequence, other_bytes);

@@ -47,7 +47,7 @@ class Scheduler {
   // Removes a sequence from either queue and frees its pages. Not between Schedule and Commit.
   void Remove(Sequence& sequence);
 
-  // Reserves memory for all tokens of a waiting sequence, behind those before it that could run. The pages that the
+  // Reserves memory for all tokens of a waiting sequence, beside that of those before it. The pages that the
   // cache has of its prefix are held, and Sequence::reservation takes more of them. False if the memory is short.
   // Between steps only; the scheduler ends reservations whose memory is needed by sequences before them.
   bool Prepare(Sequence& sequence);

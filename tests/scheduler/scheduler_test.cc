@@ -354,10 +354,10 @@ TEST(Scheduler, ASequenceThatAwaitsMemoryLetsNobodyPass) {
   loading->loading = true;
   world.scheduler.Add(*loading);
   EXPECT_FALSE(world.scheduler.Prepare(*loading));
-  loading->awaits_memory = true;
   world.scheduler.Add(*small);
-  EXPECT_TRUE(world.scheduler.Schedule().empty());
   EXPECT_FALSE(world.scheduler.Prepare(*small)) << "the memory is for those before it";
+  loading->awaits_memory = true;
+  EXPECT_TRUE(world.scheduler.Schedule().empty());
   world.scheduler.Remove(*running);
   EXPECT_TRUE(world.scheduler.Prepare(*loading));
 }

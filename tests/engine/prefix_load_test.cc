@@ -1,0 +1,165 @@
+// Loads of stored prefixes while the memory holds few of them: what is read is used, and reserved memory comes back.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "engine/engine_impl.h"
+#include "engine/stored_prefixes.h"
+
+namespace kvanta::engine {
+namespace {
+
+constexpr int kUsers = 12;
+constexpr int64_t kPrompt = 100;  // tokens: 6 pages of 16 are stored
+constexpr int64_t kStored = 96;
+
+class PrefixLoadTest : public DiskTierTest {
+ protected:
+  // Memory for `prompts` prompts with a few tokens behind each.
+  EngineConfig Config(int prompts) const {
+    EngineConfig config = StoredConfig(folder_.Path());
+    const CachePlan plan = PlanCacheBytes(config);
+    config.kv_cache_memory_bytes =
+        prompts * (8 * plan.page_bytes + plan.exact_pages_per_sequence * plan.exact_page_bytes);
+    config.max_num_batched_tokens = 2 * config.page_size - 1;  // too few to measure: all that is found is loaded
+    return config;
+  }
+  static Request UserRequest(int user) {
+    return GreedyRequest(std::to_string(user), Tokens(50 + static_cast<uint64_t>(user), kPrompt), 4);
+  }
+  void StoreUsers() {
+    Engine engine(StoredConfig(folder_.Path()));
+    for (int user = 0; user < kUsers; ++user) RunOne(engine, UserRequest(user));
+  }
+  // Begins the load of user 0 on a disk that hangs, in a memory that it has to itself.
+  void BeginHangingLoad(Engine::Impl& engine) {
+    engine.Add(UserRequest(0));
+    engine.Start([this](std::span<const RequestOutput> more) {
+      for (const RequestOutput& output : more) ended_ += output.finish != FinishReason::kNone ? 1 : 0;
+    });
+    while (reads_ == 0) std::this_thread::yield();
+  }
+  EngineComponents Hanging(const EngineConfig& config) {
+    EngineComponents components = LoadComponents(config);
+    components.before_read = [this] {
+      ++reads_;
+      while (hangs_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    return components;
+  }
+
+  std::atomic<bool> hangs_ = true;
+  std::atomic<int> reads_ = 0, ended_ = 0;
+};
+
+TEST_F(PrefixLoadTest, WhatIsReadIsUsed) {
+  StoreUsers();
+  for (const int fitting : {1, 2, 3, 5}) {
+    Engine engine(Config(fitting));
+    for (int user = 0; user < kUsers; ++user) engine.Add(UserRequest(user));
+    const auto results = RunAll(engine);
+    for (const auto& [id, result] : results) {
+      EXPECT_EQ(result.error, "");
+      EXPECT_EQ(result.cached_tokens, kStored) << "user " << id << ", memory for " << fitting;
+    }
+    const EngineStats stats = engine.Stats();
+    EXPECT_EQ(stats.disk.hit_tokens, kUsers * kStored) << "none was read twice, memory for " << fitting;
+    EXPECT_EQ(stats.preemptions, 0);
+    engine.ResetPrefixCache();
+    EXPECT_EQ(engine.Stats().cache_used_bytes, 0) << "references leaked";
+  }
+}
+
+// Requests in memory for one, of which one loads from a disk that hangs: the others wait for its end, not for ever.
+TEST_F(PrefixLoadTest, AHangingLoadGivesItsMemoryBack) {
+  StoreUsers();
+  Engine::Impl engine(Hanging(Config(1)));
+  for (const int user : {0, 1}) engine.Add(UserRequest(user));
+  engine.Add(GreedyRequest("new", Tokens(3, kPrompt), 4));
+  const auto results = RunAll(engine);
+  ASSERT_EQ(results.size(), 3u);
+  for (const auto& [id, result] : results) EXPECT_EQ(result.finish, FinishReason::kLength) << id << result.error;
+  hangs_ = false;
+}
+
+TEST_F(PrefixLoadTest, AFailingLoadGivesItsMemoryBack) {
+  StoreUsers();
+  Engine engine(Config(1));
+  for (int user = 0; user < kUsers; ++user) engine.Add(UserRequest(user));
+  for (const fs::path& file : RecordFiles(folder_.Path())) std::ofstream(file, std::ios::trunc) << "torn";
+  for (const auto& [id, result] : RunAll(engine)) {
+    EXPECT_EQ(result.finish, FinishReason::kLength) << id << result.error;
+    EXPECT_EQ(result.cached_tokens, 0) << id;
+  }
+  engine.ResetPrefixCache();
+  EXPECT_EQ(engine.Stats().cache_used_bytes, 0);
+}
+
+TEST_F(PrefixLoadTest, AbortFreesTheMemoryOfALoad) {
+  StoreUsers();
+  Engine::Impl engine(Hanging(Config(1)));
+  BeginHangingLoad(engine);
+  engine.Add(GreedyRequest("new", Tokens(3, kPrompt), 4));
+  engine.Abort("0", "");
+  while (ended_ < 2) std::this_thread::yield();
+  hangs_ = false;
+  engine.Stop();
+  engine.ResetPrefixCache();
+  EXPECT_EQ(engine.Stats().cache_used_bytes, 0);
+}
+
+// A request that comes first takes the memory of one that loads, which runs after it.
+TEST_F(PrefixLoadTest, PriorityOrderIsKept) {
+  StoreUsers();
+  Engine::Impl engine(Hanging(Config(1)));
+  BeginHangingLoad(engine);
+  Request urgent = GreedyRequest("urgent", Tokens(3, kPrompt), 4);
+  urgent.priority = -1;
+  urgent.sampling.skip_reading_prefix_cache = true;  // a lookup would hang, too
+  const double start = Now();
+  engine.Add(std::move(urgent));
+  while (ended_ < 1) std::this_thread::yield();
+  EXPECT_LT(Now() - start, 1.5) << "it waited for the load";
+  hangs_ = false;
+  while (ended_ < 2) std::this_thread::yield();
+  engine.Stop();
+}
+
+// Aborts and priorities at random, in memory for two: everybody ends, and no reference is left.
+TEST_F(PrefixLoadTest, EverybodyEndsUnderRandomTraffic) {
+  StoreUsers();
+  int64_t hits = 0;
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    std::mt19937_64 random(seed);
+    Engine engine(Config(static_cast<int>(random() % 3) + 1));
+    std::map<std::string, Collected> results;
+    std::vector<RequestOutput> outputs;
+    int added = 0;
+    for (bool has_work = true; has_work || added < 40;) {
+      while (added < 40 && random() % 3 != 0) {
+        Request request = UserRequest(static_cast<int>(random() % kUsers));
+        request.id = std::to_string(added++);
+        request.priority = static_cast<int>(random() % 3);
+        request.sampling.max_tokens = static_cast<int>(random() % 20) + 1;
+        engine.Add(std::move(request));
+      }
+      if (random() % 4 == 0) engine.Abort(std::to_string(random() % 40));
+      has_work = engine.Step(outputs);
+      Collect(outputs, results);
+    }
+    ASSERT_EQ(results.size(), 40u) << "seed " << seed;
+    for (const auto& [id, result] : results) {
+      EXPECT_TRUE(result.finish == FinishReason::kLength || result.finish == FinishReason::kAbort) << result.error;
+    }
+    hits += engine.Stats().disk.hit_tokens;
+    EXPECT_EQ(engine.Stats().loading, 0);
+    engine.ResetPrefixCache();
+    EXPECT_EQ(engine.Stats().cache_used_bytes, 0) << "seed " << seed;
+  }
+  EXPECT_GT(hits, 0);
+}
+
+}  // namespace
+}  // namespace kvanta::engine

@@ -146,6 +146,17 @@ TABLES = {
         "formats",
         (("cache", "name", ""), ("bits", "bits_per_element", ".4g"), ("mean KL", "kl_mean", ".5f"), *_DISTRIBUTION),
     ),
+    "query-positions": Table(
+        "benchmarks/query_positions.py smollm2 --text wiki.test.raw --contexts 2048 8192 --formats int4 int4+query "
+        "k=klt3,v=t3 --json docs/results/query-positions.json",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("matrices for", "calibration", ""),
+            ("mean KL at 2,048 tokens", "kl_mean.2048", ".5f"),
+            ("at 8,192 tokens", "kl_mean.8192", ".5f"),
+        ),
+    ),
     "llama-cpp": Table(
         _LLAMA_CPP,
         "rows",

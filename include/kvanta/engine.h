@@ -258,9 +258,11 @@ class Engine {
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means = {});
 
   // Second moments of the keys and queries of `tokens`, collected likewise; weighted: those of weighted queries, too,
-  // which only klt3 and klt2 need, and which take half of the time again. Throws InputError after Start(), for a model
-  // with latents (MLA), and when a key or query is not finite.
-  QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted = true);
+  // which only klt3 and klt2 need, and which take half of the time again. context_lengths: averages what RoPE makes of
+  // keys and queries over all positions of contexts of these lengths, which weigh alike; empty: at those of the tokens.
+  // Throws InputError after Start(), for a model with latents (MLA), and when a key or query is not finite.
+  QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted = true,
+                                   std::span<const int64_t> context_lengths = {});
 
   // Computes one chunk of the comparisons of quality_sample_rate; false when none is left. The engine's own thread does
   // so while it is idle. Throws InputError after Start().

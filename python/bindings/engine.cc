@@ -242,11 +242,12 @@ nb::dict Statistics(EngineOwner& owner, const TokenVector& tokens, const std::op
 }
 
 // The arrays of QueryMoments with their shapes.
-nb::dict Moments(EngineOwner& owner, const TokenVector& tokens, bool weighted) {
+nb::dict Moments(EngineOwner& owner, const TokenVector& tokens, bool weighted,
+                 const std::vector<int64_t>& context_lengths) {
   QueryMoments found;
   {
     nb::gil_scoped_release release;
-    found = owner.engine->CollectQueryMoments({tokens.data(), tokens.size()}, weighted);
+    found = owner.engine->CollectQueryMoments({tokens.data(), tokens.size()}, weighted, context_lengths);
   }
   const auto layers = static_cast<size_t>(found.layers), heads = static_cast<size_t>(found.kv_heads);
   const auto channels = static_cast<size_t>(found.head_dim);
@@ -307,9 +308,9 @@ void BindEngine(nb::module_& module) {
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
            "KvStatistics of include/kvanta/stats.h as a dictionary of numpy arrays.")
-      .def("query_moments", &Moments, "tokens"_a, "weighted"_a = true,
-           nb::sig("def query_moments(self, tokens: numpy.typing.NDArray[numpy.int32], weighted: bool = True) "
-                   "-> dict[str, typing.Any]"),
+      .def("query_moments", &Moments, "tokens"_a, "weighted"_a = true, "context_lengths"_a = std::vector<int64_t>(),
+           nb::sig("def query_moments(self, tokens: numpy.typing.NDArray[numpy.int32], weighted: bool = True, "
+                   "context_lengths: collections.abc.Sequence[int] = ()) -> dict[str, typing.Any]"),
            "QueryMoments of include/kvanta/stats.h as a dictionary of numpy arrays.")
       .def(
           "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),

@@ -20,6 +20,8 @@ TEXT = Path(__file__).parent / "texts" / "calibration_mix.txt"
 """Prose, code, several languages and chat, in turns."""
 TOKENS = 8192
 WINDOW = 2048
+_METHOD = "all positions"
+"""Part of the files' names: files of another method are made again (docs/adr/0061)."""
 # Options that change the keys: of the calibration they are those of the engine.
 _KEPT_OPTIONS = ("dtype", "weight_dtype", "threads", "device", "isa")
 
@@ -42,6 +44,7 @@ def _file_name(fingerprint: str, config: _core.EngineConfig, eigen_channels: boo
         config.weight_dtype,
         hashlib.sha256(TEXT.read_bytes()).hexdigest(),
         str(TOKENS),
+        _METHOD,
         "eigen" if eigen_channels else "",
         _core.version(),
     )

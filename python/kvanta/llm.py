@@ -318,18 +318,18 @@ class LLM:
         with self._runner.lock:
             return self._engine.statistics(tokens, means)
 
-    def query_moments(self, token_ids: Sequence[int] | NDArray[Any], weighted: bool = True) -> dict[str, Any]:
-        """Second moments of the keys and queries of one sequence, through exact pages that are not kept.
+    def query_moments(
+        self, token_ids: Sequence[int] | NDArray[Any], weighted: bool = True, context_lengths: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """Second moments of one sequence's keys and queries: kvanta.calibration makes the matrices of +query of them.
 
-        Keys of the result: tokens, without those of the first page; amax [layers, 2, kv_heads] of K and V; key_sum
-        [layers, kv_heads, head_dim]; key_moment and query_moment [layers, kv_heads, head_dim, head_dim], sums of k k^T
-        and, over a KV head's queries, q q^T; with `weighted`, weighted_query_moment likewise, for klt3 and klt2, which
-        takes half of the time again.
-        kvanta.calibration makes the matrices of +query of it.
+        Result: tokens but the first page's; amax [layers, 2, kv_heads] of K, V; key_sum [layers, kv_heads, head_dim];
+        key_moment, query_moment [layers, kv_heads, head_dim, head_dim]: sums of k k^T, q q^T; if `weighted`,
+        weighted_query_moment, for klt3. `context_lengths`: averages over all their positions, not the text's own.
         """
         tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
         with self._runner.lock:
-            return self._engine.query_moments(tokens, weighted)
+            return self._engine.query_moments(tokens, weighted, list(context_lengths))
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""

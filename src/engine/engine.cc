@@ -31,8 +31,9 @@ std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int ind
 KvStatistics Engine::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
   return impl_->CollectStatistics(tokens, key_means);
 }
-QueryMoments Engine::CollectQueryMoments(std::span<const int32_t> tokens, bool weighted) {
-  return impl_->CollectQueryMoments(tokens, weighted);
+QueryMoments Engine::CollectQueryMoments(std::span<const int32_t> tokens, bool weighted,
+                                         std::span<const int64_t> context_lengths) {
+  return impl_->CollectQueryMoments(tokens, weighted, context_lengths);
 }
 bool Engine::MeasureQuality() {
   return impl_->MeasureQuality();

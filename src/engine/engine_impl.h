@@ -46,7 +46,8 @@ class Engine::Impl {
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache);
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group);
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
-  QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted);
+  QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted,
+                                   std::span<const int64_t> context_lengths);
   bool MeasureQuality();
   EngineStats Stats() const;
   std::vector<StepTiming> RecentSteps() const;

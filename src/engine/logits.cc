@@ -28,13 +28,21 @@ KvStatistics Engine::Impl::CollectStatistics(std::span<const int32_t> tokens, st
                                       key_means, components_.config.max_num_batched_tokens);
 }
 
-QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens, bool weighted) {
+QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens, bool weighted,
+                                               std::span<const int64_t> context_lengths) {
   CheckStopped("CollectQueryMoments");
   CheckAlone("CollectQueryMoments");
   CheckSequence(tokens);
+  for (const int64_t length : context_lengths) {
+    if (length < 1 || length > components_.info.max_position) {
+      throw InputError(
+          fmt::format("a context of {} tokens; this model takes 1 to {}", length, components_.info.max_position));
+    }
+  }
   const StepLock step_lock(*this);
   return observe::CollectQueryMoments(*components_.model, components_.make_backend, components_.layout, tokens,
-                                      components_.config.max_num_batched_tokens, weighted, *components_.threads);
+                                      components_.config.max_num_batched_tokens, weighted, context_lengths,
+                                      components_.positions, *components_.threads);
 }
 
 int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,

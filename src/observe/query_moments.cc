@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "base/math.h"
 #include "kernels/attention/cpu/table.h"
 #include "kvanta/error.h"
+#include "observe/rope_average.h"
 
 namespace kvanta::observe {
 namespace {
@@ -84,10 +86,12 @@ class LogitErrorCost {
 
 class MomentCollector final : public KvObserver {
  public:
-  MomentCollector(QueryMoments& out, const std::vector<attention::AttentionSpec>& attention, int64_t skip,
-                  ThreadPool& threads)
+  // ropes: of each layer; null: rows count as they are.
+  MomentCollector(QueryMoments& out, const std::vector<attention::AttentionSpec>& attention,
+                  const std::vector<const RopeAverage*>& ropes, int64_t skip, ThreadPool& threads)
       : out_(out),
         attention_(attention),
+        ropes_(ropes),
         skip_(skip),
         threads_(threads),
         keys_(static_cast<size_t>(out.layers)),
@@ -97,7 +101,9 @@ class MomentCollector final : public KvObserver {
         finite_(static_cast<size_t>(out.layers) * static_cast<size_t>(out.kv_heads), 1) {}
 
   void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
+    const int64_t start = seen_keys_[static_cast<size_t>(layer)];
     const int64_t first = First(seen_keys_, layer, rows);
+    const RopeAverage* rope = ropes_[static_cast<size_t>(layer)];
     std::vector<float>& keys = keys_[static_cast<size_t>(layer)];
     std::vector<float>& values = values_[static_cast<size_t>(layer)];
     for (int64_t row = 0; IsWeighted() && row < rows; ++row) {
@@ -109,7 +115,7 @@ class MomentCollector final : public KvObserver {
       float* amax = out_.amax.data() + (int64_t{layer} * 2) * out_.kv_heads + head;
       amax[0] = Largest(amax[0], at, k + head * out_.head_dim, stride, rows);
       amax[out_.kv_heads] = Largest(amax[out_.kv_heads], at, v + head * out_.head_dim, stride, rows);
-      AddRows(at, k + first * stride + head * out_.head_dim, stride, rows - first, 1,
+      AddRows(at, rope, start + first, k + first * stride + head * out_.head_dim, stride, rows - first, 1,
               out_.key_sum.data() + at * out_.head_dim, out_.key_moment.data() + at * out_.head_dim * out_.head_dim);
     };
     threads_.ForEach(out_.kv_heads, add_head);
@@ -120,11 +126,12 @@ class MomentCollector final : public KvObserver {
   void OnRun(int layer, const float* q, int64_t stride, int64_t rows) noexcept override {
     const int64_t start = seen_queries_[static_cast<size_t>(layer)];
     const int64_t first = First(seen_queries_, layer, rows);
+    const RopeAverage* rope = ropes_[static_cast<size_t>(layer)];
     const int group = attention_[static_cast<size_t>(layer)].heads / out_.kv_heads;
     auto add_head = [&](int64_t head, int) {
       const int64_t at = int64_t{layer} * out_.kv_heads + head;
-      AddRows(at, q + first * stride + head * group * out_.head_dim, stride, rows - first, group, nullptr,
-              out_.query_moment.data() + at * out_.head_dim * out_.head_dim);
+      AddRows(at, rope, start + first, q + first * stride + head * group * out_.head_dim, stride, rows - first, group,
+              nullptr, out_.query_moment.data() + at * out_.head_dim * out_.head_dim);
       if (IsWeighted()) AddWeighted(layer, static_cast<int>(head), group, q, stride, start, rows);
     };
     threads_.ForEach(out_.kv_heads, add_head);
@@ -157,9 +164,9 @@ class MomentCollector final : public KvObserver {
     return so_far;
   }
 
-  // `heads` adjacent heads of `tokens` tokens, in the order of tokens.
-  void AddRows(int64_t at, const float* rows, int64_t stride, int64_t tokens, int heads, double* sum,
-               double* moment) noexcept {
+  // `heads` adjacent heads of `tokens` tokens from `position` on, in the order of tokens.
+  void AddRows(int64_t at, const RopeAverage* rope, int64_t position, const float* rows, int64_t stride, int64_t tokens,
+               int heads, double* sum, double* moment) noexcept {
     const int n = out_.head_dim;
     const int64_t count = tokens * heads;
     alignas(64) double x[4][kMaxHeadDim];
@@ -171,8 +178,10 @@ class MomentCollector final : public KvObserver {
           const float value = row < count ? from[c] : 0.0F;
           if (!std::isfinite(value)) finite_[static_cast<size_t>(at)] = 0;
           x[i][c] = value;
-          if (sum != nullptr) sum[c] += x[i][c];
         }
+        if (row >= count) continue;
+        if (rope != nullptr) rope->Undo(position + row / heads, x[i]);
+        for (int c = 0; sum != nullptr && c < n; ++c) sum[c] += x[i][c];
       }
       AddOuterProducts(x, n, moment);
     }
@@ -186,6 +195,7 @@ class MomentCollector final : public KvObserver {
                    int64_t rows) noexcept {
     const int n = out_.head_dim;
     const attention::AttentionSpec& spec = attention_[static_cast<size_t>(layer)];
+    const RopeAverage* rope = ropes_[static_cast<size_t>(layer)];
     LogitErrorCost cost(spec);
     const int64_t channel = int64_t{kv_head} * n;
     const float* keys = keys_[static_cast<size_t>(layer)].data() + channel;
@@ -201,6 +211,7 @@ class MomentCollector final : public KvObserver {
         const double root =
             std::sqrt(cost.Of(query, head, position, keys, values, KvChannels(), skip_, position / skip_ * skip_));
         for (int c = 0; c < n; ++c) x[filled][c] = root * double{query[c]};
+        if (rope != nullptr) rope->Undo(position, x[filled]);
         if (++filled < 4) continue;
         AddOuterProducts(x, n, moment);
         filled = 0;
@@ -212,6 +223,7 @@ class MomentCollector final : public KvObserver {
 
   QueryMoments& out_;
   const std::vector<attention::AttentionSpec>& attention_;
+  const std::vector<const RopeAverage*>& ropes_;
   const int64_t skip_;
   ThreadPool& threads_;
   std::vector<std::vector<float>> keys_, values_;  // [layers]: [tokens so far][kv_heads * head_dim], if weighted
@@ -229,11 +241,51 @@ void Mirror(std::vector<double>& moments, int64_t n) {
   }
 }
 
+// Averages over positions: one for each different rope of the layers.
+class LayerRopes {
+ public:
+  LayerRopes(const models::ModelConfig& config, std::span<const int64_t> context_lengths, int64_t positions,
+             int64_t tokens)
+      : of_layers_(config.layer_specs.size()) {
+    std::vector<const models::RopeSpec*> specs;
+    for (size_t layer = 0; !context_lengths.empty() && layer < of_layers_.size(); ++layer) {
+      const models::RopeSpec& rope = config.layer_specs[layer].rope;
+      const auto found = std::ranges::find_if(specs, [&](const models::RopeSpec* spec) { return *spec == rope; });
+      const auto index = static_cast<size_t>(found - specs.begin());
+      if (found == specs.end()) {
+        specs.push_back(&rope);
+        different_.push_back(std::make_unique<RopeAverage>(rope, config.head_dim, context_lengths, positions, tokens));
+      }
+      of_layers_[layer] = different_[index].get();
+    }
+  }
+
+  const std::vector<const RopeAverage*>& OfLayers() const noexcept { return of_layers_; }
+
+  // Replaces sums of rows before RoPE by their averages.
+  void Average(QueryMoments& moments) const {
+    const size_t n = static_cast<size_t>(moments.head_dim), heads = static_cast<size_t>(moments.kv_heads);
+    for (size_t at = 0; at < of_layers_.size() * heads; ++at) {
+      const RopeAverage* rope = of_layers_[at / heads];
+      if (rope == nullptr) continue;
+      rope->AverageSum(moments.key_sum.data() + at * n);
+      for (auto* moment : {&moments.key_moment, &moments.query_moment, &moments.weighted_query_moment}) {
+        if (!moment->empty()) rope->AverageMoment(moment->data() + at * n * n);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<RopeAverage>> different_;
+  std::vector<const RopeAverage*> of_layers_;
+};
+
 }  // namespace
 
 QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& make_backend,
                                  const formats::CacheLayout& layout, std::span<const int32_t> tokens, int64_t max_rows,
-                                 bool weighted, ThreadPool& threads) {
+                                 bool weighted, std::span<const int64_t> context_lengths, int64_t positions,
+                                 ThreadPool& threads) {
   const models::ModelConfig& config = model.Config();
   if (config.UsesMla()) {
     throw InputError(fmt::format("{} stores latents (MLA), which have no +query", config.architecture));
@@ -252,15 +304,17 @@ QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& mak
   result.query_moment = result.key_moment;
   if (weighted) result.weighted_query_moment = result.key_moment;
   const std::vector<attention::AttentionSpec> attention = model.AttentionLayers();
-  MomentCollector collector(result, attention, skip, threads);
+  const LayerRopes ropes(config, context_lengths, positions, std::ssize(tokens));
+  MomentCollector collector(result, attention, ropes.OfLayers(), skip, threads);
   ForwardObserved(model, make_backend, layout, tokens, max_rows, collector);
   if (collector.BadLayer() >= 0) {
     throw InputError(fmt::format("cannot calibrate: layer {} has keys, values or queries that are not finite",
                                  collector.BadLayer()));
   }
-  Mirror(result.key_moment, config.head_dim);
-  Mirror(result.query_moment, config.head_dim);
-  Mirror(result.weighted_query_moment, config.head_dim);
+  for (auto* moments : {&result.key_moment, &result.query_moment, &result.weighted_query_moment}) {
+    Mirror(*moments, config.head_dim);
+  }
+  ropes.Average(result);
   return result;
 }
 

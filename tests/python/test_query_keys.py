@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kvanta import LLM, InputError
 from kvanta.calibration import calibrate, save_checkpoint, write_scale_file
+from kvanta.calibration.calibrate import calibrate_query
 from kvanta.calibration.query_matrices import eigen_channels, query_matrix
 from kvanta.divergence import kl_divergence
 
@@ -230,10 +231,48 @@ def test_kept_files_are_of_one_configuration(folder: Path, tmp_path: Path, monke
     assert first != second
 
 
+@pytest.fixture(scope="module")
+def turning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose keys have a bias that RoPE turns by 60 degrees within 256 tokens."""
+    work = tmp_path_factory.mktemp("turning")
+    base = tiny_checkpoints.write_checkpoint(work / "base", max_position_embeddings=2048, rope_theta=300.0)
+    return biased_twins.biased_keys(base, work / "biased", 2, 32.0)
+
+
+def test_moments_of_short_windows_are_those_of_a_long_context(turning: Path) -> None:
+    llm = quiet_llm(turning, kv_cache_dtype="bf16", max_model_len=1024)
+
+    def total(window: int, lengths: list[int]) -> dict[str, NDArray[np.float64]]:
+        parts = [llm.query_moments(TEXT[i : i + window], False, lengths) for i in range(0, len(TEXT), window)]
+        return {key: sum(part[key] for part in parts) / sum(part["tokens"] for part in parts) for key in parts[0]}
+
+    long, own, turned = total(1024, []), total(256, []), total(256, [1024])
+    for key in ("key_sum", "key_moment"):
+        errors = [np.linalg.norm(found[key] - long[key]) for found in (own, turned)]
+        assert errors[1] < 0.2 * errors[0], key
+
+
+def test_matrices_hold_beyond_the_positions_of_their_text(turning: Path, tmp_path: Path) -> None:
+    tokens = RANDOM.integers(3, 512, 2048)
+    options = {"max_model_len": 2048, "dtype": "float32"}
+    reader = quiet_llm(turning, kv_cache_dtype="bf16", **options)
+    exact = quiet_llm(turning, kv_cache_dtype="fp32", **options).logits(tokens)
+
+    def beyond(name: str, lengths: list[int] | None) -> float:
+        file = tmp_path / f"{name}.safetensors"
+        write_scale_file(file, calibrate_query(reader, TEXT, 256, lengths=lengths), reader.model_info)
+        llm = quiet_llm(turning, kv_cache_dtype="int4+query", quantization_param_path=str(file), **options)
+        return float(kl_divergence(exact, llm.logits(tokens))[1024:].mean())
+
+    assert beyond("all", None) < 0.5 * beyond("text", [])
+
+
 def test_refusals(folder: Path, file: Path, tmp_path: Path) -> None:
     reader = quiet_llm(folder, kv_cache_dtype="bf16")
     with pytest.raises(InputError, match=r"100 tokens: \+query needs at least 8,192"):
         calibrate(reader, TEXT[:100], query=True)
+    with pytest.raises(InputError, match=r"a context of 0 tokens; this model takes 1 to"):
+        reader.query_moments(TEXT[:100], True, [0])
     with pytest.raises(InputError, match=r"FILE.safetensors"):
         write_scale_file(tmp_path / "query.json", calibrate(reader, TEXT, query=True), reader.model_info)
     other = tiny_checkpoints.write_checkpoint(tmp_path / "other")

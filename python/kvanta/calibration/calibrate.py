@@ -51,14 +51,19 @@ class Calibration:
 
 
 def calibrate_query(
-    llm: LLM, token_ids: Sequence[int] | NDArray[np.integer], window: int, eigen_channels: bool = True
+    llm: LLM,
+    token_ids: Sequence[int] | NDArray[np.integer],
+    window: int,
+    eigen_channels: bool = True,
+    lengths: Sequence[int] | None = None,
 ) -> Calibration:
     """The matrices and means of +query, and scales by "amax" per head, from one reading of the text.
 
-    `eigen_channels`: with those of klt3 and klt2, which take half of the time again.
+    `eigen_channels`: with those of klt3 and klt2, which take half of the time again. `lengths`: as of
+    collect_query_moments().
     """
     tokens = token_list(token_ids, llm.model_info.vocab)
-    found = collect_query_moments(llm, tokens, window, weighted=eigen_channels)
+    found = collect_query_moments(llm, tokens, window, weighted=eigen_channels, lengths=lengths)
     matrices = query_matrices(found)
     scales = np.maximum(found.amax / np.float32(LARGEST), np.finfo(np.float32).tiny)
     return Calibration(

@@ -46,13 +46,28 @@ class QueryMoments:
             self.weighted_query_moment += other.weighted_query_moment
 
 
+def context_lengths(window: int, longest: int) -> list[int]:
+    """Contexts over whose positions keys and queries are averaged: `window` and its doublings, up to the model's."""
+    lengths = [min(window, longest)]
+    while lengths[-1] < longest:
+        lengths.append(min(2 * lengths[-1], longest))
+    return lengths
+
+
 def collect_query_moments(
-    llm: LLM, token_ids: Sequence[int], window: int, what: str = "reading keys and queries", weighted: bool = True
+    llm: LLM,
+    token_ids: Sequence[int],
+    window: int,
+    what: str = "reading keys and queries",
+    weighted: bool = True,
+    lengths: Sequence[int] | None = None,
 ) -> QueryMoments:
     """Forwards the text in windows of `window` tokens, each a sequence of its own. Raises InputError if it is short.
 
-    `weighted`: as of LLM.query_moments().
+    `weighted`: as of LLM.query_moments(), and `lengths`: its context_lengths, by default those of context_lengths().
     """
+    if lengths is None:
+        lengths = context_lengths(window, llm.model_info.max_position)
     if len(token_ids) < MIN_TOKENS:
         raise InputError(
             f"the text has {len(token_ids):,} tokens: +query needs at least {MIN_TOKENS:,} to know keys and queries"
@@ -61,7 +76,7 @@ def collect_query_moments(
     with progress_bar(len(token_ids), what, "token") as bar:
         for begin in range(0, len(token_ids), window):
             tokens = token_ids[begin : begin + window]
-            part = QueryMoments(**llm.query_moments(tokens, weighted))
+            part = QueryMoments(**llm.query_moments(tokens, weighted, lengths))
             bar.update(len(tokens))
             if total is None:
                 total = part

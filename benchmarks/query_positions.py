@@ -49,7 +49,7 @@ def main() -> int:
         report["rows"] = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
     reader = kvanta.LLM(str(resolve_model(options.model).path), kv_cache_dtype="bf16", max_model_len=WINDOW)
     with tempfile.TemporaryDirectory() as work:
-        for calibration, lengths in {"": None, **CALIBRATIONS}.items():
+        for calibration, lengths in {**CALIBRATIONS, "": None}.items():
             formats = [name for name in options.formats if ("query" in name or "klt" in name) == bool(calibration)]
             done = {row["format"] for row in report["rows"] if row["calibration"] == (calibration or "none")}
             if not set(formats) - done:

@@ -4,9 +4,9 @@
     benchmarks/fleet_costs.py small.gguf --threads 1 --formats int4 --short 128 --long 1024 --block-size 16 --json C
     python benchmarks/fleet_routing.py small.gguf TRACE --costs C --routing round-robin --json F
 
-Before the load, prompts of three lengths to the idle server, one by one, one for each replica and in bursts, measure
-what prompts, requests and messages cost, and the CPUs that the replicas have when all of them work: they have
-one thread each and share the machine. Each run adds its row to FILE or replaces its routing's.
+Before the load, prompts to the idle server measure the CPU time of prompts, requests and messages in clients, front,
+replicas and engines, and the CPUs that all of these have together: engines have one thread each and share the machine.
+The load runs --runs times; medians are compared. Each call adds its row to FILE or replaces its routing's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -25,7 +24,8 @@ from typing import Any
 
 import aiohttp
 from fleet_costs import prompt_costs
-from server_process import KVANTA, free_port, replicas, server_process
+from fleet_work import Threads, Work
+from server_process import KVANTA, free_port, server_process
 
 from kvanta.fleet.costs import ReplicaCosts
 from kvanta.fleet.report import costs_by_format
@@ -41,19 +41,22 @@ from kvanta.loadgen.workload import PlannedRequest, Workload, synthetic
 SHORT_TOKENS, MEDIUM_TOKENS, LONG_TOKENS = 8, 128, 1000
 SINGLE, BURST = 30, 48
 ANSWER = 17
+SETTLE_S = 0.3
+"""After which the work on a load's last request is done."""
 
 
-async def idle_costs(url: str, costs: ReplicaCosts, count: int) -> tuple[ReplicaCosts, float]:
-    """The costs with those of prompts, requests and messages as the live server has them, and the CPUs that `count`
-    replicas seem to have when all of them work.
+async def measured_costs(threads: Threads, url: str, costs: ReplicaCosts) -> tuple[ReplicaCosts, float]:
+    """The costs with those of prompts, requests and messages as the idle server has them, and the CPUs that the
+    replicas have when all of them work.
     """
     runs = itertools.count(1)
+    count = len(threads.replicas)
     async with open_session(60.0, None) as session:
         target = await find_target(session, url)
         maker = target.maker(1)
 
-        async def run(requests: int, concurrency: int, tokens: int, answer: int) -> tuple[float, float]:
-            """Median time to the first token, and seconds of all."""
+        async def run(requests: int, concurrency: int, tokens: int, answer: int) -> tuple[float, Work]:
+            """Median time to the first token, and the work on a request."""
             number = next(runs)
 
             async def send(request: PlannedRequest, record: RequestRecord, clock: Any) -> None:
@@ -62,58 +65,70 @@ async def idle_costs(url: str, costs: ReplicaCosts, count: int) -> tuple[Replica
             load = synthetic(
                 requests=requests, rate=math.inf, burstiness=1.0, input_tokens=tokens, output_tokens=answer
             )
-            records, seconds = await run_load(load, send, concurrency=concurrency)
-            return statistics.median(record.ttft_s for record in records), seconds
+            before = threads.work()
+            records, _ = await run_load(load, send, concurrency=concurrency)
+            await asyncio.sleep(SETTLE_S)
+            work = threads.work().minus(before).per(requests)
+            return statistics.median(record.ttft_s for record in records), work
 
-        single, _ = await run(SINGLE, 1, SHORT_TOKENS, 1)
-        medium, _ = await run(8, 1, MEDIUM_TOKENS, 1)
-        long, _ = await run(4, 1, LONG_TOKENS, 1)
-        together = statistics.median([(await run(count, count, LONG_TOKENS, 1))[1] for _ in range(3)])
-        one = statistics.median([(await run(BURST, BURST, SHORT_TOKENS, 1))[1] for _ in range(3)])
-        more = statistics.median([(await run(BURST, BURST, SHORT_TOKENS, ANSWER))[1] for _ in range(3)])
-    token_s, depth_s = prompt_costs(MEDIUM_TOKENS, medium - single, LONG_TOKENS, long - single)
-    cpus = min(float(count), count * long / together)
-    # In bursts, all CPUs are busy with requests and messages, and with the engines' steps.
-    prompt_s = max(SHORT_TOKENS * token_s, costs.step_s)
-    front_s = max(0.0, one / BURST - prompt_s / cpus)
-    steps = (ANSWER - 1) * (count * costs.step_s + (BURST - count) * costs.decode_sequence_s)
+        async def cpus_when_busy() -> float:
+            """CPUs that front, clients and replicas get together while every engine has work."""
+            load = asyncio.create_task(run(8 * count, 8 * count, LONG_TOKENS, 1))
+            await asyncio.sleep(1.0)
+            before = threads.work()
+            await asyncio.sleep(2.0)
+            work = threads.work().minus(before)
+            await load
+            return (work.client + work.front + work.messages + work.engines) / work.wall
+
+        ttft_s, single = await run(SINGLE, 1, SHORT_TOKENS, 1)
+        _, medium = await run(12, 1, MEDIUM_TOKENS, 1)
+        _, long = await run(6, 1, LONG_TOKENS, 1)
+        _, together = await run(4 * count, count, LONG_TOKENS, 1)
+        _, one = await run(BURST, 2 * count, SHORT_TOKENS, 1)
+        _, more = await run(BURST, 2 * count, SHORT_TOKENS, ANSWER)
+        cpus = statistics.median([await cpus_when_busy() for _ in range(3)])
+    slowdown = max(1.0, together.engines / long.engines)
+    token_s, depth_s = prompt_costs(
+        MEDIUM_TOKENS, medium.engines - single.engines, LONG_TOKENS, long.engines - single.engines
+    )
+    message = more.minus(one).per((ANSWER - 1) * slowdown)
+    request = one.per(slowdown).minus(message)
+    own_s = single.client + single.front + single.messages + single.engines
     return dataclasses.replace(
         costs,
         prefill_token_s=token_s,
         prefill_depth_s=depth_s,
-        front_s=front_s,
-        request_s=max(0.0, single - front_s - prompt_s),
-        message_s=max(0.0, ((more - one) * cpus - steps) / (BURST * (ANSWER - 1))),
+        client_request_s=max(0.0, request.client),
+        client_message_s=max(0.0, message.client),
+        front_s=max(0.0, request.front),
+        front_message_s=max(0.0, message.front),
+        replica_request_s=max(0.0, request.messages),
+        message_s=max(0.0, message.messages),
+        request_s=max(0.0, ttft_s - own_s),
     ), cpus
 
 
-def prefer_messages(pid: int) -> None:
-    """Lowers the priority of the engines' threads, so that front and load generator, which would have machines of their
-    own, do not wait for them.
-    """
-    for replica in replicas(pid):
-        used = {}
-        for task in Path(f"/proc/{replica}/task").iterdir():
-            fields = (task / "stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-            used[int(task.name)] = int(fields[11])
-        os.setpriority(os.PRIO_PROCESS, max(used, key=lambda thread: used[thread]), 10)
-
-
 async def measure(
-    pid: int, url: str, workload: Workload, costs: ReplicaCosts, count: int
-) -> tuple[ReplicaCosts, float, dict[str, Any]]:
-    """The costs and CPUs, by idle_costs, and the load's figures."""
+    pid: int, url: str, workload: Workload, costs: ReplicaCosts, runs: int
+) -> tuple[ReplicaCosts, float, list[dict[str, Any]]]:
+    """The costs and CPUs, by measured_costs, and the figures of each run of the load."""
     warm_up = synthetic(requests=30, rate=math.inf, burstiness=1.0, input_tokens=512, output_tokens=4)
     await bench_server(ServerOptions(url, prompts="ids"), lambda _: warm_up, [Load(None, None)])
-    prefer_messages(pid)
-    costs, cpus = await idle_costs(url, costs, count)
-    async with aiohttp.ClientSession() as session, session.post(f"{url}/reset_prefix_cache") as response:
-        response.raise_for_status()
-    report = await bench_server(ServerOptions(url, prompts="ids"), lambda _: workload, [Load(None, None)])
-    [run] = report["runs"]
-    if run["failed"]:
-        raise SystemExit(f"error: {run['errors']}")
-    return costs, cpus, run
+    threads = Threads.of(pid)
+    costs, cpus = await measured_costs(threads, url, costs)
+    rows = []
+    for _ in range(runs):
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/reset_prefix_cache") as response:
+            response.raise_for_status()
+        before = threads.work()
+        report = await bench_server(ServerOptions(url, prompts="ids"), lambda _: workload, [Load(None, None)])
+        [run] = report["runs"]
+        if run["failed"]:
+            raise SystemExit(f"error: {run['errors']}")
+        rows.append(live_row(run))
+        print(json.dumps({**rows[-1], "work": vars(threads.work().minus(before))}), file=sys.stderr, flush=True)
+    return costs, cpus, rows
 
 
 def live_row(run: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +156,7 @@ def main() -> int:
     parser.add_argument("--time-scale", type=float, default=0.35)
     parser.add_argument("--cache-tokens", type=int, default=32768, help="that a replica's cache holds")
     parser.add_argument("--format", default="int4")
+    parser.add_argument("--runs", type=int, default=3, help="of the load, whose medians are compared [3]")
     parser.add_argument("--json", type=Path, required=True)
     values = parser.parse_args()
     workload = read_trace(
@@ -159,13 +175,16 @@ def main() -> int:
     ]
     costs: ReplicaCosts = costs_by_format(values.costs, [values.format])[values.format]
     with server_process(command, port) as server:
-        costs, cpus, run = asyncio.run(measure(server.pid, server.url, workload, costs, values.replicas))
+        costs, cpus, runs = asyncio.run(measure(server.pid, server.url, workload, costs, values.runs))
     fleet = Fleet(values.replicas, values.routing, values.cache_tokens, 1.0, costs, cpus=cpus)
-    live, simulated = live_row(run), simulate(workload, fleet)
+    live = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    simulated = simulate(workload, fleet)
     row = {
         "routing": values.routing,
         "live": live,
         "simulated": {name: simulated.get(name) for name in live},
+        "difference": {name: simulated[name] / live[name] - 1 for name in live if name in simulated},
+        "runs": runs,
         "costs": vars(costs),
         "cpus": cpus,
     }

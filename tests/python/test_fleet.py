@@ -20,7 +20,7 @@ COSTS = ReplicaCosts(step_s=0.01, prefill_token_s=0.001, max_num_batched_tokens=
 BLOCK = 100
 
 
-def _workload(*requests: tuple[float, int, int, tuple[int, ...]]) -> Workload:
+def workload_of(*requests: tuple[float, int, int, tuple[int, ...]]) -> Workload:
     planned = [
         PlannedRequest(index, arrival, tokens, answer, blocks, BLOCK if blocks else 0)
         for index, (arrival, tokens, answer, blocks) in enumerate(requests)
@@ -28,7 +28,7 @@ def _workload(*requests: tuple[float, int, int, tuple[int, ...]]) -> Workload:
     return Workload(tuple(planned), {"kind": "test", "file": "test"})
 
 
-def _fleet(**changes: Any) -> Fleet:
+def fleet_of(**changes: Any) -> Fleet:
     return Fleet(
         **{
             "replicas": 1,
@@ -42,7 +42,7 @@ def _fleet(**changes: Any) -> Fleet:
 
 
 def test_one_request_takes_its_prompt_and_its_steps() -> None:
-    report = simulate(_workload((0.0, 250, 5, ())), _fleet())
+    report = simulate(workload_of((0.0, 250, 5, ())), fleet_of())
     assert report["ttft_p50_s"] == pytest.approx(0.25)
     assert report["seconds"] == pytest.approx(0.25 + 4 * 0.01)
     assert report["hit_rate"] == 0
@@ -57,19 +57,19 @@ def test_depth_and_batches_cost() -> None:
         decode_depth_s=1e-5,
         max_num_batched_tokens=100,
     )
-    report = simulate(_workload((0.0, 200, 3, ())), _fleet(costs=costs))
+    report = simulate(workload_of((0.0, 200, 3, ())), fleet_of(costs=costs))
     first = 0.2 + 1e-6 * (200 * 200 / 2)
     assert report["ttft_p50_s"] == pytest.approx(first)
     assert report["seconds"] == pytest.approx(first + 2 * 0.01 + 1e-5 * (201 + 202))
-    two = simulate(_workload((0.0, 100, 11, ()), (0.0, 100, 11, ())), _fleet(costs=costs))
-    alone = simulate(_workload((0.0, 100, 11, ())), _fleet(costs=costs))
+    two = simulate(workload_of((0.0, 100, 11, ()), (0.0, 100, 11, ())), fleet_of(costs=costs))
+    alone = simulate(workload_of((0.0, 100, 11, ())), fleet_of(costs=costs))
     assert alone["seconds"] < two["seconds"] < 2 * alone["seconds"]
 
 
 def test_a_later_arrival_does_not_change_earlier_steps() -> None:
     """Equal steps are taken at once only as far as nothing happens in between."""
-    short = simulate(_workload((0.0, 100, 1000, ())), _fleet())
-    split = simulate(_workload((0.0, 100, 1000, ()), (50.0, 100, 1, ())), _fleet())
+    short = simulate(workload_of((0.0, 100, 1000, ())), fleet_of())
+    split = simulate(workload_of((0.0, 100, 1000, ()), (50.0, 100, 1, ())), fleet_of())
     assert split["seconds"] == pytest.approx(50.0 + 0.1)
     assert short["seconds"] == pytest.approx(0.1 + 999 * 0.01)
 
@@ -81,9 +81,9 @@ def test_routings_find_what_they_can() -> None:
         for user in (0, 1):
             blocks = tuple(range(100 * user, 100 * user + 2 + turn))
             turns.append((10.0 * (2 * turn + (user if turn != 1 else 1 - user)), BLOCK * len(blocks) + 10, 2, blocks))
-    workload = _workload(*sorted(turns))
+    workload = workload_of(*sorted(turns))
     prompt = sum(tokens for _, tokens, _, _ in turns)
-    rates = {name: simulate(workload, _fleet(replicas=2, routing=name))["cached_tokens"] for name in ROUTINGS}
+    rates = {name: simulate(workload, fleet_of(replicas=2, routing=name))["cached_tokens"] for name in ROUTINGS}
     best = 2 * (2 + 3) * BLOCK  # all of every turn but the new block
     assert rates["prefix-aware"] == rates["shared-store"] == best
     assert rates["round-robin"] < best
@@ -91,13 +91,13 @@ def test_routings_find_what_they_can() -> None:
 
 
 def test_the_store_is_used_only_where_it_is_faster() -> None:
-    workload = _workload((0.0, 310, 2, (1, 2, 3)), (10.0, 310, 2, (1, 2, 3)))
-    fast = simulate(workload, _fleet(replicas=2, routing="shared-store"))
+    workload = workload_of((0.0, 310, 2, (1, 2, 3)), (10.0, 310, 2, (1, 2, 3)))
+    fast = simulate(workload, fleet_of(replicas=2, routing="shared-store"))
     assert fast["loaded_tokens"] == 300
     assert fast["ttft_p50_s"] == pytest.approx(300 * 1000 / 1e9 + 0.01, rel=1e-3)
     slow = ReplicaCosts(**{**vars(COSTS), "load_bytes_per_s": 1e5})
-    assert simulate(workload, _fleet(replicas=2, routing="shared-store", costs=slow))["loaded_tokens"] == 0
-    small = _fleet(replicas=2, routing="shared-store", store_bytes=100 * 1000.0)
+    assert simulate(workload, fleet_of(replicas=2, routing="shared-store", costs=slow))["loaded_tokens"] == 0
+    small = fleet_of(replicas=2, routing="shared-store", store_bytes=100 * 1000.0)
     assert simulate(workload, small)["loaded_tokens"] == 100
 
 
@@ -113,17 +113,17 @@ def test_caches_keep_beginnings_and_what_was_used_last() -> None:
 
 
 def test_replicas_that_share_cpus_slow_each_other_down() -> None:
-    both = _workload((0.0, 100, 1, ()), (0.0, 100, 1, ()))
-    assert simulate(both, _fleet(replicas=2, cpus=2))["ttft_p99_s"] == pytest.approx(0.1)
-    shared = simulate(both, _fleet(replicas=2, cpus=1))
+    both = workload_of((0.0, 100, 1, ()), (0.0, 100, 1, ()))
+    assert simulate(both, fleet_of(replicas=2, cpus=2))["ttft_p99_s"] == pytest.approx(0.1)
+    shared = simulate(both, fleet_of(replicas=2, cpus=1))
     assert shared["ttft_p50_s"] == shared["ttft_p99_s"] == pytest.approx(0.2)
-    apart = _workload((0.0, 100, 1, ()), (1.0, 100, 1, ()))
-    assert simulate(apart, _fleet(replicas=2, cpus=1))["ttft_p99_s"] == pytest.approx(0.1)
+    apart = workload_of((0.0, 100, 1, ()), (1.0, 100, 1, ()))
+    assert simulate(apart, fleet_of(replicas=2, cpus=1))["ttft_p99_s"] == pytest.approx(0.1)
 
 
 def test_the_front_takes_one_request_after_the_other() -> None:
     costs = ReplicaCosts(**{**vars(COSTS), "front_s": 0.03, "request_s": 0.5, "message_s": 0.02})
-    report = simulate(_workload(*[(0.0, 100, 3, ())] * 3), _fleet(replicas=3, costs=costs))
+    report = simulate(workload_of(*[(0.0, 100, 3, ())] * 3), fleet_of(replicas=3, costs=costs))
     assert report["ttft_p50_s"] == pytest.approx(2 * 0.03 + 0.1 + 0.5)
     assert report["ttft_p99_s"] == pytest.approx(3 * 0.03 + 0.1 + 0.5)
     assert report["seconds"] == pytest.approx(3 * 0.03 + 0.1 + 2 * (0.01 + 0.02))
@@ -132,30 +132,30 @@ def test_the_front_takes_one_request_after_the_other() -> None:
 def test_a_prompt_follows_an_equal_one_that_is_being_computed() -> None:
     """Its blocks count as held, as PrefixRouter counts what it has sent; 128 tokens for the other request are less."""
     blocks = (1, 2, 3)
-    workload = _workload((0.0, 310, 2, blocks), (0.01, 310, 2, blocks), (0.02, 310, 2, (7, 8, 9)))
-    report = simulate(workload, _fleet(replicas=2, routing="prefix-aware"))
+    workload = workload_of((0.0, 310, 2, blocks), (0.01, 310, 2, blocks), (0.02, 310, 2, (7, 8, 9)))
+    report = simulate(workload, fleet_of(replicas=2, routing="prefix-aware"))
     assert report["cached_tokens"] == 300
     assert report["ttft_p99_s"] < 0.4, "the third prompt has a replica for itself"
 
 
 def test_answers_take_room_until_they_are_evicted() -> None:
-    workload = _workload((0.0, 110, 1, (1,)), (1.0, 110, 500, (2,)), (30.0, 110, 1, (1,)))
-    assert simulate(workload, _fleet(capacity_tokens=800))["cached_tokens"] == 100
-    assert simulate(workload, _fleet(capacity_tokens=600))["cached_tokens"] == 0
+    workload = workload_of((0.0, 110, 1, (1,)), (1.0, 110, 500, (2,)), (30.0, 110, 1, (1,)))
+    assert simulate(workload, fleet_of(capacity_tokens=800))["cached_tokens"] == 100
+    assert simulate(workload, fleet_of(capacity_tokens=600))["cached_tokens"] == 0
 
 
 def test_more_replicas_are_needed_for_more_load() -> None:
     requests = [(0.05 * i, 200, 4, ()) for i in range(200)]
-    count, seen = replicas_needed(_workload(*requests), _fleet(), 0.5)
+    count, seen = replicas_needed(workload_of(*requests), fleet_of(), 0.5)
     assert count is not None
     by_size = {report["replicas"]: report for report in seen}
     assert by_size[count]["ttft_p99_s"] <= 0.5 < by_size[count - 1]["ttft_p99_s"]
-    assert replicas_needed(_workload(*requests), _fleet(), 0.01, limit=8)[0] is None
+    assert replicas_needed(workload_of(*requests), fleet_of(), 0.01, limit=8)[0] is None
 
 
 def test_a_thousand_replicas() -> None:
     requests = [(0.01 * i, 300, 50, (i % 7, 100 + i)) for i in range(2000)]
-    report = simulate(_workload(*requests), _fleet(replicas=1000, routing="prefix-aware"))
+    report = simulate(workload_of(*requests), fleet_of(replicas=1000, routing="prefix-aware"))
     assert report["requests"] == 2000
     assert math.isfinite(report["ttft_p99_s"])
 

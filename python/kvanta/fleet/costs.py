@@ -33,11 +33,19 @@ class ReplicaCosts:
     load_s: float = 0.0
     """Lookup and first answer of the store."""
     message_s: float = 0.0
-    """Sending a token of one sequence to its client."""
+    """The replica's work, beside the step, on a token that it sends."""
     front_s: float = 0.0
     """Work of the front, which all replicas share, on a request, one after the other."""
     request_s: float = 0.0
     """A request's further time to the first token, which delays no other: messages, network."""
+    replica_request_s: float = 0.0
+    """On shared CPUs: the replica's work on a request before its first step."""
+    front_message_s: float = 0.0
+    """On shared CPUs: the front's work on a token."""
+    client_request_s: float = 0.0
+    """On shared CPUs: the work of clients on the same machine, one after the other, on a request."""
+    client_message_s: float = 0.0
+    """On shared CPUs: that on a token."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
 

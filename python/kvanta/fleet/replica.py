@@ -49,6 +49,16 @@ class SimulatedRequest:
         return self.first_token_s - self.planned.arrival_s
 
 
+@dataclass
+class _Step:
+    """A step's requests, and its seconds."""
+
+    decoding: list[SimulatedRequest]
+    prefilling: list[tuple[SimulatedRequest, int]]
+    """With the tokens of each."""
+    seconds: float
+
+
 class SharedStore(BlockCache):
     """A store that all replicas write to and read from."""
 
@@ -68,15 +78,16 @@ class Replica:
     now_s: float = 0.0
     waiting: deque[SimulatedRequest] = field(default_factory=deque)
     running: list[SimulatedRequest] = field(default_factory=list)
-    slowdown: float = 1.0
-    """Steps take so many times as long: replicas share CPUs."""
+    sent: int = 0
+    """Requests that are on their way to it."""
     _expected: Counter[int] = field(default_factory=Counter)
     _running_tokens: int = 0
+    _current: _Step | None = None
 
     @property
     def requests(self) -> int:
-        """Requests that run or wait."""
-        return len(self.waiting) + len(self.running)
+        """Requests that run, wait or are on their way."""
+        return len(self.waiting) + len(self.running) + self.sent
 
     def expected(self, blocks: Sequence[int]) -> int:
         """Leading blocks that are in the cache, or in a prompt that has no first token yet."""
@@ -85,12 +96,22 @@ class Replica:
             found += 1
         return found
 
+    def send(self, request: SimulatedRequest) -> None:
+        """Counts a request that is on its way, and will be received."""
+        self._expected.update(request.planned.blocks)
+        self.sent += 1
+
+    def receive(self, request: SimulatedRequest) -> None:
+        """Takes a request that was sent."""
+        self.sent -= 1
+        self.waiting.append(request)
+
     def enqueue(self, request: SimulatedRequest, time_s: float) -> None:
         """Takes a request that comes at `time_s`; steps until then have run."""
         if not self.requests:
             self.now_s = max(self.now_s, time_s)
-        self._expected.update(request.planned.blocks)
-        self.waiting.append(request)
+        self.send(request)
+        self.receive(request)
 
     def run_until(self, time_s: float) -> None:
         """Steps that begin before `time_s`."""
@@ -103,7 +124,7 @@ class Replica:
         if self.running:
             self._step(time_s)
         else:
-            self.now_s = min(request.ready_s or 0.0 for request in self.waiting)  # all wait for their pages
+            self.now_s = self.ready_s  # all wait for their pages
 
     def _admit(self) -> None:
         """Starts waiting requests in order while a step has room; those whose pages are loaded let others pass."""
@@ -151,43 +172,71 @@ class Replica:
 
     def _step(self, time_s: float) -> None:
         """One step, or as many equal ones as nothing happens in between."""
+        step = self._form()
+        costs, decoding = self.costs, step.decoding
+        if step.prefilling:
+            self._finish(step, self.now_s + step.seconds)
+            return
+        steps = min(request.planned.output_tokens - request.decoded for request in decoding)
+        grown = costs.decode_depth_s * len(decoding)  # each step is longer than the one before
+        wanted = math.ceil((time_s - self.now_s) / step.seconds) if step.seconds > 0 and time_s < math.inf else steps
+        steps = max(1, min(steps, wanted))
+        self.now_s += steps * step.seconds + grown * steps * (steps - 1) / 2
+        self._decode(decoding, steps)
+
+    def _form(self) -> _Step:
+        """The next step of the running requests."""
         costs = self.costs
         decoding = [request for request in self.running if request.tokens_to_compute == 0]
-        prefilling = [request for request in self.running if request.tokens_to_compute > 0]
         depth = float(sum(request.depth for request in decoding))
-        seconds = costs.decode_s(len(decoding), depth)
-        seconds += costs.step_s if decoding else 0.0
-        if not prefilling:
-            steps = min(request.planned.output_tokens - request.decoded for request in decoding)
-            seconds *= self.slowdown
-            grown = costs.decode_depth_s * len(decoding) * self.slowdown  # each step is longer than the one before
-            wanted = math.ceil((time_s - self.now_s) / seconds) if seconds > 0 and time_s < math.inf else steps
-            steps = max(1, min(steps, wanted))
-            self.now_s += steps * seconds + grown * steps * (steps - 1) / 2
-            self._decode(decoding, steps)
-            return
+        seconds = costs.decode_s(len(decoding), depth) + (costs.step_s if decoding else 0.0)
         budget = costs.max_num_batched_tokens - len(decoding)
+        prefilling = []
         prefill_s = 0.0
-        done = []
-        for request in prefilling:
-            if budget <= 0:
-                break
+        for request in self.running:
             tokens = min(budget, request.tokens_to_compute)
-            prefill_s += costs.prefill_s(tokens, request.depth)
+            if tokens > 0:
+                prefill_s += costs.prefill_s(tokens, request.depth)
+                prefilling.append((request, tokens))
+                budget -= tokens
+        # Weights are read once for all: few prompt tokens cost no less than a step.
+        return _Step(decoding, prefilling, max(seconds + prefill_s, costs.step_s))
+
+    def _finish(self, step: _Step, time_s: float) -> list[SimulatedRequest]:
+        """The step ends at `time_s`; requests that have a token from it."""
+        self.now_s = time_s
+        done = []
+        for request, tokens in step.prefilling:
             request.computed += tokens
-            budget -= tokens
             self.cache.add(request.blocks)
             if request.tokens_to_compute == 0:
                 done.append(request)
-        # Weights are read once for all: few prompt tokens cost no less than a step.
-        self.now_s += max(seconds + prefill_s, costs.step_s) * self.slowdown
-        self._decode(decoding, 1)
+        self._decode(step.decoding, 1)
         for request in done:
             self._expected -= Counter(request.planned.blocks)
             if self.store is not None:
                 self.store.add(request.blocks)
-            request.first_token_s = self.now_s
+            request.first_token_s = time_s
             self._decode([request], 1)
+        return step.decoding + done
+
+    def begin_step(self, time_s: float) -> float | None:
+        """Begins a step at `time_s`, which end_step ends; its seconds on a CPU of its own. None: no request can run."""
+        self.now_s = time_s
+        self._admit()
+        self._current = self._form() if self.running else None
+        return None if self._current is None else self._current.seconds
+
+    def end_step(self, time_s: float) -> list[SimulatedRequest]:
+        """Ends the step that has begun; the requests that have a token from it."""
+        assert self._current is not None
+        step, self._current = self._current, None
+        return self._finish(step, time_s)
+
+    @property
+    def ready_s(self) -> float:
+        """The earliest time at which pages of a waiting request are loaded."""
+        return min((request.ready_s or 0.0 for request in self.waiting), default=math.inf)
 
     def _decode(self, requests: list[SimulatedRequest], steps: int) -> None:
         for request in requests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from kvanta.errors import InputError
 from kvanta.fleet.cache import BlockCache
 from kvanta.fleet.costs import ReplicaCosts
 from kvanta.fleet.replica import Replica, SharedStore, SimulatedRequest
+from kvanta.fleet.shared_cpus import SharedFleet
 from kvanta.loadgen.workload import PlannedRequest, Workload
 
 MAX_REPLICAS = 1000
@@ -31,7 +33,7 @@ class Fleet:
     store_bytes: float = math.inf
     """Size of the shared store."""
     cpus: float | None = None
-    """CPUs that the replicas share, each of which can use one; None: each has its own."""
+    """CPUs that the replicas share with the front, each of which can use one; None: each has its own."""
 
 
 class _RoundRobin:
@@ -82,36 +84,35 @@ def simulate(workload: Workload, fleet: Fleet) -> dict[str, Any]:
     if shares:
         blocks = fleet.store_bytes / fleet.bytes_per_token / size
         store = SharedStore(int(min(blocks, 2**62)), fleet.bytes_per_token)
+    # On shared CPUs, messages are other threads' work than steps.
+    costs = fleet.costs if fleet.cpus is None else dataclasses.replace(fleet.costs, message_s=0.0)
     replicas = [
-        Replica(fleet.costs, BlockCache(fleet.capacity_tokens // size), fleet.capacity_tokens, store)
+        Replica(costs, BlockCache(fleet.capacity_tokens // size), fleet.capacity_tokens, store)
         for _ in range(fleet.replicas)
     ]
-    requests = []
-    front_s = 0.0  # when the front is free
-    for planned in workload.requests:
-        front_s = max(front_s, planned.arrival_s) + fleet.costs.front_s
-        _run_until(replicas, front_s, fleet.cpus)
-        request = SimulatedRequest(planned)
-        replicas[route(replicas, planned)].enqueue(request, front_s)
-        requests.append(request)
-    _run_until(replicas, math.inf, fleet.cpus)
+    requests = [SimulatedRequest(planned) for planned in workload.requests]
+    if fleet.cpus is None:
+        _run_apart(replicas, requests, route, fleet.costs)
+    else:
+        SharedFleet(replicas, route, fleet.costs, fleet.cpus).run(requests)
     return _report(fleet, requests)
 
 
-def _run_until(replicas: Sequence[Replica], time_s: float, cpus: float | None) -> None:
-    """Steps that begin before `time_s`; slower ones while more replicas work than there are CPUs."""
-    if cpus is None:
+def _run_apart(
+    replicas: Sequence[Replica],
+    requests: Sequence[SimulatedRequest],
+    route: Callable[[Sequence[Replica], PlannedRequest], int],
+    costs: ReplicaCosts,
+) -> None:
+    """Replicas with a CPU each, whose messages delay their steps."""
+    front_s = 0.0  # when the front is free
+    for request in requests:
+        front_s = max(front_s, request.planned.arrival_s) + costs.front_s
         for replica in replicas:
-            replica.run_until(time_s)
-        return
-    while True:
-        waiting = [replica for replica in replicas if replica.requests and replica.now_s < time_s]
-        if not waiting:
-            return
-        first = min(waiting, key=lambda replica: replica.now_s)
-        busy = [replica for replica in replicas if replica.requests or replica.now_s > first.now_s]
-        first.slowdown = max(1.0, len(busy) / cpus)
-        first.run_step(min([time_s, *(replica.now_s for replica in busy if replica is not first)]))
+            replica.run_until(front_s)
+        replicas[route(replicas, request.planned)].enqueue(request, front_s)
+    for replica in replicas:
+        replica.run_until(math.inf)
 
 
 def _report(fleet: Fleet, requests: Sequence[SimulatedRequest]) -> dict[str, Any]:

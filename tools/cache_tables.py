@@ -58,6 +58,19 @@ CACHE_TABLES = {
             ("times bf16's", "times.turns", ".1f"),
         ),
     ),
+    "head-restart": Table(
+        "benchmarks/head_restart.py stories260k --json docs/results/head-restart.json",
+        "rows",
+        (
+            ("GCS away (s)", "away_s", ".0f"),
+            ("requests", "requests", ",d"),
+            ("while it was away", "requests_while_away", ",d"),
+            ("of other bits", "wrong", "d"),
+            ("lost", "lost", "d"),
+            ("longest pause of a stream (s)", "longest_pause_s", ".1f"),
+            ("a dead replica replaced after (s)", "replica_replaced_s", ".1f"),
+        ),
+    ),
     "fleet-routing": Table(
         "benchmarks/fleet_routing.py small.gguf conversation_trace.jsonl --costs costs.json --routing round-robin "
         "--json docs/results/fleet-routing.json",
@@ -66,10 +79,13 @@ CACHE_TABLES = {
             ("routing", "routing", ""),
             ("found", "live.hit_rate", ".1%"),
             ("simulated", "simulated.hit_rate", ".1%"),
+            ("difference", "difference.hit_rate", "+.1%"),
             ("first token, p50 (s)", "live.ttft_p50_s", ".3f"),
             ("simulated", "simulated.ttft_p50_s", ".3f"),
+            ("difference", "difference.ttft_p50_s", "+.1%"),
             ("p99 (s)", "live.ttft_p99_s", ".3f"),
             ("simulated", "simulated.ttft_p99_s", ".3f"),
+            ("difference", "difference.ttft_p99_s", "+.1%"),
         ),
     ),
     "disk-trace": Table(

@@ -47,8 +47,11 @@ class QueryMoments:
 
 
 def context_lengths(window: int, longest: int) -> list[int]:
-    """Contexts over whose positions keys and queries are averaged: `window` and its doublings, up to the model's."""
-    lengths = [min(window, longest)]
+    """Contexts over whose positions keys and queries are averaged: `window` and its doublings, up to the model's.
+
+    `window` is there three times, because most sequences are short.
+    """
+    lengths = [min(window, longest)] * (3 if window < longest else 1)
     while lengths[-1] < longest:
         lengths.append(min(2 * lengths[-1], longest))
     return lengths

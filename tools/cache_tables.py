@@ -44,8 +44,9 @@ CACHE_TABLES = {
         ),
     ),
     "returning-users-disk": Table(
-        "benchmarks/returning_users.py smollm2 --kv-cache-dir /var/tmp --kv-cache-dir-bytes 512MiB --formats bf16 int4 "
-        "--memory 40MiB --users 40 --first-tokens 1200 --rounds 1 --json docs/results/returning-users-disk.json",
+        "benchmarks/returning_users.py smollm2 --kv-cache-dir /var/tmp --kv-cache-dir-bytes 512MiB --memory 50MiB "
+        "--users 30 --first-tokens 2000 --order random --rounds 1 --threads 2 --formats bf16 int4 "
+        "--json docs/results/returning-users-disk.json",
         "rows",
         (
             ("cache", "format", ""),

@@ -6,9 +6,10 @@ from result_table import Table
 
 # Models compared with ik_llama.cpp: name, shape and types of benchmarks/random_gguf.py, what is measured.
 _LARGE_MODELS = (
-    ("8b", "llama-8b", "Q4_K_M", "--ik-repack --decode 0 8192 --prefill 512@0 --repeats 2"),
+    ("8b", "llama-8b", "Q4_K_M", "--new-tokens 32 --ik-repack --decode 0 8192 --prefill 512@0 --repeats 2"),
     # Further runs with `--decode 0 --prefill --repeats 5`, and `--decode 8192 --prefill` without --ik-repack.
-    ("30b-a3b", "qwen3-30b-a3b", "Q4_K_M", "--ik-repack --decode 0 --prefill 512@0 --repeats 1"),
+    ("30b-a3b", "qwen3-30b-a3b", "Q4_K_M", "--new-tokens 32 --ik-repack --decode 0 --prefill 512@0 --repeats 1"),
+    ("gpt-oss-20b", "gpt-oss-20b", "MXFP4", "--new-tokens 64 --ik-repack --decode 0 --prefill 512@0"),
 )
 LLAMA_TABLES = {
     "llama-speed": Table(
@@ -30,7 +31,7 @@ LLAMA_TABLES = {
     **{
         f"llama-speed-{model}": Table(
             f"benchmarks/random_gguf.py {shape} {types} FILE` and `benchmarks/llama_speed.py FILE --ik-bench PATH "
-            f"--weight-dtype auto --caches int4 --peer-caches f16 --new-tokens 32 {works} "
+            f"--weight-dtype auto --caches int4 --peer-caches f16 {works} "
             f"--json docs/results/llama-speed-{model}.json",
             "works",
             (

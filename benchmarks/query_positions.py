@@ -1,7 +1,7 @@
 """Accuracy of +query at positions beyond those of its calibration.
 
     python benchmarks/query_positions.py smollm2 --text wiki.test.raw --contexts 2048 8192 \
-        --formats int4 int4+query k=klt3,v=t3 --json docs/results/query-positions.json
+        --formats int4 int4+query --json docs/results/query-positions.json
 
 Matrices of "all positions" are what the model gets when it is loaded; those of "the text's positions" are made from
 keys and queries where RoPE put them, as before ADR 0061. Figures are those of `kvanta eval --context N`: mean KL(bf16

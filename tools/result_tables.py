@@ -148,7 +148,7 @@ TABLES = {
     ),
     "query-positions": Table(
         "benchmarks/query_positions.py smollm2 --text wiki.test.raw --contexts 2048 8192 --formats int4 int4+query "
-        "k=klt3,v=t3 --json docs/results/query-positions.json",
+        "--json docs/results/query-positions.json",
         "rows",
         (
             ("cache", "format", ""),

@@ -24,15 +24,10 @@ RopeAverage::RopeAverage(const models::RopeSpec& rope, int head_dim, std::span<c
     : head_dim_(head_dim), pairs_(rope.rotary_dim / 2), interleaved_(rope.interleaved) {
   if (pairs_ == 0) return;
   const auto pairs = static_cast<size_t>(pairs_);
-  const std::vector<float> undone = models::MakeRopeFrequencies(rope, positions).inverse;
+  models::RopeFrequencies undone = models::MakeRopeFrequencies(rope, positions);
+  undone.attention_scaling = 1;
   cos_sin_.resize(static_cast<size_t>(table_rows) * 2 * pairs);
-  for (size_t row = 0; row * 2 * pairs < cos_sin_.size(); ++row) {
-    for (size_t i = 0; i < pairs; ++i) {
-      const double angle = static_cast<float>(row) * undone[i];  // rounded as in the model's table
-      cos_sin_[row * 2 * pairs + i] = std::cos(angle);
-      cos_sin_[row * 2 * pairs + pairs + i] = std::sin(angle);
-    }
-  }
+  models::FillRopeTable(undone, cos_sin_);
   turn_.resize(pairs);
   difference_turn_.resize(pairs * pairs);
   sum_turn_.resize(pairs * pairs);
@@ -51,14 +46,14 @@ RopeAverage::RopeAverage(const models::RopeSpec& rope, int head_dim, std::span<c
 }
 
 void RopeAverage::Undo(int64_t position, double* row) const noexcept {
-  const double* cos = cos_sin_.data() + position * 2 * pairs_;
-  const double* sin = cos + pairs_;
+  const float* cos = cos_sin_.data() + position * 2 * pairs_;
+  const float* sin = cos + pairs_;
   for (int i = 0; i < pairs_; ++i) {
     double& low = row[Low(i)];
     double& high = row[High(i)];
     const double a = low, b = high;
-    low = a * cos[i] + b * sin[i];
-    high = b * cos[i] - a * sin[i];
+    low = a * double{cos[i]} + b * double{sin[i]};
+    high = b * double{cos[i]} - a * double{sin[i]};
   }
 }
 

@@ -33,7 +33,7 @@ class RopeAverage {
 
   int head_dim_, pairs_;
   bool interleaved_;
-  std::vector<double> cos_sin_;             // [table_rows][2][pairs]
+  std::vector<float> cos_sin_;              // [table_rows][2][pairs], as the model's table
   std::vector<std::complex<double>> turn_;  // [pairs]: mean of e^(i p a)
   std::vector<std::complex<double>> difference_turn_,
       sum_turn_;  // [pairs][pairs]: of e^(i p (a - b)), of e^(i p (a + b))

@@ -37,10 +37,11 @@ def replicated_model(model: str, arguments: Mapping[str, Any], options: ServerOp
     ray.init(address or "local", log_to_driver=True, include_dashboard=False if local else None)
     try:
         serve.start(proxy_location="Disabled")
-        helpers = None if prefill is None else serve.run(prefill, name="kvanta-prefill", route_prefix=None)
-        handle = serve.run(engines, name="kvanta", route_prefix=None)
-        description = handle.describe.remote().result(timeout_s=600)
-        yield remote_model(handle, description, model, arguments, options, options.replicas, helpers)
+        apps = {"kvanta": engines} if prefill is None else {"kvanta": engines, "kvanta-prefill": prefill}
+        targets = [serve.RunTarget(app, name=name, route_prefix=None) for name, app in apps.items()]
+        handles = serve.run_many(targets)  # all engines load at the same time
+        description = handles[0].describe.remote().result(timeout_s=600)
+        yield remote_model(handles[0], description, model, arguments, options, options.replicas, *handles[1:])
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -25,7 +25,7 @@ using kernels::Dot;
 
 // Relative to the largest output: ten times the error expected of 16-bit and of 8-bit operands.
 constexpr double kMaxError = 1e-3;
-constexpr double kMaxSubbyteError = 5e-2;
+constexpr double kMaxByteOperandError = 5e-2;
 constexpr int kMinRounds = 3;
 constexpr double kRoundNs = 10e6;  // minimum, about the time of one pass over memory
 
@@ -141,8 +141,9 @@ double Verify(BenchCaches& caches, const AttentionBench& options, const std::str
               const std::vector<float>& q, const std::vector<float>& out) {
   const double error = ErrorOf(caches, options, q, out);
   const formats::LayerScheme& scheme = caches.store().Layout().layers.front();
-  const bool subbyte = kernels::IsSubbyte(scheme.k.format->code) || kernels::IsSubbyte(scheme.v.format->code);
-  if (!(error <= (subbyte ? kMaxSubbyteError : kMaxError))) {
+  const bool by_bytes =
+      kernels::HasByteOperands(scheme.k.format->code) || kernels::HasByteOperands(scheme.v.format->code);
+  if (!(error <= (by_bytes ? kMaxByteOperandError : kMaxError))) {
     throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));
   }
   return error;

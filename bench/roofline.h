@@ -15,15 +15,16 @@ namespace kvanta::kernels {
 //   dot        codes                            amx                     avx512, dotprod, i8mm     avx2, neon, portable
 //   kF32       fp32, fp16                       f32 multiply-add        the same                  the same
 //   kBf16      bf16, fp8, e3m2                  bf16, two per product   f32 multiply-add          the same
-//   kWide      8 bits, Lloyd-Max, trellis       int8, two per product   bytes, two per product    int16
+//   kWide      8 bits, Lloyd-Max                int8, two per product   bytes, two per product    int16
 //   kSubbyte   integers up to 6 bits, e2m1      int8                    bytes                     bytes (not portable)
+//   kSubbyte   trellis                          bytes                   bytes (Arm: two)          int16 takes longer
 enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
 inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
 
 constexpr Dot DotOf(formats::ElementType code) noexcept {
   if (!formats::IsInteger(code))
     return formats::CodeBits(code) <= 8 || code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
-  return IsSubbyte(code) ? Dot::kSubbyte : Dot::kWide;
+  return HasByteOperands(code) ? Dot::kSubbyte : Dot::kWide;
 }
 
 // Memory read bandwidth of `threads` threads in bytes per second, from a buffer far larger than the caches, in huge

@@ -54,8 +54,8 @@ inline constexpr int kSlotsOfSplit = 1024;
 // round once each.
 inline constexpr double kOperandRelative = 6 * kUnitF32;
 
-// Quantization steps of the largest operand of a row: 16 bits for 8-bit codes (and codes that are expanded to 8 bits),
-// 8 for narrower integers, with unsigned probabilities. 0: floating point.
+// Quantization steps of the largest operand of a row: 16 bits for 8-bit codes and Lloyd-Max levels, 8 for narrower
+// integers and trellis codes, with unsigned probabilities. 0: floating point.
 inline constexpr double kByteSteps = 32512;
 inline constexpr double kSubbyteSteps = 127;
 inline constexpr double kSubbyteProbSteps = 255;
@@ -118,8 +118,8 @@ inline constexpr double kGpuAttentionRms = 4 * 2 * 0x1p-12 / 1.7;
 // truncated to 16 bits, would exceed it.
 inline constexpr double kGpuF32AttentionRms = 0x1p-22;
 
-// Factor by which 8-bit operands may increase the error of a sub-byte format: both errors are independent, and 8 bits
-// of q or p are finer than the 6 or fewer of a key or a value.
+// Factor by which 8-bit operands may increase the error of a sub-byte or trellis format: both errors are independent,
+// and 8 bits of q or p are finer than the 6 or fewer of a key or a value.
 inline constexpr double kSubbyteErrorGrowth = 1.1;
 
 }  // namespace kvanta::testing

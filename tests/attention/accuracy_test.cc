@@ -109,7 +109,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   static double Steps(const formats::Side& side, double narrow) {
     const formats::ElementType code = side.format->code;
     if (!formats::IsInteger(code)) return 0;
-    return kernels::IsSubbyte(code) ? narrow : testing::kByteSteps;
+    return kernels::HasByteOperands(code) ? narrow : testing::kByteSteps;
   }
   static double KeySteps(const formats::LayerScheme& layer) { return Steps(layer.k, testing::kSubbyteSteps); }
   static double ValueSteps(const formats::LayerScheme& layer) { return Steps(layer.v, testing::kSubbyteProbSteps); }
@@ -361,7 +361,7 @@ TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
 // values, a kernel's error is hardly larger than that of exact arithmetic on the same bytes.
 TEST_P(AccuracyTest, SubbyteOperandsAddLittle) {
   for (const formats::Format& format : formats::All()) {
-    if (!formats::IsSubbyte(format.code) || format.latents == formats::MlaSupport::kRequired) continue;
+    if (!kernels::HasByteOperands(format.code) || format.latents == formats::MlaSupport::kRequired) continue;
     for (const float sharpness : {0.5f, 2.0f, 4.0f}) {
       const std::string scheme = std::string(format.name) + "-hadamard";  // random values need no Hadamard transform
       CacheHarness harness({.scheme = scheme, .heads = 4, .kv_heads = 1, .page_size = 64, .lengths = {256}}, 800);

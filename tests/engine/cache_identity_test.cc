@@ -21,24 +21,27 @@ struct GoldenPages {
   bool latents;
   const char* digest;
 };
-constexpr int kRecordedVersion = 1;
+constexpr int kRecordedVersion = 2;
 constexpr GoldenPages kGolden[] = {
     {"portable", "fp32", "auto", false, "2c4a95629c66de2a86da3da512e2c5d1b1fed80beaf7dc5d0973a49bc9415704"},
     {"portable", "int4", "auto", false, "2f051a3383a018e83574c5dc1f896596b9b374242b7bb563c100a74ee8ecc0ca"},
     {"portable", "k=int8,v=fp8_e4m3", "auto", false,
      "99d102136ac4175b4196d3aaf07b885791ae1bc15d3f59295c59f02c19a83cda"},
+    {"portable", "k=t3,v=t2", "auto", false, "0000000000000000000000000000000000000000000000000000000000000000"},
     {"portable", "bf16", "int8", false, "097e751e07a201a052aa91905130bb5245c834cb50673f97b4d64dd01d989b78"},
     {"portable", "bf16", "int4", false, "009084374cd0151b70efde2faed1d37a5dacfb1d9df263c59e7b62107e2a8093"},
     {"portable", "mla_fp8", "auto", true, "9e8c3ee4b470ab77c187ea5b9c59b52f1ca9c01be7d67ee457860c3369bf2fd1"},
     {"avx2", "fp32", "auto", false, "0c012a4d72014ac64042f27b3784e2194188f8c9d7c645e819b7d1e9f3a7a4e8"},
     {"avx2", "int4", "auto", false, "983ae90e200a5c12d167299270d33370d6457f1f2241d060719b84bfbfa8bd9e"},
     {"avx2", "k=int8,v=fp8_e4m3", "auto", false, "64d265fec17ebfdbb6a9db65ce5b4910164452f7ef5bf8d9e6911685f100cc46"},
+    {"avx2", "k=t3,v=t2", "auto", false, "0000000000000000000000000000000000000000000000000000000000000000"},
     {"avx2", "bf16", "int8", false, "a70d971d0d4611f8651b023ed1edcf5e9adc1f5d2b430701fae791234b356590"},
     {"avx2", "bf16", "int4", false, "9b9bae234aa80847f442c6e9acc659aac377e1fafec8a4b3c5084907ed20a276"},
     {"avx2", "mla_fp8", "auto", true, "9dc73bc20aa97b3a4a0e387ffcf1e6ef29a8016815bd66ec3cd0c1a5e411cad5"},
     {"avx512", "fp32", "auto", false, "0c012a4d72014ac64042f27b3784e2194188f8c9d7c645e819b7d1e9f3a7a4e8"},
     {"avx512", "int4", "auto", false, "79eea2f9d7a3aefb6d5abf33fb3492faa06f6bd4ada8666f34d6be22bb2e1c58"},
     {"avx512", "k=int8,v=fp8_e4m3", "auto", false, "64d265fec17ebfdbb6a9db65ce5b4910164452f7ef5bf8d9e6911685f100cc46"},
+    {"avx512", "k=t3,v=t2", "auto", false, "0000000000000000000000000000000000000000000000000000000000000000"},
     {"avx512", "bf16", "int8", false, "9f34bd061199d95444a4924a6503bce9874f7078ffa2322161b978b886ab7737"},
     {"avx512", "bf16", "int4", false, "2139653818f97c4519f2e4c81e1d347ba001f86b72b6e610a9e1b49f4c62f3a7"},
     {"avx512", "mla_fp8", "auto", true, "73ff36602b2ec0db4be751af9df3c325326bc1f6002e3c2e2702b370c66c310c"},
@@ -46,6 +49,7 @@ constexpr GoldenPages kGolden[] = {
     {"avx512vnni", "int4", "auto", false, "79eea2f9d7a3aefb6d5abf33fb3492faa06f6bd4ada8666f34d6be22bb2e1c58"},
     {"avx512vnni", "k=int8,v=fp8_e4m3", "auto", false,
      "64d265fec17ebfdbb6a9db65ce5b4910164452f7ef5bf8d9e6911685f100cc46"},
+    {"avx512vnni", "k=t3,v=t2", "auto", false, "0000000000000000000000000000000000000000000000000000000000000000"},
     {"avx512vnni", "bf16", "int8", false, "9f34bd061199d95444a4924a6503bce9874f7078ffa2322161b978b886ab7737"},
     {"avx512vnni", "bf16", "int4", false, "2139653818f97c4519f2e4c81e1d347ba001f86b72b6e610a9e1b49f4c62f3a7"},
     {"avx512vnni", "mla_fp8", "auto", true, "73ff36602b2ec0db4be751af9df3c325326bc1f6002e3c2e2702b370c66c310c"},

@@ -134,7 +134,7 @@ void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& forma
   // Error of slots that share the quantization scale of their probabilities: less than a step of the largest, times the
   // largest code.
   double rounded = 0;
-  if (whole && IsSubbyte(format.code)) {
+  if (whole && HasByteOperands(format.code)) {
     for (const float value : values.values)
       rounded = std::max(rounded, std::abs(double{value}) / testing::kSubbyteProbSteps);
   }

@@ -21,6 +21,20 @@ KVANTA_INLINE const float* QuerySums(const KeyPass& pass, int row) {
   return reinterpret_cast<const float*>(query + BiasOffset<Decoder>(pass.cell.head_dim)) + kMaxBlocks;
 }
 
+// Stores the scores of rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on: sums times scales.
+template <int kGroups, int kRows>
+KVANTA_INLINE void StoreScores(const KeyPass& pass, int group, int row, Vec16::F* sums) {
+  for (int g = 0; pass.cell.token_scales && g < kGroups; ++g) {
+    const Vec16::F scale = LoadScales(pass.cell.token_scales, (group + g) * 16);
+    for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Mul(sums[i], scale);
+  }
+  for (int i = 0; i < kRows * kGroups; ++i) {
+    const int r = row + i / kGroups;
+    Vec16::Store(pass.scores + r * kMaxPageTokens + (group + i % kGroups) * 16,
+                 Vec16::Mul(sums[i], Vec16::Set1(pass.row_scale[r])));
+  }
+}
+
 // Scores rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.
 template <class Decoder, int kGroups, int kRows>
 KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
@@ -51,15 +65,7 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int grou
       for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Fma(dots[i], scale, sums[i]);
     }
   }
-  for (int g = 0; cell.token_scales && g < kGroups; ++g) {
-    const Vec16::F scale = LoadScales(cell.token_scales, (group + g) * 16);
-    for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Mul(sums[i], scale);
-  }
-  for (int i = 0; i < kRows * kGroups; ++i) {
-    const int r = row + i / kGroups;
-    Vec16::Store(pass.scores + r * kMaxPageTokens + (group + i % kGroups) * 16,
-                 Vec16::Mul(sums[i], Vec16::Set1(pass.row_scale[r])));
-  }
+  StoreScores<kGroups, kRows>(pass, group, row, sums);
 }
 
 template <class Decoder, int kGroups>

@@ -1,5 +1,5 @@
 // Keys with uneven bits (formats/klt.h), decoded to int8 as trellis codes are. Included by isa_<isa>.cc after its
-// UnpackKltKeys.
+// KltKeys.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ void ScoreKlt(const KeyPass& pass) {
   if (allocation == nullptr && pass.workspace_use != WorkspaceUse::kReuse) {
     allocation = &uncalibrated.emplace(formats::DefaultAllocation(pass.cell.head_dim, kBits));
   }
-  ScoreUnpacked<kBits>(pass, [&](const uint8_t* codes, uint8_t* bytes) { UnpackKltKeys(*allocation, codes, bytes); });
+  ScoreTrellisKeys<kBits>(pass, [&] { return KltKeys{*allocation}; });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "formats/element_type.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/prefetcher.h"
 
@@ -84,12 +85,10 @@ using SubbyteTypeOf = SubbyteCode<formats::Info(kElementType).low_bits, formats:
 struct SubbyteQuery {
   static constexpr bool kInteger = true;
   static constexpr int kOperandBytes = 1;
-  static constexpr float kMaxOperand = 127;
+  static constexpr float kMaxOperand = kMaxByteQuery;
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { Bytes16::PackEvenFirst(x, out); }
 };
 
-// Maximum of a scaled probability: an unsigned byte.
-inline constexpr float kMaxScaledProb = 255;
 // Distance between the scaled probabilities of consecutive rows: constant, so that one register addresses all rows.
 inline constexpr int64_t kProbRowBytes = kMaxPageTokens;
 
@@ -226,9 +225,9 @@ struct SubbyteValue : Base {
     if constexpr (kWords != 0) count = kWords;
     using B = ValueBytes;
     // Words whose products a partial sum can hold: all of a page with wide sums.
-    constexpr int kPartialLength =
-        B::kSumsAreWide ? kMaxPageTokens
-                        : Base::template PartialLength<B>(kMaxLevel, static_cast<int64_t>(kMaxScaledProb));
+    constexpr int kPartialLength = B::kSumsAreWide
+                                       ? kMaxPageTokens
+                                       : Base::template PartialLength<B>(kMaxLevel, static_cast<int64_t>(kMaxByteProb));
     const int64_t stride = int64_t{head_dim} * Base::kBits / 2;
     const int64_t high = int64_t{head_dim} * Base::kLow / 2;
     const int group = column / kChannels, left = head_dim - column;

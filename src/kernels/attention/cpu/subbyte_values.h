@@ -197,7 +197,7 @@ __attribute__((noinline)) void ScaleSlots(const ValuePass& pass, SlotRange range
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
     largest[row] = largest[row] > kMinAbsMax ? largest[row] : kMinAbsMax;
-    const float factor = kMaxScaledProb / largest[row];
+    const float factor = kMaxByteProb / largest[row];
     for (int t = first; t < last; t += 64) {
       uint8_t* out = pass.workspace + probs.ByteOffset(row, 0, t);
       if (t + 64 <= last) {
@@ -207,7 +207,7 @@ __attribute__((noinline)) void ScaleSlots(const ValuePass& pass, SlotRange range
       }
       for (int b = 0; b < blocks; b += 2) prefetch.Step();
     }
-    const Vec16::F row_scale = Vec16::Set1(largest[row] * (scale / kMaxScaledProb));
+    const Vec16::F row_scale = Vec16::Set1(largest[row] * (scale / kMaxByteProb));
     for (int b = 0; b < blocks; b += 16) {  // by vectors: otherwise the compiler calls memset
       Vec16::Store(probs.scale[row] + b, Vec16::Mul(row_scale, Vec16::Load(slots.largest + b)));
       Vec16::Store(probs.offset[row] + b, Vec16::Zero());
@@ -229,11 +229,6 @@ __attribute__((noinline)) void AddSubbyte(const ValuePass& pass, SlotRange range
 template <formats::ElementType kElementType>
 inline constexpr bool kNegativeScales = formats::Levels(kElementType).level[0] < 0;
 
-// Slots of a page whose scaled probabilities share a quantization scale: fewer for codes of 4 bits and more, where the
-// error of the probabilities would matter.
-template <formats::ElementType kElementType>
-inline constexpr int kSlotsPerScale = formats::CodeBits(kElementType) > 3 ? 64 : kMaxPageTokens;
-
 template <formats::ElementType kElementType>
 void AccumulateSubbyte(const ValuePass& pass) {
   using Value = SubbyteValue<SubbyteTypeOf<kElementType>, kNegativeScales<kElementType>>;
@@ -248,8 +243,7 @@ void AccumulateSubbyte(const ValuePass& pass) {
   probs.signs = slots.signs;
   SlotRange range{pass.begin, pass.begin};
   for (; range.begin < pass.end; range.begin = range.end) {
-    const int group_end = (range.begin / kSlotsPerScale<kElementType> + 1) * kSlotsPerScale<kElementType>;
-    range.end = group_end < pass.end ? group_end : pass.end;
+    range.end = EndOfScale<kElementType>(range.begin, pass.end);
     LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
     ScaleSlots(pass, range, pass.scale * kLevelScale<kElementType>, slots, probs, prefetch);
     if constexpr (Value::kHasInitialSums)

@@ -26,8 +26,13 @@ inline constexpr int kPassRows = 16;     // maximum rows of one kernel call
 // Scores are logits to base 2: row_scale and bias include this factor.
 inline constexpr float kLog2E = 0x1.715476p0f;
 
-// Element types whose queries and probabilities are quantized to 8 bits (codes_subbyte.h); other integers: to 16.
 using formats::IsSubbyte;
+// Element types whose queries and scaled probabilities are quantized to 8 bits; other integers: to 16.
+constexpr bool HasByteOperands(formats::ElementType type) noexcept {
+  return IsSubbyte(type) || formats::IsTrellis(type) || formats::IsAllocated(type);
+}
+inline constexpr float kMaxByteQuery = 127;  // a signed byte
+inline constexpr float kMaxByteProb = 255;   // an unsigned byte
 
 struct ScaleSection {
   const uint8_t* data = nullptr;  // null: none

@@ -15,6 +15,18 @@
 namespace kvanta::kernels {
 namespace {
 
+// Slots of a page whose scaled probabilities of 8 bits share a quantization scale: fewer for codes of 4 bits and more,
+// where the error of the probabilities would matter.
+template <formats::ElementType kElementType>
+inline constexpr int kSlotsPerScale = formats::CodeBits(kElementType) > 3 ? 64 : kMaxPageTokens;
+
+// End of the slots [begin, ...) of a call's [.., end) that share a scale.
+template <formats::ElementType kElementType>
+KVANTA_INLINE constexpr int EndOfScale(int begin, int end) {
+  const int end_of_scale = (begin / kSlotsPerScale<kElementType> + 1) * kSlotsPerScale<kElementType>;
+  return end_of_scale < end ? end_of_scale : end;
+}
+
 // p times the scales of V, per row and block: [blocks][page_tokens] operands.
 struct ScaledProbs {
   const uint8_t* rows;
@@ -22,7 +34,7 @@ struct ScaledProbs {
   int64_t block_stride;
   int64_t tile_stride;                 // per 64 slots, or per AMX tile of slots
   uint8_t block_of[kMaxHeadDim / 16];  // block of the scales of every 16 channels
-  const uint8_t* signs;  // signs of the scales, the same for all rows: [blocks][page_tokens]; sub-byte codes only
+  const uint8_t* signs = nullptr;  // signs of the scales, the same for all rows: [blocks][page_tokens]; sub-byte codes
   float scale[kPassRows][kMaxBlocks];
   int32_t bias[kPassRows][kMaxBlocks];
   float offset[kPassRows][kMaxBlocks];  // sum of p times the offsets
@@ -149,9 +161,9 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const ScaledProbs& probs, c
   const int32_t* bias[kCount];
   for (int c = 0; c < kCount; ++c) bias[c] = probs.bias[row] + blocks[c * kPerColumn];
   Vec16::F dots[kRows * kVectors];
-  if constexpr (requires { Decoder::kBits; }) {
-    const uint8_t* signs[kCount];
-    for (int c = 0; c < kCount; ++c) {
+  if constexpr (requires { Decoder::kUnroll; }) {
+    const uint8_t* signs[kCount] = {};
+    for (int c = 0; c < kCount && probs.signs != nullptr; ++c) {
       signs[c] = probs.signs + blocks[c * kPerColumn] * pass.cell.page_tokens + range.first;
     }
     Decoder::template DotValues<kRows, kTail, kCount>(range.lines, head_dim, column, range.words, operands, signs, bias,

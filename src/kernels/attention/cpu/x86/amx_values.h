@@ -386,8 +386,7 @@ KVANTA_INLINE void AccumulateSubbyteTiles(const ValuePass& pass) {
   probs.Place(pass.workspace, 64, kTileBytes, int64_t{blocks} * kTileBytes);
   SlotRange range{pass.begin, pass.begin};
   for (; range.begin < pass.end; range.begin = range.end, ++slots) {
-    const int range_end = (range.begin / kSlotsPerScale<kElementType> + 1) * kSlotsPerScale<kElementType>;
-    range.end = range_end < pass.end ? range_end : pass.end;
+    range.end = EndOfScale<kElementType>(range.begin, pass.end);
     if (pass.workspace_use != WorkspaceUse::kReuse)
       LoadSlots<kNegativeScales<kElementType>, StoreCodeOffsets>(pass.cell, range, kMiddle, *slots);
     ScaleSlots(pass, range, pass.scale * kLevelScale<kElementType>, *slots, probs, prefetch);

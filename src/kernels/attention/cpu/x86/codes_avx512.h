@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/attention/cpu/table.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/prefetcher.h"
 #include "kernels/cpu/strided_lines.h"
@@ -225,74 +226,92 @@ KVANTA_INLINE __m512 CombineTerms(__m512i high, __m512i low) {
   return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
 
-// Codes + 128 are the unsigned operand of vpdpbusd; the bias subtracts 128 * sum(operands).
-struct CodeInt8 {
+// Packs 16 integers as bytes.
+KVANTA_INLINE void PackLowBytes(Vec16::F x, uint8_t* out) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
+// Dot products of lines of bytes with operands of one or two bytes, the upper one first.
+template <class Code>
+struct ByteCode {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
-  static constexpr int kOffset = 128;
-  static constexpr int kOperandBytes = 2;
-
-  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
-    PackBytes(x, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), out);
-  }
 
   template <int kUnroll, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* bias,
                                 Vec16::F* sums, Prefetcher& prefetch) {
+    constexpr bool kTwoTerms = Code::kOperandBytes == 2;
     __m512i high[kRows * kUnroll], low[kRows * kUnroll];
     for (int i = 0; i < kRows * kUnroll; ++i) {
       high[i] = _mm512_setzero_si512();
-      low[i] = _mm512_set1_epi32(bias[i / kUnroll]);
+      low[i] = Code::kOffset != 0 ? _mm512_set1_epi32(bias[i / kUnroll]) : _mm512_setzero_si512();
     }
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
           __m512i codes[kUnroll];
-          for (int v = 0; v < kUnroll; ++v) {
-            codes[v] = _mm512_xor_si512(LoadLine<kTail>(lines, i, v), _mm512_set1_epi8(-128));
-          }
+          for (int v = 0; v < kUnroll; ++v) codes[v] = Code::Load(LoadLine<kTail>(lines, i, v));
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            const __m512i first = Broadcast32(operands[r] + i * 8), second = Broadcast32(operands[r] + i * 8 + 4);
-            for (int v = 0; v < kUnroll; ++v) {
-              high[r * kUnroll + v] = DotBytes(high[r * kUnroll + v], codes[v], first);
-              low[r * kUnroll + v] = DotBytes(low[r * kUnroll + v], codes[v], second);
+            const uint8_t* four = operands[r] + i * (4 * Code::kOperandBytes);
+            if constexpr (kTwoTerms) {
+              const __m512i first = Broadcast32(four), second = Broadcast32(four + 4);
+              for (int v = 0; v < kUnroll; ++v) {
+                high[r * kUnroll + v] = Code::MulAdd(high[r * kUnroll + v], codes[v], first);
+                low[r * kUnroll + v] = Code::MulAdd(low[r * kUnroll + v], codes[v], second);
+              }
+            } else {
+              const __m512i operand = Broadcast32(four);
+              for (int v = 0; v < kUnroll; ++v) {
+                low[r * kUnroll + v] = Code::MulAdd(low[r * kUnroll + v], codes[v], operand);
+              }
             }
           }
         });
-    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = CombineTerms(high[i], low[i]);
+    for (int i = 0; i < kRows * kUnroll; ++i) {
+      sums[i] = kTwoTerms ? CombineTerms(high[i], low[i]) : _mm512_cvtepi32_ps(low[i]);
+    }
   }
 };
 
+// Keys: codes + 128 are the unsigned operand of vpdpbusd; the bias subtracts 128 * sum(operands).
+struct ByteKeys {
+  static constexpr int kOffset = 128;
+  static KVANTA_INLINE __m512i MulAdd(__m512i sum, __m512i codes, __m512i operands) {
+    return DotBytes(sum, codes, operands);
+  }
+};
+struct CodeInt8 : ByteCode<CodeInt8>, ByteKeys {
+  static constexpr int kOperandBytes = 2;
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
+    PackBytes(x, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), out);
+  }
+  static KVANTA_INLINE __m512i Load(__m512i line) { return _mm512_xor_si512(line, _mm512_set1_epi8(-128)); }
+};
+// 8-bit operands; stored with the offset.
+struct CodeInt8x8 : ByteCode<CodeInt8x8>, ByteKeys {
+  static constexpr int kOperandBytes = 1;
+  static constexpr float kMaxOperand = kMaxByteQuery;
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { PackLowBytes(x, out); }
+  static KVANTA_INLINE __m512i Load(__m512i line) { return line; }
+};
+
 // Values: the scaled probabilities are not negative, so they are the unsigned operand and the codes the signed one.
-struct CodeInt8Values {
-  static constexpr int kSub = 4;
-  static constexpr bool kInteger = true;
+struct ByteValues {
   static constexpr int kOffset = 0;
+  static KVANTA_INLINE __m512i Load(__m512i line) { return line; }
+  static KVANTA_INLINE __m512i MulAdd(__m512i sum, __m512i codes, __m512i operands) {
+    return DotBytes(sum, operands, codes);
+  }
+};
+struct CodeInt8Values : ByteCode<CodeInt8Values>, ByteValues {
   static constexpr int kOperandBytes = 2;
   static constexpr float kMaxOperand = 65535;
-
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { PackUnsignedBytes(x, out); }
-
-  template <int kUnroll, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
-                                Vec16::F* sums, Prefetcher& prefetch) {
-    __m512i high[kRows * kUnroll], low[kRows * kUnroll];
-    for (int i = 0; i < kRows * kUnroll; ++i) high[i] = low[i] = _mm512_setzero_si512();
-    ForLines(
-        lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-          __m512i codes[kUnroll];
-          for (int v = 0; v < kUnroll; ++v) codes[v] = LoadLine<kTail>(lines, i, v);
-#pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
-            const __m512i first = Broadcast32(operands[r] + i * 8), second = Broadcast32(operands[r] + i * 8 + 4);
-            for (int v = 0; v < kUnroll; ++v) {
-              high[r * kUnroll + v] = DotBytes(high[r * kUnroll + v], first, codes[v]);
-              low[r * kUnroll + v] = DotBytes(low[r * kUnroll + v], second, codes[v]);
-            }
-          }
-        });
-    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = CombineTerms(high[i], low[i]);
-  }
+};
+struct CodeInt8x8Values : ByteCode<CodeInt8x8Values>, ByteValues {
+  static constexpr int kOperandBytes = 1;
+  static constexpr float kMaxOperand = kMaxByteProb;
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { PackLowBytes(x, out); }
 };
 
 using ValueBytes = Bytes16;

@@ -1,6 +1,5 @@
-// Keys with uneven bits on AVX-512 VBMI: a qword holds the codes of 8 channels of a token and what their windows take
-// from the codes that follow; vpmultishiftqb and two look-ups of 128 entries as in trellis_avx512.h. The search has 32
-// windows to a register.
+// Keys with uneven bits on AVX-512 VBMI: decoded line by line as in trellis_avx512.h. The search has 32 windows to a
+// register.
 #pragma once
 
 #include <cstdint>
@@ -16,61 +15,98 @@ namespace {
 // A copy of the unit's own: a linker could give others a shared symbol that was compiled for these instructions.
 constexpr formats::KltLevels kUnitKltLevels = formats::MakeKltLevels();
 
-// Decodes a group of 16 tokens to the order of int8 keys: [head_dim / 4][16 tokens][4].
-void UnpackKltKeys(const formats::BitAllocation& allocation, const uint8_t* group, uint8_t* out) {
-  static constexpr WordPermutation kPairs = MakeWordPermutation([](int i) { return i / 2 + i % 2 * 16; });
-  static constexpr WordPermutation kEven = MakeWordPermutation([](int i) { return 2 * i; });
-  const __m512i pairs = _mm512_load_si512(kPairs.words), eight = _mm512_set1_epi32(8);
-  const __m512i even = _mm512_load_si512(kEven.words), odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-  const __m512i zero = _mm512_setzero_si512();
-  int row_bytes = 0, string_byte = 0;  // of a row; the first of its circular string
-  for (int block = 0; block < allocation.coded_blocks; ++block) {
-    row_bytes += allocation.bits[block];
-    string_byte += block < allocation.scalar_blocks ? allocation.bits[block] : 0;
+struct KltLineTables {
+  LevelBytes levels[formats::kMaxAllocatedBits + 1];
+  uint64_t windows[formats::kMaxAllocatedBits + 1];  // LineWindows()
+};
+constexpr KltLineTables MakeKltLineTables() {
+  KltLineTables tables{};
+  for (int bits = 0; bits <= formats::kMaxAllocatedBits; ++bits) {
+    tables.levels[bits] = MakeLevelBytes(kUnitKltLevels[bits], CodeInt8x8::kOffset);
+    tables.windows[bits] = LineWindows(bits);
   }
-  const int last_unit = row_bytes / 4 - 1;  // a word of 16 tokens
-  const auto words_of = [&](int unit) __attribute__((always_inline)) {
-    return _mm512_loadu_si512(group + (unit < last_unit ? unit : last_unit) * 64);
-  };
-  int byte = 0;
-  for (int block = 0; block < allocation.head_dim / formats::kAllocationBlock; ++block, out += 128) {
-    const int bits = allocation.bits[block];
-    if (bits == 0) {
-      _mm512_storeu_si512(out, zero);
-      _mm512_storeu_si512(out + 64, zero);
-      continue;
-    }
-    const int unit = byte / 4;
-    const __m512i first = words_of(unit), second = words_of(unit + 1), third = words_of(unit + 2);
-    const __m128i right = _mm_cvtsi32_si128(byte % 4 * 8), left = _mm_cvtsi32_si128(64 - byte % 4 * 8);
-    const bool ends = block + 1 == allocation.coded_blocks && bits <= formats::kMaxAllocatedTrellis;
-    const __m512i begin = words_of(string_byte / 4);
-    const __m128i to_begin = _mm_cvtsi32_si128(string_byte % 4 * 8), to_end = _mm_cvtsi32_si128(8 * bits);
-    const __m512i own = _mm512_set1_epi64(static_cast<int64_t>((uint64_t{1} << (8 * bits)) - 1));
-    uint64_t shifts = 0;
-    for (int i = 0; i < 8; ++i) shifts |= static_cast<uint64_t>(bits * i) << (8 * i);
-    const __m512i windows = _mm512_set1_epi64(static_cast<int64_t>(shifts));
-    const int8_t* table = kUnitKltLevels[bits].levels;
-    const __m512i tables[4] = {_mm512_load_si512(table), _mm512_load_si512(table + 64), _mm512_load_si512(table + 128),
-                               _mm512_load_si512(table + 192)};
-    const auto levels_of = [&](__m512i index) __attribute__((always_inline)) {
-      const __m512i low = _mm512_permutex2var_epi32(first, index, second);
-      const __m512i high = _mm512_permutex2var_epi32(third, index, zero);
-      __m512i string = _mm512_or_si512(_mm512_srl_epi64(low, right), _mm512_sll_epi64(high, left));
-      if (ends) {
-        const __m512i next = _mm512_srl_epi64(_mm512_permutex2var_epi32(begin, index, zero), to_begin);
-        string = _mm512_or_si512(_mm512_and_si512(string, own), _mm512_sll_epi64(next, to_end));
-      }
-      const __m512i found = _mm512_multishift_epi64_epi8(windows, string);
-      return _mm512_mask_mov_epi8(_mm512_permutex2var_epi8(tables[0], found, tables[1]), _mm512_movepi8_mask(found),
-                                  _mm512_permutex2var_epi8(tables[2], found, tables[3]));
-    };
-    const __m512i low = levels_of(pairs), high = levels_of(_mm512_add_epi32(pairs, eight));
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi32(low, even, high));
-    _mm512_storeu_si512(out + 64, _mm512_permutex2var_epi32(low, odd, high));
-    byte += bits;
-  }
+  return tables;
 }
+constexpr KltLineTables kKltLineTables = MakeKltLineTables();
+
+class KltKeys {
+ public:
+  explicit KltKeys(const formats::BitAllocation& allocation) : allocation_(allocation) {
+    for (int block = 0; block < allocation.coded_blocks; ++block) {
+      row_bytes_ += allocation.bits[block];
+      string_byte_ += block < allocation.scalar_blocks ? allocation.bits[block] : 0;
+    }
+  }
+
+  int Lines() const { return 2 * allocation_.coded_blocks; }  // that have codes
+
+  void Unpack(const uint8_t* group, uint8_t* out) const {
+    UnpackLines(*this, group, out);
+    const __m512i zero = _mm512_set1_epi8(static_cast<char>(CodeInt8x8::kOffset));
+    for (int line = Lines(); line < allocation_.head_dim / 4; ++line) {
+      _mm512_storeu_si512(out + line * 64, zero);
+    }
+  }
+
+  template <int kGroups, int kRows>
+  KVANTA_INLINE void Dot(const uint8_t* group, int64_t group_bytes, const uint8_t* const* operands, const int32_t* bias,
+                         Vec16::F* sums, Prefetcher& prefetch) const {
+    int32_t coded_bias[4];
+    BiasOfCoded<kRows>(operands, bias, coded_bias);
+    DotLines<kGroups, kRows>(*this, group, group_bytes, operands, coded_bias, sums, prefetch);
+  }
+
+  // Calls f(line, codes [kGroups]) for the lines of each group that have codes.
+  template <int kGroups, class F>
+  KVANTA_INLINE void ForLines(const uint8_t* group, int64_t group_bytes, F f) const {
+    const int last_word = row_bytes_ / 4 - 1;
+    alignas(64) uint8_t begin[kGroups * 64];  // of the circular strings, which follow the last words
+    for (int g = 0; g < kGroups; ++g) {
+      const __m512i words = _mm512_loadu_si512(group + g * group_bytes + string_byte_ / 4 * 64);
+      _mm512_store_si512(begin + 64 * g, _mm512_srl_epi32(words, _mm_cvtsi32_si128(string_byte_ % 4 * 8)));
+    }
+    for (int block = 0, bit = 0; block < allocation_.coded_blocks; ++block) {
+      const int bits = allocation_.bits[block];
+      const LevelLookup levels(kKltLineTables.levels[bits]);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half, bit += 4 * bits) {
+        const int word = bit / 32;
+        const bool ends = word == last_word;
+        const uint8_t* words = group + word * 64;
+        const uint8_t* next = ends ? begin : words + 64;
+        const int64_t next_stride = ends ? 64 : group_bytes;
+        __m512i codes[kGroups];
+        for (int g = 0; g < kGroups; ++g) {
+          codes[g] = levels(
+              WindowsOfLine(words + g * group_bytes, next + g * next_stride, bit % 32, kKltLineTables.windows[bits]));
+        }
+        f(2 * block + half, codes);
+      }
+    }
+  }
+
+ private:
+  // The bias of rows without the channels that have no codes.
+  template <int kRows>
+  KVANTA_INLINE void BiasOfCoded(const uint8_t* const* operands, const int32_t* bias, int32_t* coded_bias) const {
+    const int coded = allocation_.coded_blocks * formats::kAllocationBlock;
+    __m512i sums[4];
+    for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+    for (int c = coded; c < allocation_.head_dim; c += 64) {
+      const int left = allocation_.head_dim - c;
+      const __mmask16 words = static_cast<__mmask16>(left >= 64 ? 0xffffU : (1U << (left / 4)) - 1U);
+      for (int r = 0; r < kRows; ++r) {
+        sums[r] = DotBytes(sums[r], _mm512_set1_epi8(1), _mm512_maskz_loadu_epi32(words, operands[r] + c));
+      }
+    }
+    Bytes16::SumsOf(sums, coded_bias);
+    for (int r = 0; r < kRows; ++r) coded_bias[r] = bias[r] + CodeInt8x8::kOffset * coded_bias[r];
+  }
+
+  const formats::BitAllocation& allocation_;
+  int row_bytes_ = 0;
+  int string_byte_ = 0;  // first byte of the circular string
+};
 
 struct KltLevelWords {
   alignas(64) int16_t level[256];  // in the unit of targets

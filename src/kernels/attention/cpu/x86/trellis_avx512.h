@@ -1,19 +1,25 @@
-// Trellis codes on AVX-512 VBMI: a qword holds the string of 8 codes of a token, vpmultishiftqb takes their windows,
-// and two look-ups of 128 entries their levels. The search has 32 windows to a register.
+// Trellis codes on AVX-512 VBMI: vpmultishiftqb takes the windows of 64 codes, and two look-ups of 128 entries their
+// levels, in the order in which vpdpbusd multiplies them. The search has 32 windows to a register.
 #pragma once
 
 #include <cstdint>
 
 #include "formats/trellis_levels.h"
 #include "formats/trellis_search.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/attention/cpu/trellis_tables.h"
+#include "kernels/attention/cpu/x86/codes_avx512.h"
 #include "kernels/cpu/inline.h"
+#include "kernels/cpu/prefetcher.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// Bytes [64] of a permutation, f(i) the source of byte i.
+// Rows that share codes decoded in registers; more rows share those in the workspace.
+inline constexpr int kMaxFusedRows = kQueryTile;
+
+// Bytes [64] of a permutation or of a control of vpmultishiftqb, f(i) byte i.
 struct BytePermutation {
   alignas(64) uint8_t bytes[64];
 };
@@ -23,95 +29,155 @@ constexpr BytePermutation MakeBytePermutation(F f) {
   for (int i = 0; i < 64; ++i) permutation.bytes[i] = static_cast<uint8_t>(f(i));
   return permutation;
 }
-struct WordPermutation {
-  alignas(64) int32_t words[16];
+
+// Levels + offset, by window.
+struct LevelBytes {
+  alignas(64) uint8_t bytes[256];
 };
-template <class F>
-constexpr WordPermutation MakeWordPermutation(F f) {
-  WordPermutation permutation{};
-  for (int i = 0; i < 16; ++i) permutation.words[i] = f(i);
-  return permutation;
+constexpr LevelBytes MakeLevelBytes(const formats::TrellisLevelTable& table, int offset) {
+  LevelBytes result{};
+  // NOLINTNEXTLINE(bugprone-signed-char-misuse): a level is a number
+  for (int w = 0; w < 256; ++w) result.bytes[w] = static_cast<uint8_t>(table.levels[w] + offset);
+  return result;
+}
+
+class LevelLookup {
+ public:
+  explicit KVANTA_INLINE LevelLookup(const LevelBytes& levels) {
+    for (int i = 0; i < 4; ++i) tables_[i] = _mm512_load_si512(levels.bytes + 64 * i);
+  }
+  KVANTA_INLINE __m512i operator()(__m512i windows) const {
+    const __m512i low = _mm512_permutex2var_epi8(tables_[0], windows, tables_[1]);
+    const __m512i high = _mm512_permutex2var_epi8(tables_[2], windows, tables_[3]);
+    return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(windows), high);
+  }
+
+ private:
+  __m512i tables_[4];
+};
+
+// ---- keys: a line is four windows of each of 16 tokens, [16 tokens][4]
+
+// Control of vpmultishiftqb for a line whose first window begins at bit 0 of each word, for codes of `bits` bits.
+constexpr uint64_t LineWindows(int bits) {
+  uint64_t control = 0;
+  for (int i = 0; i < 8; ++i) control |= static_cast<uint64_t>(bits * (i % 4) + 32 * (i / 4)) << (8 * i);
+  return control;
+}
+
+// The bytes of a line's windows, the first of which begins at bit `first` of `words`, 4 bytes of each of 16 tokens'
+// strings; `next` are the 4 bytes that follow, null if no window reaches them. The strings of the two tokens of a qword
+// are laid out in a circle, in which each goes on for 32 bits from byte first / 8 on:
+//
+//   | next, odd token | words, even token | next, even token | words, odd token |
+//   0            first / 8                4            4 + first / 8            8
+KVANTA_INLINE __m512i WindowsOfLine(const uint8_t* words, const uint8_t* next, int first, uint64_t line_windows) {
+  static constexpr BytePermutation kOtherToken = MakeBytePermutation([](int i) { return i ^ 4; });
+  __m512i strings = _mm512_loadu_si512(words);
+  if (next != nullptr) {
+    const unsigned next_bytes = (1U << static_cast<unsigned>(first / 8)) - 1;
+    strings = _mm512_mask_shuffle_epi8(strings, uint64_t{0x1111111111111111} * next_bytes, _mm512_loadu_si512(next),
+                                       _mm512_load_si512(kOtherToken.bytes));
+  }
+  const uint64_t control = line_windows + uint64_t{0x0101010101010101} * static_cast<unsigned>(first);
+  return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<int64_t>(control)), strings);
+}
+
+// Stores the lines of a group of 16 tokens, in the order of CodeInt8x8.
+template <class Keys>
+KVANTA_INLINE void UnpackLines(const Keys& keys, const uint8_t* group, uint8_t* out) {
+  keys.template ForLines<1>(
+      group, 0, [&](int line, const __m512i* codes) __attribute__((always_inline)) {
+        _mm512_storeu_si512(out + line * 64, codes[0]);
+      });
+}
+
+// Dot products of kRows rows with kGroups groups of 16 tokens, group_bytes apart: sums[r * kGroups + g].
+template <int kGroups, int kRows, class Keys>
+KVANTA_INLINE void DotLines(const Keys& keys, const uint8_t* group, int64_t group_bytes, const uint8_t* const* operands,
+                            const int32_t* bias, Vec16::F* sums, Prefetcher& prefetch) {
+  __m512i dots[kRows * kGroups];
+  for (int i = 0; i < kRows * kGroups; ++i) dots[i] = _mm512_set1_epi32(bias[i / kGroups]);
+  keys.template ForLines<kGroups>(
+      group, group_bytes, [&](int line, const __m512i* codes) __attribute__((always_inline)) {
+        prefetch.Step();
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const __m512i four = Broadcast32(operands[r] + line * 4);
+          for (int g = 0; g < kGroups; ++g) {
+            dots[r * kGroups + g] = DotBytes(dots[r * kGroups + g], codes[g], four);
+          }
+        }
+      });
+  for (int i = 0; i < kRows * kGroups; ++i) sums[i] = _mm512_cvtepi32_ps(dots[i]);
 }
 
 template <int kBits>
-struct TrellisLevelLookup {
-  static constexpr formats::TrellisLevelTable kTable = formats::kTrellisLevels[kBits - formats::kMinTrellisBits];
-  __m512i tables[4];
+class TrellisKeys {
+ public:
+  explicit KVANTA_INLINE TrellisKeys(int head_dim) : head_dim_(head_dim) {}
 
-  KVANTA_INLINE TrellisLevelLookup() {
-    for (int i = 0; i < 4; ++i) tables[i] = _mm512_load_si512(kTable.levels + 64 * i);
-  }
-  KVANTA_INLINE __m512i operator()(__m512i windows) const {
-    const __m512i low = _mm512_permutex2var_epi8(tables[0], windows, tables[1]);
-    const __m512i high = _mm512_permutex2var_epi8(tables[2], windows, tables[3]);
-    return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(windows), high);
-  }
-};
+  int Lines() const { return head_dim_ / 4; }
 
-template <int kBits>
-struct TrellisCodes {
-  // The windows of 8 codes that begin at bit `first` of each qword.
-  static KVANTA_INLINE __m512i Windows(int first) {
-    uint64_t shifts = 0;
-    for (int i = 0; i < 8; ++i) shifts |= static_cast<uint64_t>(first + kBits * i) << (8 * i);
-    return _mm512_set1_epi64(static_cast<int64_t>(shifts));
+  void Unpack(const uint8_t* group, uint8_t* out) const { UnpackLines(*this, group, out); }
+
+  template <int kGroups, int kRows>
+  KVANTA_INLINE void Dot(const uint8_t* group, int64_t group_bytes, const uint8_t* const* operands, const int32_t* bias,
+                         Vec16::F* sums, Prefetcher& prefetch) const {
+    DotLines<kGroups, kRows>(*this, group, group_bytes, operands, bias, sums, prefetch);
   }
 
-  // Decodes a group of 16 tokens to the order of int8 keys: [head_dim / 4][16 tokens][4].
-  static void UnpackKeys(const uint8_t* group, int head_dim, uint8_t* out) {
-    static constexpr WordPermutation kPairs = MakeWordPermutation([](int i) { return i / 2 + i % 2 * 16; });
-    static constexpr WordPermutation kEven = MakeWordPermutation([](int i) { return 2 * i; });
-    const TrellisLevelLookup<kBits> levels;
-    const __m512i pairs = _mm512_load_si512(kPairs.words);
-    const __m512i upper_pairs = _mm512_add_epi32(pairs, _mm512_set1_epi32(8));
-    const __m512i even = _mm512_load_si512(kEven.words);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    const int units = head_dim * kBits / 32;  // words of a row, 64 bytes apart
-    for (int octet = 0; octet < head_dim / 8; ++octet, out += 128) {
-      const int unit = octet * kBits / 4, next = unit + 1 < units ? unit + 1 : 0;
-      const __m512i words = _mm512_loadu_si512(group + unit * 64), more = _mm512_loadu_si512(group + next * 64);
-      const __m512i windows = Windows(octet * kBits % 4 * 8);
-      const __m512i low = levels(_mm512_multishift_epi64_epi8(windows, _mm512_permutex2var_epi32(words, pairs, more)));
-      const __m512i high =
-          levels(_mm512_multishift_epi64_epi8(windows, _mm512_permutex2var_epi32(words, upper_pairs, more)));
-      _mm512_storeu_si512(out, _mm512_permutex2var_epi32(low, even, high));
-      _mm512_storeu_si512(out + 64, _mm512_permutex2var_epi32(low, odd, high));
+  // Calls f(line, codes [kGroups]) for the lines of each group.
+  template <int kGroups, class F>
+  KVANTA_INLINE void ForLines(const uint8_t* group, int64_t group_bytes, F f) const {
+    static constexpr LevelBytes kLevels =
+        MakeLevelBytes(formats::kTrellisLevels[kBits - formats::kMinTrellisBits], CodeInt8x8::kOffset);
+    constexpr int kLines = kBits == 3 ? 8 : 8 / kBits;  // that fill whole words
+    constexpr int kWords = kLines * kBits / 8;
+    const LevelLookup levels(kLevels);
+    const uint8_t* words = group;
+    for (int first_line = 0; first_line < head_dim_ / 4; first_line += kLines, words += 64 * kWords) {
+      const bool ends = first_line + kLines == head_dim_ / 4;  // and begins again
+      const uint8_t* after = ends ? group : words + 64 * kWords;
+#pragma GCC unroll 8
+      for (int line = 0; line < kLines; ++line) {
+        const int word = line * kBits / 8, first = line * kBits % 8 * 4;
+        const bool within = first + 3 * kBits + 8 <= 32;
+        const uint8_t* next = word + 1 < kWords ? words + 64 * (word + 1) : after;
+        __m512i codes[kGroups];
+        for (int g = 0; g < kGroups; ++g) {
+          codes[g] = levels(WindowsOfLine(words + 64 * word + g * group_bytes,
+                                          within ? nullptr : next + g * group_bytes, first, LineWindows(kBits)));
+        }
+        f(first_line + line, codes);
+      }
     }
   }
 
+ private:
+  int head_dim_;
+};
+
+// ---- values: a line is 16 channels of four tokens, [16 channels][4]
+
+template <int kBits>
+class TrellisValues {
+ public:
+  static constexpr bool kInteger = true;
+  static constexpr int kSub = 4;
+  static constexpr int kOperandBytes = CodeInt8x8Values::kOperandBytes;
+  static constexpr int kChannels = 16;
+  static constexpr int kUnroll = 2;  // lines at a time, which share the probabilities and hide the latency of sums
+
   // Decodes tokens [4 quad, 4 end_quad) of a cell, to their places in the order of int8 values: [quad][head_dim][4].
-  static void UnpackValues(const uint8_t* codes, int head_dim, int quad, int end_quad, uint8_t* out) {
-    // Qword 4 o + t: bytes kBits o to kBits (o + 1) of token t.
-    static constexpr BytePermutation kStrings = MakeBytePermutation([](int i) {
-      const int byte = kBits * (i / 32) + i % 8;
-      return byte <= 2 * kBits ? 4 * byte + i / 8 % 4 : 0;
-    });
-    static constexpr BytePermutation kTokens =
-        MakeBytePermutation([](int i) { return i / 32 * 32 + i % 4 * 8 + i / 4 % 8; });
-    const TrellisLevelLookup<kBits> levels;
-    const __m512i strings = _mm512_load_si512(kStrings.bytes), tokens = _mm512_load_si512(kTokens.bytes);
-    const __m512i windows = Windows(0);
-    const int64_t quad_bytes = int64_t{head_dim} * kBits / 2;
-    constexpr unsigned kWords = (2U << (2 * kBits)) - 1U;  // of 16 codes and the byte after them
+  static void Unpack(const uint8_t* codes, int head_dim, int quad, int end_quad, uint8_t* out) {
+    const TrellisValues values;
     for (; quad < end_quad; ++quad) {
-      const uint8_t* bytes = codes + quad * quad_bytes;
-      uint8_t* to = out + int64_t{quad} * 4 * head_dim;
-      int32_t first;
-      __builtin_memcpy(&first, bytes, sizeof first);
-      for (int channel = 0; channel < head_dim; channel += 16, bytes += 8 * kBits, to += 64) {
-        const int left = head_dim - channel;
-        __m512i words;
-        if (left > 16) {
-          words = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(kWords), bytes);
-        } else {  // the string ends, and begins again
-          const unsigned last = left == 16 ? 2 * kBits : kBits;
-          words = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << last) - 1U), bytes);
-          words = _mm512_mask_set1_epi32(words, static_cast<__mmask16>(1U << last), first);
-        }
-        const __m512i string = _mm512_permutexvar_epi8(strings, words);
-        const __m512i found = levels(_mm512_multishift_epi64_epi8(windows, string));
-        const __m512i line = _mm512_permutexvar_epi8(tokens, found);
-        if (left >= 16) {
+      const uint8_t* row = codes + int64_t{quad} * head_dim * kBits / 2;
+      uint8_t* to = out + int64_t{quad} * head_dim * 4;
+      for (int channel = 0; channel < head_dim; channel += 16, to += 64) {
+        const __m512i line = values.Decode(WordsOf(row, channel, head_dim));
+        if (head_dim - channel >= 16) {
           _mm512_storeu_si512(to, line);
         } else {
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(line));
@@ -119,6 +185,73 @@ struct TrellisCodes {
       }
     }
   }
+
+  // As SubbyteValue::DotValues, but that the probabilities of rows are kScaledProbBytes apart.
+  template <int kRows, bool kTail, int kCount>
+  static KVANTA_INLINE void DotValues(const uint8_t* words, int head_dim, int column, int count,
+                                      const uint8_t* const* probs, const uint8_t* const* /*signs*/,
+                                      const int32_t* const* /*initial*/, Vec16::F* dots, Prefetcher& prefetch) {
+    const TrellisValues values;
+    const int64_t stride = int64_t{head_dim} * kBits / 2;
+    __m512i sums[kRows * kCount];
+    for (int i = 0; i < kRows * kCount; ++i) sums[i] = _mm512_setzero_si512();
+    const uint8_t* four = probs[0];  // the same for all channels
+    for (int i = 0; i < count; ++i, words += stride, four += 4) {
+      prefetch.Step();
+      __m512i codes[kCount];
+      for (int c = 0; c < kCount; ++c) codes[c] = values.Decode(WordsOf(words, column + 16 * c, head_dim));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i prob = Broadcast32(four + r * kScaledProbBytes);
+        for (int c = 0; c < kCount; ++c) sums[r * kCount + c] = DotBytes(sums[r * kCount + c], prob, codes[c]);
+      }
+    }
+    for (int i = 0; i < kRows * kCount; ++i) dots[i] = _mm512_cvtepi32_ps(sums[i]);
+  }
+
+ private:
+  // Whether a pair of channels is within two bytes of a token's string. Then a qword has two bytes of each of four
+  // tokens, and its windows are in order; else a qword has the string of 8 channels of a token.
+  static constexpr bool kPairs = kBits != 3;
+  static constexpr LevelBytes kLevels =
+      MakeLevelBytes(formats::kTrellisLevels[kBits - formats::kMinTrellisBits], CodeInt8x8Values::kOffset);
+  static constexpr BytePermutation kStrings = MakeBytePermutation([](int i) {
+    const int byte = kPairs ? 2 * kBits * (i / 8) / 8 + i % 2 : kBits * (i / 32) + i % 8;
+    const int token = kPairs ? i / 2 % 4 : i / 8 % 4;
+    return byte <= 2 * kBits ? 4 * byte + token : 0;
+  });
+  static constexpr BytePermutation kWindows = MakeBytePermutation(
+      [](int i) { return kPairs ? 2 * kBits * (i / 8) % 8 + kBits * (i % 8 / 4) + 16 * (i % 4) : kBits * (i % 8); });
+  static constexpr BytePermutation kTokens =  // of 8 channels of a token
+      MakeBytePermutation([](int i) { return i / 32 * 32 + i % 4 * 8 + i / 4 % 8; });
+
+  KVANTA_INLINE TrellisValues()
+      : levels_(kLevels),
+        strings_(_mm512_load_si512(kStrings.bytes)),
+        windows_(_mm512_load_si512(kWindows.bytes)),
+        tokens_(_mm512_load_si512(kTokens.bytes)) {}
+
+  // The words of 16 channels from `channel` on, a byte of each of four tokens, and the word after them: of the last
+  // channels it is the first of the row.
+  static KVANTA_INLINE __m512i WordsOf(const uint8_t* row, int channel, int head_dim) {
+    const uint8_t* words = row + int64_t{channel} * kBits / 2;
+    const int left = head_dim - channel;
+    if (left > 16) return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((2U << (2 * kBits)) - 1U), words);
+    const int count = left == 16 ? 2 * kBits : kBits;
+    int32_t first;
+    __builtin_memcpy(&first, row, sizeof first);
+    const __m512i last = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << count) - 1U), words);
+    return _mm512_mask_set1_epi32(last, static_cast<__mmask16>(1U << count), first);
+  }
+
+  KVANTA_INLINE __m512i Decode(__m512i words) const {
+    const __m512i strings = _mm512_permutexvar_epi8(strings_, words);
+    const __m512i codes = levels_(_mm512_multishift_epi64_epi8(windows_, strings));
+    return kPairs ? codes : _mm512_permutexvar_epi8(tokens_, codes);
+  }
+
+  LevelLookup levels_;
+  __m512i strings_, windows_, tokens_;
 };
 
 // Sources of metrics[w >> bits] for the 32 windows of a register, from the register of metrics that has them.

@@ -59,7 +59,7 @@ constexpr void SetDerived(AttentionKernels& kernels) {
       kernels.values[kIndex] = {AccumulateTrellis<kType>};
     }
     if constexpr (formats::IsAllocated(kType)) {  // keys alone
-      kernels.keys[kIndex] = {QueryBytes<CodeInt8x8>, PrepareQuery<CodeInt8x8>, ScoreKlt<formats::CodeBits(kType)>};
+      kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareQuery<CodeInt8>, ScoreKlt<formats::CodeBits(kType)>};
     }
     if constexpr (formats::Info(kType).decoding == formats::Decoding::kLookup8) {
       if constexpr (formats::IsInteger(kType)) {

@@ -18,7 +18,7 @@ void ScoreKlt(const KeyPass& pass) {
   if (allocation == nullptr && pass.workspace_use != WorkspaceUse::kReuse) {
     allocation = &uncalibrated.emplace(formats::DefaultAllocation(pass.cell.head_dim, kBits));
   }
-  ScoreTrellisKeys<kBits>(pass, [&] { return KltKeys{*allocation}; });
+  ScoreTrellisKeys<kBits, CodeInt8>(pass, [&] { return KltKeys{*allocation}; });
 }
 
 }  // namespace

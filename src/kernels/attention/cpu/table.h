@@ -29,7 +29,7 @@ inline constexpr float kLog2E = 0x1.715476p0f;
 using formats::IsSubbyte;
 // Element types whose queries and scaled probabilities are quantized to 8 bits; other integers: to 16.
 constexpr bool HasByteOperands(formats::ElementType type) noexcept {
-  return IsSubbyte(type) || formats::IsTrellis(type) || formats::IsAllocated(type);
+  return IsSubbyte(type) || formats::IsTrellis(type);
 }
 inline constexpr float kMaxByteQuery = 127;  // a signed byte
 inline constexpr float kMaxByteProb = 255;   // an unsigned byte

@@ -1,6 +1,6 @@
-// Trellis codes (formats/trellis.h) by 8-bit operands. Codes are decoded to int8: in registers where few rows read a
-// page and the unit has primitives for it, else in the workspace, once for all rows. Included by isa_<isa>.cc after its
-// TrellisKeys and TrellisValues, and values.h.
+// Trellis codes (formats/trellis.h) by 8-bit operands, and keys with uneven bits (klt.h) by 16-bit ones. Codes are
+// decoded to int8: in registers where few rows read a page and the unit has primitives for it, else in the workspace,
+// once for all rows. Included by isa_<isa>.cc after its TrellisKeys and TrellisValues, and values.h.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ KVANTA_INLINE void ScoreFusedRows(const KeyPass& pass, const Keys& keys, int64_t
   int32_t bias[kRows];
   for (int r = 0; r < kRows; ++r) {
     operands[r] = pass.query + r * pass.query_stride;
-    __builtin_memcpy(bias + r, operands[r] + BiasOffset<CodeInt8x8>(pass.cell.head_dim), sizeof bias[r]);
+    __builtin_memcpy(bias + r, operands[r] + BiasOffset<typename Keys::Code>(pass.cell.head_dim), sizeof bias[r]);
   }
   int group = 0;
   const auto score = [&]<int kGroups>() __attribute__((always_inline)) {
@@ -55,8 +55,8 @@ KVANTA_INLINE void ScoreFused(const KeyPass& pass, const Keys& keys, int64_t gro
   ScoreFusedRows<1>(pass, keys, group_bytes, prefetch);
 }
 
-// Scores keys of kBits bits on average. make_keys(): the unit's decoder.
-template <int kBits, class MakeKeys>
+// Scores keys of kBits bits on average, whose levels are multiplied as a Code. make_keys(): the unit's decoder.
+template <int kBits, class Code, class MakeKeys>
 KVANTA_INLINE void ScoreTrellisKeys(const KeyPass& pass, MakeKeys make_keys) {
   const int64_t group_bytes = int64_t{2} * kBits * pass.cell.head_dim;
   if constexpr (kMaxFusedRows > 0) {
@@ -71,12 +71,12 @@ KVANTA_INLINE void ScoreTrellisKeys(const KeyPass& pass, MakeKeys make_keys) {
   }
   KeyPass decoded = pass;
   decoded.cell.codes = bytes;
-  Score<CodeInt8x8>(decoded);
+  Score<Code>(decoded);
 }
 
 template <int kBits>
 void ScoreTrellis(const KeyPass& pass) {
-  ScoreTrellisKeys<kBits>(pass, [&] { return TrellisKeys<kBits>{pass.cell.head_dim}; });
+  ScoreTrellisKeys<kBits, CodeInt8x8>(pass, [&] { return TrellisKeys<kBits>{pass.cell.head_dim}; });
 }
 
 // ---- values

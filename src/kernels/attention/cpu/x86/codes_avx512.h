@@ -249,7 +249,7 @@ struct ByteCode {
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
           __m512i codes[kUnroll];
-          for (int v = 0; v < kUnroll; ++v) codes[v] = Code::Load(LoadLine<kTail>(lines, i, v));
+          for (int v = 0; v < kUnroll; ++v) codes[v] = Code::AddOffset(LoadLine<kTail>(lines, i, v));
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             const uint8_t* four = operands[r] + i * (4 * Code::kOperandBytes);
@@ -285,20 +285,20 @@ struct CodeInt8 : ByteCode<CodeInt8>, ByteKeys {
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
     PackBytes(x, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), out);
   }
-  static KVANTA_INLINE __m512i Load(__m512i line) { return _mm512_xor_si512(line, _mm512_set1_epi8(-128)); }
+  static KVANTA_INLINE __m512i AddOffset(__m512i line) { return _mm512_xor_si512(line, _mm512_set1_epi8(-128)); }
 };
 // 8-bit operands; stored with the offset.
 struct CodeInt8x8 : ByteCode<CodeInt8x8>, ByteKeys {
   static constexpr int kOperandBytes = 1;
   static constexpr float kMaxOperand = kMaxByteQuery;
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { PackLowBytes(x, out); }
-  static KVANTA_INLINE __m512i Load(__m512i line) { return line; }
+  static KVANTA_INLINE __m512i AddOffset(__m512i line) { return line; }
 };
 
 // Values: the scaled probabilities are not negative, so they are the unsigned operand and the codes the signed one.
 struct ByteValues {
   static constexpr int kOffset = 0;
-  static KVANTA_INLINE __m512i Load(__m512i line) { return line; }
+  static KVANTA_INLINE __m512i AddOffset(__m512i line) { return line; }
   static KVANTA_INLINE __m512i MulAdd(__m512i sum, __m512i codes, __m512i operands) {
     return DotBytes(sum, operands, codes);
   }

@@ -22,7 +22,7 @@ struct KltLineTables {
 constexpr KltLineTables MakeKltLineTables() {
   KltLineTables tables{};
   for (int bits = 0; bits <= formats::kMaxAllocatedBits; ++bits) {
-    tables.levels[bits] = MakeLevelBytes(kUnitKltLevels[bits], CodeInt8x8::kOffset);
+    tables.levels[bits] = MakeLevelBytes(kUnitKltLevels[bits], CodeInt8::kOffset);
     tables.windows[bits] = LineWindows(bits);
   }
   return tables;
@@ -31,6 +31,8 @@ constexpr KltLineTables kKltLineTables = MakeKltLineTables();
 
 class KltKeys {
  public:
+  using Code = CodeInt8;  // queries are as uneven as the channels: 8 bits would be too coarse for most of them
+
   explicit KltKeys(const formats::BitAllocation& allocation) : allocation_(allocation) {
     for (int block = 0; block < allocation.coded_blocks; ++block) {
       row_bytes_ += allocation.bits[block];
@@ -42,9 +44,8 @@ class KltKeys {
 
   void Unpack(const uint8_t* group, uint8_t* out) const {
     UnpackLines(*this, group, out);
-    const __m512i zero = _mm512_set1_epi8(static_cast<char>(CodeInt8x8::kOffset));
     for (int line = Lines(); line < allocation_.head_dim / 4; ++line) {
-      _mm512_storeu_si512(out + line * 64, zero);
+      _mm512_storeu_si512(out + line * 64, _mm512_setzero_si512());
     }
   }
 
@@ -89,18 +90,20 @@ class KltKeys {
   // The bias of rows without the channels that have no codes.
   template <int kRows>
   KVANTA_INLINE void BiasOfCoded(const uint8_t* const* operands, const int32_t* bias, int32_t* coded_bias) const {
-    const int coded = allocation_.coded_blocks * formats::kAllocationBlock;
+    const int end = allocation_.head_dim * Code::kOperandBytes;
     __m512i sums[4];
     for (__m512i& sum : sums) sum = _mm512_setzero_si512();
-    for (int c = coded; c < allocation_.head_dim; c += 64) {
-      const int left = allocation_.head_dim - c;
-      const __mmask16 words = static_cast<__mmask16>(left >= 64 ? 0xffffU : (1U << (left / 4)) - 1U);
+    for (int byte = Lines() * 4 * Code::kOperandBytes; byte < end; byte += 64) {
+      const int left = end - byte;
+      const auto words = static_cast<__mmask16>(left >= 64 ? 0xffffU : (1U << static_cast<unsigned>(left / 4)) - 1U);
       for (int r = 0; r < kRows; ++r) {
-        sums[r] = DotBytes(sums[r], _mm512_set1_epi8(1), _mm512_maskz_loadu_epi32(words, operands[r] + c));
+        sums[r] = DotBytes(sums[r], _mm512_set1_epi8(1), _mm512_maskz_loadu_epi32(words, operands[r] + byte));
       }
     }
+    const __m512i upper_first = _mm512_set1_epi64(8);  // shifts of the sums of upper and lower terms
+    for (__m512i& sum : sums) sum = _mm512_sllv_epi32(sum, upper_first);
     Bytes16::SumsOf(sums, coded_bias);
-    for (int r = 0; r < kRows; ++r) coded_bias[r] = bias[r] + CodeInt8x8::kOffset * coded_bias[r];
+    for (int r = 0; r < kRows; ++r) coded_bias[r] = bias[r] + Code::kOffset * coded_bias[r];
   }
 
   const formats::BitAllocation& allocation_;

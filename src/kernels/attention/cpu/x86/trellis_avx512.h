@@ -83,12 +83,12 @@ KVANTA_INLINE __m512i WindowsOfLine(const uint8_t* words, const uint8_t* next, i
   return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<int64_t>(control)), strings);
 }
 
-// Stores the lines of a group of 16 tokens, in the order of CodeInt8x8.
+// Stores the lines of a group of 16 tokens as Keys::Code reads them.
 template <class Keys>
 KVANTA_INLINE void UnpackLines(const Keys& keys, const uint8_t* group, uint8_t* out) {
   keys.template ForLines<1>(
       group, 0, [&](int line, const __m512i* codes) __attribute__((always_inline)) {
-        _mm512_storeu_si512(out + line * 64, codes[0]);
+        _mm512_storeu_si512(out + line * 64, Keys::Code::AddOffset(codes[0]));
       });
 }
 
@@ -96,25 +96,42 @@ KVANTA_INLINE void UnpackLines(const Keys& keys, const uint8_t* group, uint8_t* 
 template <int kGroups, int kRows, class Keys>
 KVANTA_INLINE void DotLines(const Keys& keys, const uint8_t* group, int64_t group_bytes, const uint8_t* const* operands,
                             const int32_t* bias, Vec16::F* sums, Prefetcher& prefetch) {
-  __m512i dots[kRows * kGroups];
-  for (int i = 0; i < kRows * kGroups; ++i) dots[i] = _mm512_set1_epi32(bias[i / kGroups]);
+  constexpr int kOperandBytes = Keys::Code::kOperandBytes;
+  constexpr bool kTwoTerms = kOperandBytes == 2;
+  __m512i high[kRows * kGroups], low[kRows * kGroups];
+  for (int i = 0; i < kRows * kGroups; ++i) {
+    high[i] = _mm512_setzero_si512();
+    low[i] = _mm512_set1_epi32(bias[i / kGroups]);
+  }
   keys.template ForLines<kGroups>(
       group, group_bytes, [&](int line, const __m512i* codes) __attribute__((always_inline)) {
         prefetch.Step();
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          const __m512i four = Broadcast32(operands[r] + line * 4);
+          const uint8_t* operand = operands[r] + line * (4 * kOperandBytes);
+          if constexpr (kTwoTerms) {
+            const __m512i upper = Broadcast32(operand);
+            for (int g = 0; g < kGroups; ++g) {
+              high[r * kGroups + g] = DotBytes(high[r * kGroups + g], codes[g], upper);
+            }
+            operand += 4;
+          }
+          const __m512i lower = Broadcast32(operand);
           for (int g = 0; g < kGroups; ++g) {
-            dots[r * kGroups + g] = DotBytes(dots[r * kGroups + g], codes[g], four);
+            low[r * kGroups + g] = DotBytes(low[r * kGroups + g], codes[g], lower);
           }
         }
       });
-  for (int i = 0; i < kRows * kGroups; ++i) sums[i] = _mm512_cvtepi32_ps(dots[i]);
+  for (int i = 0; i < kRows * kGroups; ++i) {
+    sums[i] = kTwoTerms ? CombineTerms(high[i], low[i]) : _mm512_cvtepi32_ps(low[i]);
+  }
 }
 
 template <int kBits>
 class TrellisKeys {
  public:
+  using Code = CodeInt8x8;
+
   explicit KVANTA_INLINE TrellisKeys(int head_dim) : head_dim_(head_dim) {}
 
   int Lines() const { return head_dim_ / 4; }

@@ -27,7 +27,7 @@ KVANTA_INLINE void ScoreFusedRows(const KeyPass& pass, const Keys& keys, int64_t
   int32_t bias[kRows];
   for (int r = 0; r < kRows; ++r) {
     operands[r] = pass.query + r * pass.query_stride;
-    __builtin_memcpy(bias + r, operands[r] + BiasOffset<typename Keys::Code>(pass.cell.head_dim), sizeof bias[r]);
+    __builtin_memcpy(bias + r, operands[r] + BiasOffset<typename Keys::Decoder>(pass.cell.head_dim), sizeof bias[r]);
   }
   int group = 0;
   const auto score = [&]<int kGroups>() __attribute__((always_inline)) {
@@ -55,8 +55,9 @@ KVANTA_INLINE void ScoreFused(const KeyPass& pass, const Keys& keys, int64_t gro
   ScoreFusedRows<1>(pass, keys, group_bytes, prefetch);
 }
 
-// Scores keys of kBits bits on average, whose levels are multiplied as a Code. make_keys(): the unit's decoder.
-template <int kBits, class Code, class MakeKeys>
+// Scores keys of kBits bits on average, whose levels are multiplied as a Decoder's codes. make_keys(): the unit's
+// decoder.
+template <int kBits, class Decoder, class MakeKeys>
 KVANTA_INLINE void ScoreTrellisKeys(const KeyPass& pass, MakeKeys make_keys) {
   const int64_t group_bytes = int64_t{2} * kBits * pass.cell.head_dim;
   if constexpr (kMaxFusedRows > 0) {
@@ -71,7 +72,7 @@ KVANTA_INLINE void ScoreTrellisKeys(const KeyPass& pass, MakeKeys make_keys) {
   }
   KeyPass decoded = pass;
   decoded.cell.codes = bytes;
-  Score<Code>(decoded);
+  Score<Decoder>(decoded);
 }
 
 template <int kBits>

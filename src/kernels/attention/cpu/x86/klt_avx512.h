@@ -31,7 +31,7 @@ constexpr KltLineTables kKltLineTables = MakeKltLineTables();
 
 class KltKeys {
  public:
-  using Code = CodeInt8;  // queries are as uneven as the channels: 8 bits would be too coarse for most of them
+  using Decoder = CodeInt8;  // queries are as uneven as the channels: 8 bits would be too coarse for most of them
 
   explicit KltKeys(const formats::BitAllocation& allocation) : allocation_(allocation) {
     for (int block = 0; block < allocation.coded_blocks; ++block) {
@@ -90,10 +90,10 @@ class KltKeys {
   // The bias of rows without the channels that have no codes.
   template <int kRows>
   KVANTA_INLINE void BiasOfCoded(const uint8_t* const* operands, const int32_t* bias, int32_t* coded_bias) const {
-    const int end = allocation_.head_dim * Code::kOperandBytes;
+    const int end = allocation_.head_dim * Decoder::kOperandBytes;
     __m512i sums[4];
     for (__m512i& sum : sums) sum = _mm512_setzero_si512();
-    for (int byte = Lines() * 4 * Code::kOperandBytes; byte < end; byte += 64) {
+    for (int byte = Lines() * 4 * Decoder::kOperandBytes; byte < end; byte += 64) {
       const int left = end - byte;
       const auto words = static_cast<__mmask16>(left >= 64 ? 0xffffU : (1U << static_cast<unsigned>(left / 4)) - 1U);
       for (int r = 0; r < kRows; ++r) {
@@ -103,7 +103,7 @@ class KltKeys {
     const __m512i upper_first = _mm512_set1_epi64(8);  // shifts of the sums of upper and lower terms
     for (__m512i& sum : sums) sum = _mm512_sllv_epi32(sum, upper_first);
     Bytes16::SumsOf(sums, coded_bias);
-    for (int r = 0; r < kRows; ++r) coded_bias[r] = bias[r] + Code::kOffset * coded_bias[r];
+    for (int r = 0; r < kRows; ++r) coded_bias[r] = bias[r] + Decoder::kOffset * coded_bias[r];
   }
 
   const formats::BitAllocation& allocation_;

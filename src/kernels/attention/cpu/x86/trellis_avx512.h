@@ -83,12 +83,12 @@ KVANTA_INLINE __m512i WindowsOfLine(const uint8_t* words, const uint8_t* next, i
   return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<int64_t>(control)), strings);
 }
 
-// Stores the lines of a group of 16 tokens as Keys::Code reads them.
+// Stores the lines of a group of 16 tokens as Keys::Decoder reads them.
 template <class Keys>
 KVANTA_INLINE void UnpackLines(const Keys& keys, const uint8_t* group, uint8_t* out) {
   keys.template ForLines<1>(
       group, 0, [&](int line, const __m512i* codes) __attribute__((always_inline)) {
-        _mm512_storeu_si512(out + line * 64, Keys::Code::AddOffset(codes[0]));
+        _mm512_storeu_si512(out + line * 64, Keys::Decoder::AddOffset(codes[0]));
       });
 }
 
@@ -96,7 +96,7 @@ KVANTA_INLINE void UnpackLines(const Keys& keys, const uint8_t* group, uint8_t* 
 template <int kGroups, int kRows, class Keys>
 KVANTA_INLINE void DotLines(const Keys& keys, const uint8_t* group, int64_t group_bytes, const uint8_t* const* operands,
                             const int32_t* bias, Vec16::F* sums, Prefetcher& prefetch) {
-  constexpr int kOperandBytes = Keys::Code::kOperandBytes;
+  constexpr int kOperandBytes = Keys::Decoder::kOperandBytes;
   constexpr bool kTwoTerms = kOperandBytes == 2;
   __m512i high[kRows * kGroups], low[kRows * kGroups];
   for (int i = 0; i < kRows * kGroups; ++i) {
@@ -130,7 +130,7 @@ KVANTA_INLINE void DotLines(const Keys& keys, const uint8_t* group, int64_t grou
 template <int kBits>
 class TrellisKeys {
  public:
-  using Code = CodeInt8x8;
+  using Decoder = CodeInt8x8;
 
   explicit KVANTA_INLINE TrellisKeys(int head_dim) : head_dim_(head_dim) {}
 
@@ -227,7 +227,7 @@ class TrellisValues {
   }
 
  private:
-  // Whether a pair of channels is within two bytes of a token's string. Then a qword has two bytes of each of four
+  // Pairs of channels are within two bytes of a token's string: a qword has two bytes of each of four
   // tokens, and its windows are in order; else a qword has the string of 8 channels of a token.
   static constexpr bool kPairs = kBits != 3;
   static constexpr LevelBytes kLevels =

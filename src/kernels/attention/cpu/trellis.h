@@ -13,7 +13,7 @@
 namespace kvanta::kernels {
 namespace {
 
-// Whether a call's rows are few enough to decode the codes for them alone.
+// True if a call has so few rows that codes are decoded for them alone.
 KVANTA_INLINE bool Fuses(int rows, WorkspaceUse workspace_use) {
   return rows <= kMaxFusedRows && workspace_use == WorkspaceUse::kNone;
 }

@@ -232,7 +232,7 @@ KVANTA_INLINE void PackLowBytes(Vec16::F x, uint8_t* out) {
 }
 
 // Dot products of lines of bytes with operands of one or two bytes, the upper one first.
-template <class Code>
+template <class Decoder>
 struct ByteCode {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
@@ -240,29 +240,29 @@ struct ByteCode {
   template <int kUnroll, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* bias,
                                 Vec16::F* sums, Prefetcher& prefetch) {
-    constexpr bool kTwoTerms = Code::kOperandBytes == 2;
+    constexpr bool kTwoTerms = Decoder::kOperandBytes == 2;
     __m512i high[kRows * kUnroll], low[kRows * kUnroll];
     for (int i = 0; i < kRows * kUnroll; ++i) {
       high[i] = _mm512_setzero_si512();
-      low[i] = Code::kOffset != 0 ? _mm512_set1_epi32(bias[i / kUnroll]) : _mm512_setzero_si512();
+      low[i] = Decoder::kOffset != 0 ? _mm512_set1_epi32(bias[i / kUnroll]) : _mm512_setzero_si512();
     }
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
           __m512i codes[kUnroll];
-          for (int v = 0; v < kUnroll; ++v) codes[v] = Code::AddOffset(LoadLine<kTail>(lines, i, v));
+          for (int v = 0; v < kUnroll; ++v) codes[v] = Decoder::AddOffset(LoadLine<kTail>(lines, i, v));
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            const uint8_t* four = operands[r] + i * (4 * Code::kOperandBytes);
+            const uint8_t* four = operands[r] + i * (4 * Decoder::kOperandBytes);
             if constexpr (kTwoTerms) {
               const __m512i first = Broadcast32(four), second = Broadcast32(four + 4);
               for (int v = 0; v < kUnroll; ++v) {
-                high[r * kUnroll + v] = Code::MulAdd(high[r * kUnroll + v], codes[v], first);
-                low[r * kUnroll + v] = Code::MulAdd(low[r * kUnroll + v], codes[v], second);
+                high[r * kUnroll + v] = Decoder::MulAdd(high[r * kUnroll + v], codes[v], first);
+                low[r * kUnroll + v] = Decoder::MulAdd(low[r * kUnroll + v], codes[v], second);
               }
             } else {
               const __m512i operand = Broadcast32(four);
               for (int v = 0; v < kUnroll; ++v) {
-                low[r * kUnroll + v] = Code::MulAdd(low[r * kUnroll + v], codes[v], operand);
+                low[r * kUnroll + v] = Decoder::MulAdd(low[r * kUnroll + v], codes[v], operand);
               }
             }
           }

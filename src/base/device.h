@@ -53,12 +53,13 @@ class Device {
   // Throws ResourceError with the sizes if memory does not suffice.
   virtual Buffer Allocate(size_t bytes) = 0;
   virtual std::unique_ptr<Reservation> Reserve(size_t bytes) = 0;
-  // Memory of the host that CopyOutAsync copies to; elsewhere a copy may be slower.
+  // Memory of the host for CopyInAsync and CopyOutAsync; from and to elsewhere a copy may be slower.
   virtual Buffer AllocateHost(size_t bytes);
   // host -> device; the host's bytes have been taken when it comes back.
   virtual void CopyIn(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyOut(void* host, const void* device, size_t bytes) = 0;  // device -> host
-  // The same, but the bytes are valid only after Synchronize; `host` must live until then.
+  // The same two, but the bytes are valid only after Synchronize; until then `host` must live, and keep what is copied.
+  virtual void CopyInAsync(void* device, const void* host, size_t bytes) { CopyIn(device, host, bytes); }
   virtual void CopyOutAsync(void* host, const void* device, size_t bytes) { CopyOut(host, device, bytes); }
   virtual void Synchronize() {}
   virtual void Fill(void* device, uint8_t byte, size_t bytes) = 0;

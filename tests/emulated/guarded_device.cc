@@ -85,6 +85,26 @@ void GuardedDevice::CopyIn(void* device, const void* host, size_t bytes) {
   const Access access(*this);
   std::memcpy(device, host, bytes);
 }
+Buffer GuardedDevice::AllocateHost(size_t bytes) {
+  Buffer memory = Cpu().Allocate(bytes);
+  page_locked_.emplace_back(memory.data(), bytes);
+  return memory;
+}
+void GuardedDevice::CopyInAsync(void* device, const void* host, size_t bytes) {
+  CheckNotCapturing("a copy from the host");
+  const auto* from = static_cast<const uint8_t*>(host);
+  const bool page_locked = std::ranges::any_of(page_locked_, [&](const auto& range) {
+    return from >= range.first && from + bytes <= range.first + range.second;
+  });
+  async_bytes_ += static_cast<int64_t>(bytes);
+  page_locked_bytes_ += page_locked ? static_cast<int64_t>(bytes) : 0;
+  copies_.push_back({device, host, bytes});
+  pending_ = true;
+}
+void GuardedDevice::CopyPending() {
+  const std::vector<Copy> copies = std::exchange(copies_, {});
+  for (const Copy& copy : copies) CopyIn(copy.device, copy.host, copy.bytes);
+}
 void GuardedDevice::CopyOut(void* host, const void* device, size_t bytes) {
   CopyOutAsync(host, device, bytes);
   Synchronize();
@@ -109,6 +129,7 @@ void GuardedDevice::Replay(const Graph& graph) {
 }
 
 void GuardedDevice::Open() noexcept {
+  if (!copies_.empty()) CopyPending();  // in the order of calls
   pending_ = true;
   if (open_count_++ == 0) arena_->Protect(PROT_READ | PROT_WRITE);
 }

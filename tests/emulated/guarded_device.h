@@ -33,12 +33,17 @@ class GuardedDevice final : public Device {
   std::string_view Name() const noexcept override { return "cuda:emulated"; }
   Buffer Allocate(size_t bytes) override;
   std::unique_ptr<Reservation> Reserve(size_t bytes) override;
+  // Page-locked memory, for Device::CopyInAsync.
+  Buffer AllocateHost(size_t bytes) override;
   void CopyIn(void* device, const void* host, size_t bytes) override;
+  // Copies when something else runs, as a GPU does at the latest.
+  void CopyInAsync(void* device, const void* host, size_t bytes) override;
   void CopyOut(void* host, const void* device, size_t bytes) override;
   void CopyOutAsync(void* host, const void* device, size_t bytes) override;
   // Throws EmulationError with the first failed launch's error.
   void Synchronize() override {
     CheckNotCapturing("synchronization");
+    CopyPending();
     synchronizations_ += pending_ ? 1 : 0;
     pending_ = false;
     if (!error_.empty()) throw emulated::EmulationError(error_);
@@ -60,9 +65,18 @@ class GuardedDevice final : public Device {
 
   // Number of synchronizations with pending work.
   int64_t Synchronizations() const noexcept { return synchronizations_; }
+  // Bytes of CopyInAsync, and those of them that came from page-locked memory.
+  int64_t AsyncBytes() const noexcept { return async_bytes_; }
+  int64_t PageLockedBytes() const noexcept { return page_locked_bytes_; }
 
  private:
   struct Arena;
+  struct Copy {
+    void* device;
+    const void* host;
+    size_t bytes;
+  };
+  void CopyPending();
   void Open() noexcept;
   void Close() noexcept;
   void CheckNotCapturing(const char* action) {
@@ -70,6 +84,9 @@ class GuardedDevice final : public Device {
   }
 
   std::shared_ptr<Arena> arena_;
+  std::vector<Copy> copies_;                                    // of CopyInAsync, to do
+  std::vector<std::pair<const uint8_t*, size_t>> page_locked_;  // ranges that were allocated
+  int64_t async_bytes_ = 0, page_locked_bytes_ = 0;
   Graph* capture_ = nullptr;
   int64_t replays_ = 0;
   int open_count_ = 0;

@@ -171,6 +171,11 @@ class CudaDevice final : public Device {
     Use();
     staging_.Copy(device, host, bytes);
   }
+  void CopyInAsync(void* device, const void* host, size_t bytes) override {
+    CheckNotCapturing("a copy from the host");
+    Use();
+    Require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
+  }
   void CopyOut(void* host, const void* device, size_t bytes) override {
     CopyOutAsync(host, device, bytes);
     Synchronize();

@@ -25,6 +25,12 @@ inline bool ReadsAfterHit(const KvCacheGroup& group, int64_t page, int64_t pages
   return group.NeedsExact(page, page >= pages - group.exact_before);
 }
 
+// True for a record without which hits elsewhere can do: outside a window, or an exact copy that only a hit which ends
+// there reads. A record that is not is read by every hit on its page and on later ones.
+inline bool IsDroppable(const KvCacheGroup& group, int64_t page, PageKind kind) noexcept {
+  return !group.visibility.IsFull() || (kind == PageKind::kExact && page >= group.sink_pages);
+}
+
 // Longest hit of at most `pages` pages for which every group has the records that later queries read; 0 if none.
 // has(page, group, kind): true if the record is present.
 template <class Has>

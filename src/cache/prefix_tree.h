@@ -133,11 +133,9 @@ struct PrefixCache::State {
   // Ends the pins whose time is over.
   void ExpirePins(double now) noexcept;
 
-  // A record may go before its page does where hits elsewhere can do without it: outside a window, or an exact copy
-  // that only a hit which ends here reads.
+  // True for a record that may go before its page does.
   bool IsDroppable(const Node& node, int group, PageKind kind) const {
-    const KvCacheGroup& of = spec.groups[static_cast<size_t>(group)];
-    return !of.visibility.IsFull() || (kind == PageKind::kExact && node.index >= of.sink_pages);
+    return cache::IsDroppable(spec.groups[static_cast<size_t>(group)], node.index, kind);
   }
 
   static uint64_t& DroppableKey(Node& node, int group, PageKind kind) {

@@ -8,17 +8,17 @@
 
 namespace kvanta {
 
-// A tier as one engine uses it: the folder kv_cache_dir or the server kv_store.
+// A tier as one engine uses it: the host's memory kv_offload_bytes, the folder kv_cache_dir or the server kv_store.
 struct CacheTierStats {
   bool enabled = false;
-  int64_t files = 0, bytes = 0, limit_bytes = 0;  // of a folder: of all processes, as of the last count
+  int64_t files = 0, bytes = 0, limit_bytes = 0;  // of a folder: of all processes, as of the last count; or of records
   int64_t own_bytes = 0;                          // of these, of this engine's model and cache format
   int64_t connects = 0;                           // to a server
   int64_t lookup_tokens = 0, hit_tokens = 0;      // prompt tokens that the memory lacked; of these, read
   int64_t declined_tokens = 0;                    // present, but cheaper to compute
   int64_t read_bytes = 0, written_bytes = 0;      // records
   double read_seconds = 0, write_seconds = 0;
-  int64_t evictions = 0;                      // files of a folder
+  int64_t evictions = 0;                      // files of a folder, records in memory
   int64_t read_errors = 0, write_errors = 0;  // of the system, reads that took too long included
   int64_t damaged_files = 0;                  // records that were not whole, or others: removed
   int64_t dropped_records = 0;                // not written: the tier was behind or failed

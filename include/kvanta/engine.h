@@ -35,6 +35,9 @@ struct EngineConfig {
   int page_size = 64;                                   // tokens: 16, 32, 64, 128
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
+  // With device "cuda": page-locked memory of the host that keeps copies of closed pages, so that those evicted from
+  // the GPU's memory need not be computed again (docs/prefix-cache.md). Taken at the start. 0: none.
+  int64_t kv_offload_bytes = 0;
   // Folder in which closed pages outlive the process (docs/prefix-cache.md); several engines may share it. Empty: none.
   std::string kv_cache_dir;
   int64_t kv_cache_dir_bytes = int64_t{16} << 30;  // limit of the folder's files; least recently used ones go first
@@ -100,6 +103,7 @@ struct EngineConfig {
     visit("page_size", &EngineConfig::page_size);
     visit("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes, 0);
     visit("enable_prefix_caching", &EngineConfig::enable_prefix_caching);
+    visit("kv_offload_bytes", &EngineConfig::kv_offload_bytes, 0);
     visit("kv_cache_dir", &EngineConfig::kv_cache_dir);
     visit("kv_cache_dir_bytes", &EngineConfig::kv_cache_dir_bytes, 1);
     visit("kv_store", &EngineConfig::kv_store);
@@ -276,9 +280,10 @@ class Engine {
   // JSON of what the bytes of pages depend on besides token ids: weights, formats, scales, version of the arithmetic.
   // Scales that are still to be measured are not in it.
   std::string CacheIdentity() const;
-  // Drops every cached prefix in memory that no running request uses.
+  // Drops every cached prefix in kv_cache_memory_bytes that no running request uses; tiers below it keep theirs.
   void ResetPrefixCache();
-  // Waits until all closed pages are in kv_cache_dir and kv_store, or cannot be written; 10 s for a write that hangs.
+  // Waits until all closed pages are in kv_offload_bytes, kv_cache_dir and kv_store, or cannot be written; 10 s for a
+  // write that hangs.
   void FlushPrefixCache();
   // Changes of the prefix cache in memory since the last call, the oldest first; waits at most timeout_seconds for one.
   // After a gap (more than kv_events_queue_size of them): kCleared, and every page. Applied in order, they give the

@@ -81,9 +81,10 @@ struct EngineStats {
   int64_t cache_evictable_bytes = 0;  // used bytes that only the prefix cache holds
   int64_t prefix_pages = 0;           // pages held by the prefix cache
   int64_t prefix_pinned_bytes = 0;    // of these, kept for a time (SamplingParams::cache_ttl)
+  CacheTierStats host;                // zeros without EngineConfig::kv_offload_bytes
   CacheTierStats disk;                // zeros without EngineConfig::kv_cache_dir
   CacheTierStats store;               // zeros without EngineConfig::kv_store
-  int64_t loading = 0;                // waiting requests whose pages are looked up or read there
+  int64_t loading = 0;                // waiting requests whose pages are looked up or read in these
   int64_t weight_bytes = 0;
   std::string backend, isa, device;
   int threads = 0;

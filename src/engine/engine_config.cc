@@ -178,6 +178,17 @@ void CheckConfig(const EngineConfig& config) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_num_batched_tokens, config.page_size));
   }
+  if (config.kv_offload_bytes > 0) {
+    if (config.device != "cuda") {
+      throw InputError(
+          fmt::format("kv_offload_bytes = {}: keeps a GPU's pages in RAM (device cuda); on a CPU the cache is in RAM: "
+                      "give these bytes to kv_cache_memory_bytes",
+                      config.kv_offload_bytes));
+    }
+    if (!config.enable_prefix_caching) {
+      throw InputError(fmt::format("kv_offload_bytes = {}: needs enable_prefix_caching", config.kv_offload_bytes));
+    }
+  }
   if (!config.kv_cache_dir.empty() && !config.enable_prefix_caching) {
     throw InputError(fmt::format("kv_cache_dir = {}: needs enable_prefix_caching", Quote(config.kv_cache_dir)));
   }
@@ -251,6 +262,25 @@ CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t
   }
   if (config.kv_cache_memory_bytes > 0) throw InputError(figures);
   throw ResourceError(figures);
+}
+
+std::shared_ptr<store::HostArena> ReserveHostMemory(const EngineConfig& config, const formats::CacheLayout& layout,
+                                                    Device& device) {
+  if (config.kv_offload_bytes == 0) return nullptr;
+  int64_t longest = 0;
+  for (const formats::GroupBytes& group : layout.groups) {
+    longest = std::max({longest, group.page_bytes, group.exact_page_bytes});
+  }
+  if (config.kv_offload_bytes < longest) {
+    throw InputError(
+        fmt::format("kv_offload_bytes = {}: one page of {} tokens takes {} bytes; give more than kv_cache_memory_bytes",
+                    config.kv_offload_bytes, layout.page_size, longest));
+  }
+  try {
+    return store::HostArena::Make(device, config.kv_offload_bytes);
+  } catch (const ResourceError& error) {
+    throw ResourceError(fmt::format("kv_offload_bytes = {}: {}", config.kv_offload_bytes, error.what()));
+  }
 }
 
 ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std::string& weight_dtype) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "kvanta/engine.h"
 #include "models/config.h"
 #include "models/safetensors.h"
+#include "store/host_arena.h"
 
 namespace kvanta::engine {
 
@@ -69,6 +71,10 @@ struct CacheSpecs {
 // available_bytes: what the device can give. Throws InputError (the caller's figures) or ResourceError (the machine's).
 CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t model_max_position,
                     int64_t available_bytes);
+
+// Memory of kv_offload_bytes; null without. Throws InputError (too few for a page) or ResourceError (the machine's).
+std::shared_ptr<store::HostArena> ReserveHostMemory(const EngineConfig& config, const formats::CacheLayout& layout,
+                                                    Device& device);
 
 // Rows of logits that are computed at once: bounds their memory.
 int64_t MaxLogitRows(const EngineConfig& config) noexcept;

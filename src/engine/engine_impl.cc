@@ -48,6 +48,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                                                     .poison_unused = *config.poison_unused,
                                                                     .lists_released = !components_.ranks->Alone()},
                                               config.enable_prefix_caching);
+  host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
   counters_.accepted_per_position.resize(static_cast<size_t>(components_.num_speculative_tokens));
   batches_.resize(static_cast<size_t>(config.pipeline_parallel_size));
@@ -94,33 +95,34 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
 
 Engine::Impl::~Impl() {
   Stop();
-  disk_.reset();  // its threads report to this object
+  tiers_.reset();  // its threads report to this object
 }
 
 // The scales, which pages depend on, are known.
 void Engine::Impl::AddListeners() {
-  OpenDiskTier();
+  OpenTiers();
   if (kv_events_) kv_events_->Attach(*cache_, engine::CacheIdentity(components_));
 }
 
-void Engine::Impl::OpenDiskTier() {
+void Engine::Impl::OpenTiers() {
   const EngineConfig& config = components_.config;
-  if (config.kv_cache_dir.empty() && config.kv_store.empty()) return;
+  if (!host_memory_ && config.kv_cache_dir.empty() && config.kv_store.empty()) return;
   const auto on_progress = [this] {
     const std::lock_guard lock(mutex_);
     loads_progressed_ = true;
     work_available_.notify_all();
   };
-  disk_ = std::make_unique<engine::DiskTier>(*cache_,
-                                             store::RecordStoreConfig{.folder = config.kv_cache_dir,
-                                                                      .limit_bytes = config.kv_cache_dir_bytes,
-                                                                      .server = components_.kv_store,
-                                                                      .server_ttl_seconds = config.kv_store_ttl,
-                                                                      .identity = engine::CacheIdentity(components_),
-                                                                      .record_bytes = {},
-                                                                      .on_progress = on_progress,
-                                                                      .before_read = components_.before_read,
-                                                                      .before_write = components_.before_write});
+  tiers_ = std::make_unique<engine::StoreTiers>(*cache_,
+                                                store::RecordStoreConfig{.memory = host_memory_,
+                                                                         .folder = config.kv_cache_dir,
+                                                                         .limit_bytes = config.kv_cache_dir_bytes,
+                                                                         .server = components_.kv_store,
+                                                                         .server_ttl_seconds = config.kv_store_ttl,
+                                                                         .identity = engine::CacheIdentity(components_),
+                                                                         .record_bytes = {},
+                                                                         .on_progress = on_progress,
+                                                                         .before_read = components_.before_read,
+                                                                         .before_write = components_.before_write});
 }
 
 void Engine::Impl::MakeBackend() {
@@ -203,12 +205,12 @@ std::string Engine::Impl::CacheIdentity() {
 }
 
 void Engine::Impl::FlushPrefixCache() {
-  engine::DiskTier* disk = nullptr;
+  engine::StoreTiers* tiers = nullptr;
   {
     const StepLock step_lock(*this);
-    disk = disk_.get();
+    tiers = tiers_.get();
   }
-  if (disk != nullptr) disk->Flush();
+  if (tiers != nullptr) tiers->Flush();
 }
 
 std::vector<KvEvent> Engine::Impl::TakeKvEvents(double timeout_seconds) {

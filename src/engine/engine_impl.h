@@ -17,11 +17,11 @@
 
 #include "cache/kv_cache_manager.h"
 #include "engine/components.h"
-#include "engine/disk_tier.h"
 #include "engine/engine_config.h"
 #include "engine/grammar_bitmasks.h"
 #include "engine/kv_event_log.h"
 #include "engine/request_state.h"
+#include "engine/store_tiers.h"
 #include "engine/ticket_lock.h"
 #include "observe/quality.h"
 #include "runner/row_sampler.h"
@@ -117,9 +117,9 @@ class Engine::Impl {
   void WarnAboutUnitScales();
   void MakeBackend();
   void AddListeners();
-  void OpenDiskTier();
+  void OpenTiers();
   void WorkOnLoads();
-  bool IsLoading() const noexcept { return disk_ && disk_->Loading() > 0; }
+  bool IsLoading() const noexcept { return tiers_ && tiers_->Loading() > 0; }
   // With the mutex: something for the next step has come.
   bool HasNews() const noexcept { return !inbox_.empty() || !pending_.empty() || loads_progressed_; }
 
@@ -141,7 +141,8 @@ class Engine::Impl {
   std::unique_ptr<scheduler::Scheduler> scheduler_;
   std::unique_ptr<runner::Runner> runner_;
   std::unique_ptr<runner::RowSampler> row_sampler_;
-  std::unique_ptr<engine::DiskTier> disk_;  // null without kv_cache_dir or kv_store, and until the scales are known
+  std::shared_ptr<store::HostArena> host_memory_;  // null without kv_offload_bytes
+  std::unique_ptr<engine::StoreTiers> tiers_;      // null without any tier, and until the scales are known
   std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
   bool measure_scales_ = false;                    // on the first prompt
 

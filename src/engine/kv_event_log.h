@@ -24,7 +24,7 @@ class KvEventLog final : public cache::RecordListener {
   KvEventLog(const KvEventLog&) = delete;
   KvEventLog& operator=(const KvEventLog&) = delete;
 
-  // Begins to listen to an empty prefix cache, which outlives the log. identity: as the disk tier's, so that both give
+  // Begins to listen to an empty prefix cache, which outlives the log. identity: as StoreTiers', so that both give
   // pages the same keys.
   void Attach(cache::KvCacheManager& cache, std::string_view identity);
 

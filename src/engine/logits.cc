@@ -62,7 +62,7 @@ int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, 
   const StepLock step_lock(*this);
   if (measure_scales_) MeasureScales(tokens);
   cache::SequenceCache pages(*cache_, "", use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);
-  if (disk_ && use_prefix_cache) disk_->LoadNow(tokens, "");
+  if (tiers_ && use_prefix_cache) tiers_->LoadNow(tokens, "");
   const int64_t cached = pages.MatchPrefix(tokens);
   while (pages.Length() < count) {
     const int64_t start = pages.Length();

@@ -30,13 +30,13 @@ struct Speculation {
   std::vector<int32_t> rows;  // of a step with a draft: the sequence's last token, then the draft tokens
 };
 
-// Load of a waiting request's prefix from disk.
+// Load of a waiting request's prefix from the tiers below the memory.
 struct PrefixLoad {
   store::RecordStore::LoadHandle handle;  // null: none
   double deadline = 0, progress = 0;      // on the clock of Now(): end of patience, time of the last page
 };
 
-// State of the memory when a request was last looked up on disk.
+// State of the memory when a request was last looked up in them.
 struct LastLookup {
   int preemptions = 0;    // of the request
   int64_t evictions = 0;  // of the prefix cache

@@ -151,12 +151,12 @@ void Engine::Impl::DrainInbox(std::vector<RequestOutput>& outputs) {
     const std::string_view id = request.request.id;
     try {
       auto& place = requests_[id];
-      if (disk_) disk_->Lookup(request);
+      if (tiers_) tiers_->Lookup(request);
       scheduler_->Add(request);
       place = std::move(state);
       next_deadline_ = std::min(next_deadline_, request.deadline);
     } catch (const std::exception& error) {
-      if (disk_) disk_->Cancel(request);
+      if (tiers_) tiers_->Cancel(request);
       requests_.erase(id);
       ids_.erase(request.request.id);
       CountFinish(FinishReason::kError);
@@ -184,7 +184,7 @@ void Engine::Impl::ExpireRequests(double now, std::vector<RequestOutput>& output
 
 // Frees its pages and takes it out of requests_; the caller keeps it for its last output.
 std::shared_ptr<engine::RequestState> Engine::Impl::ReleaseRequest(RequestState& request) noexcept {
-  if (disk_) disk_->Cancel(request);
+  if (tiers_) tiers_->Cancel(request);
   try {
     scheduler_->Remove(request);
   } catch (const std::exception&) {  // no memory to keep the end of a prefix: ~RequestState frees the pages

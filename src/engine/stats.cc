@@ -60,11 +60,12 @@ void Engine::Impl::RefreshStats() noexcept {
     counters_.draft_cache_used_bytes = draft.cache_used_bytes;
     counters_.draft_cache_budget_bytes = draft.cache_budget_bytes;
   }
-  if (disk_) {
-    counters_.disk = disk_->FolderStats();
-    counters_.store = disk_->ServerStats();
+  if (tiers_) {
+    counters_.host = tiers_->HostStats();
+    counters_.disk = tiers_->FolderStats();
+    counters_.store = tiers_->ServerStats();
   }
-  counters_.loading = disk_ ? disk_->Loading() : 0;
+  counters_.loading = tiers_ ? tiers_->Loading() : 0;
   if (quality_) counters_.quality = quality_->Stats();
   try {
     if (components_.profile) counters_.profile = components_.profile->Rows();

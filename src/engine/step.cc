@@ -99,9 +99,9 @@ void Engine::Impl::Schedule(StepBatch& batch, std::vector<RequestOutput>& output
 }
 
 void Engine::Impl::WorkOnLoads() {
-  if (!disk_) return;
-  disk_->Work(*scheduler_);
-  if (const std::string warning = disk_->TakeWarning(); !warning.empty()) Warn(warning);
+  if (!tiers_) return;
+  tiers_->Work(*scheduler_);
+  if (const std::string warning = tiers_->TakeWarning(); !warning.empty()) Warn(warning);
 }
 
 void Engine::Impl::RunChunks(StepBatch& batch, double now) {
@@ -128,7 +128,7 @@ void Engine::Impl::RunChunks(StepBatch& batch, double now) {
   batch.ticket = runner_->Begin(batch.items, *backend_);
   batch.seconds = Now() - start;
   counters_.seconds_forward += batch.seconds;
-  if (disk_ && components_.config.role != "decode") disk_->RecordStep(step_tokens, Now() - start);
+  if (tiers_ && components_.config.role != "decode") tiers_->RecordStep(step_tokens, Now() - start);
 }
 
 // Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample;

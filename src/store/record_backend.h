@@ -1,13 +1,16 @@
-// A place where records of closed pages are kept: a folder, or a server that several machines share. Its owner checks
-// what comes from it (record_file.h), and has one thread that loads and one that writes; a place may hang for a while
-// in the functions that these call, but not in others. Thread-safe.
+// A place where records of closed pages are kept: memory of the host, a folder, or a server that several machines
+// share. Its owner checks what comes from it (record_file.h), and has one thread that loads and one that writes; a
+// place may hang for a while in the functions that these call, but not in others. Thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/device.h"
 #include "kvanta/cache_folder.h"
 #include "store/record_file.h"
 
@@ -19,17 +22,34 @@ struct RecordUse {
   int64_t index = 0;
 };
 
+// A record's token ids and payload, shared by all that write, keep or read them.
+struct RecordContent {
+  PageKey parent = {};  // key of the page before it; zeros for the first page
+  std::vector<int32_t> tokens;
+  Buffer payload;  // memory of the host
+
+  std::span<const uint8_t> Payload() const noexcept { return {payload.data(), payload.bytes()}; }
+};
+
+// Memory of the host that owns `bytes`.
+inline Buffer OwnBytes(std::vector<uint8_t> bytes) {
+  const auto owner = std::make_shared<std::vector<uint8_t>>(std::move(bytes));
+  return {std::shared_ptr<void>(owner, owner->data()), owner->size()};
+}
+
 struct RecordToWrite {
   RecordUse use;
-  std::span<const uint8_t> header;  // RecordHeader()
+  std::span<const uint8_t> header;  // RecordHeader(); empty if the place needs none
   std::span<const uint8_t> payload;
+  std::shared_ptr<const RecordContent> content = {};  // of `payload`, for places that keep it
 };
 
 struct ReadResult {
   enum class Outcome : uint8_t { kRead, kMissing, kDamaged, kFailed };
   Outcome outcome = Outcome::kMissing;
-  std::vector<uint8_t> bytes;  // kRead: header and payload, not checked
-  std::string fault;           // kDamaged, kFailed
+  std::vector<uint8_t> bytes;                    // kRead: header and payload, not checked
+  std::shared_ptr<const RecordContent> content;  // kRead of a place that needs no header: instead of `bytes`
+  std::string fault;                             // kDamaged, kFailed
 };
 
 class RecordBackend {
@@ -42,6 +62,8 @@ class RecordBackend {
   virtual std::string NameOf(const RecordId& id) const = 0;
   // Bytes of records that are best read at once; 0: one at a time.
   virtual int64_t BatchBytes() const noexcept = 0;
+  // True if records leave the process's memory, so that a header with a checksum must go with them.
+  virtual bool NeedsHeader() const noexcept { return true; }
 
   // ---- never wait
 

@@ -17,6 +17,7 @@
 // All integers little endian.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -35,6 +36,20 @@ struct RecordId {
   cache::PageKind kind = cache::PageKind::kQuantized;
 
   bool operator==(const RecordId&) const = default;
+};
+
+// Keys are evenly distributed: some of their bits make a hash.
+struct PageKeyHash {
+  size_t operator()(const PageKey& key) const noexcept {
+    uint64_t bits = 0;
+    std::copy_n(key.begin(), sizeof bits, reinterpret_cast<uint8_t*>(&bits));
+    return static_cast<size_t>(bits);
+  }
+};
+struct RecordHash {
+  size_t operator()(const RecordId& id) const noexcept {
+    return PageKeyHash{}(id.key) ^ static_cast<size_t>(2 * id.group) ^ cache::KindIndex(id.kind);
+  }
 };
 
 inline constexpr size_t kRecordHeaderBytes = 112;

@@ -133,7 +133,7 @@ std::optional<LoadedPage> RecordStore::ReadPage(Load& load) {
     LoadedPage page{.index = load.next_page++, .records = {}};
     for (size_t g = 0; g < spec_.groups.size() && load.hit == hit; ++g) {
       for (const cache::PageKind kind : cache::kPageKinds) {
-        LoadedPage::Record record{.group = static_cast<int>(g), .kind = kind, .bytes = {}};
+        LoadedPage::Record record{.group = static_cast<int>(g), .kind = kind, .payload = {}};
         const size_t at = cache::RecordIndex(spec_, page.index, record.group, kind);
         if (load.present[at] != 0 || !ReadsAfterHit(spec_.groups[g], page.index, hit, kind)) continue;
         if (ReadRecordOf(load, page.index, record)) {
@@ -186,7 +186,7 @@ void RecordStore::Fetch(size_t tier, Load& load, int64_t page) {
   const std::string fault = results[0].fault;
   int64_t read_bytes = 0;
   for (size_t i = 0; i < results.size(); ++i) {
-    read_bytes += std::ssize(results[i].bytes);
+    read_bytes += std::ssize(results[i].content ? results[i].content->Payload() : results[i].bytes);
     load.fetched.insert_or_assign(places[i], std::move(results[i]));
   }
   const std::lock_guard lock(mutex_);
@@ -201,29 +201,46 @@ void RecordStore::Fetch(size_t tier, Load& load, int64_t page) {
   from.trouble.Tell(from.backend->Name(), "pages cannot be read", fault);
 }
 
+// Gives `record` the payload of a result, if that is the record of a page with these token ids. Otherwise returns why
+// it is not.
+std::string RecordStore::CheckRecord(ReadResult result, const RecordId& id, std::span<const int32_t> tokens,
+                                     LoadedPage::Record& record) const {
+  if (result.content) {
+    if (!std::ranges::equal(result.content->tokens, tokens)) return "it has other token ids";
+    const Buffer& payload = result.content->payload;
+    record.payload = {std::shared_ptr<void>(std::const_pointer_cast<RecordContent>(result.content), payload.data()),
+                      payload.bytes()};  // shares the content: what is read is not evicted
+    return {};
+  }
+  const auto bytes = static_cast<size_t>(RecordBytes(record.group, record.kind));
+  const RecordView view = ReadRecord(result.bytes, identity_, id, tokens, bytes);
+  if (!view.fault.empty()) return view.fault;
+  const size_t head = result.bytes.size() - bytes;
+  record.payload = OwnBytes(std::move(result.bytes)).Part(head, bytes);
+  return {};
+}
+
 bool RecordStore::ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& record) {
   const size_t at = cache::RecordIndex(spec_, page, record.group, record.kind);
   if (load.stored[at] == 0) return false;
   const size_t index = load.stored[at] - size_t{1};
   if (!load.fetched.contains(at)) Fetch(index, load, page);
-  const ReadResult result = std::move(load.fetched.extract(at).mapped());
+  ReadResult result = std::move(load.fetched.extract(at).mapped());
   const RecordId id{load.keys[static_cast<size_t>(page)], record.group, record.kind};
   Tier& tier = tiers_[index];
   std::string fault = result.fault;
-  if (result.outcome == ReadResult::Outcome::kRead) {
-    const auto bytes = static_cast<size_t>(RecordBytes(record.group, record.kind));
-    const RecordView view = ReadRecord(result.bytes, identity_, id, load.TokensOf(spec_, page), bytes);
-    if (view.fault.empty()) {
-      record.bytes.assign(view.payload.begin(), view.payload.end());
+  const ReadResult::Outcome outcome = result.outcome;
+  if (outcome == ReadResult::Outcome::kRead) {
+    fault = CheckRecord(std::move(result), id, load.TokensOf(spec_, page), record);
+    if (fault.empty()) {
       tier.writer->Touch({id, page});
       const std::lock_guard lock(mutex_);
-      tier.stats.read_bytes += std::ssize(record.bytes);
+      tier.stats.read_bytes += static_cast<int64_t>(record.payload.bytes());
       tier.trouble.End();
       return true;
     }
-    fault = view.fault;
-  } else if (result.outcome != ReadResult::Outcome::kDamaged) {
-    if (result.outcome == ReadResult::Outcome::kFailed) GiveUp(index, load);
+  } else if (outcome != ReadResult::Outcome::kDamaged) {
+    if (outcome == ReadResult::Outcome::kFailed) GiveUp(index, load);
     return false;
   }
   tier.writer->Drop(id);

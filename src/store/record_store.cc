@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "store/load.h"
 #include "store/record_folder.h"
+#include "store/record_memory.h"
 #include "store/record_servers.h"
 
 namespace kvanta::store {
@@ -17,18 +18,22 @@ constexpr double kReadEndSeconds = 1;  // of waiting for a read at the end
 
 RecordStore::RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spec)
     : config_(std::move(config)), spec_(spec), identity_(IdentityKey(config_.identity)) {
+  if (config_.memory) {
+    auto memory = std::make_unique<RecordMemory>(config_.memory, spec_);
+    memory_ = memory.get();
+    AddTier(Place::kHost, std::move(memory));
+  }
   if (!config_.folder.empty()) {
-    AddTier(std::make_unique<RecordFolder>(RecordFolderConfig{.folder = config_.folder,
-                                                              .limit_bytes = config_.limit_bytes,
-                                                              .identity = config_.identity,
-                                                              .max_file_bytes = MaxRecordBytes()}));
-    has_folder_ = true;
+    AddTier(Place::kFolder, std::make_unique<RecordFolder>(RecordFolderConfig{.folder = config_.folder,
+                                                                              .limit_bytes = config_.limit_bytes,
+                                                                              .identity = config_.identity,
+                                                                              .max_file_bytes = MaxRecordBytes()}));
   }
   if (!config_.server.empty()) {
-    AddTier(MakeRecordServer({.url = config_.server,
-                              .ttl_seconds = config_.server_ttl_seconds,
-                              .identity = identity_,
-                              .max_record_bytes = MaxRecordBytes()}));
+    AddTier(Place::kServer, MakeRecordServer({.url = config_.server,
+                                              .ttl_seconds = config_.server_ttl_seconds,
+                                              .identity = identity_,
+                                              .max_record_bytes = MaxRecordBytes()}));
   }
 }
 
@@ -65,9 +70,10 @@ size_t RecordStore::MaxRecordBytes() const {
   return kRecordHeaderBytes + static_cast<size_t>(longest) + sizeof(int32_t) * static_cast<size_t>(spec_.page_size);
 }
 
-void RecordStore::AddTier(std::unique_ptr<RecordBackend> backend) {
+void RecordStore::AddTier(Place place, std::unique_ptr<RecordBackend> backend) {
   auto writer = std::make_unique<RecordWriter>(*backend, identity_, config_.before_write);
-  tiers_.push_back({.backend = std::move(backend), .writer = std::move(writer), .stats = {}, .trouble = {}});
+  tiers_.push_back(
+      {.place = place, .backend = std::move(backend), .writer = std::move(writer), .stats = {}, .trouble = {}});
 }
 
 std::string RecordStore::TakeWarning() {
@@ -82,40 +88,39 @@ std::string RecordStore::TakeWarning() {
   return {};
 }
 
-CacheTierStats RecordStore::StatsOf(size_t tier) const {
+CacheTierStats RecordStore::StatsOf(Place place) const {
+  const auto tier = std::ranges::find(tiers_, place, &Tier::place);
   CacheTierStats stats;
+  if (tier == tiers_.end()) return stats;
   {
     const std::lock_guard lock(mutex_);
-    stats = tiers_[tier].stats;
+    stats = tier->stats;
   }
-  tiers_[tier].backend->Describe(stats);
-  tiers_[tier].writer->Count(stats);
+  tier->backend->Describe(stats);
+  tier->writer->Count(stats);
   return stats;
 }
 
-CacheTierStats RecordStore::FolderStats() const {
-  return has_folder_ ? StatsOf(0) : CacheTierStats{};
-}
-
-CacheTierStats RecordStore::ServerStats() const {
-  const size_t tier = has_folder_ ? 1 : 0;
-  return tier < tiers_.size() ? StatsOf(tier) : CacheTierStats{};
-}
-
-void RecordStore::WriteBehind(const RecordId& id, int64_t index, std::span<const int32_t> tokens,
-                              const std::function<std::vector<uint8_t>()>& copy) {
-  const int64_t bytes = RecordBytes(id.group, id.kind);
+void RecordStore::WriteBehind(const RecordUse& use, const PageKey* parent, std::span<const int32_t> tokens,
+                              const std::function<void(uint8_t* to)>& copy) {
+  const int64_t bytes = RecordBytes(use.id.group, use.id.kind);
   std::shared_ptr<const RecordContent> content;
   for (Tier& tier : tiers_) {
-    if (!tier.writer->Wants(id, bytes)) {
-      tier.writer->Touch({id, index});
+    if (!tier.writer->Wants(use.id, bytes)) {
+      tier.writer->Touch(use);
       continue;
     }
     if (!content) {
-      content = std::make_shared<const RecordContent>(
-          RecordContent{.tokens = {tokens.begin(), tokens.end()}, .payload = copy()});
+      // One copy for all places: where the host's memory takes the record, the others write it from there.
+      Buffer payload;
+      if (tier.place == Place::kHost) payload = memory_->Allocate(bytes);
+      if (!payload) payload = OwnBytes(std::vector<uint8_t>(static_cast<size_t>(bytes)));
+      copy(payload.data());
+      content = std::make_shared<const RecordContent>(RecordContent{.parent = parent != nullptr ? *parent : PageKey{},
+                                                                    .tokens = {tokens.begin(), tokens.end()},
+                                                                    .payload = std::move(payload)});
     }
-    tier.writer->Write({id, index}, content);
+    tier.writer->Write(use, content);
   }
 }
 

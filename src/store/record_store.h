@@ -1,6 +1,6 @@
-// Store of closed pages below the memory, in places of which the nearer come first: a folder, then a server that
-// machines share. Writes behind and loads ahead on threads of its own, so that no step waits for them. Its owner copies
-// records in and out; nothing here knows of requests.
+// Store of closed pages below the memory, in places of which the nearer come first: the host's memory (below a GPU's),
+// a folder, then a server that machines share. Writes behind and loads ahead on threads of its own, so that no step
+// waits for them. Its owner copies records in and out; nothing here knows of requests.
 //
 // Loading has two parts: a lookup finds how much longer a prefix's hit would be with the store's records, and whether
 // loading them is worth it by the rates measured so far; then the owner begins the load, and takes pages as they come.
@@ -19,12 +19,16 @@
 
 #include "cache/kv_cache_spec.h"
 #include "kvanta/cache_folder.h"
+#include "store/host_arena.h"
 #include "store/record_writer.h"
 
 namespace kvanta::store {
 
+class RecordMemory;
+
 struct RecordStoreConfig {
-  std::string folder;  // empty: none
+  std::shared_ptr<HostArena> memory;  // null: none
+  std::string folder;                 // empty: none
   int64_t limit_bytes = 0;
   std::string server;  // URL, with its password (record_servers.h); empty: none
   int64_t server_ttl_seconds = 0;
@@ -39,14 +43,14 @@ struct LoadedPage {
   struct Record {
     int group = 0;
     cache::PageKind kind = cache::PageKind::kQuantized;
-    std::vector<uint8_t> bytes;
+    Buffer payload;  // memory of the host
   };
   int64_t index = 0;
   std::vector<Record> records;  // may be empty: a page of which later queries read nothing
 
   int64_t Bytes() const noexcept {
     int64_t bytes = 0;
-    for (const Record& record : records) bytes += std::ssize(record.bytes);
+    for (const Record& record : records) bytes += static_cast<int64_t>(record.payload.bytes());
     return bytes;
   }
 };
@@ -77,10 +81,11 @@ class RecordStore {
 
   // ---- write behind
 
-  // Takes a record of page `index` that entered the memory or was used there: it is written where it is not stored,
-  // and its time of last use is renewed where it is. `copy` gives its bytes, and is called only if they are needed.
-  void WriteBehind(const RecordId& id, int64_t index, std::span<const int32_t> tokens,
-                   const std::function<std::vector<uint8_t>()>& copy);
+  // Takes a record that entered the memory or was used there: it is written where it is not stored, and its time of
+  // last use is renewed where it is. parent: key of the page before it; null for the first page. copy(to) copies its
+  // bytes, and is called only if they are needed.
+  void WriteBehind(const RecordUse& use, const PageKey* parent, std::span<const int32_t> tokens,
+                   const std::function<void(uint8_t* to)>& copy);
   // Keeps a record, written or queued, for a time, in the places that can.
   void Pin(const RecordId& id, int64_t index, double seconds);
   // Removes a record, written or queued, that a later one replaces.
@@ -106,14 +111,17 @@ class RecordStore {
   void SetComputeRate(double seconds_per_token);
 
   // Zeros for a place that there is not.
-  CacheTierStats FolderStats() const;
-  CacheTierStats ServerStats() const;
+  CacheTierStats HostStats() const { return StatsOf(Place::kHost); }
+  CacheTierStats FolderStats() const { return StatsOf(Place::kFolder); }
+  CacheTierStats ServerStats() const { return StatsOf(Place::kServer); }
   // Message for the operator, one per trouble; empty: none.
   std::string TakeWarning();
 
  private:
-  // A place, and what is known of it. But for the first two, guarded by the mutex.
+  enum class Place : uint8_t { kHost, kFolder, kServer };
+  // A place, and what is known of it. But for the first three, guarded by the mutex.
   struct Tier {
+    Place place{};
     std::unique_ptr<RecordBackend> backend;
     std::unique_ptr<RecordWriter> writer;
     double seconds_per_byte = 0;
@@ -127,8 +135,8 @@ class RecordStore {
     return config_.record_bytes[static_cast<size_t>(group)][cache::KindIndex(kind)];
   }
   size_t MaxRecordBytes() const;
-  void AddTier(std::unique_ptr<RecordBackend> backend);
-  CacheTierStats StatsOf(size_t tier) const;
+  void AddTier(Place place, std::unique_ptr<RecordBackend> backend);
+  CacheTierStats StatsOf(Place place) const;
 
   // With the mutex.
   bool IsStalled() const;
@@ -142,6 +150,8 @@ class RecordStore {
   std::vector<int64_t> BytesByTier(const Load& load, int64_t hit) const;
   bool IsWorthLoading(size_t tier, std::span<const int64_t> bytes, int64_t tokens);
   std::optional<LoadedPage> ReadPage(Load& load);
+  std::string CheckRecord(ReadResult result, const RecordId& id, std::span<const int32_t> tokens,
+                          LoadedPage::Record& record) const;
   bool ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& record);
   void Fetch(size_t tier, Load& load, int64_t page);
   static void GiveUp(size_t tier, Load& load);
@@ -153,8 +163,8 @@ class RecordStore {
 
   mutable std::mutex mutex_;
   std::condition_variable_any load_work_;
-  std::vector<Tier> tiers_;  // nearest first; at least one
-  bool has_folder_ = false;
+  std::vector<Tier> tiers_;         // nearest first; at least one
+  RecordMemory* memory_ = nullptr;  // of the first tier; null: none
   std::deque<LoadHandle> lookups_, loads_;
   int64_t buffered_bytes_ = 0;  // read and not yet taken
   size_t read_tier_ = 0;        // of the latest read

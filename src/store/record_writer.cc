@@ -69,7 +69,7 @@ void RecordWriter::Write(const RecordUse& use, std::shared_ptr<const RecordConte
   const std::lock_guard lock(mutex_);
   const auto [name, fresh] = queued_.insert(FileName(use.id));
   if (!fresh) return;
-  const auto bytes = std::ssize(content->payload);
+  const auto bytes = std::ssize(content->Payload());
   try {
     Queue({.kind = Kind::kWrite, .use = use, .content = std::move(content)});
   } catch (...) {
@@ -191,8 +191,12 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
     headers.reserve(jobs.size());
     for (const Job* job : jobs) {
       const RecordContent& content = *job->content;
-      headers.push_back(RecordHeader(identity_, job->use.id, content.tokens, content.payload));
-      records.push_back({.use = job->use, .header = headers.back(), .payload = content.payload});
+      headers.emplace_back();
+      if (backend_.NeedsHeader()) {
+        headers.back() = RecordHeader(identity_, job->use.id, content.tokens, content.Payload());
+      }
+      records.push_back(
+          {.use = job->use, .header = headers.back(), .payload = content.Payload(), .content = job->content});
       bytes += job->Bytes();
     }
     error = backend_.Write(records);
@@ -218,7 +222,7 @@ void RecordWriter::Count(CacheTierStats& stats) const {
   stats.written_bytes = written_bytes_;
   stats.write_seconds = seconds_;
   stats.write_errors = errors_;
-  stats.dropped_records = dropped_;
+  stats.dropped_records += dropped_;
 }
 
 std::string RecordWriter::TakeWarning() {

@@ -18,12 +18,6 @@
 
 namespace kvanta::store {
 
-// A record's token ids and payload, shared by the queues that it waits in.
-struct RecordContent {
-  std::vector<int32_t> tokens;
-  std::vector<uint8_t> payload;
-};
-
 class RecordWriter {
  public:
   // before_write: for tests, called before each write on the writing thread.
@@ -63,7 +57,7 @@ class RecordWriter {
     std::shared_ptr<const RecordContent> content;  // of kWrite
     int64_t until_ns = 0;                          // of kPin
 
-    int64_t Bytes() const noexcept { return content ? std::ssize(content->payload) : 0; }
+    int64_t Bytes() const noexcept { return content ? std::ssize(content->Payload()) : 0; }
   };
 
   // With the mutex. False if there are too many.

@@ -27,14 +27,6 @@ constexpr double kMinConnectPause = 1, kMaxConnectPause = 60;  // seconds betwee
 constexpr double kFreshSeconds = 60;                           // a use within this time of the last one is not sent
 constexpr size_t kMaxKnown = 1'000'000;                        // records that this process remembers
 
-struct RecordHash {
-  size_t operator()(const RecordId& id) const noexcept {
-    uint64_t bits = 0;
-    std::copy_n(id.key.begin(), sizeof bits, reinterpret_cast<uint8_t*>(&bits));
-    return static_cast<size_t>(bits ^ static_cast<uint64_t>(2 * id.group) ^ cache::KindIndex(id.kind));
-  }
-};
-
 // A command line is seen by all users of a machine, its environment is not.
 RedisUrl WithPassword(RedisUrl url) {
   const char* password = std::getenv("KVANTA_KV_STORE_PASSWORD");
@@ -332,7 +324,8 @@ std::vector<ReadResult> RedisServer::Read(std::span<const RecordId> ids) {
     fault = error.what();
   }
   if (fault.empty()) return results;
-  for (ReadResult& result : results) result = {.outcome = ReadResult::Outcome::kFailed, .bytes = {}, .fault = fault};
+  for (ReadResult& result : results)
+    result = {.outcome = ReadResult::Outcome::kFailed, .bytes = {}, .content = {}, .fault = fault};
   return results;
 }
 

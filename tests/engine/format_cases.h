@@ -77,7 +77,7 @@ inline int64_t ScarceMemory(const CachePlan& plan) {
   return 10 * plan.page_bytes + 5 * plan.exact_pages_per_sequence * plan.exact_page_bytes;
 }
 
-inline std::string NameOf(const testing::TestParamInfo<FormatCase>& tested) {
+inline std::string NameOf(const ::testing::TestParamInfo<FormatCase>& tested) {
   std::string name = tested.param.format;
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   return name + (tested.param.hybrid     ? "_hybrid"

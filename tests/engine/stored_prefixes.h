@@ -58,7 +58,7 @@ inline Request GreedyRequest(std::string id, std::vector<int32_t> prompt, int ma
   return {.id = std::move(id), .prompt = std::move(prompt), .sampling = Greedy(max_tokens)};
 }
 
-class DiskTierTest : public testing::Test {
+class DiskTierTest : public ::testing::Test {
  protected:
   // Stores a prompt's pages and returns its logits.
   std::vector<float> Fill(const EngineConfig& config) {

@@ -17,7 +17,8 @@ RecordId Id(int number) {
 }
 
 std::shared_ptr<const RecordContent> Content() {
-  return std::make_shared<const RecordContent>(RecordContent{.tokens = {1}, .payload = std::vector<uint8_t>(100)});
+  return std::make_shared<const RecordContent>(
+      RecordContent{.tokens = {1}, .payload = OwnBytes(std::vector<uint8_t>(100))});
 }
 
 // Hangs in Open() until it is told not to.

@@ -1,4 +1,4 @@
-#include "engine/disk_tier.h"
+#include "engine/store_tiers.h"
 
 #include <algorithm>
 #include <chrono>
@@ -34,41 +34,39 @@ store::RecordId IdOf(const cache::CachedRecord& record) {
 
 }  // namespace
 
-DiskTier::DiskTier(cache::KvCacheManager& cache, store::RecordStoreConfig config)
+StoreTiers::StoreTiers(cache::KvCacheManager& cache, store::RecordStoreConfig config)
     : cache_(cache),
       store_(store::RecordStore::Open(WithRecordBytes(std::move(config), cache), cache.spec)),
       records_(cache.spec.groups.size()) {
   cache_.prefix->AddListener(*this);
 }
 
-DiskTier::~DiskTier() {
+StoreTiers::~StoreTiers() {
   cache_.prefix->RemoveListener(*this);
   store_->Close();
 }
 
-cache::PageKey DiskTier::RootKey(std::string_view salt) {
+cache::PageKey StoreTiers::RootKey(std::string_view salt) {
   return store::RootKey(store_->Identity(), salt);
 }
 
-cache::PageKey DiskTier::ChildKey(const cache::PageKey& parent, std::span<const int32_t> tokens) {
+cache::PageKey StoreTiers::ChildKey(const cache::PageKey& parent, std::span<const int32_t> tokens) {
   return store::ChildKey(parent, tokens);
 }
 
-void DiskTier::Copy(const cache::CachedRecord& record) {
-  store_->WriteBehind(IdOf(record), record.index, record.tokens, [&] {
+void StoreTiers::Copy(const cache::CachedRecord& record) {
+  store_->WriteBehind({IdOf(record), record.index}, record.parent, record.tokens, [&](uint8_t* to) {
     cache::PagePool& pool = cache_.pool;
     const int64_t bytes = pool.RecordBytes(record.group, record.kind);
-    std::vector<uint8_t> payload(static_cast<size_t>(bytes));
-    pool.device().CopyOut(payload.data(), pool.Base(record.group, record.kind) + record.page * bytes, payload.size());
-    return payload;
+    pool.device().CopyOut(to, pool.Base(record.group, record.kind) + record.page * bytes, static_cast<size_t>(bytes));
   });
 }
 
-void DiskTier::OnAttach(const cache::CachedRecord& record) noexcept {
+void StoreTiers::OnAttach(const cache::CachedRecord& record) noexcept {
   OnUse(record);
 }
 
-void DiskTier::OnUse(const cache::CachedRecord& record) noexcept {
+void StoreTiers::OnUse(const cache::CachedRecord& record) noexcept {
   if (inserting_) return;
   try {
     Copy(record);
@@ -76,21 +74,22 @@ void DiskTier::OnUse(const cache::CachedRecord& record) noexcept {
   }
 }
 
-void DiskTier::OnDrop(const cache::CachedRecord& record) noexcept {
+void StoreTiers::OnDrop(const cache::CachedRecord& record) noexcept {
   try {
     store_->Drop(IdOf(record));
   } catch (const std::exception&) {  // it is evicted in its time
   }
 }
 
-void DiskTier::OnPin(const cache::CachedRecord& record, double seconds) noexcept {
+void StoreTiers::OnPin(const cache::CachedRecord& record, double seconds) noexcept {
   try {
     store_->Pin(IdOf(record), record.index, seconds);
   } catch (const std::exception&) {  // it is evicted in its time
   }
 }
 
-store::RecordStore::LoadHandle DiskTier::Find(std::span<const int32_t> tokens, std::string_view salt, int64_t& known) {
+store::RecordStore::LoadHandle StoreTiers::Find(std::span<const int32_t> tokens, std::string_view salt,
+                                                int64_t& known) {
   const int64_t max_pages = (std::ssize(tokens) - 1) / cache_.spec.page_size;
   if (max_pages == 0) return nullptr;
   std::vector<uint8_t> present;
@@ -98,7 +97,7 @@ store::RecordStore::LoadHandle DiskTier::Find(std::span<const int32_t> tokens, s
   return store_->Lookup(tokens, salt, max_pages, std::move(present));
 }
 
-void DiskTier::Lookup(RequestState& request) {
+void StoreTiers::Lookup(RequestState& request) {
   if (request.skip_prefix_match) return;
   request.last_lookup = {.preemptions = request.preemptions, .evictions = cache_.prefix->Evictions()};
   request.load = {.handle = Find(request.tokens, request.request.cache_salt, request.last_lookup.pages),
@@ -109,13 +108,13 @@ void DiskTier::Lookup(RequestState& request) {
 }
 
 // Looks a request up again whose load does not fit the memory any more. False if that cannot be.
-bool DiskTier::Renew(RequestState& request) {
+bool StoreTiers::Renew(RequestState& request) {
   store_->Cancel(*request.load.handle);
   Lookup(request);
   return request.load.handle != nullptr;
 }
 
-int64_t DiskTier::KnownPages(const RequestState& request) const {
+int64_t StoreTiers::KnownPages(const RequestState& request) const {
   std::vector<uint8_t> present;
   return cache_.prefix->Present(request.tokens, request.request.cache_salt,
                                 (std::ssize(request.tokens) - 1) / cache_.spec.page_size, present);
@@ -123,7 +122,7 @@ int64_t DiskTier::KnownPages(const RequestState& request) const {
 
 // True if the memory lacks pages that it had at the last lookup or load: the request has been preempted since, or
 // waited while others evicted them.
-bool DiskTier::LostPages(RequestState& request) const {
+bool StoreTiers::LostPages(RequestState& request) const {
   LastLookup& last = request.last_lookup;
   if (request.skip_prefix_match) return false;
   if (request.preemptions > last.preemptions) return true;
@@ -132,32 +131,32 @@ bool DiskTier::LostPages(RequestState& request) const {
   return KnownPages(request) < last.pages;
 }
 
-void DiskTier::End(RequestState& request) noexcept {
+void StoreTiers::End(RequestState& request) noexcept {
   if (!request.loading) return;
   request.loading = false;
   --loading_;
 }
 
-void DiskTier::Cancel(RequestState& request) noexcept {
+void StoreTiers::Cancel(RequestState& request) noexcept {
   if (request.load.handle) store_->Cancel(*request.load.handle);
   request.load = {};
   request.awaits_memory = false;
   End(request);
 }
 
-double DiskTier::Patience(int64_t tokens) const noexcept {
+double StoreTiers::Patience(int64_t tokens) const noexcept {
   if (seconds_per_token_ == 0) return kUnmeasuredPatience;
   return std::max(kMinPatience, kPatience * static_cast<double>(tokens) * seconds_per_token_);
 }
 
-void DiskTier::RecordStep(int64_t tokens, double seconds) {
+void StoreTiers::RecordStep(int64_t tokens, double seconds) {
   if (tokens < kMeasuredTokens) return;
   const double rate = seconds / static_cast<double>(tokens);
   seconds_per_token_ += (seconds_per_token_ == 0 ? 1 : kRateShare) * (rate - seconds_per_token_);
   store_->SetComputeRate(seconds_per_token_);
 }
 
-void DiskTier::Work(scheduler::Scheduler& scheduler) {
+void StoreTiers::Work(scheduler::Scheduler& scheduler) {
   const bool is_busy = scheduler.Running() > 0;
   Round round{
       .scheduler = scheduler, .now = Now(), .budget = is_busy ? kBusyBytes : std::numeric_limits<int64_t>::max()};
@@ -177,7 +176,7 @@ void DiskTier::Work(scheduler::Scheduler& scheduler) {
 }
 
 // One request's part of Work(). False to give its load up.
-bool DiskTier::Advance(RequestState& request, Round& round) {
+bool StoreTiers::Advance(RequestState& request, Round& round) {
   PrefixLoad& load = request.load;
   const store::LoadState state = store_->State(*load.handle);
   switch (state) {
@@ -213,7 +212,7 @@ bool DiskTier::Advance(RequestState& request, Round& round) {
 }
 
 // Begins the load of a request that is among the next ones and has its memory. Until it is, others may pass.
-bool DiskTier::BeginLoad(RequestState& request, Round& round) {
+bool StoreTiers::BeginLoad(RequestState& request, Round& round) {
   scheduler::Scheduler& scheduler = round.scheduler;
   if (!request.reservation) {
     if (cache_.spec.MaxBytes(std::ssize(request.tokens)) > cache_.pool.BudgetBytes()) return false;
@@ -231,21 +230,35 @@ bool DiskTier::BeginLoad(RequestState& request, Round& round) {
   return true;
 }
 
-bool DiskTier::TakePages(store::RecordStore::Load& load, std::span<const int32_t> tokens, std::string_view salt,
-                         int64_t& budget, cache::HeldRecords& held) {
-  while (budget > 0) {
+bool StoreTiers::TakePages(store::RecordStore::Load& load, std::span<const int32_t> tokens, std::string_view salt,
+                           int64_t& budget, cache::HeldRecords& held) {
+  bool complete = true;
+  int64_t copied = 0;  // bytes
+  while (budget > 0 && complete) {
     const std::optional<store::LoadedPage> page = store_->Take(load);
-    if (!page) return true;
-    if (!Insert(*page, tokens, salt, held)) return false;
+    if (!page) break;
+    complete = Insert(*page, tokens, salt, held);
     budget -= 1 + page->Bytes();  // a page without records is progress, too
+    copied += page->Bytes();
+    if (copied >= kBusyBytes) {
+      FinishCopies();
+      copied = 0;
+    }
   }
-  return true;
+  FinishCopies();
+  return complete;
+}
+
+void StoreTiers::FinishCopies() {
+  if (copied_.empty()) return;
+  cache_.pool.device().Synchronize();
+  copied_.clear();
 }
 
 // Inserts a page behind those before it, and holds its records. False if there is no memory, or these have been
 // evicted.
-bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
-                      cache::HeldRecords& held) {
+bool StoreTiers::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
+                        cache::HeldRecords& held) {
   cache::PagePool& pool = cache_.pool;
   struct Taken {
     int group;
@@ -266,7 +279,9 @@ bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> to
     taken.push_back({record.group, record.kind, id});
     records_[static_cast<size_t>(record.group)].Of(record.kind) = id;
     const int64_t bytes = pool.RecordBytes(record.group, record.kind);
-    pool.device().CopyIn(pool.Base(record.group, record.kind) + id * bytes, record.bytes.data(), record.bytes.size());
+    copied_.push_back(record.payload);
+    pool.device().CopyInAsync(pool.Base(record.group, record.kind) + id * bytes, record.payload.data(),
+                              record.payload.bytes());
   }
   if (complete) {
     const auto end = static_cast<size_t>((page.index + 1) * cache_.spec.page_size);
@@ -285,7 +300,7 @@ bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> to
   return complete;
 }
 
-void DiskTier::LoadNow(std::span<const int32_t> tokens, std::string_view salt) {
+void StoreTiers::LoadNow(std::span<const int32_t> tokens, std::string_view salt) {
   int64_t known = 0;
   const store::RecordStore::LoadHandle load = Find(tokens, salt, known);
   if (!load) return;

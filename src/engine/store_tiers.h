@@ -1,7 +1,7 @@
-// Tiers of the prefix cache below the memory, on disk and in a server: copies closed pages to the page store as they
-// enter the cache in memory, and moves stored pages of waiting requests into that cache, where their prefix match finds
-// them. Pages are loaded for the next requests only, into memory that the scheduler reserves for these until they run.
-// Needs the step lock, except for Loading().
+// Tiers of the prefix cache below the memory, in a GPU's host, on disk and in a server: copies closed pages to the page
+// store as they enter the cache in memory, and moves stored pages of waiting requests into that cache, where their
+// prefix match finds them. Pages are loaded for the next requests only, into memory that the scheduler reserves for
+// these until they run. Needs the step lock, except for Loading().
 #pragma once
 
 #include <atomic>
@@ -18,12 +18,12 @@
 
 namespace kvanta::engine {
 
-class DiskTier final : public cache::RecordListener {
+class StoreTiers final : public cache::RecordListener {
  public:
   // Requires an empty prefix cache. config.record_bytes is filled in. Throws InputError if the folder cannot be
   // created.
-  DiskTier(cache::KvCacheManager& cache, store::RecordStoreConfig config);
-  ~DiskTier() override;
+  StoreTiers(cache::KvCacheManager& cache, store::RecordStoreConfig config);
+  ~StoreTiers() override;
 
   cache::PageKey RootKey(std::string_view salt) override;
   cache::PageKey ChildKey(const cache::PageKey& parent, std::span<const int32_t> tokens) override;
@@ -49,6 +49,7 @@ class DiskTier final : public cache::RecordListener {
   // Waits until everything is written.
   void Flush() { store_->Flush(); }
 
+  CacheTierStats HostStats() const { return store_->HostStats(); }
   CacheTierStats FolderStats() const { return store_->FolderStats(); }
   CacheTierStats ServerStats() const { return store_->ServerStats(); }
   std::string TakeWarning() { return store_->TakeWarning(); }
@@ -76,6 +77,8 @@ class DiskTier final : public cache::RecordListener {
                  int64_t& budget, cache::HeldRecords& held);
   bool Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
               cache::HeldRecords& held);
+  // Waits for the copies of payloads to the device, and frees these.
+  void FinishCopies();
   void End(RequestState& request) noexcept;
 
   cache::KvCacheManager& cache_;
@@ -84,6 +87,7 @@ class DiskTier final : public cache::RecordListener {
   double seconds_per_token_ = 0;
   std::atomic<int> loading_ = 0;
   std::vector<cache::PageRef> records_;  // [group], scratch of Insert
+  std::vector<Buffer> copied_;           // payloads that the device may still read
 };
 
 }  // namespace kvanta::engine

@@ -327,7 +327,7 @@ void BindEngine(nb::module_& module) {
           "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
       .def(
           "flush_prefix_cache", [](EngineOwner& owner) { owner.engine->FlushPrefixCache(); }, ReleaseGil(),
-          "Waits until all closed pages are in kv_cache_dir, or cannot be written.")
+          "Waits until all closed pages are in the tiers below the memory, or cannot be written.")
       .def(
           "take_kv_events",
           [](EngineOwner& owner, double timeout_seconds) { return owner.engine->TakeKvEvents(timeout_seconds); },

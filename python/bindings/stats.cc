@@ -40,6 +40,15 @@ nb::dict Tier(const CacheTierStats& tier) {
   return result;
 }
 
+nb::dict Host(const CacheTierStats& host) {
+  nb::dict result = Tier(host);
+  result["records"] = host.files;
+  result["bytes"] = host.bytes;
+  result["limit_bytes"] = host.limit_bytes;
+  result["evictions"] = host.evictions;
+  return result;
+}
+
 nb::dict Disk(const CacheTierStats& disk) {
   nb::dict result = Tier(disk);
   result["files"] = disk.files;
@@ -155,6 +164,7 @@ nb::dict StatsDict(const EngineStats& stats) {
   }
   result["profile"] = profile;
   result["quality"] = Quality(stats.quality);
+  result["host"] = Host(stats.host);
   result["disk"] = Disk(stats.disk);
   result["store"] = Store(stats.store);
   result["loading"] = stats.loading;

@@ -163,6 +163,12 @@ class EngineOptions(OptionGroup):
     enable_prefix_caching: bool | None = option(
         True, "share the cache of common prefixes", aliases=("enable_prefix_cache",)
     )
+    kv_offload_bytes: int | str | None = option(
+        0,
+        "with --device cuda: page-locked RAM that keeps copies of pages for when the GPU's memory is full, as in 64GiB",
+        parse_bytes,
+        metavar="SIZE",
+    )
     kv_cache_dir: str = option(
         "", "folder in which cached prefixes outlive the process; several processes may share it", metavar="DIR"
     )

@@ -149,25 +149,31 @@ IGNORED_GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "memory is that of --kv-cache-memory-bytes, and the cache and the weights stay in it",
-        "disable_chunked_prefix_cache disable_outlines_disk_cache enable_flexkv enable_hicache "
-        "enable_hierarchical_cache enable_lmcache enable_page_major_kv_layout enable_paged_experts "
-        "enable_session_radix_cache enable_unified_cache_external_linker enable_unified_memory "
-        "enable_weights_cpu_backup kv_sharing_fast_prefill ple_offload_embedding prefill_only_disable_kv_cache "
+        "disable_chunked_prefix_cache disable_outlines_disk_cache enable_flexkv enable_lmcache "
+        "enable_page_major_kv_layout enable_paged_experts enable_session_radix_cache "
+        "enable_unified_cache_external_linker enable_unified_memory enable_weights_cpu_backup "
+        "kv_sharing_fast_prefill ple_offload_embedding prefill_only_disable_kv_cache "
         "sleep_mode_offload_cudagraph sleep_on_idle strip_thinking_cache use_tqdm_on_load",
-        "cpu_offload_gb cpu_offload_params device_memory_utilization ec_manager_config flexkv_config_file "
-        "gpu_memory_utilization hicache_host_memory_fraction hicache_host_memory_mode hicache_io_backend "
-        "hicache_mem_layout hicache_ratio hicache_size hicache_storage_backend "
+        "cpu_offload_gb cpu_offload_params device_memory_utilization ec_manager_config "
+        "flexkv_config_file gpu_memory_utilization hicache_storage_backend "
         "hicache_storage_backend_extra_config hicache_storage_prefetch_policy "
         "hicache_storage_prefetch_retry_max_attempts hicache_storage_prefetch_retry_poll_interval "
-        "hicache_write_policy kt_cpuinfer kt_max_deferred_experts_per_token kt_num_gpu_experts "
-        "kt_threadpool_count kv_canary kv_canary_real_data kv_canary_sweep_interval kv_offloading_backend "
-        "kv_offloading_size lmcache_config_file mamba_radix_cache_strategy mem_fraction_static offload_backend "
-        "offload_group_size offload_mode offload_num_in_group offload_params offload_prefetch_step "
-        "paged_experts_num_resident ple_offload_backend ple_offload_dir prefill_kv_cache_dequant_dtype "
-        "prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit radix_cache_backend "
-        "radix_eviction_policy radix_eviction_policy_config sleep_mode_backend sleep_preserve_parameter_names "
-        "swap_space unified_cache_external_linker_backend unified_cache_external_linker_config "
-        "weight_cache_mode weight_cache_socket weight_cache_timeout",
+        "kt_cpuinfer kt_max_deferred_experts_per_token kt_num_gpu_experts kt_threadpool_count kv_canary "
+        "kv_canary_real_data kv_canary_sweep_interval lmcache_config_file mamba_radix_cache_strategy "
+        "mem_fraction_static offload_backend offload_group_size offload_mode offload_num_in_group "
+        "offload_params offload_prefetch_step paged_experts_num_resident ple_offload_backend "
+        "ple_offload_dir prefill_kv_cache_dequant_dtype prefix_cache_retention_interval "
+        "prefix_caching_hash_algo prefix_match_unit radix_cache_backend radix_eviction_policy "
+        "radix_eviction_policy_config sleep_mode_backend sleep_preserve_parameter_names "
+        "unified_cache_external_linker_backend unified_cache_external_linker_config weight_cache_mode "
+        "weight_cache_socket weight_cache_timeout",
+    ),
+    Group(
+        "--kv-offload-bytes keeps a GPU's pages in RAM; on a CPU the cache is in RAM",
+        "enable_hicache enable_hierarchical_cache",
+        "hicache_host_memory_fraction hicache_host_memory_mode hicache_io_backend hicache_mem_layout "
+        "hicache_ratio hicache_size hicache_write_policy kv_offloading_backend kv_offloading_size "
+        "swap_space",
     ),
     Group(
         "files are mapped and read as they are, and no code of a model is run",

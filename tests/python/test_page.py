@@ -173,6 +173,17 @@ const shared = readings(both(0, 0), both(2097152, 2), 2, "int4");
 assert.deepEqual(shared.tiers, { memory: 40, disk: 20, store: 10, computed: 30 });
 assert.deepEqual(shared.traffic, { "disk: read": 1, "disk: written": null, "store: read": null, "store: written": 1 });
 assert.equal(shared.faults["store: errors"], 3);
+const ram = (bytes, hits) => `
+kvanta:host_cache_hits_total{model_name="a"} ${15 * hits}
+kvanta:host_cache_read_bytes_total{model_name="a"} ${4 * bytes}
+kvanta:host_cache_dropped_total{model_name="a"} 7
+`;
+const all = (bytes, hits) => parseMetrics(tiers(bytes, hits) + store(bytes, hits) + ram(bytes, hits));
+const three = readings(all(0, 0), all(2097152, 2), 2, "int4");
+assert.deepEqual(three.tiers, { memory: 25, host: 15, disk: 20, store: 10, computed: 30 });
+assert.equal(three.traffic["host: read"], 4);
+assert.deepEqual(Object.keys(three.faults).slice(0, 2), ["host: errors", "host: not written"]);
+assert.equal(three.faults["host: not written"], 7);
 const alone = (hits) => parseMetrics(text(0, 0, 0, 0) + store(0, hits) + `
 kvanta:prompt_tokens_total{model_name="a"} ${30 * hits}
 kvanta:prompt_tokens_cached_total{model_name="a"} ${20 * hits}
@@ -240,7 +251,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         kv_cache_dir=folder,
         kv_store=store,
     )
-    families = list(metrics.Metrics("m", llm.stats).collect())
+
+    def stats() -> dict[str, Any]:
+        """With the tier that only a GPU has."""
+        counts = llm.stats()
+        return {**counts, "host": {**counts["host"], "enabled": True}}
+
+    families = list(metrics.Metrics("m", stats).collect())
     counters = {f"{family.name}_total" for family in families if family.type == "counter"}
     return counters | {sample.name for family in families for sample in family.samples}
 

@@ -40,7 +40,7 @@ _ADDED = (
 """Counters that add up over replicas."""
 _ANSWERS = ("generated_tokens", "cached_tokens", "prefix_queries", "refused")
 """Those of them to which replicas that compute prompts for others do not add: each prompt would count twice."""
-_TIERS = ("disk", "store")
+_TIERS = ("host", "disk", "store")
 _SHARED = ("files", "bytes", "limit_bytes", "own_bytes")
 """Gauges of a folder, which replicas of one machine share."""
 
@@ -156,7 +156,9 @@ class ReplicatedEngine:
         for tier in _TIERS:
             counts = [each[tier] for each in every]
             total[tier] = {
-                name: value if name in _SHARED or isinstance(value, bool) else sum(each[name] for each in counts)
+                name: value
+                if (tier == "disk" and name in _SHARED) or isinstance(value, bool)
+                else sum(each[name] for each in counts)
                 for name, value in counts[0].items()
             }
         finished = [each["finished"] for each in reported]

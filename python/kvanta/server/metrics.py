@@ -91,6 +91,16 @@ _TIER_COUNTERS = {
 _DAMAGED = "Records that were not whole, or another's: removed, never used."
 # The tiers by their names in LLM.stats(), with gauges and counters of their own; the metrics are <name>_cache_*.
 _TIERS: dict[str, tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]] = {
+    "host": (
+        {
+            "records": ("records", "Records of pages in kv_offload_bytes of RAM."),
+            "used_bytes": ("bytes", "Their bytes."),
+            "limit_bytes": ("limit_bytes", "Limit of these bytes."),
+        },
+        {
+            "evictions": ("evictions", "Records that went for others."),
+        },
+    ),
     "disk": (
         {
             "files": ("files", "Files in kv_cache_dir."),

@@ -319,4 +319,6 @@ def _banner(service: Service, listener: socket.socket, options: ServerOptions, s
     address = f"[{host}]" if ":" in host else host
     where = f"{scheme}://{address}:{port}, loaded in {seconds:.1f} s"
     lengths = f"{tokens:,} tokens, {service.front.max_model_len:,} per sequence"
+    if stats["host"]["enabled"]:
+        lengths += f", and {int(stats['host']['limit_bytes'] / stats['bytes_per_token']):,} in RAM"
     return f"serving {service.names[0]} on {where}: {stats['kv_cache_dtype']} cache of {lengths}; Ctrl-C stops"

@@ -112,6 +112,15 @@ export function readings(before, now, seconds, format = "this format") {
 
 // Tiers of the prefix cache below the memory, the nearest first. Faults: what is counted, by metrics that are added up.
 const TIERS = {
+  host: {
+    hits: "kvanta:host_cache_hits_total",
+    read: "kvanta:host_cache_read_bytes_total",
+    written: "kvanta:host_cache_written_bytes_total",
+    faults: {
+      "errors": ["kvanta:host_cache_read_errors_total", "kvanta:host_cache_write_errors_total"],
+      "not written": ["kvanta:host_cache_dropped_total"],
+    },
+  },
   disk: {
     hits: "kvanta:disk_cache_hits_total",
     read: "kvanta:disk_cache_read_bytes_total",

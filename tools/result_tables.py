@@ -37,6 +37,16 @@ _DISTRIBUTION = (
     ("same top token", "top1", ".1%"),
     ("perplexity ratio", "ppl_ratio", ".4f"),
 )
+_SEARCH = (
+    ("at most (bits)", "budget", ".4g"),
+    ("per layer (bits)", "bits", ".4g"),
+    ("mean KL", "kl_mean", ".5f"),
+    ("best that is the same in all layers", "uniform", ""),
+    ("bits", "uniform_bits_per_element", ".4g"),
+    ("mean KL", "uniform_kl_mean", ".5f"),
+    ("difference", "difference", "+.5f"),
+    ("95 %", "interval", ""),
+)
 _UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
 _MODELS = "tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test"
 _MODEL_COLUMNS = (
@@ -304,16 +314,13 @@ TABLES = {
         "kvanta eval smollm2 --text wiki.test.raw --search 4.5 5 5.5 6 6.5 --search-tokens 1024 --search-formats int8 "
         "int6_g32 int5_g32 int4 int3_g32 --search-modifiers +exact=2 --formats NAMES --json docs/results/search.json",
         _held_out,
-        (
-            ("at most (bits)", "budget", ".4g"),
-            ("per layer (bits)", "bits", ".4g"),
-            ("mean KL", "kl_mean", ".5f"),
-            ("best that is the same in all layers", "uniform", ""),
-            ("bits", "uniform_bits_per_element", ".4g"),
-            ("mean KL", "uniform_kl_mean", ".5f"),
-            ("difference", "difference", "+.5f"),
-            ("95 %", "interval", ""),
-        ),
+        _SEARCH,
+    ),
+    "search-query": Table(
+        "kvanta eval smollm2 --text wiki.test.raw --search 4.5 --search-tokens 1024 --search-formats int6_g32 int5_g32 "
+        "t4 klt3 --search-modifiers +query+exact=2 --formats NAMES --json docs/results/search-query.json",
+        _held_out,
+        _SEARCH,
     ),
     "eval-speed": Table(
         "benchmarks/eval_speed.py smollm2 --text wiki.test.raw --formats int4 --pairs 1 "

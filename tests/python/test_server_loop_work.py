@@ -17,6 +17,8 @@ from kvanta.server.errors import json_bytes
 
 MOST_SECONDS = 0.03
 """Twice what the dearest of these requests needs."""
+TRIES = 6
+"""Of which the shortest counts: the first may load modules, and other processes slow a thread's CPU time down."""
 USER = {"role": "user", "content": "a"}
 LONG = {"ignore_eos": True, "temperature": 0}
 
@@ -117,8 +119,8 @@ def send(server: LiveServer, path: str, body: str) -> int:
 @pytest.mark.parametrize("name", REQUESTS)
 def test_callbacks_are_short(server: LiveServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, body, status = REQUESTS[name]
-    longest = []
-    for _ in range(2):  # the first time may load modules
+    longest: list[tuple[float, str]] = []
+    while len(longest) < TRIES and (not longest or min(longest)[0] >= MOST_SECONDS):
         with loop_work(server, monkeypatch) as work:
             assert send(server, path, body) == status
             server.on_loop(threading.get_ident)  # behind what ends the request

@@ -10,8 +10,8 @@
 namespace kvanta::store {
 namespace {
 
-constexpr int64_t kBatchBytes = int64_t{8} << 20;
-constexpr int64_t kPinnedShare = 2;  // part of the arena that pinned records may take
+constexpr int64_t kReadBatchBytes = int64_t{8} << 20;
+constexpr int64_t kPinnableParts = 2;  // pins may take one of them
 
 }  // namespace
 
@@ -23,7 +23,7 @@ std::string RecordMemory::Name() const {
 }
 
 int64_t RecordMemory::BatchBytes() const noexcept {
-  return kBatchBytes;
+  return kReadBatchBytes;
 }
 
 Buffer RecordMemory::Allocate(int64_t bytes) {
@@ -180,7 +180,7 @@ void RecordMemory::Pin(std::span<const RecordUse> records, std::span<const int64
     Entry& entry = found->second;
     if (entry.pinned_until_ns >= until_ns[i]) continue;
     const int64_t bytes = entry.pinned_until_ns == 0 ? entry.Bytes() : 0;
-    if (pinned_bytes_ + bytes > arena_->Bytes() / kPinnedShare) continue;
+    if (pinned_bytes_ + bytes > arena_->Bytes() / kPinnableParts) continue;
     pins_.emplace(until_ns[i], &entry);
     pins_.erase({entry.pinned_until_ns, &entry});
     pinned_bytes_ += bytes;

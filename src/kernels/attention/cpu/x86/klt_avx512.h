@@ -155,8 +155,9 @@ struct KltSteps {
         if constexpr (kTargets < 32) {  // the better of the halves, of equal ones the lower choice
           const Candidate other{_mm512_shuffle_i32x4(best[v].metric, best[v].metric, 0x4e),
                                 _mm512_shuffle_i32x4(best[v].choice, best[v].choice, 0x4e)};
-          const auto own = _mm512_cmpgt_epi16_mask(other.metric, best[v].metric) |
-                           (_mm512_cmpeq_epi16_mask(other.metric, best[v].metric) &
+          // True where the other's metric is greater, or equal with no smaller choice. SIMDe has only this comparison.
+          const auto own = _mm512_cmpge_epi16_mask(other.metric, best[v].metric) &
+                           (~_mm512_cmpge_epi16_mask(best[v].metric, other.metric) |
                             _mm512_cmpge_epi16_mask(other.choice, best[v].choice));
           best[v] = {_mm512_min_epi16(best[v].metric, other.metric),
                      _mm512_mask_mov_epi16(other.choice, own, best[v].choice)};

@@ -40,22 +40,19 @@ nb::dict Tier(const CacheTierStats& tier) {
   return result;
 }
 
-nb::dict Host(const CacheTierStats& host) {
-  nb::dict result = Tier(host);
-  result["records"] = host.files;
-  result["bytes"] = host.bytes;
-  result["limit_bytes"] = host.limit_bytes;
-  result["evictions"] = host.evictions;
+// A tier with a limit; `count`: the name of its number of records.
+nb::dict LimitedTier(const CacheTierStats& tier, const char* count) {
+  nb::dict result = Tier(tier);
+  result[count] = tier.files;
+  result["bytes"] = tier.bytes;
+  result["limit_bytes"] = tier.limit_bytes;
+  result["evictions"] = tier.evictions;
   return result;
 }
 
 nb::dict Disk(const CacheTierStats& disk) {
-  nb::dict result = Tier(disk);
-  result["files"] = disk.files;
-  result["bytes"] = disk.bytes;
-  result["limit_bytes"] = disk.limit_bytes;
+  nb::dict result = LimitedTier(disk, "files");
   result["own_bytes"] = disk.own_bytes;
-  result["evictions"] = disk.evictions;
   result["damaged_files"] = disk.damaged_files;
   return result;
 }
@@ -164,7 +161,7 @@ nb::dict StatsDict(const EngineStats& stats) {
   }
   result["profile"] = profile;
   result["quality"] = Quality(stats.quality);
-  result["host"] = Host(stats.host);
+  result["host"] = LimitedTier(stats.host, "records");
   result["disk"] = Disk(stats.disk);
   result["store"] = Store(stats.store);
   result["loading"] = stats.loading;

@@ -40,8 +40,7 @@ inline Buffer OwnBytes(std::vector<uint8_t> bytes) {
 struct RecordToWrite {
   RecordUse use;
   std::span<const uint8_t> header;  // RecordHeader(); empty if the place needs none
-  std::span<const uint8_t> payload;
-  std::shared_ptr<const RecordContent> content = {};  // of `payload`, for places that keep it
+  std::shared_ptr<const RecordContent> content;
 };
 
 struct ReadResult {

@@ -137,7 +137,7 @@ std::string RecordFolder::Write(std::span<const RecordToWrite> records) {
 }
 
 FileError RecordFolder::WriteFileOf(const RecordToWrite& record) {
-  const int64_t bytes = DiskBytes(std::ssize(record.header) + std::ssize(record.payload));
+  const int64_t bytes = DiskBytes(std::ssize(record.header) + std::ssize(record.content->Payload()));
   if (bytes > config_.limit_bytes) return EFBIG;
   bool scan = false;
   {
@@ -149,7 +149,7 @@ FileError RecordFolder::WriteFileOf(const RecordToWrite& record) {
   if (UsedBytes() + bytes > config_.limit_bytes) {
     EvictTo(std::max<int64_t>(0, config_.limit_bytes - config_.limit_bytes / kSlack - bytes));
   }
-  const std::span<const uint8_t> parts[] = {record.header, record.payload};
+  const std::span<const uint8_t> parts[] = {record.header, record.content->Payload()};
   const std::string name = NameOf(record.use.id);
   const int64_t modified_ns = WallClockNs() - record.use.index * kPageNs;
   if (const FileError error = WriteOnce(name, parts, modified_ns)) return error;

@@ -195,8 +195,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
       if (backend_.NeedsHeader()) {
         headers.back() = RecordHeader(identity_, job->use.id, content.tokens, content.Payload());
       }
-      records.push_back(
-          {.use = job->use, .header = headers.back(), .payload = content.Payload(), .content = job->content});
+      records.push_back({.use = job->use, .header = headers.back(), .content = job->content});
       bytes += job->Bytes();
     }
     error = backend_.Write(records);

@@ -173,7 +173,7 @@ std::vector<const RecordToWrite*> RedisServer::Missing(std::span<const RecordToW
   std::vector<const RecordToWrite*> missing;
   for (size_t i = 0; i < records.size(); ++i) {
     const RecordToWrite& record = records[i];
-    const auto bytes = std::ssize(record.header) + std::ssize(record.payload);
+    const auto bytes = std::ssize(record.header) + std::ssize(record.content->Payload());
     if (lengths[i]->type == REDIS_REPLY_INTEGER && lengths[i]->integer == bytes) {
       Know(record.use.id, 0);
     } else {
@@ -196,7 +196,7 @@ std::string RedisServer::Write(std::span<const RecordToWrite> records) {
     std::string value;
     for (const RecordToWrite* record : missing) {
       value.assign(record->header.begin(), record->header.end());
-      value.append(record->payload.begin(), record->payload.end());
+      value.append(record->content->Payload().begin(), record->content->Payload().end());
       const std::string key = NameOf(record->use.id);
       if (ttl_ == 0) {
         writes.Add({"SET", key, value});

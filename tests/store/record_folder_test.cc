@@ -34,7 +34,9 @@ class RecordFolderTest : public testing::Test {
     const std::vector<uint8_t> payload(100);
     const std::vector<uint8_t> header =
         RecordHeader(IdentityKey("{}"), Id(number), std::vector<int32_t>{number}, payload);
-    const RecordToWrite record{.use = {.id = Id(number)}, .header = header, .payload = payload};
+    const auto content =
+        std::make_shared<const RecordContent>(RecordContent{.tokens = {number}, .payload = OwnBytes(payload)});
+    const RecordToWrite record{.use = {.id = Id(number)}, .header = header, .content = content};
     ASSERT_EQ(folder.Write({&record, 1}), "");
   }
   ReadResult::Outcome Read(RecordFolder& folder, int number) const {

@@ -63,7 +63,7 @@ class Memory {
         RecordContent{.parent = use.index > 0 ? KeyOf(prefix, use.index - 1) : PageKey{},
                       .tokens = TokensOf(use),
                       .payload = std::move(payload)});
-    const RecordToWrite record{.use = use, .header = {}, .payload = content->Payload(), .content = content};
+    const RecordToWrite record{.use = use, .header = {}, .content = content};
     EXPECT_EQ(records_.Write({&record, 1}), "");
   }
   void PutPrefix(int prefix, int64_t pages) {

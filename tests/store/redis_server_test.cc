@@ -32,8 +32,10 @@ class RedisServerTest : public testing::Test {
     std::vector<std::vector<uint8_t>> headers;
     std::vector<RecordToWrite> records;
     for (const RecordId& id : ids) headers.push_back(RecordHeader(identity_, id, tokens_, payload_));
+    const auto content =
+        std::make_shared<const RecordContent>(RecordContent{.tokens = tokens_, .payload = OwnBytes(payload_)});
     for (size_t i = 0; i < ids.size(); ++i) {
-      records.push_back({.use = {.id = ids[i]}, .header = headers[i], .payload = payload_});
+      records.push_back({.use = {.id = ids[i]}, .header = headers[i], .content = content});
     }
     return server.Write(records);
   }

@@ -41,8 +41,8 @@ _ADDED = (
 _ANSWERS = ("generated_tokens", "cached_tokens", "prefix_queries", "refused")
 """Those of them to which replicas that compute prompts for others do not add: each prompt would count twice."""
 _TIERS = ("host", "disk", "store")
-_SHARED = ("files", "bytes", "limit_bytes", "own_bytes")
-"""Gauges of a folder, which replicas of one machine share."""
+_SHARED = {"disk": ("files", "bytes", "limit_bytes", "own_bytes")}
+"""Gauges of a tier that replicas of one machine share: the folder."""
 
 
 def _latest(handle: DeploymentHandle) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ class ReplicatedEngine:
             counts = [each[tier] for each in every]
             total[tier] = {
                 name: value
-                if (tier == "disk" and name in _SHARED) or isinstance(value, bool)
+                if name in _SHARED.get(tier, ()) or isinstance(value, bool)
                 else sum(each[name] for each in counts)
                 for name, value in counts[0].items()
             }

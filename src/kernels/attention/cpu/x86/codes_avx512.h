@@ -231,7 +231,48 @@ KVANTA_INLINE void PackLowBytes(Vec16::F x, uint8_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
-// Dot products of lines of bytes with operands of one or two bytes, the upper one first.
+// Sums of dot products of lines of bytes with kRows rows of operands of one or two bytes, the upper one first; kUnroll
+// lines at a time. bias: initial values of the rows' sums, where codes have an offset.
+template <class Decoder, int kUnroll, int kRows>
+struct ByteSums {
+  static constexpr bool kTwoTerms = Decoder::kOperandBytes == 2;
+
+  explicit KVANTA_INLINE ByteSums(const int32_t* bias) {
+    for (int i = 0; i < kRows * kUnroll; ++i) {
+      high[i] = _mm512_setzero_si512();
+      low[i] = Decoder::kOffset != 0 ? _mm512_set1_epi32(bias[i / kUnroll]) : _mm512_setzero_si512();
+    }
+  }
+
+  // Adds the products of a line's codes [kUnroll], with their offset.
+  KVANTA_INLINE void Add(const uint8_t* const* operands, int64_t line, const __m512i* codes) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* four = operands[r] + line * (4 * Decoder::kOperandBytes);
+      if constexpr (kTwoTerms) {
+        const __m512i first = Broadcast32(four), second = Broadcast32(four + 4);
+        for (int v = 0; v < kUnroll; ++v) {
+          high[r * kUnroll + v] = Decoder::MulAdd(high[r * kUnroll + v], codes[v], first);
+          low[r * kUnroll + v] = Decoder::MulAdd(low[r * kUnroll + v], codes[v], second);
+        }
+      } else {
+        const __m512i operand = Broadcast32(four);
+        for (int v = 0; v < kUnroll; ++v) {
+          low[r * kUnroll + v] = Decoder::MulAdd(low[r * kUnroll + v], codes[v], operand);
+        }
+      }
+    }
+  }
+
+  KVANTA_INLINE void Store(Vec16::F* sums) const {
+    for (int i = 0; i < kRows * kUnroll; ++i) {
+      sums[i] = kTwoTerms ? CombineTerms(high[i], low[i]) : _mm512_cvtepi32_ps(low[i]);
+    }
+  }
+
+  __m512i high[kRows * kUnroll], low[kRows * kUnroll];
+};
+
 template <class Decoder>
 struct ByteCode {
   static constexpr int kSub = 4;
@@ -240,36 +281,14 @@ struct ByteCode {
   template <int kUnroll, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* bias,
                                 Vec16::F* sums, Prefetcher& prefetch) {
-    constexpr bool kTwoTerms = Decoder::kOperandBytes == 2;
-    __m512i high[kRows * kUnroll], low[kRows * kUnroll];
-    for (int i = 0; i < kRows * kUnroll; ++i) {
-      high[i] = _mm512_setzero_si512();
-      low[i] = Decoder::kOffset != 0 ? _mm512_set1_epi32(bias[i / kUnroll]) : _mm512_setzero_si512();
-    }
+    ByteSums<Decoder, kUnroll, kRows> products(bias);
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
           __m512i codes[kUnroll];
           for (int v = 0; v < kUnroll; ++v) codes[v] = Decoder::AddOffset(LoadLine<kTail>(lines, i, v));
-#pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
-            const uint8_t* four = operands[r] + i * (4 * Decoder::kOperandBytes);
-            if constexpr (kTwoTerms) {
-              const __m512i first = Broadcast32(four), second = Broadcast32(four + 4);
-              for (int v = 0; v < kUnroll; ++v) {
-                high[r * kUnroll + v] = Decoder::MulAdd(high[r * kUnroll + v], codes[v], first);
-                low[r * kUnroll + v] = Decoder::MulAdd(low[r * kUnroll + v], codes[v], second);
-              }
-            } else {
-              const __m512i operand = Broadcast32(four);
-              for (int v = 0; v < kUnroll; ++v) {
-                low[r * kUnroll + v] = Decoder::MulAdd(low[r * kUnroll + v], codes[v], operand);
-              }
-            }
-          }
+          products.Add(operands, i, codes);
         });
-    for (int i = 0; i < kRows * kUnroll; ++i) {
-      sums[i] = kTwoTerms ? CombineTerms(high[i], low[i]) : _mm512_cvtepi32_ps(low[i]);
-    }
+    products.Store(sums);
   }
 };
 

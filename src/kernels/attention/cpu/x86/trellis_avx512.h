@@ -96,35 +96,13 @@ KVANTA_INLINE void UnpackLines(const Keys& keys, const uint8_t* group, uint8_t* 
 template <int kGroups, int kRows, class Keys>
 KVANTA_INLINE void DotLines(const Keys& keys, const uint8_t* group, int64_t group_bytes, const uint8_t* const* operands,
                             const int32_t* bias, Vec16::F* sums, Prefetcher& prefetch) {
-  constexpr int kOperandBytes = Keys::Decoder::kOperandBytes;
-  constexpr bool kTwoTerms = kOperandBytes == 2;
-  __m512i high[kRows * kGroups], low[kRows * kGroups];
-  for (int i = 0; i < kRows * kGroups; ++i) {
-    high[i] = _mm512_setzero_si512();
-    low[i] = _mm512_set1_epi32(bias[i / kGroups]);
-  }
+  ByteSums<typename Keys::Decoder, kGroups, kRows> products(bias);
   keys.template ForLines<kGroups>(
       group, group_bytes, [&](int line, const __m512i* codes) __attribute__((always_inline)) {
         prefetch.Step();
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const uint8_t* operand = operands[r] + line * (4 * kOperandBytes);
-          if constexpr (kTwoTerms) {
-            const __m512i upper = Broadcast32(operand);
-            for (int g = 0; g < kGroups; ++g) {
-              high[r * kGroups + g] = DotBytes(high[r * kGroups + g], codes[g], upper);
-            }
-            operand += 4;
-          }
-          const __m512i lower = Broadcast32(operand);
-          for (int g = 0; g < kGroups; ++g) {
-            low[r * kGroups + g] = DotBytes(low[r * kGroups + g], codes[g], lower);
-          }
-        }
+        products.Add(operands, line, codes);
       });
-  for (int i = 0; i < kRows * kGroups; ++i) {
-    sums[i] = kTwoTerms ? CombineTerms(high[i], low[i]) : _mm512_cvtepi32_ps(low[i]);
-  }
+  products.Store(sums);
 }
 
 template <int kBits>

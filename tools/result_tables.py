@@ -65,12 +65,21 @@ _LLAMA_CPP = (
 )
 
 
-def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "", shapes: str = "") -> Table:
-    """Attention of one shape on `isa` (the machine's best by default), measured with --shapes `shapes`."""
-    source = f"attention-{isa}" if isa else "attention"
-    shapes = f"--isa {isa} --shapes {shapes or shape}" if isa else "--shapes all"
-    plot = "" if isa else " --plot docs/results/attention.png"
-    command = f"kvanta bench attention {shapes} --formats NAMES --json docs/results/{source}.json{plot}"
+def _attention(
+    shape: str, *columns: tuple[str, str, str], isa: str = "", shapes: str = "", formats: str = "NAMES", name: str = ""
+) -> Table:
+    """Attention of one shape on `isa` (the machine's best by default), measured with --shapes `shapes`.
+
+    `name`: of the result file, if not that of `isa`.
+    """
+    name = name or isa
+    source = f"attention-{name}" if name else "attention"
+    unit = f"--isa {isa} " if isa else ""
+    plot = "" if name else " --plot docs/results/attention.png"
+    shapes = shapes or (shape if name else "all")
+    command = (
+        f"kvanta bench attention {unit}--shapes {shapes} --formats {formats} --json docs/results/{source}.json{plot}"
+    )
     threads = tuple(
         (title.format(count), f"t{count}.{key}", style)
         for count in (1, 2)
@@ -104,6 +113,7 @@ TABLES = {
     "attention-avx512-prefill": _attention(
         "prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%"), isa="avx512", shapes="decode prefill"
     ),
+    "attention-trellis": _attention("decode", formats="bf16 int4 t4 t3 t2 klt3 klt2 int8", name="trellis"),
     "attention-avx2": _attention("decode", isa="avx2"),
     "attention-decode": _attention("decode"),
     "attention-batch": _attention("batch"),

@@ -29,6 +29,12 @@ class ServerProcess:
     pid: int
     start_s: float
     """From the start of the process to the first answer of /health."""
+    log: int
+    """Descriptor of the file that its output goes to."""
+
+    def output(self) -> str:
+        """Text that it and its descendants have written so far."""
+        return os.pread(self.log, os.fstat(self.log).st_size, 0).decode("utf-8", "replace")
 
     def resident_bytes(self) -> int:
         """Resident memory of the process and its descendants, file pages included."""
@@ -113,7 +119,7 @@ def server_process(
                     said = log.read().decode("utf-8", "replace")[-4000:]
                     raise SystemExit(f"error: {' '.join(command)} does not answer after {waited:.0f} s:\n{said}")
                 time.sleep(0.02)
-            yield ServerProcess(url, process.pid, time.perf_counter() - begin)
+            yield ServerProcess(url, process.pid, time.perf_counter() - begin, log.fileno())
         finally:
             process.send_signal(signal.SIGTERM)
             try:

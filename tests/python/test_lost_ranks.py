@@ -35,7 +35,7 @@ def test_a_rank_that_is_killed_ends_the_engine(option: str, lost: int, ranks: in
         list(stream)
     with pytest.raises(ResourceError, match=reason):  # nor is anything else served
         llm.generate("Once upon a time", SamplingParams(max_tokens=4))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60  # half of distributed_timeout_seconds
     assert "SIGKILL" in llm._loaded.lost_rank
 
 

@@ -1,7 +1,8 @@
-"""Set-up of all tests: imports from tests/oracle, Ctrl-C, the shipped model."""
+"""Set-up of all tests: imports from tests/oracle, Ctrl-C, Ray's priority, the shipped model."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 
 # A run in the background inherits interrupts that are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Ray lowers the priority of its workers, which would get next to no CPU beside other tests.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture(scope="module")

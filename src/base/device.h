@@ -44,6 +44,8 @@ class Reservation {
   // other parts may share, where the device has them.
   virtual size_t BytesToCommit(size_t /*offset*/, size_t bytes) const noexcept { return bytes; }
   virtual size_t BytesToRelease(size_t /*offset*/, size_t bytes) const noexcept { return bytes; }
+  // Size of a mapping granule, bytes.
+  virtual size_t Granularity() const noexcept { return 1; }
 };
 
 class Device {

@@ -39,6 +39,7 @@ struct PagePool::State {
   int64_t used_bytes = 0;
   int64_t evictable_bytes = 0;
   int64_t committed_bytes = 0;
+  int64_t max_committed_bytes = 0;      // the budget, and the rest of a granule for each pool
   std::vector<RecordId> released = {};  // with lists_released
 
   Pool& Of(int group, PageKind kind) {
@@ -47,7 +48,7 @@ struct PagePool::State {
   void Poison(const Pool& pool, PageId page) {
     if (config.poison_unused) device.Fill(pool.memory->data() + pool.Offset(page), 0xFF, pool.Bytes());
   }
-  bool Fits(int64_t bytes) const { return committed_bytes + bytes <= config.budget_bytes; }
+  bool Fits(int64_t bytes) const { return committed_bytes + bytes <= max_committed_bytes; }
 
   // Decommits free records of the other pools until `bytes` more can be committed.
   bool ReleaseFree(const Pool& keep, int64_t bytes) {
@@ -93,6 +94,7 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
                     "quantized and {} bytes exact; give at least {} bytes",
                     config.budget_bytes, layout.page_size, layout.page_bytes, layout.exact_page_bytes, one_of_each));
   }
+  state_->max_committed_bytes = config.budget_bytes;
   for (const formats::GroupBytes& group : layout.groups) {
     for (const int64_t bytes : {group.page_bytes, group.exact_page_bytes}) {
       Pool& pool = state_->pools.emplace_back();
@@ -100,6 +102,7 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
       if (bytes == 0) continue;
       pool.capacity = std::min<int64_t>(config.budget_bytes / bytes, std::numeric_limits<PageId>::max());
       pool.memory = device.Reserve(static_cast<size_t>(pool.capacity * bytes));
+      state_->max_committed_bytes += static_cast<int64_t>(pool.memory->Granularity()) - 1;
     }
   }
 }
@@ -108,7 +111,7 @@ PagePool::~PagePool() = default;
 
 PageId PagePool::Allocate(int group, PageKind kind) {
   Pool& pool = state_->Of(group, kind);
-  if (pool.record_bytes == 0) return kNoPage;
+  if (pool.record_bytes == 0 || state_->used_bytes + pool.record_bytes > BudgetBytes()) return kNoPage;
   PageId page = kNoPage;
   if (!pool.free_committed.empty()) {
     page = pool.free_committed.back();

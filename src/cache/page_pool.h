@@ -64,7 +64,8 @@ class PagePool {
   int64_t BudgetBytes() const noexcept;
   int64_t UsedBytes() const noexcept;       // referenced records
   int64_t EvictableBytes() const noexcept;  // referenced by the prefix cache only; included in UsedBytes
-  // Memory of used records and of free records that stay committed, in the device's granules; within the budget.
+  // Memory of used records and of free records that stay committed, in the device's mapping granules: within the
+  // budget, apart from the rest of a granule for each pool.
   int64_t CommittedBytes() const noexcept;
   int64_t UsedPages(int group, PageKind kind) const noexcept;
   // Number of such records that could be allocated now without allocating others.

@@ -28,7 +28,7 @@ struct FourOverSixRule : Nvfp4Rule {
     const uint8_t four = E4m3::Encode(amax / 4.0F);
     EncodeFields<E2m1>(x, kBlock, E4m3::Decode(four), other);
     if (!(Error(x, E4m3::Decode(four), other) < Error(x, E4m3::Decode(six), fields))) return six;
-    std::copy_n(other, kBlock, fields);
+    for (int i = 0; i < kBlock; ++i) fields[i] = other[i];  // std::copy_n copies nothing in device code (nvcc 13.0)
     return four;
   }
 

@@ -163,6 +163,7 @@ class GranularDevice final : public Device {
     }
     size_t BytesToCommit(size_t offset, size_t bytes) const noexcept override { return With(0, offset, bytes); }
     size_t BytesToRelease(size_t offset, size_t bytes) const noexcept override { return With(1, offset, bytes); }
+    size_t Granularity() const noexcept override { return kGranule; }
 
    private:
     size_t With(int users, size_t offset, size_t bytes) const {
@@ -186,6 +187,16 @@ class GranularDevice final : public Device {
   size_t mapped = 0;
 };
 
+// A budget of a few records holds them, though they do not fill their granules.
+TEST(PagePool, HoldsTheRecordsOfItsBudgetInPartsOfGranules) {
+  GranularDevice device;
+  PagePool pool(device, Layout(3000, 5000), {.budget_bytes = 7 * 3000 + 3 * 5000});
+  for (int i = 0; i < 7; ++i) ASSERT_NE(pool.Allocate(0, PageKind::kQuantized), kNoPage) << i;
+  for (int i = 0; i < 3; ++i) ASSERT_NE(pool.Allocate(0, PageKind::kExact), kNoPage) << i;
+  EXPECT_EQ(pool.Allocate(0, PageKind::kQuantized), kNoPage);
+  EXPECT_EQ(device.mapped, 3 * GranularDevice::kGranule);
+}
+
 // Scattered freed records keep their granules mapped: the budget limits mapped memory, not records.
 TEST(PagePool, KeepsItsBudgetInMappedGranules) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
@@ -204,7 +215,8 @@ TEST(PagePool, KeepsItsBudgetInMappedGranules) {
         pool.Release(0, held.back().first, held.back().second);
         held.pop_back();
       }
-      ASSERT_LE(device.mapped, static_cast<size_t>(budget)) << "seed " << seed << ", step " << step;
+      ASSERT_LT(device.mapped, static_cast<size_t>(budget) + 2 * GranularDevice::kGranule)
+          << "seed " << seed << ", step " << step;
       ASSERT_EQ(static_cast<size_t>(pool.CommittedBytes()), device.mapped);
     }
   }

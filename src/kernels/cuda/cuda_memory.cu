@@ -96,6 +96,7 @@ class CudaReservation final : public Reservation {
 
   size_t BytesToCommit(size_t offset, size_t bytes) const noexcept override { return GranuleBytes(0, offset, bytes); }
   size_t BytesToRelease(size_t offset, size_t bytes) const noexcept override { return GranuleBytes(1, offset, bytes); }
+  size_t Granularity() const noexcept override { return granule_bytes_; }
 
   void Release(size_t offset, size_t bytes) noexcept override {
     const size_t end = (offset + bytes + granule_bytes_ - 1) / granule_bytes_;

@@ -1,8 +1,8 @@
 // Decode attention on this machine's GPU, with its share of the copy bandwidth measured in the same run (`kvanta bench
 // attention --device cuda` without Python).
 //
-//   gpu_bench [--formats bf16 ...] [--heads 32] [--kv-heads 8] [--head-dim 128] [--shape BATCHxCONTEXT ...] [--json
-//   FILE]
+//   gpu_bench [--formats bf16 ...] [--heads 32] [--kv-heads 8] [--head-dim 128] [--shape BATCHxCONTEXT ...]
+//             [--query-tokens 1] [--json FILE]
 //
 // Exit status 77 without a usable GPU.
 #include <fmt/format.h>
@@ -57,6 +57,8 @@ Options ParseArguments(int argc, char** argv) {
       options.bench.kv_heads = std::stoi(word);
     } else if (flag == "--head-dim") {
       options.bench.head_dim = std::stoi(word);
+    } else if (flag == "--query-tokens") {
+      options.bench.query_tokens = std::stoi(word);
     } else if (flag == "--shape" && word.find('x') != std::string::npos) {
       options.shapes.push_back({std::stoi(word), std::stoi(word.substr(word.find('x') + 1))});
     } else if (flag == "--json") {
@@ -75,13 +77,17 @@ void Run(Options options) {
     options.bench.batch = shape.batch;
     options.bench.context = shape.context;
     for (const GpuBenchRow& row : RunGpuBench(options.bench, gpu)) {
-      fmt::print("{:>3} x {:<7} {:<20} {:8.1f} us  {:7.1f} GB/s of {:7.1f}: {:5.1f} %  error {:.2e}\n", row.batch,
-                 row.context, row.format, row.ns_median * 1e-3, row.gb_s, row.copy_gb_s, 100 * row.share_of_limit,
-                 row.max_error);
+      const double visible = static_cast<double>(row.context) + (row.query_tokens + 1) / 2.0;  // keys of a query, mean
+      const double flops = 4.0 * options.bench.heads * options.bench.head_dim * row.batch * row.query_tokens * visible;
+      fmt::print("{:>3} x {:<7} {:<24} {:8.1f} us  {:7.1f} GB/s of {:7.1f}: {:5.1f} %  {:6.1f} TFLOP/s  error {:.2e}\n",
+                 row.batch, row.context, row.format, row.ns_median * 1e-3, row.gb_s, row.copy_gb_s,
+                 100 * row.share_of_limit, flops / row.ns_median * 1e-3, row.max_error);
       rows.push_back({{"format", row.format},
                       {"unit", row.unit},
                       {"batch", row.batch},
                       {"context", row.context},
+                      {"query_tokens", row.query_tokens},
+                      {"tflop_s", flops / row.ns_median * 1e-3},
                       {"bytes", row.bytes},
                       {"ns_min", row.ns_min},
                       {"ns_median", row.ns_median},

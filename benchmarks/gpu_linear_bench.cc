@@ -98,8 +98,10 @@ class Bench {
       const double error = Error(*linear, count, view.out, expected, device_x, y);
       std::vector<double> runs, copies;
       for (int run = 0; run < kRuns; ++run) {
-        copies.push_back(gpu_->Seconds([&] { gpu_->Copy(to_.data(), from_.data(), kCopy); }));
-        runs.push_back(gpu_->Seconds([&] { linear->Forward(device_x.as<float>(), count, y.as<float>(), view.out); }));
+        const auto copy = [&] { gpu_->Copy(to_.data(), from_.data(), kCopy); };
+        copies.push_back(gpu_->Seconds(copy, copy));
+        runs.push_back(
+            gpu_->Seconds(copy, [&] { linear->Forward(device_x.as<float>(), count, y.as<float>(), view.out); }));
       }
       gpu_->device().Synchronize();
       const double seconds = Median(runs), copy = 2 * static_cast<double>(kCopy) / Median(copies);

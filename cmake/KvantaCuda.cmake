@@ -4,7 +4,8 @@
 # runtime into everything. Machine code for Ampere and Hopper, PTX for later GPUs. Programs start without a driver: the
 # static runtime loads it on first use.
 set(KVANTA_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a usable nvcc is found), ON or OFF")
-set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
+set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90]
+    CACHE STRING "nvcc's options for the GPUs to compile for; one takes half the time of two")
 
 # Sets KVANTA_NVCC and KVANTA_CUDART, or describes in `missing` what was not found.
 function(kvanta_find_cuda missing)

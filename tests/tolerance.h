@@ -114,9 +114,12 @@ inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, 
 // its standard deviation, 1, and a probability by as much of itself; values have a standard deviation of 1. Four times
 // that.
 inline constexpr double kGpuAttentionRms = 4 * 2 * 0x1p-12 / 1.7;
-// Root mean square for f32 cells: three bf16 terms have f32's 24 bits, and sums are f32; 4 times their unit. Two terms,
-// truncated to 16 bits, would exceed it.
-inline constexpr double kGpuF32AttentionRms = 0x1p-22;
+// Root mean square for f32 cells: three bf16 terms have f32's 24 bits, and sums are f32; 4 times their unit. Beside
+// that, each of a logit's 6 head_dim / 16 products truncates its sum toward zero by half a unit, 2^-25, in the mean: of
+// a partial sum that is half the logit's. Two terms, truncated to 16 bits, would exceed it.
+constexpr double GpuF32AttentionRms(int head_dim) {
+  return 0x1p-22 + 6.0 / 16 * head_dim * 0x1p-25 / 2;
+}
 
 // Factor by which 8-bit operands may increase the error of a sub-byte or trellis format: both errors are independent,
 // and 8 bits of q or p are finer than the 6 or fewer of a key or a value.

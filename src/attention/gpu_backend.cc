@@ -67,9 +67,10 @@ class GpuPlan final : public Plan {
   std::vector<GroupStep> groups;
   StepMetadata metadata;
   Buffer split_out, split_state;
-  // Grid sizes: bounds of new rows and, by layer shape, tiles.
+  // Grid sizes: bounds of new rows and, by layer shape, tiles and the query rows of a tile.
   int32_t max_rows = 0;
   std::vector<int32_t> max_tiles;
+  std::vector<int32_t> tile_rows;
   uint64_t backend = 0;  // version of the backend that made it
   uint64_t version = 0;
 };
@@ -152,6 +153,7 @@ class GpuBackend final : public Backend {
     params.out = out;
     params.metadata = step.DevicePointer<AttentionMetadata>(AttentionOffset(shape));
     params.max_tiles = step.max_tiles[shape];
+    params.tile_rows = step.tile_rows[shape];
     gpu_->Attend(gpu_layer.attend_kernel, params);
   }
 
@@ -239,8 +241,9 @@ class GpuBackend final : public Backend {
     int64_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       GpuSchedule& schedule = plan.schedules[i];
-      MakeGpuSchedule(shapes_[i].work, plan.batch, plan.groups[static_cast<size_t>(shapes_[i].group)].first_pages,
-                      page_size, max_parallel_splits_, schedule);
+      MakeGpuSchedule(
+          shapes_[i].work, plan.batch, plan.groups[static_cast<size_t>(shapes_[i].group)].first_pages, page_size,
+          {.max_parallel_splits = max_parallel_splits_, .multiprocessors = gpu_->Multiprocessors()}, schedule);
       rows = std::max(rows, schedule.result_rows);
       floats = std::max(floats, schedule.result_rows * shapes_[i].work.head_dim);
     }
@@ -251,6 +254,7 @@ class GpuBackend final : public Backend {
   // Grid sizes of this step, or of the largest step of its bucket.
   void SetGridSizes(int64_t bucket, GpuPlan& plan) {
     plan.max_tiles.clear();
+    plan.tile_rows.clear();
     plan.max_rows = static_cast<int32_t>(bucket > 0 ? bucket : plan.batch.rows);
     for (GroupStep& group : plan.groups) {
       group.max_closed_slots =
@@ -259,6 +263,7 @@ class GpuBackend final : public Backend {
     for (size_t i = 0; i < shapes_.size(); ++i) {
       plan.max_tiles.push_back(static_cast<int32_t>(bucket > 0 ? bucket * TilesPerToken(shapes_[i].work)
                                                                : std::ssize(plan.schedules[i].tiles)));
+      plan.tile_rows.push_back(bucket > 0 ? TileRowsOfToken(shapes_[i].work) : plan.schedules[i].tile_rows);
     }
   }
 

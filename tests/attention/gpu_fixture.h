@@ -82,7 +82,7 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
       }
       if (options.magnitude == 1) {
         EXPECT_LE(Rms(sequence, first_row * harness.OutWidth(), sequence.start * harness.OutWidth()),
-                  options.scheme == "fp32" ? testing::kGpuF32AttentionRms : testing::kGpuAttentionRms);
+                  options.scheme == "fp32" ? testing::GpuF32AttentionRms(harness.KeyDim()) : testing::kGpuAttentionRms);
       }
     }
   }

@@ -302,13 +302,20 @@ TEST(GpuScheduleTest, RunsSplitsInParallelUpToALimit) {
   Batch batch;
   batch.sequences.push_back({.span = {.start = 3000, .tokens = 2, .pages = nullptr}, .first_row = 0});
   GpuSchedule schedule;
-  MakeGpuSchedule(shape, batch, {0}, 64, kMaxParallelSplits, schedule);
+  MakeGpuSchedule(shape, batch, {0}, 64, {}, schedule);
   ASSERT_EQ(schedule.tiles.size(), 2U * 2U * 2U);  // KV heads, tokens, 16 and 4 heads
-  EXPECT_EQ(schedule.tasks.size(), 8U * 3U);
+  EXPECT_EQ(schedule.tasks.size(), 8U * 2U);       // of up to 2 splits, on one multiprocessor
   EXPECT_EQ(schedule.result_rows, 8 * 3 * 16);
-  MakeGpuSchedule(shape, batch, {0}, 64, 23, schedule);
+  for (const kernels::cuda::SplitTask& task : schedule.tasks) {
+    EXPECT_EQ(task.result_row, schedule.tiles[static_cast<size_t>(task.tile)].result_row + task.first_split * 16);
+    EXPECT_EQ(task.result_rows, 16);
+  }
+  MakeGpuSchedule(shape, batch, {0}, 64, {.multiprocessors = 8}, schedule);
+  EXPECT_EQ(schedule.tasks.size(), 8U * 3U);
+  MakeGpuSchedule(shape, batch, {0}, 64, {.max_parallel_splits = 23}, schedule);
   EXPECT_EQ(schedule.tasks.size(), 8U);
   EXPECT_EQ(schedule.tasks[0].last_split, 3);
+  EXPECT_EQ(schedule.tasks[0].result_rows, 0);
   EXPECT_EQ(schedule.result_rows, 8 * 16);
 }
 
@@ -321,7 +328,7 @@ TEST(GpuScheduleTest, SplitsBeginAtTheFirstVisibleToken) {
     Batch batch;
     batch.sequences.push_back({.span = {.start = position, .tokens = 1, .pages = nullptr}, .first_row = 0});
     GpuSchedule schedule;
-    MakeGpuSchedule(shape, batch, {0}, 64, 0, schedule);
+    MakeGpuSchedule(shape, batch, {0}, 64, {.max_parallel_splits = 0}, schedule);
     ASSERT_EQ(schedule.tasks.size(), 1U);
     EXPECT_EQ(schedule.tasks[0].first_split, first_split);
     EXPECT_EQ(schedule.tasks[0].last_split, 2);

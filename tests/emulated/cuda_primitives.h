@@ -37,6 +37,12 @@ T ShuffleXor(T value, int mask) {
   return operand.result;
 }
 
+inline bool AnyLane(bool value) {
+  int any = value ? 1 : 0;
+  for (int mask = 1; mask < kWarp; mask *= 2) any |= ShuffleXor(any, mask);
+  return any != 0;
+}
+
 inline void AtomicAdd(int64_t* sum, int64_t value) {
   CheckAlignment(sum, alignof(int64_t));
   *sum += value;
@@ -134,6 +140,23 @@ inline void MmaBf16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
 inline uint32_t Pair(uint16_t first, uint16_t second) {
   return first | (uint32_t{second} << 16U);
 }
+inline uint32_t Transpose8x8(uint32_t pair) {
+  struct Operand {
+    uint32_t pair, transposed;
+  } operand{pair, pair};
+  WarpOperation("Transpose8x8", &operand, [](void* const* lanes) {
+    const auto at = [lanes](int row, int column) {
+      const uint32_t word = static_cast<Operand*>(lanes[4 * row + column / 2])->pair;
+      return static_cast<uint16_t>(word >> (column % 2 == 0 ? 0U : 16U));
+    };
+    for (int lane = 0; lane < kWarp; ++lane) {
+      const int row = lane / 4;
+      const int column = lane % 4 * 2;
+      static_cast<Operand*>(lanes[lane])->transposed = Pair(at(column, row), at(column + 1, row));
+    }
+  });
+  return operand.transposed;
+}
 inline uint16_t First(uint32_t pair) {
   return static_cast<uint16_t>(pair);
 }
@@ -141,6 +164,9 @@ inline uint16_t Second(uint32_t pair) {
   return static_cast<uint16_t>(pair >> 16U);
 }
 
+inline uint32_t AndXor(uint32_t word, uint32_t mask, uint32_t flip) {
+  return (word & mask) ^ flip;
+}
 inline uint32_t PermuteBytes(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t bytes = low | (uint64_t{high} << 32U);
   uint32_t result = 0;

@@ -72,8 +72,8 @@ constexpr int kHeadDim = 96;  // three blocks; lanes share units of the narrowes
 struct TestCell {
   static int WrapToken(int token) { return token; }
   std::vector<uint8_t> bytes;
-  Vec4 Codes4(int offset) const { return LoadAligned<Vec4>(bytes.data() + offset); }
-  Vec2 Codes2(int offset) const { return LoadAligned<Vec2>(bytes.data() + offset); }
+  Vec4 Codes4(int of_lane, int of_warp) const { return LoadAligned<Vec4>(bytes.data() + of_lane + of_warp); }
+  Vec2 Codes2(int of_lane, int of_warp) const { return LoadAligned<Vec2>(bytes.data() + of_lane + of_warp); }
 };
 template <ElementType kElementType>
 struct Rows {

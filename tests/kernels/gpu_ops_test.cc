@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/math.h"
 #include "emulated/gpus.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/linear/weight_blocks.h"
@@ -114,6 +115,27 @@ TEST_P(GpuOpsTest, LinearMatchesForAnyRowCount) {
 }
 TEST_P(GpuOpsTest, LongLinearMatchesForAnyRowCount) {
   ExpectProducts(40, 2400);
+}
+
+// Enough outputs that 200 rows take the largest tiles; one row takes the smallest.
+TEST_P(GpuOpsTest, LargeTilesHaveTheBitsOfSmallOnes) {
+  const int64_t out = 128 * CeilDiv(3 * gpu_->Multiprocessors(), 8) + 8, rows = 200, alone = 131;
+  for (const int64_t in : {200, 1300}) {
+    const std::vector<float> w = RandomValues(out * in, 4), x = RandomValues(rows * in, 3), bias = RandomValues(out, 5);
+    const WeightView view{w.data(), DType::kF32, out, in};
+    const Buffer device_x = Upload(x);
+    for (const WeightType store : kStores) {
+      if (store == WeightType::kF32) continue;
+      const auto linear = ops_->MakeLinear({&view, 1}, bias, store);
+      SCOPED_TRACE(linear->Kind());
+      const Buffer device_y = Upload(std::vector<float>(static_cast<size_t>(rows * out)));
+      linear->Forward(device_x.as<float>(), rows, device_y.as<float>(), out);
+      const std::vector<float> y = Download(device_y);
+      linear->Forward(device_x.as<float>() + alone * in, 1, device_y.as<float>(), out);
+      const std::vector<float> row = Download(device_y);
+      ASSERT_EQ(std::memcmp(row.data(), y.data() + alone * out, static_cast<size_t>(out) * sizeof(float)), 0);
+    }
+  }
 }
 
 void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {

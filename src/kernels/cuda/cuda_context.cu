@@ -239,8 +239,7 @@ class CudaRuntimeContext final : public CudaContext {
   }
   void Attend(int kernel, const cuda::AttentionParams& params) noexcept override {
     Use();
-    constexpr int kBlocksPerSm = 4;  // may exceed the resident blocks
-    cuda::LaunchAttend(kernel, params, kBlocksPerSm * multiprocessors_, Current());
+    cuda::LaunchAttend(kernel, params, multiprocessors_, Current());
     CheckLaunch("an attention kernel");
     cuda::LaunchCombine(params, Current());
     CheckLaunch("a combine kernel");
@@ -278,10 +277,11 @@ class CudaRuntimeContext final : public CudaContext {
     Require(cudaGraphInstantiate(&instance, graph.get(), 0), "instantiating a CUDA graph (enforce_eager avoids it)");
     return std::make_unique<CudaGraph>(*this, GraphExec(instance));
   }
-  double Seconds(const std::function<void()>& launches) override {
+  double Seconds(const std::function<void()>& before, const std::function<void()>& launches) override {
     Use();
     const Event begin = MakeEvent(cudaEventDefault);
     const Event end = MakeEvent(cudaEventDefault);
+    before();
     Require(cudaEventRecord(begin.get(), stream_.get()), "recording an event");
     launches();
     Require(cudaEventRecord(end.get(), stream_.get()), "recording an event");
@@ -319,6 +319,11 @@ class CudaRuntimeContext final : public CudaContext {
 };
 
 }  // namespace
+
+bool cuda::OverlapsLaunches() noexcept {
+  static const bool overlaps = ProbeCuda().capability >= 90;  // of the GPU that is used
+  return overlaps;
+}
 
 std::shared_ptr<CudaContext> MakeCudaContext() {
   if (const std::string missing = MissingForCuda(); !missing.empty()) throw ResourceError(missing);

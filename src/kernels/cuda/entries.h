@@ -4,24 +4,47 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <cstdint>
 
 #include "kernels/attention/cuda/attention_params.h"
 #include "kernels/cuda/model_ops.h"
 
 namespace kvanta::kernels::cuda {
 
+// True if the current device is of compute capability 9.0 or more.
+bool OverlapsLaunches() noexcept;
+
 // `kernel`: index from FindAppend. max_blocks: grid limit (grid-stride loop over rows).
 void LaunchAppend(int kernel, const AppendParams& params, int max_blocks, cudaStream_t stream);
-// `kernel`: index from FindAttend. blocks: grid size (grid-stride loop over tasks).
-void LaunchAttend(int kernel, const AttentionParams& params, int blocks, cudaStream_t stream);
+// `kernel`: index from FindAttend. The grid is as many blocks as are resident (grid-stride loop over tasks).
+void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);
 // LaunchAttend for latents, a unit of its own.
-void LaunchLatents(const AttentionParams& params, int blocks, cudaStream_t stream);
+void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream);
 void LaunchCombine(const AttentionParams& params, cudaStream_t stream);
 
 // Any operation of a model.
 void LaunchOp(const ModelOp& op, cudaStream_t stream);
 // LaunchOp for linear layers, a unit of its own.
 void LaunchLinear(const LinearOp& op, cudaStream_t stream);
+
+// Launches `kernel`, which begins with WaitForPreviousLaunches: on GPUs that can, its blocks start while those before
+// it end.
+template <class Params>
+void LaunchKernel(void (*kernel)(Params), const LaunchShape& shape, cudaStream_t stream, const Params& params) {
+  cudaLaunchAttribute overlaps{};
+  overlaps.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlaps.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = stream;
+  config.attrs = &overlaps;
+  config.numAttrs = OverlapsLaunches() ? 1 : 0;
+  void* arguments[] = {const_cast<Params*>(&params)};
+  // CudaContext reads the error.
+  cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
 
 inline constexpr int kDefaultSharedBytes = 48 << 10;  // dynamic shared memory without opt-in
 
@@ -34,5 +57,26 @@ void RaiseSharedLimit(Kernel* kernel, int bytes, std::atomic<int>& shared_limit)
     shared_limit.store(bytes);
   }
 }
+
+// Blocks of a kernel that are resident on a multiprocessor, remembered for the last size of dynamic shared memory.
+class ResidentBlocks {
+ public:
+  template <class Kernel>
+  int PerSm(Kernel* kernel, int threads, int shared_bytes) {
+    const uint64_t known = known_.load();
+    if (known != 0 && static_cast<int>(known >> 32U) == shared_bytes) return static_cast<int>(known & 0xffffffffU);
+    int blocks = 0;
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, static_cast<size_t>(shared_bytes)) !=
+            cudaSuccess ||
+        blocks < 1) {
+      blocks = 1;  // the launch reports the error
+    }
+    known_.store((static_cast<uint64_t>(shared_bytes) << 32U) | static_cast<uint64_t>(blocks));
+    return blocks;
+  }
+
+ private:
+  std::atomic<uint64_t> known_{0};
+};
 
 }  // namespace kvanta::kernels::cuda

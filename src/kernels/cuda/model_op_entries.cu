@@ -15,6 +15,7 @@ namespace {
 
 template <class Op>
 __global__ void __launch_bounds__(kRowThreads) OpEntry(const __grid_constant__ Op op) {
+  WaitForPreviousLaunches();
   RunBlock(op);
 }
 
@@ -26,8 +27,7 @@ void LaunchOp(const ModelOp& model_op, cudaStream_t stream) {
       LaunchLinear(op, stream);
     } else {
       const LaunchShape shape = ShapeOf(op);
-      OpEntry<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
-                static_cast<size_t>(shape.shared_bytes), stream>>>(op);
+      LaunchKernel(&OpEntry<Op>, shape, stream, op);
     }
   };
   std::visit(launch, model_op);

@@ -140,13 +140,13 @@ struct PackOp {
 };
 
 // Output tile of a block: panels of W x tiles of 8 rows.
-enum class ProductTile : uint8_t { k1x1, k2x4, k4x8 };
+enum class ProductTile : uint8_t { k1x1, k2x4, k4x8, k8x16 };
 
 constexpr int PanelsOf(ProductTile tile) {
-  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 2 : 4;
+  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 2 : tile == ProductTile::k4x8 ? 4 : 8;
 }
 constexpr int RowTilesOf(ProductTile tile) {
-  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 4 : 8;
+  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 4 : tile == ProductTile::k4x8 ? 8 : 16;
 }
 constexpr int RowsOf(ProductTile tile) {
   return RowTilesOf(tile) * kRowTile;

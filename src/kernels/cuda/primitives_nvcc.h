@@ -25,6 +25,14 @@ KVANTA_DEVICE int BlockIndex() {
 KVANTA_DEVICE int Blocks() {
   return static_cast<int>(gridDim.x);
 }
+// Waits for the launches before, whose results are visible then. A kernel's blocks may start when all of the launch
+// before have left, which hides the time of a launch; not earlier, for loads of read-only memory (below) would then see
+// old contents. On GPUs before sm_90 a kernel starts when those before it have ended.
+KVANTA_DEVICE void WaitForPreviousLaunches() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
 KVANTA_DEVICE void SyncWarp() {
   __syncwarp();
 }
@@ -35,6 +43,11 @@ KVANTA_DEVICE void SyncBlock() {
 template <class T>
 KVANTA_DEVICE T ShuffleXor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffU, value, mask);
+}
+
+// True if `value` is true in any lane of the warp.
+KVANTA_DEVICE bool AnyLane(bool value) {
+  return __any_sync(0xffffffffU, value) != 0;
 }
 
 KVANTA_DEVICE void AtomicAdd(int64_t* sum, int64_t value) {
@@ -115,8 +128,21 @@ KVANTA_DEVICE void MmaBf16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b
       : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
 }
 
+// Transposes 8 x 8 values of 16 bits: lane (g, t) = (lane / 4, lane % 4) has row g's columns 2 t and 2 t + 1.
+KVANTA_DEVICE uint32_t Transpose8x8(uint32_t pair) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // ---- pairs of 16-bit floats, the first in the low half of a word
 
+// (word & mask) ^ flip in one instruction; the compiler takes two for two constants.
+KVANTA_DEVICE uint32_t AndXor(uint32_t word, uint32_t mask, uint32_t flip) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(word), "r"(mask), "r"(flip));
+  return result;
+}
 KVANTA_DEVICE uint32_t PermuteBytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __byte_perm(low, high, selector);
 }

@@ -11,14 +11,13 @@ namespace {
 template <class Format>
 __global__ void __launch_bounds__(AppendKernel<Format>::kThreads)
     AppendEntry(const __grid_constant__ AppendParams params) {
+  WaitForPreviousLaunches();
   AppendKernel<Format>::Run(params);
 }
 
 template <class Format>
 void Launch(const AppendParams& params, int max_blocks, cudaStream_t stream) {
-  const LaunchShape shape = AppendKernel<Format>::Shape(params, max_blocks);
-  AppendEntry<Format><<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
-                        static_cast<size_t>(shape.shared_bytes), stream>>>(params);
+  LaunchKernel(&AppendEntry<Format>, AppendKernel<Format>::Shape(params, max_blocks), stream, params);
 }
 
 template <class... Format>

@@ -2,10 +2,10 @@
 // prefill. Include the primitives first.
 //
 // A block computes one tile's attention to one KV split of 1,024 tokens at absolute positions; each of its four warps
-// takes a quarter, in chunks of 32 tokens (16 in pages of 16): S = Q K^T on tensor cores, online softmax in f32, O += P
-// V on tensor cores in f32. Query rows are on M, tokens and then channels on N, so that Q K^T's result is P V's operand
-// in the same lane. Quarters are combined in ascending order, splits by a second kernel. A row's operations depend on
-// its position alone, not on its tile or the batch.
+// takes a quarter, in chunks of 32 tokens (16 in pages of 16): S^T = K Q^T on tensor cores, online softmax in f32,
+// O^T += V^T P^T on tensor cores in f32. Tokens and then channels are on M, query rows on N, 8 in a product: a group of
+// up to 8 query heads takes one. Quarters are combined in ascending order, splits by a second kernel. A row's
+// operations depend on its position alone, not on its tile or the batch.
 #pragma once
 
 #include "kernels/attention/cuda/attention_kernels.h"
@@ -22,10 +22,11 @@ struct AttentionBlock {
   using ValueTypes = typename Kernel::ValueTypes;
   using Outputs = typename Kernel::Outputs;
   static constexpr bool kUnrolled = Outputs::kUnrolled;
+  static constexpr int kRowTiles = Outputs::kRowTiles;
 
   static constexpr int SharedBytes(const AttentionParams& params) {
     return Layout::UnquantizedQueries(params, Kernel::HeadDim(params.head_dim)) +
-           (Kernel::kHasUnquantized ? QueryBytes(2, params.unquantized_dim) : 0);
+           (Kernel::kHasUnquantized ? QueryBytes(2, kRowTiles, params.unquantized_dim) : 0);
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
@@ -34,25 +35,28 @@ struct AttentionBlock {
       const SplitTask task = params.metadata->tasks[index];
       const QueryTile tile = params.metadata->tiles[task.tile];
       const int unquantized_rows = Layout::kResults + Layout::ResultBytes(head_dim);
-      QueryRows::Load<Kernel::kHasUnquantized>(params, tile, head_dim, Layout::kResults, Layout::kScales, Layout::kBias,
-                                               Layout::kSums, unquantized_rows);
+      QueryRows::Load<kRowTiles, Kernel::kHasUnquantized>(params, tile, head_dim, Layout::kResults, Layout::kScales,
+                                                          Layout::kBias, Layout::kSums, unquantized_rows);
       SyncBlock();
       KeyTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
-        QueryRows::Pack<decltype(type)>(head_dim, Layout::kResults, Layout::kScales, Layout::Queries(head_dim));
+        QueryRows::Pack<decltype(type), kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
+                                                   Layout::Queries(head_dim));
       });
       if (Kernel::kHasExact && params.exact.base != nullptr) {
-        QueryRows::Pack<StaticKvType<formats::Bf16>>(head_dim, Layout::kResults, Layout::kScales,
-                                                     Layout::ExactQueries(params, head_dim));
+        QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
+                                                                Layout::ExactQueries(params, head_dim));
       }
       if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
-        QueryRows::Pack<StaticKvType<formats::Bf16>>(params.unquantized_dim, unquantized_rows, Layout::kScales,
-                                                     Layout::UnquantizedQueries(params, head_dim));
+        QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(
+            params.unquantized_dim, unquantized_rows, Layout::kScales, Layout::UnquantizedQueries(params, head_dim));
       }
       SyncBlock();
       for (int split = task.first_split; split < task.last_split; ++split) {
         AttendQuarter(params, tile, head_dim, split);
         SyncBlock();
-        CombineQuarters(params, tile, head_dim, task.result_row, split == task.first_split);
+        const int index_in_task = split - task.first_split;
+        CombineQuarters(params, tile, head_dim, task.result_row + index_in_task * task.result_rows,
+                        index_in_task == 0 || task.result_rows != 0);
         SyncBlock();
       }
     }
@@ -61,50 +65,60 @@ struct AttentionBlock {
  private:
   static KVANTA_DEVICE void AttendQuarter(const AttentionParams& params, const QueryTile& tile, int head_dim,
                                           int split) {
-    const int lane = ThreadIndex() % kWarp;
+    const int lane = ThreadIndex() & (kWarp - 1);
     const int quarter = ThreadIndex() / kWarp;
     const int warp_bytes = Layout::kResults + quarter * Layout::WarpBytes(head_dim);
     Outputs outputs;
     if constexpr (!kUnrolled) outputs.base = warp_bytes + 16 * lane;
-    const float zeros[4][4] = {};
+    const RowFragments<kRowTiles> zeros = {};
     KVANTA_UNROLL
     for (int block = 0; block < Outputs::kMaxBlocks; ++block) {
       if (32 * block < head_dim) outputs.Store(block, zeros);
     }
-    RowState state;
-    int tokens[2];
-    InitRowState(tile, params.v_type.decode, lane, state, tokens);
+    RowState<kRowTiles> state;
+    InitRowState<kRowTiles>(params.v_type.decode, state);
     const int step = Kernel::kStaged ? kChunkTokens : ChunkTokens(params);
     const int quarter_begin = split * kSplitTokens + quarter * kQuarterTokens;
     const int last = tile.first_position + tile.tokens - 1;
     const int end = last + 1 < quarter_begin + kQuarterTokens ? last + 1 : quarter_begin + kQuarterTokens;
     const int begin = FirstVisibleStep(params, tile, quarter_begin, step);
-    const SharedPageTable pages{Layout::kPages + quarter * (Layout::kQuarterPages * 8),
-                                quarter_begin >> params.page_shift};
+    const SharedPageTable pages(params, tile, Layout::kPages + quarter * (Layout::kQuarterPages * 8),
+                                quarter_begin >> params.page_shift);
     pages.Load(params, tile, end, lane, Layout::kQuarterPages);
     SyncWarp();
-    const auto look_up = [&](int position) { return pages.LookUpPage(params, tile, position); };
     Stage stage;
     if constexpr (Kernel::kStaged) {
-      const auto fetch = [&](int position, auto& cell, const CellOffsets& offsets, const CellOffsets& exact_offsets) {
-        if (position < end) {
-          const ChunkLocation location = look_up(position);
-          const bool is_exact = location.exact && Kernel::kHasExact;  // exact pages are few and not staged
-          const CellOffsets& in_record = location.exact ? exact_offsets : offsets;
-          if (!is_exact) {
-            cell.Fetch(location.record + in_record.Cell(tile.kv_head), in_record, params.page_size, location.token,
-                       lane);
-          }
+      const FullyVisible visible(params, tile);
+      const typename Kernel::StagedKeys::Source keys(params.k, tile.kv_head, params.page_size, lane);
+      const typename Kernel::StagedValues::Source values(params.v, tile.kv_head, params.page_size, lane);
+      // The chunk that is fetched next. Exact pages are few and not staged.
+      ChunkLocation next{};
+      int next_position = begin;
+      bool has_next = false;
+      const auto find_next = [&] {
+        if (next_position == begin || (next_position & (params.page_size - 1)) == 0) {
+          if (next_position < end) next = pages.LookUpPage(params, next_position);
+        } else {
+          next.token += kChunkTokens;
         }
+        has_next = next_position < end && !next.exact;
+        next_position += kChunkTokens;
+      };
+      const auto fetch_keys = [&] {
+        if (has_next) stage.keys.Fetch(next.record, keys, next.token, lane);
         CommitCopies();
       };
-      const auto fetch_keys = [&](int position) { fetch(position, stage.keys, params.k, params.exact_k); };
-      const auto fetch_values = [&](int position) { fetch(position, stage.values, params.v, params.exact_v); };
+      const auto fetch_values = [&] {
+        if (has_next) stage.values.Fetch(next.record, values, next.token, lane);
+        CommitCopies();
+      };
       for (int i = 0; i < Kernel::kStages; ++i) {
         stage.Select(warp_bytes, i);
-        fetch_keys(begin + i * kChunkTokens);
-        fetch_values(begin + i * kChunkTokens);
+        find_next();
+        fetch_keys();
+        fetch_values();
       }
+      const auto scales = QuantizedScales(params, tile, typename KeyTypes::Stored(params.k_type), lane % 4);
       int current = 0;
       for (int position = begin; position < end; position += kChunkTokens) {
         stage.Select(warp_bytes, current);
@@ -112,23 +126,29 @@ struct AttentionBlock {
           WaitForCopies<2 * Kernel::kStages - 1>();
           SyncWarp();
         };
-        AttendChunk(
-            params, tile, head_dim, position, look_up(position), tokens, stage, arrived,
-            [&] {
-              SyncWarp();
-              fetch_keys(position + Kernel::kStages * kChunkTokens);
-            },
-            lane, state, outputs);
+        find_next();
+        const auto keys_read = [&] {
+          SyncWarp();
+          fetch_keys();
+        };
+        if (visible.Contains(position) && !pages.IsExact(position >> params.page_shift)) {
+          AttendChunk<true>(params, tile, head_dim, position, {}, scales, stage, arrived, keys_read, lane, state,
+                            outputs);
+        } else {
+          AttendChunk<false>(params, tile, head_dim, position, pages.LookUpPage(params, position), scales, stage,
+                             arrived, keys_read, lane, state, outputs);
+        }
         SyncWarp();
-        fetch_values(position + Kernel::kStages * kChunkTokens);
+        fetch_values();
         current = current + 1 == Kernel::kStages ? 0 : current + 1;
       }
       WaitForCopies<0>();
       SyncWarp();
     } else {
       for (int position = begin; position < end; position += step) {
-        AttendChunk(
-            params, tile, head_dim, position, look_up(position), tokens, stage, [] {}, [] {}, lane, state, outputs);
+        AttendChunk<false>(
+            params, tile, head_dim, position, pages.LookUpPage(params, position), {}, stage, [] {}, [] {}, lane, state,
+            outputs);
       }
     }
     StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, state, outputs);
@@ -150,36 +170,78 @@ struct AttentionBlock {
   };
   using Stage = StagedChunk<Kernel>;
 
-  // `arrived` waits for the staged cells; `keys_read` is called when the staged keys may be overwritten.
-  template <class Arrived, class KeysRead>
+  // Scales of a tile that its chunks share.
+  struct TileScales {
+    RowScales<kRowTiles> keys;
+    float values;
+  };
+  template <class KvType>
+  static KVANTA_DEVICE TileScales QuantizedScales(const AttentionParams& params, const QueryTile& tile,
+                                                  const KvType& keys, int t) {
+    TileScales scales;
+    const float logit = LogitScale(params);
+    ForRows<kRowTiles>([&](int row_tile, int q) {
+      const int at_row = 4 * RowOf(row_tile, q, t);
+      const float query = KvType::kBf16 ? 1.0F : LoadShared<float>(Layout::kScales + at_row);
+      scales.keys.row[row_tile][q] = query * (logit * (params.k_scale[tile.kv_head] * params.k_type.unit));
+      scales.keys.offset[row_tile][q] =
+          keys.HasTokenOffset() ? LoadShared<float>(Layout::kSums + at_row) * logit : 0.0F;
+    });
+    scales.values = params.v_scale[tile.kv_head] * params.v_type.unit;
+    return scales;
+  }
+  // Scales of exact pages, whose operands are the values.
+  static KVANTA_DEVICE TileScales ExactScales(const AttentionParams& params) {
+    TileScales scales{};
+    ForRows<kRowTiles>([&](int row_tile, int q) { scales.keys.row[row_tile][q] = LogitScale(params); });
+    scales.values = 1;
+    return scales;
+  }
+  static KVANTA_DEVICE float LogitScale(const AttentionParams& params) {
+    return params.softmax_scale * (params.softcap > 0 ? 1.0F : kLog2E);
+  }
+
+  // Visits the type of a chunk's cells: of a plain chunk, the stored one.
+  template <bool kPlain, class KvTypes, class F>
+  static KVANTA_DEVICE void VisitType(DecodeKind decode, const KvTypeDesc& desc, F visit) {
+    if constexpr (kPlain) {
+      visit(typename KvTypes::Stored(desc));
+    } else {
+      KvTypes::Visit(decode, desc, visit);
+    }
+  }
+
+  // `staged_scales`: of staged types. `arrived` waits for the staged cells; `keys_read` is called when the staged keys
+  // may be overwritten. kPlain: a staged chunk, fully visible.
+  template <bool kPlain, class Arrived, class KeysRead>
   static KVANTA_DEVICE void AttendChunk(const AttentionParams& params, const QueryTile& tile, int head_dim,
-                                        int position, const ChunkLocation& location, const int (&tokens)[2],
+                                        int position, const ChunkLocation& location, const TileScales& staged_scales,
                                         const Stage& stage, Arrived arrived, KeysRead keys_read, int lane,
-                                        RowState& state, Outputs& outputs) {
-    const ChunkView chunk = MakeChunkView(params, tile, position, tokens);
+                                        RowState<kRowTiles>& state, Outputs& outputs) {
+    const int g = lane / 4;
+    const int t = lane % 4;
+    ChunkView<kRowTiles> chunk;
+    if constexpr (!kPlain) chunk = MakeChunkView<kRowTiles>(params, tile, position, t);
     const CellOffsets& k = location.exact ? params.exact_k : params.k;
     const CellOffsets& v = location.exact ? params.exact_v : params.v;
     // In a bf16 layer, exact cells are read like all others.
-    const bool exact = Kernel::kHasExact && location.exact;
+    const bool exact = !kPlain && Kernel::kHasExact && location.exact;
 
-    const float scale = params.softmax_scale * (params.softcap > 0 ? 1.0F : kLog2E);
-    float s[4][4];
+    RowFragments<kRowTiles> s;
+    TileScales scales = staged_scales;
     arrived();
-    KeyTypes::Visit(exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type, [&](auto type) {
+    VisitType<kPlain, KeyTypes>(exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type, [&](auto type) {
       using KvType = decltype(type);
-      using Keys = KeyScores<KvType, Outputs::kMaxBlocks, kUnrolled>;
+      using Keys = KeyScores<KvType, kRowTiles, Outputs::kMaxBlocks, kUnrolled>;
       const int queries = exact ? Layout::ExactQueries(params, head_dim) : Layout::Queries(head_dim);
-      RowScales scales;
-      KVANTA_UNROLL
-      for (int row = 0; row < 2; ++row) {
-        const int at_row = 4 * (lane / 4 + 8 * row);
-        const float query = KvType::kBf16 ? 1.0F : LoadShared<float>(Layout::kScales + at_row);
-        scales.row[row] = exact ? scale : query * (scale * (params.k_scale[tile.kv_head] * params.k_type.unit));
-        scales.offset[row] = type.HasTokenOffset() ? LoadShared<float>(Layout::kSums + at_row) * scale : 0.0F;
+      if (exact) {
+        scales = ExactScales(params);
+      } else if (!Kernel::kStaged) {
+        scales = QuantizedScales(params, tile, type, t);
       }
       const auto attend = [&](const auto& cell) {
         Keys::Scores(type, cell, head_dim, queries, lane, s);
-        Keys::Scale(type, cell, scales, lane % 4, s);
+        Keys::Scale(type, cell, scales.keys, g, s);
       };
       if constexpr (IsStaged<KvType, KeyTypes>()) {
         attend(stage.keys);
@@ -191,28 +253,28 @@ struct AttentionBlock {
     keys_read();
     if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
       using KvType = StaticKvType<formats::Bf16>;
-      const float scales[2] = {scale, scale};
-      AddUnquantized<KvType, BlocksOf(kMaxOutliers)>(params, KvType(params.k_type), tile, location,
-                                                     Layout::UnquantizedQueries(params, head_dim), scales, lane, s);
+      AddUnquantized<KvType, kRowTiles, BlocksOf(kMaxOutliers)>(params, KvType(params.k_type), tile, location,
+                                                                Layout::UnquantizedQueries(params, head_dim),
+                                                                ExactScales(params).keys.row, lane, s);
     }
-    float bias[2] = {};
-    KVANTA_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      if (params.softcap > 0 || params.sinks != nullptr)
-        bias[row] = LoadShared<float>(Layout::kBias + 4 * (lane / 4 + 8 * row)) * params.softmax_scale;
+    RowValues<kRowTiles> bias = {};
+    if (params.softcap > 0 || params.sinks != nullptr) {
+      ForRows<kRowTiles>([&](int row_tile, int q) {
+        bias[row_tile][q] = LoadShared<float>(Layout::kBias + 4 * RowOf(row_tile, q, t)) * params.softmax_scale;
+      });
     }
-    ToLogits(params, chunk, bias, lane % 4, s);
-    float row_max[2];
-    RowMax(s, row_max);
-    float rescale[2];
-    Softmax(row_max, s, state, rescale);
+    ToLogits<kRowTiles>(params, bias, s);
+    if constexpr (!kPlain) MaskLogits<kRowTiles>(chunk, g, s);
+    RowValues<kRowTiles> row_max;
+    RowMax<kRowTiles>(s, row_max);
+    RowValues<kRowTiles> rescale;
+    Softmax<kRowTiles>(row_max, s, state, rescale);
     arrived();
-    ValueTypes::Visit(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type, [&](auto type) {
+    VisitType<kPlain, ValueTypes>(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type, [&](auto type) {
       using KvType = decltype(type);
-      const float value_scale = exact ? 1.0F : params.v_scale[tile.kv_head] * params.v_type.unit;
       const auto add = [&](const auto& cell) {
-        WeightedValues<KvType, Outputs>::Add(params, type, cell, tile, chunk, position, head_dim, s, rescale,
-                                             value_scale, lane, state, outputs);
+        WeightedValues<KvType, Outputs, kPlain>::Add(params, type, cell, tile, chunk, position, head_dim, s, rescale,
+                                                     scales.values, lane, state, outputs);
       };
       if constexpr (IsStaged<KvType, ValueTypes>()) {
         add(stage.values);
@@ -230,59 +292,64 @@ struct AttentionBlock {
   }
 
   // Results are stored in lane order: 16 bytes per tile and lane.
-  static KVANTA_DEVICE void StoreQuarter(int head_dim, int lane_results, int quarter, int lane, RowState& state,
-                                         const Outputs& outputs) {
-    float units[2];
-    KVANTA_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      state.sum[row] += ShuffleXor(state.sum[row], 1);
-      state.sum[row] += ShuffleXor(state.sum[row], 2);
-      const int at = quarter * kQueryRows + lane / 4 + 8 * row;
-      if (lane % 4 == 0) StoreShared(Layout::kStates + at * 8, Vec2{{Bits(state.max[row]), Bits(state.sum[row])}});
-      units[row] = PowerOfTwo(state.exponent[row] - kTopExponent);
-    }
-    SharedOutputs results{lane_results};
+  static KVANTA_DEVICE void StoreQuarter(int head_dim, int lane_results, int quarter, int lane,
+                                         RowState<kRowTiles>& state, const Outputs& outputs) {
+    RowValues<kRowTiles> units;
+    ForRows<kRowTiles>([&](int row_tile, int q) {
+      const float sum = RowSum(state.sum[row_tile][q]);
+      const int at = quarter * Layout::kRows + RowOf(row_tile, q, lane % 4);
+      if (lane < 4) StoreShared(Layout::kStates + at * 8, Vec2{{Bits(state.max[row_tile][q]), Bits(sum)}});
+      units[row_tile][q] = PowerOfTwo(state.exponent[row_tile][q] - kTopExponent);
+    });
+    SharedOutputs<kRowTiles> results{lane_results};
     KVANTA_UNROLL_BY(kUnrolled ? Outputs::kMaxBlocks : 1)
     for (int block = 0; block < Outputs::kMaxBlocks; ++block) {
       if (32 * block >= head_dim) break;
-      float out[4][4];
+      RowFragments<kRowTiles> out;
       outputs.Load(block, out);
       KVANTA_UNROLL
-      for (int i = 0; i < 16; ++i) out[i / 4][i % 4] *= units[i % 4 / 2];
+      for (int i = 0; i < 8 * kRowTiles; ++i) out[i / 8][i / 4 % 2][i % 4] *= units[i / 8][i % 2];
       results.Store(block, out);
     }
   }
 
-  // Combines the split's quarters with the task's result so far. Each element belongs to one thread; the shared row
-  // state is written after all threads have read it.
+  // Combines the split's quarters, and with the result so far unless it is the first of its result. Each element
+  // belongs to one thread; the shared row state is written after all threads have read it.
   static KVANTA_DEVICE void CombineQuarters(const AttentionParams& params, const QueryTile& tile, int head_dim,
                                             int result_row, bool first) {
     const int rows = tile.tokens * tile.heads;
-    float* const split_out = params.metadata->split_out;
+    const int lane = ThreadIndex() & (kWarp - 1);
     float* const states = params.metadata->split_state + int64_t{result_row} * 2;
-    for (int i = ThreadIndex(); i < Layout::ResultBytes(head_dim) / 4; i += kAttendWarps * kWarp) {
-      const int lane = i / 4 % kWarp;
-      const int out_tile = i / (4 * kWarp);
-      const int row = lane / 4 + i % 4 / 2 * 8;
-      const int channel = out_tile / 4 * 32 + lane % 4 * 8 + i % 2 * 4 + out_tile % 4;
-      if (row >= rows || channel >= head_dim) continue;
-      float max = kMinusInfinity;
-      float sum = 0;
-      float out = 0;
-      for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Vec2>(Layout::kStates + (quarter * kQueryRows + row) * 8);
-        const auto x = LoadShared<float>(Layout::kResults + quarter * Layout::WarpBytes(head_dim) + 4 * i);
-        CombineInto(max, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x, 1);
+    for (int row = ThreadIndex() / kWarp; row < rows; row += kAttendWarps) {
+      float* const totals = params.metadata->split_out + (int64_t{result_row} + row) * head_dim;
+      for (int channel = 4 * lane; channel < head_dim; channel += 4 * kWarp) {
+        float max = kMinusInfinity;
+        float sum = 0;
+        float out[4] = {};
+        KVANTA_UNROLL
+        for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
+          const auto state = LoadShared<Vec2>(Layout::kStates + (quarter * Layout::kRows + row) * 8);
+          float more[4];
+          KVANTA_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            more[i] = LoadShared<float>(Layout::kResults + quarter * Layout::WarpBytes(head_dim) +
+                                        SharedOutputs<kRowTiles>::ElementAt(row, channel + i));
+          }
+          CombineInto(max, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), out, more, 4);
+        }
+        if (!first) {
+          float total_max = states[2 * row];
+          float total_sum = states[2 * row + 1];
+          float total[4];
+          KVANTA_UNROLL
+          for (int i = 0; i < 4; ++i) total[i] = totals[channel + i];
+          CombineInto(total_max, total_sum, max, sum, total, out, 4);
+          KVANTA_UNROLL
+          for (int i = 0; i < 4; ++i) out[i] = total[i];
+        }
+        KVANTA_UNROLL
+        for (int i = 0; i < 4; ++i) totals[channel + i] = out[i];
       }
-      float* const total = split_out + (int64_t{result_row} + row) * head_dim + channel;
-      if (!first) {
-        float total_max = states[2 * row];
-        float total_sum = states[2 * row + 1];
-        float value = *total;
-        CombineInto(total_max, total_sum, max, sum, &value, &out, 1);
-        out = value;
-      }
-      *total = out;
     }
     SyncBlock();
     for (int row = ThreadIndex(); row < rows; row += kAttendWarps * kWarp) {
@@ -291,7 +358,7 @@ struct AttentionBlock {
       float split_max = kMinusInfinity;
       float split_sum = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Vec2>(Layout::kStates + (quarter * kQueryRows + row) * 8);
+        const auto state = LoadShared<Vec2>(Layout::kStates + (quarter * Layout::kRows + row) * 8);
         CombineInto(split_max, split_sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]),
                     nullptr, nullptr, 0);
       }

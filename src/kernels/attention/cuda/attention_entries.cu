@@ -10,43 +10,51 @@ namespace {
 template <class Kernel>
 __global__ void __launch_bounds__(kAttendWarps* kWarp, Kernel::kBlocksPerSm)
     AttentionEntry(const __grid_constant__ AttentionParams params) {
+  WaitForPreviousLaunches();
   AttentionBlock<Kernel>::Run(params);
 }
 
 __global__ void __launch_bounds__(kCombineWarps* kWarp) CombineEntry(const __grid_constant__ AttentionParams params) {
+  WaitForPreviousLaunches();
   CombineBlock(params);
 }
 
 template <class Kernel>
-void Launch(const AttentionParams& params, int blocks, cudaStream_t stream) {
+void LaunchAttention(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
   static std::atomic<int> shared_limit{kDefaultSharedBytes};
+  static ResidentBlocks resident;
   const int shared = AttentionBlock<Kernel>::SharedBytes(params);
   RaiseSharedLimit(&AttentionEntry<Kernel>, shared, shared_limit);
-  AttentionEntry<Kernel><<<blocks, kAttendWarps * kWarp, shared, stream>>>(params);
+  const int blocks = multiprocessors * resident.PerSm(&AttentionEntry<Kernel>, kAttendWarps * kWarp, shared);
+  LaunchKernel(&AttentionEntry<Kernel>, {.blocks = blocks, .threads = kAttendWarps * kWarp, .shared_bytes = shared},
+               stream, params);
+}
+
+template <class Listed>
+void Launch(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
+  VisitKernel<Listed>(params, [&]<class Kernel>(Kernel*) { LaunchAttention<Kernel>(params, multiprocessors, stream); });
 }
 
 template <>
-void Launch<LatentBlock>(const AttentionParams& params, int blocks, cudaStream_t stream) {
-  LaunchLatents(params, blocks, stream);
+void Launch<LatentBlock>(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
+  LaunchLatents(params, multiprocessors, stream);
 }
 
 template <class... Kernel>
-void LaunchFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params, int blocks,
+void LaunchFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params, int multiprocessors,
                 cudaStream_t stream) {
   constexpr void (*kLaunches[])(const AttentionParams&, int, cudaStream_t) = {&Launch<Kernel>...};
-  kLaunches[kernel](params, blocks, stream);
+  kLaunches[kernel](params, multiprocessors, stream);
 }
 
 }  // namespace
 
-void LaunchAttend(int kernel, const AttentionParams& params, int blocks, cudaStream_t stream) {
-  LaunchFrom(AttentionKernels{}, kernel, params, blocks, stream);
+void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
+  LaunchFrom(AttentionKernels{}, kernel, params, multiprocessors, stream);
 }
 
 void LaunchCombine(const AttentionParams& params, cudaStream_t stream) {
-  const LaunchShape shape = CombineShape(params);
-  CombineEntry<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
-                 static_cast<size_t>(shape.shared_bytes), stream>>>(params);
+  LaunchKernel(&CombineEntry, CombineShape(params), stream, params);
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -14,9 +14,9 @@
 
 namespace kvanta::kernels::cuda {
 
-// Specialized for one pair of formats and one head_dim.
-template <class KeyFormat, class ValueFormat, int kHeadDim>
-struct PairKernel {
+// Specialized for one pair of formats and one head_dim; `kRowTiles`: of a query tile.
+template <class KeyFormat, class ValueFormat, int kHeadDim, int kRowTiles>
+struct StaticKernel {
   using Keys = KeyFormat;
   using Values = ValueFormat;
   using Exact = StaticKvType<formats::Bf16>;
@@ -27,23 +27,24 @@ struct PairKernel {
   using WithExact = std::conditional_t<KvType::kBf16, KvTypeDispatch<KvType>, KvTypeDispatch<KvType, Exact>>;
   using KeyTypes = WithExact<StaticKvType<Keys>>;
   using ValueTypes = WithExact<StaticKvType<Values>>;
-  using Outputs = RegisterOutputs<BlocksOf(kHeadDim)>;
-  static constexpr int kBlocksPerSm = 3;  // resident blocks per multiprocessor
+  using Outputs = RegisterOutputs<kRowTiles, BlocksOf(kHeadDim)>;
 
-  // Key and value chunks copied ahead per warp: three blocks fit into an H100's shared memory, with 40 KB or more in
-  // flight.
+  // Key and value chunks copied ahead per warp. With small chunks, four resident blocks hide the latencies of
+  // arithmetic; with large ones, three blocks have the shared memory for two chunks.
   static constexpr bool kStaged = true;
   using StagedKeys = StagedCell<StaticKvType<Keys>, true, kHeadDim>;
   using StagedValues = StagedCell<StaticKvType<Values>, false, kHeadDim>;
   static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
-  static constexpr int kStages = std::clamp((12 << 10) / kChunkBytes, 1, 3);
+  static constexpr int kBlocksPerSm = kRowTiles == 1 && kChunkBytes <= (6 << 10) ? 4 : 3;  // per multiprocessor
+  static constexpr int kStages = std::clamp((kBlocksPerSm == 4 ? 12 << 10 : 17 << 10) / kChunkBytes, 1, 3);
   static constexpr int kStageBytes = kStages * kChunkBytes;
 
   static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
 };
 
 // Any pair of formats, head_dim up to 256, outlier channels and pages of 16 tokens.
-struct GenericKernel {
+template <int kRowTiles>
+struct RuntimeKernel {
   template <DecodeKind... kDecodeKinds>
   using RuntimeTypes = KvTypeDispatch<RuntimeKvType<kDecodeKinds>...>;
   using ValueTypes =
@@ -54,7 +55,7 @@ struct GenericKernel {
                    DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
   static constexpr bool kHasExact = true;
   static constexpr bool kHasUnquantized = true;
-  using Outputs = SharedOutputs;
+  using Outputs = SharedOutputs<kRowTiles>;
   static constexpr int kBlocksPerSm = 3;
   static constexpr bool kStaged = false;
   static constexpr int kStageBytes = 0;
@@ -62,20 +63,45 @@ struct GenericKernel {
   static constexpr KVANTA_DEVICE int HeadDim(int head_dim) { return head_dim; }
 };
 
+// The kernel of an entry of the list for query tiles of `kRowTiles`. That of latents is one for all.
+template <class Listed, int kRowTiles>
+struct KernelFor {
+  using Type = Listed;
+};
+template <class KeyFormat, class ValueFormat, int kHeadDim, int kRowTiles>
+struct KernelFor<PairKernel<KeyFormat, ValueFormat, kHeadDim>, kRowTiles> {
+  using Type = StaticKernel<KeyFormat, ValueFormat, kHeadDim, kRowTiles>;
+};
+
+template <int kRowTiles>
+struct KernelFor<GenericKernel, kRowTiles> {
+  using Type = RuntimeKernel<kRowTiles>;
+};
+
+// Calls f(type) with a pointer to the kernel for a step whose tiles have up to params.tile_rows rows.
+template <class Listed, class F>
+void VisitKernel(const AttentionParams& params, F f) {
+  if (params.tile_rows <= kRowsPerMma) {
+    f(static_cast<typename KernelFor<Listed, 1>::Type*>(nullptr));
+  } else {
+    f(static_cast<typename KernelFor<Listed, kQueryRows / kRowsPerMma>::Type*>(nullptr));
+  }
+}
+
 // The block's shared memory. A warp's results overwrite the query rows and the staged chunks.
 template <class Kernel>
 struct AttentionLayout {
+  static constexpr int kRowTiles = Kernel::Outputs::kRowTiles;
+  static constexpr int kRows = kRowTiles * kRowsPerMma;
   static constexpr int kScales = 0;
-  static constexpr int kBias = kScales + 4 * kQueryRows;
-  static constexpr int kSums = kBias + 4 * kQueryRows;
-  static constexpr int kStates = kSums + 4 * kQueryRows;
-  static constexpr int kPages = kStates + kAttendWarps * kQueryRows * 8;
+  static constexpr int kBias = kScales + 4 * kRows;
+  static constexpr int kSums = kBias + 4 * kRows;
+  static constexpr int kStates = kSums + 4 * kRows;
+  static constexpr int kPages = kStates + kAttendWarps * kRows * 8;
   static constexpr int kQuarterPages = kQuarterTokens / kMinPage;  // maximum
   static constexpr int kResults = kPages + kAttendWarps * kQuarterPages * 8;
 
-  static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // 16 rows of f32
-    return kQueryRows * QueryRows::RowBytes(head_dim);
-  }
+  static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) { return kRows * QueryRows::RowBytes(head_dim); }  // f32
   static constexpr KVANTA_DEVICE int WarpBytes(int head_dim) {
     return ResultBytes(head_dim) > Kernel::kStageBytes ? ResultBytes(head_dim) : Kernel::kStageBytes;
   }
@@ -86,11 +112,11 @@ struct AttentionLayout {
     return kMax > 2 && params.k_type.decode != DecodeKind::kF32 ? 2 : kMax;
   }
   static constexpr KVANTA_DEVICE int ExactQueries(const AttentionParams& params, int head_dim) {
-    return Queries(head_dim) + QueryBytes(KeyTerms(params), head_dim);
+    return Queries(head_dim) + QueryBytes(KeyTerms(params), kRowTiles, head_dim);
   }
   static constexpr KVANTA_DEVICE int UnquantizedQueries(const AttentionParams& params, int head_dim) {
     const bool exact = Kernel::kHasExact && params.exact.base != nullptr;
-    return ExactQueries(params, head_dim) + (exact ? QueryBytes(2, head_dim) : 0);
+    return ExactQueries(params, head_dim) + (exact ? QueryBytes(2, kRowTiles, head_dim) : 0);
   }
 };
 

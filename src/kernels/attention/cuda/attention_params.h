@@ -14,7 +14,8 @@ inline constexpr int kSplitTokens = 1024;   // KV split (engine-contract 6.5)
 inline constexpr int kQuarterTokens = 256;  // a warp's part of a KV split
 inline constexpr int kChunkTokens = 32;     // tokens of one page that a warp processes at once
 inline constexpr int kMinPage = 16;         // tokens
-inline constexpr int kQueryRows = 16;       // query rows of a tile: M of a matrix product
+inline constexpr int kRowsPerMma = 8;       // query rows of a matrix product: its N
+inline constexpr int kQueryRows = 16;       // maximum of a tile
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxOutliers = 64;
 inline constexpr int kMaxLatentRank = 512;
@@ -118,10 +119,11 @@ struct QueryTile {
   int32_t result_row = 0;   // row of the first split result; each takes kQueryRows rows
 };
 
-// KV splits [first_split, last_split) of a tile, accumulated into one split result.
+// KV splits [first_split, last_split) of a tile, each with a split result of its own, or accumulated into one.
 struct SplitTask {
   int32_t tile = 0;
   int32_t result_row = 0;
+  int32_t result_rows = 0;  // between the results of adjacent splits; 0: one result
   int32_t first_split = 0;
   int32_t last_split = 0;
 };
@@ -170,7 +172,8 @@ struct AttentionParams {
   PagePool quantized, exact;
   CellOffsets k, v, exact_k, exact_v, unquantized, exact_unquantized;  // no v for latents
   const AttentionMetadata* metadata = nullptr;
-  int32_t max_tiles = 0;  // bound of metadata->tile_count: determines the combine kernel's grid
+  int32_t tile_rows = kQueryRows;  // bound of a tile's query rows
+  int32_t max_tiles = 0;           // bound of metadata->tile_count: determines the combine kernel's grid
 };
 
 }  // namespace kvanta::kernels::cuda

@@ -2,15 +2,16 @@
 // page they are read from. Include the primitives first.
 #pragma once
 
-#include "kernels/attention/cuda/attention_params.h"
+#include "kernels/attention/cuda/row_state.h"
 
 namespace kvanta::kernels::cuda {
 
-// A chunk as seen by a tile.
+// A chunk as seen by a tile. By row of a lane: [row tile][2] (row_state.h).
+template <int kRowTiles>
 struct ChunkView {
-  int token[2];  // the tile's token of rows g and g + 8
-  int begin[2];  // rows g and g + 8 see tokens [begin, end) of the chunk
-  int end[2];
+  int token[kRowTiles][2];  // the tile's token of the row
+  int begin[kRowTiles][2];  // the row sees tokens [begin, end) of the chunk
+  int end[kRowTiles][2];
   int visible_begin = 0;  // some row sees tokens [visible_begin, visible_end)
   int visible_end = 0;
   bool fully_visible = false;  // every row sees every token
@@ -35,25 +36,34 @@ KVANTA_DEVICE void VisibleRange(const AttentionParams& params, int query, int po
   end = last < 0 ? 0 : last > tokens ? tokens : last;
 }
 
-// tokens: the tile's token of rows g and g + 8, at least tile.tokens for rows beyond the tile.
-KVANTA_DEVICE ChunkView MakeChunkView(const AttentionParams& params, const QueryTile& tile, int position,
-                                      const int (&tokens)[2]) {
-  ChunkView chunk;
+// Positions of the chunks whose tokens are visible to every row of a tile: [first, last].
+struct FullyVisible {
+  int first, last;
+
+  KVANTA_DEVICE FullyVisible(const AttentionParams& params, const QueryTile& tile)
+      : first(params.visibility.First(tile.first_position + tile.tokens - 1)),
+        last(tile.first_position + 1 - ChunkTokens(params)) {}
+  KVANTA_DEVICE bool Contains(int position) const { return position >= first && position <= last; }
+};
+
+template <int kRowTiles>
+KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, const QueryTile& tile, int position,
+                                                 int t) {
+  ChunkView<kRowTiles> chunk;
   // Both ends of the visible range do not decrease with the query's position.
   int first_end = 0;
   int last_begin = 0;
   VisibleRange(params, tile.first_position, position, chunk.visible_begin, first_end);
   VisibleRange(params, tile.first_position + tile.tokens - 1, position, last_begin, chunk.visible_end);
-  const int all = ChunkTokens(params);
-  chunk.fully_visible = first_end == all && last_begin == 0;
-  KVANTA_UNROLL
-  for (int row = 0; row < 2; ++row) {
-    chunk.token[row] = tokens[row];
-    chunk.begin[row] = chunk.end[row] = 0;
-    if (tokens[row] < tile.tokens) {
-      VisibleRange(params, tile.first_position + tokens[row], position, chunk.begin[row], chunk.end[row]);
-    }
-  }
+  chunk.fully_visible = FullyVisible(params, tile).Contains(position);
+  ForRows<kRowTiles>([&](int row_tile, int q) {
+    const int token = RowOf(row_tile, q, t) / tile.heads;
+    chunk.token[row_tile][q] = token;
+    int& begin = chunk.begin[row_tile][q];
+    int& end = chunk.end[row_tile][q];
+    begin = end = 0;
+    if (token < tile.tokens) VisibleRange(params, tile.first_position + token, position, begin, end);
+  });
   return chunk;
 }
 
@@ -64,10 +74,21 @@ struct ChunkLocation {
   bool exact;
 };
 
-// A sequence's page ids from page `first_page` on, in shared memory at `offset`.
+// A sequence's page ids from page `first_page` on, in shared memory at `offset`. A tile reads pages after
+// `last_quantized` and the first `sinks` from their exact record (cache::ExactPageRule).
 struct SharedPageTable {
   int offset;
   int first_page;
+  int last_quantized;
+  int sinks;
+
+  KVANTA_DEVICE SharedPageTable(const AttentionParams& params, const QueryTile& tile, int in_shared, int first)
+      : offset(in_shared),
+        first_page(first),
+        last_quantized((tile.first_position >> params.page_shift) - params.exact_pages.open),
+        sinks(params.exact_pages.open != 0 ? params.exact_pages.sinks : 0) {}
+
+  KVANTA_DEVICE bool IsExact(int page) const { return page > last_quantized || page < sinks; }
 
   // Loads pages that have a token before `end`, by threads [0, count).
   KVANTA_DEVICE void Load(const AttentionParams& params, const QueryTile& tile, int end, int thread, int count) const {
@@ -76,14 +97,13 @@ struct SharedPageTable {
     StoreShared(offset + 8 * thread, Vec2{{static_cast<uint32_t>(page.quantized), static_cast<uint32_t>(page.exact)}});
   }
 
-  KVANTA_DEVICE ChunkLocation LookUpPage(const AttentionParams& params, const QueryTile& tile, int position) const {
+  KVANTA_DEVICE ChunkLocation LookUpPage(const AttentionParams& params, int position) const {
     const int page = position >> params.page_shift;
-    const auto ids = LoadShared<Vec2>(offset + 8 * (page - first_page));
     ChunkLocation chunk;
-    chunk.exact = params.exact_pages.Reads(tile.first_position >> params.page_shift, page);
+    chunk.exact = IsExact(page);
     chunk.token = position & (params.page_size - 1);
     const PagePool& pool = chunk.exact ? params.exact : params.quantized;
-    chunk.record = pool.Record(static_cast<int32_t>(chunk.exact ? ids.word[1] : ids.word[0]));
+    chunk.record = pool.Record(LoadShared<int32_t>(offset + 8 * (page - first_page) + (chunk.exact ? 4 : 0)));
     return chunk;
   }
 };

@@ -4,9 +4,11 @@
 // within a matrix product is free, so each lane loads whole vectors and no shuffles are needed:
 //
 //   keys     lane (g, t) = (lane / 4, lane % 4): 4-byte units of tokens 4 g .. 4 g + 3, of a block of 32 channels those
-//            of t. Column g of tile j is token 4 g + j; KeyOperand::Channel gives the order of channels.
-//   values   lane (g, t): of a block of 32 channels, tokens 8 t .. 8 t + 7 of channels 4 g .. 4 g + 3. Column g of tile
-//            i is channel 4 g + i; pair j of a product's steps is tokens (8 t + j, 8 t + 4 + j), as in Q K^T's result.
+//            of t. Rows g and g + 8 of tile i are tokens 4 g + 2 i and 4 g + 2 i + 1; KeyOperand::Channel gives the
+//            order of channels.
+//   values   lane (g, t): of a block of 32 channels, tokens 8 t .. 8 t + 7 of channels 4 g .. 4 g + 3. Rows g and g + 8
+//            of tile i are channels 4 g + 2 i and 4 g + 2 i + 1; pair j of a product's steps is tokens (8 t + j,
+//            8 t + 4 + j), as in the transposed result of K Q^T.
 //
 // Below 8 bits a lane has 8 channels of a key, whatever the width of a bit section: fields of 4, 2 and 1 bits combine
 // by shifts (formats/element_type.h), and lanes that share a 4-byte unit of a narrow section load it redundantly.
@@ -57,10 +59,10 @@ KVANTA_DEVICE uint32_t NibblePair(uint32_t word) {
     constexpr bool kSigned = kElementType == ElementType::kInt4;
     const uint32_t moved = kNibble >= 2 ? word >> 8U : word;
     if constexpr (kNibble % 2 == 0) {
-      const uint32_t field = (moved & 0x000f000fU) | 0x64006400U;
+      const uint32_t field = AndXor(moved, 0x000f000fU, 0x64006400U);
       return MultiplyAddF16(field, 0x3c003c00U, kSigned ? 0xe408e408U : 0xe400e400U);  // - 1032 or - 1024
     } else {
-      const uint32_t field = (moved & 0x00f000f0U) | 0x64006400U;
+      const uint32_t field = AndXor(moved, 0x00f000f0U, 0x64006400U);
       return MultiplyAddF16(field, 0x2c002c00U, kSigned ? 0xd480d480U : 0xd400d400U);  // / 16, - 72 or - 64
     }
   }
@@ -68,8 +70,8 @@ KVANTA_DEVICE uint32_t NibblePair(uint32_t word) {
 
 // Two's complement bytes in the low half of each 16 bits, as f16.
 KVANTA_DEVICE uint32_t Int8Pair(uint32_t bytes) {
-  const uint32_t offset = ((bytes & 0x00ff00ffU) ^ 0x00800080U) | 0x64006400U;  // 1024 + 128 + code
-  return MultiplyAddF16(offset, 0x3c003c00U, 0xe480e480U);                      // - 1152
+  const uint32_t offset = AndXor(bytes, 0x00ff00ffU, 0x64806480U);  // 1024 + 128 + code
+  return MultiplyAddF16(offset, 0x3c003c00U, 0xe480e480U);          // - 1152
 }
 
 // E5M2 to f16: its bits are the upper byte of an f16.
@@ -164,16 +166,21 @@ struct KeyOperand {
       const int channel = 32 * block + 8 * t;
       raw.low[0] = raw.high = {};
       if (channel >= head_dim) return;
-      raw.low[0] = cell.Codes4(lane_line + PositionIn(type.LowBits(), channel).unit * 64);
+      if constexpr (KvType::kFixed && formats::CodeBits(KvType::kElementType) == 4) {
+        raw.low[0] = cell.Codes4(lane_line + t * 64, block * 256);
+        return;
+      }
+      raw.low[0] = cell.Codes4(lane_line + PositionIn(type.LowBits(), channel).unit * 64, 0);
       if (type.HighBits() != 0) {
         const int unit = head_dim * type.LowBits() / 32 + PositionIn(type.HighBits(), channel).unit;
-        raw.high = cell.Codes4(lane_line + unit * 64);
+        raw.high = cell.Codes4(lane_line + unit * 64, 0);
       }
     } else {
       KVANTA_UNROLL
       for (int n = 0; n < kLoads; ++n) {
-        const int unit = 4 * (kLoads * block + n) + t;
-        raw.low[n] = unit * (32 / KvType::kBits) < head_dim ? cell.Codes4(lane_line + unit * 64) : Vec4{};
+        const int first_unit = 4 * (kLoads * block + n);
+        const bool inside = (first_unit + t) * (32 / KvType::kBits) < head_dim;
+        raw.low[n] = inside ? cell.Codes4(lane_line + t * 64, first_unit * 64) : Vec4{};
       }
     }
   }
@@ -227,13 +234,21 @@ struct ValueOperand {
     const int first = cell.WrapToken(lane % 4 * 8) / kTokens;  // token unit
     raw = {};
     if (channel >= head_dim) return;
-    if constexpr (KvType::kSubbyte) {
+    if constexpr (KvType::kFixed && formats::CodeBits(KvType::kElementType) == 4) {
+      const int line = 2 * head_dim;  // bytes of 4 tokens
+      KVANTA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const Vec2 vec = cell.Codes2(first * line + lane / 4 * 8, i * line + block * 64);
+        raw.low[i][0] = vec.word[0];
+        raw.low[i][1] = vec.word[1];
+      }
+    } else if constexpr (KvType::kSubbyte) {
       const int line = head_dim * (type.LowBits() + type.HighBits()) / 2;  // bytes of 4 tokens
       const auto load = [&](int section, int bits, uint32_t(&to)[2][2]) {
         const int byte = section + 4 * PositionIn(bits, channel).unit + channel % 8 / 2;
         KVANTA_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const Vec2 vec = cell.Codes2((first + i) * line + 4 * byte);
+          const Vec2 vec = cell.Codes2(first * line + 4 * byte, i * line);
           to[i][0] = vec.word[0];
           to[i][1] = vec.word[1];
         }
@@ -243,7 +258,7 @@ struct ValueOperand {
     } else {
       KVANTA_UNROLL
       for (int i = 0; i < kLoads; ++i) {
-        const Vec4 vec = cell.Codes4((first + i) * head_dim * 4 + 4 * channel);
+        const Vec4 vec = cell.Codes4(first * head_dim * 4 + lane / 4 * 16, i * head_dim * 4 + block * 128);
         KVANTA_UNROLL
         for (int word = 0; word < 4; ++word) raw.low[i][word] = vec.word[word];
       }

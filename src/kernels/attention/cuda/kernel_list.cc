@@ -31,8 +31,12 @@ int FindEncoder(TypeList<T...> /*list*/, const formats::Format& format) noexcept
 
 template <class Keys, class Values, int kHeadDim>
 bool Attends(const PairKernel<Keys, Values, kHeadDim>* /*kernel*/, const formats::LayerScheme& layer) noexcept {
-  return Reads<Keys>(*layer.k.format) && Reads<Values>(*layer.v.format) && layer.UnquantizedShape().head_dim == 0 &&
-         layer.shape.head_dim == kHeadDim && layer.shape.tokens >= kChunkTokens;
+  // Kernels without a quantized side read one record.
+  constexpr bool kUnquantized =
+      Keys::kElementType == formats::ElementType::kBf16 && Values::kElementType == formats::ElementType::kBf16;
+  return !(kUnquantized && layer.exact_open) && Reads<Keys>(*layer.k.format) && Reads<Values>(*layer.v.format) &&
+         layer.UnquantizedShape().head_dim == 0 && layer.shape.head_dim == kHeadDim &&
+         layer.shape.tokens >= kChunkTokens;
 }
 bool Attends(const GenericKernel* /*kernel*/, const formats::LayerScheme& layer) noexcept {
   return !layer.SharesCell() && CanDecodeKeys(layer.k.format->code, layer.k.format->scaling) &&

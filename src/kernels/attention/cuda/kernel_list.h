@@ -77,7 +77,9 @@ using AttentionKernels =
     TypeList<SameFormat<formats::Bf16, 64>, SameFormat<formats::Bf16, 128>, SameFormat<formats::Fp8E4m3, 64>,
              SameFormat<formats::Fp8E4m3, 128>, SameFormat<formats::Int8, 64>, SameFormat<formats::Int8, 128>,
              SameFormat<formats::Int4, 64>, SameFormat<formats::Int4, 128>, SameFormat<formats::Nvfp4, 64>,
-             SameFormat<formats::Nvfp4, 128>, GenericKernel, LatentBlock>;
+             SameFormat<formats::Nvfp4, 128>, SameFormat<formats::Mxfp4, 128>, SameFormat<formats::Int2Block, 128>,
+             PairKernel<formats::Int8, formats::Int4, 128>, PairKernel<formats::Kivi4, formats::Kivi4Values, 128>,
+             GenericKernel, LatentBlock>;
 
 // Index in AppendFormats, or -1.
 int FindAppend(const formats::Format& format) noexcept;

@@ -9,16 +9,20 @@ namespace {
 
 __global__ void __launch_bounds__(kAttendWarps* kWarp, LatentBlock::kBlocksPerSm)
     LatentEntry(const __grid_constant__ AttentionParams params) {
+  WaitForPreviousLaunches();
   LatentBlock::Run(params);
 }
 
 }  // namespace
 
-void LaunchLatents(const AttentionParams& params, int blocks, cudaStream_t stream) {
+void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
   static std::atomic<int> shared_limit{kDefaultSharedBytes};
   const int shared = LatentBlock::SharedBytes(params);
   RaiseSharedLimit(&LatentEntry, shared, shared_limit);
-  LatentEntry<<<blocks, kAttendWarps * kWarp, shared, stream>>>(params);
+  static ResidentBlocks resident;
+  const int blocks = multiprocessors * resident.PerSm(&LatentEntry, kAttendWarps * kWarp, shared);
+  LaunchKernel(&LatentEntry, {.blocks = blocks, .threads = kAttendWarps * kWarp, .shared_bytes = shared}, stream,
+               params);
 }
 
 }  // namespace kvanta::kernels::cuda

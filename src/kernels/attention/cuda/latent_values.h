@@ -13,11 +13,14 @@ struct LatentCell : PageCell {
   KVANTA_DEVICE LatentCell(const PageCell& page, int bytes, int channel)
       : PageCell(page), row_bytes(bytes), first(channel) {}
 
-  KVANTA_DEVICE Vec4 BlockScales(int block, int token) const {
+  KVANTA_DEVICE Vec2 BlockScales(int block, int token) const {
     return PageCell::BlockScales(first / 32 + block, token);
   }
   KVANTA_DEVICE Vec4 BlockFloats(int block, int token) const {
     return PageCell::BlockFloats(first / (32 * kBlocksPerF32Scale) + block, token);
+  }
+  KVANTA_DEVICE uint32_t BlockBytes4(int half, int token) const {
+    return PageCell::BlockBytes4(first / 16 + half, token);
   }
   KVANTA_DEVICE Vec2 BlockBytes8(int half, int token) const { return PageCell::BlockBytes8(first / 16 + half, token); }
 };
@@ -45,8 +48,8 @@ struct LatentOperand {
     const int first = line(lane % 4 * 8), second = line(lane % 4 * 8 + 4);
     KVANTA_UNROLL
     for (int unit = 0; unit < kUnits; ++unit) {
-      raw.first[unit] = cell.Codes4(first + unit * 64);
-      raw.second[unit] = cell.Codes4(second + unit * 64);
+      raw.first[unit] = cell.Codes4(first, unit * 64);
+      raw.second[unit] = cell.Codes4(second, unit * 64);
     }
   }
 

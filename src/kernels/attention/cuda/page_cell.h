@@ -36,13 +36,14 @@ struct PageCell {
   // Token index to load from: in a 16-token chunk, lanes beyond its end load the first tokens again.
   KVANTA_DEVICE int WrapToken(int token) const { return token & token_mask; }
 
-  KVANTA_DEVICE Vec4 Codes4(int offset) const { return LoadVec4(codes + offset); }
-  KVANTA_DEVICE Vec2 Codes2(int offset) const { return LoadVec2(codes + offset); }
-  // fp16 of 8 tokens.
-  KVANTA_DEVICE Vec4 BlockScales(int block, int token) const { return LoadF16s(offsets.block_scales, block, token); }
-  KVANTA_DEVICE Vec4 BlockOffsets(int block, int token) const { return LoadF16s(offsets.block_offsets, block, token); }
-  KVANTA_DEVICE Vec4 TokenScales(int token) const { return LoadF16s(offsets.token_scales, 0, token); }
-  KVANTA_DEVICE Vec4 TokenOffsets(int token) const { return LoadF16s(offsets.token_offsets, 0, token); }
+  // 16 and 8 bytes of codes at an offset of the lane plus one of the warp (a multiple of 256 bytes for keys).
+  KVANTA_DEVICE Vec4 Codes4(int of_lane, int of_warp) const { return LoadVec4(codes + of_lane + of_warp); }
+  KVANTA_DEVICE Vec2 Codes2(int of_lane, int of_warp) const { return LoadVec2(codes + of_lane + of_warp); }
+  // fp16 of 4 tokens.
+  KVANTA_DEVICE Vec2 BlockScales(int block, int token) const { return LoadF16s(offsets.block_scales, block, token); }
+  KVANTA_DEVICE Vec2 BlockOffsets(int block, int token) const { return LoadF16s(offsets.block_offsets, block, token); }
+  KVANTA_DEVICE Vec2 TokenScales(int token) const { return LoadF16s(offsets.token_scales, 0, token); }
+  KVANTA_DEVICE Vec2 TokenOffsets(int token) const { return LoadF16s(offsets.token_offsets, 0, token); }
   // f32 of 4 tokens.
   KVANTA_DEVICE Vec4 BlockFloats(int block, int token) const {
     return LoadVec4(cell + offsets.block_scales + (block * page_size + first_token + WrapToken(token)) * 4);
@@ -66,63 +67,61 @@ struct PageCell {
   }
 
  private:
-  KVANTA_DEVICE Vec4 LoadF16s(int64_t section, int block, int token) const {
-    return LoadVec4(cell + section + (block * page_size + first_token + WrapToken(token)) * 2);
+  KVANTA_DEVICE Vec2 LoadF16s(int64_t section, int block, int token) const {
+    return LoadVec2(cell + section + (block * page_size + first_token + WrapToken(token)) * 2);
   }
 };
 
-// ---- scales of tokens 8 t to 8 t + 7 in f32
+// ---- scales of tokens 4 g to 4 g + 3 in f32
 
-KVANTA_DEVICE void F16ToFloats(const Vec4& vec, float (&values)[8]) {
+KVANTA_DEVICE void F16ToFloats(const Vec2& vec, float (&values)[4]) {
   KVANTA_UNROLL
-  for (int i = 0; i < 8; ++i) values[i] = F16ToFloat(static_cast<uint16_t>(vec.word[i / 2] >> (16U * (i % 2U))));
+  for (int i = 0; i < 4; ++i) values[i] = F16ToFloat(static_cast<uint16_t>(vec.word[i / 2] >> (16U * (i % 2U))));
 }
-// f32 of 8 tokens, by two loads of 4.
-template <class Load>
-KVANTA_DEVICE void LoadFloats(const Load& load, int t, float (&values)[8]) {
+KVANTA_DEVICE void BitsToFloats(const Vec4& vec, float (&values)[4]) {
   KVANTA_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const Vec4 vec = load(8 * t + 4 * half);
-    KVANTA_UNROLL
-    for (int i = 0; i < 4; ++i) values[4 * half + i] = std::bit_cast<float>(vec.word[i]);
-  }
+  for (int i = 0; i < 4; ++i) values[i] = std::bit_cast<float>(vec.word[i]);
 }
-KVANTA_DEVICE uint32_t ByteOf(const Vec2& vec, int i) {
-  return (vec.word[i / 4] >> (8U * (static_cast<unsigned>(i) % 4U))) & 0xffU;
+KVANTA_DEVICE uint32_t ByteOf(uint32_t word, int i) {
+  return (word >> (8U * static_cast<unsigned>(i))) & 0xffU;
 }
 // E8M0 (formats/minifloat.h).
 KVANTA_DEVICE float PowerScale(uint32_t byte) {
   return std::bit_cast<float>(byte == 0 ? 0x00400000U : byte << 23U);
 }
-// Scales of 16 channels of 8 tokens; zeros beyond head_dim, where codes are zeros, too.
+// Scales of 16 channels of 4 and 8 tokens; zeros beyond head_dim, where codes are zeros, too.
+template <class Cell>
+KVANTA_DEVICE uint32_t HalfBytes4(const Cell& cell, int head_dim, int half, int token) {
+  return 16 * half < head_dim ? cell.BlockBytes4(half, token) : 0;
+}
 template <class Cell>
 KVANTA_DEVICE Vec2 HalfBytes8(const Cell& cell, int head_dim, int half, int token) {
   return 16 * half < head_dim ? cell.BlockBytes8(half, token) : Vec2{};
 }
 
 template <class KvType, class Cell>
-KVANTA_DEVICE void BlockScales(const KvType& type, const Cell& cell, int head_dim, int block, int t,
-                               float (&scales)[8]) {
+KVANTA_DEVICE void BlockScales(const KvType& type, const Cell& cell, int head_dim, int block, int g,
+                               float (&scales)[4]) {
   if (type.BlockScaling() == BlockScale::kFp16) {
-    F16ToFloats(cell.BlockScales(block, 8 * t), scales);
+    F16ToFloats(cell.BlockScales(block, 4 * g), scales);
   } else if (type.BlockScaling() == BlockScale::kPower) {
-    const Vec2 bytes = cell.BlockBytes8(block, 8 * t);
+    const uint32_t bytes = cell.BlockBytes4(block, 4 * g);
     KVANTA_UNROLL
-    for (int i = 0; i < 8; ++i) scales[i] = PowerScale(ByteOf(bytes, i));
+    for (int i = 0; i < 4; ++i) scales[i] = PowerScale(ByteOf(bytes, i));
   } else if (type.BlockScaling() == BlockScale::kPowerHalves) {
-    const Vec2 first = HalfBytes8(cell, head_dim, 2 * block, 8 * t);
-    const Vec2 second = HalfBytes8(cell, head_dim, 2 * block + 1, 8 * t);
+    const uint32_t first = HalfBytes4(cell, head_dim, 2 * block, 4 * g);
+    const uint32_t second = HalfBytes4(cell, head_dim, 2 * block + 1, 4 * g);
     KVANTA_UNROLL
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 4; ++i) {
       const uint32_t a = ByteOf(first, i);
       const uint32_t b = ByteOf(second, i);
       scales[i] = PowerScale(a > b ? a : b);
     }
   } else if (KvType::kFixed && type.BlockScaling() == BlockScale::kF32) {
-    LoadFloats([&](int token) { return cell.BlockFloats(block / kBlocksPerF32Scale, token); }, t, scales);
+    BitsToFloats(cell.BlockFloats(block / kBlocksPerF32Scale, 4 * g), scales);
   } else {
     KVANTA_UNROLL
-    for (int i = 0; i < 8; ++i) scales[i] = 1;
+    for (int i = 0; i < 4; ++i) scales[i] = 1;
   }
 }
 template <class KvType>
@@ -131,14 +130,14 @@ KVANTA_DEVICE bool ScalesBlocks(const KvType& type) {
 }
 
 template <class KvType, class Cell>
-KVANTA_DEVICE void TokenScales(const KvType& type, const Cell& cell, int t, float (&scales)[8]) {
+KVANTA_DEVICE void TokenScales(const KvType& type, const Cell& cell, int g, float (&scales)[4]) {
   if (type.TokenScaling() == formats::ScaleType::kFp16) {
-    F16ToFloats(cell.TokenScales(8 * t), scales);
+    F16ToFloats(cell.TokenScales(4 * g), scales);
   } else if (type.TokenScaling() == formats::ScaleType::kF32) {
-    LoadFloats([&](int token) { return cell.TokenFloats(token); }, t, scales);
+    BitsToFloats(cell.TokenFloats(4 * g), scales);
   } else {
     KVANTA_UNROLL
-    for (int i = 0; i < 8; ++i) scales[i] = 1;
+    for (int i = 0; i < 4; ++i) scales[i] = 1;
   }
 }
 

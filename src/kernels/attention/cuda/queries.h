@@ -25,35 +25,50 @@ KVANTA_DEVICE int ExponentOf(float x) {
 constexpr KVANTA_DEVICE int BlocksOf(int head_dim) {
   return (head_dim + 31) / 32;
 }
-// Operand bytes in shared memory: two 16-channel products per block, one to three terms.
-constexpr KVANTA_DEVICE int QueryBytes(int terms, int head_dim) {
-  return terms * 2 * BlocksOf(head_dim) * kWarp * 16;
+// Operand bytes in shared memory: two 16-channel products per block of 32 channels, one to three terms.
+constexpr KVANTA_DEVICE int QueryBytes(int terms, int row_tiles, int head_dim) {
+  return terms * row_tiles * BlocksOf(head_dim) * kWarp * 16;
 }
-KVANTA_DEVICE int QueryAt(int term, int step, int head_dim, int lane) {
-  return ((term * 2 * BlocksOf(head_dim) + step) * kWarp + lane) * 16;
+// The B operands of a block's two products.
+template <int kRowTiles>
+KVANTA_DEVICE int QueryAt(int term, int row_tile, int block, int head_dim, int lane) {
+  return (((term * kRowTiles + row_tile) * BlocksOf(head_dim) + block) * kWarp + lane) * 16;
 }
 
 struct QueryRows {
   static constexpr KVANTA_DEVICE int RowBytes(int head_dim) { return 4 * 32 * BlocksOf(head_dim); }
 
-  // Loads the tile's rows to shared memory, all f32: `rows` [16][head_dim], zeros beyond the tile; `scales` [16],
-  // powers of two (value = operand * scale); `bias` [16], <q, mean>; `sums` [16] of the transformed rows; `unquantized`
-  // [16][unquantized_dim], the channels for K's unquantized ones. One row per warp at a time.
-  template <bool kHasUnquantized>
+  // Loads R = 8 kRowTiles rows of the tile to shared memory, all f32: `rows` [R][head_dim], zeros beyond the tile;
+  // `scales` [R], powers of two (value = operand * scale); `bias` [R], <q, mean>; `sums` [R] of the transformed rows;
+  // `unquantized` [R][unquantized_dim], the channels for K's unquantized ones. One row per warp at a time.
+  template <int kRowTiles, bool kHasUnquantized>
   static KVANTA_DEVICE void Load(const AttentionParams& params, const QueryTile& tile, int head_dim, int rows,
                                  int scales, int bias, int sums, int unquantized) {
     const int lane = ThreadIndex() % kWarp;
     const int count = tile.tokens * tile.heads;
-    for (int r = ThreadIndex() / kWarp; r < kQueryRows; r += kAttendWarps) {
+    for (int r = ThreadIndex() / kWarp; r < kRowTiles * kRowsPerMma; r += kAttendWarps) {
       const int at = rows + r * RowBytes(head_dim);
       const int head = tile.first_head + r % tile.heads;
       const float* q = params.q + (tile.row + r / tile.heads) * params.q_stride +
                        int64_t{head} * (kHasUnquantized ? params.key_dim : head_dim);
+      if (r >= count) {
+        for (int c = lane; c < head_dim; c += kWarp) StoreShared(at + 4 * c, 0.0F);
+        if (kHasUnquantized) {
+          const int to = unquantized + r * RowBytes(params.unquantized_dim);
+          for (int i = lane; i < params.unquantized_dim; i += kWarp) StoreShared(to + 4 * i, 0.0F);
+        }
+        if (lane == 0) {
+          StoreShared(scales + 4 * r, 1.0F);
+          StoreShared(bias + 4 * r, 0.0F);
+          StoreShared(sums + 4 * r, 0.0F);
+        }
+        continue;
+      }
       float dot = 0;
       uint32_t largest = 0;
       const auto magnitude = [](float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffU; };
       for (int c = lane; c < head_dim; c += kWarp) {
-        const float x = r < count ? q[c] : 0.0F;
+        const float x = q[c];
         if (params.k_mean != nullptr) dot = MultiplyAdd(x, params.k_mean[tile.kv_head * head_dim + c], dot);
         StoreShared(at + 4 * c, x);
       }
@@ -62,7 +77,7 @@ struct QueryRows {
         const int32_t* outliers =
             params.outliers != nullptr ? params.outliers + tile.kv_head * params.unquantized_dim : nullptr;
         for (int i = lane; i < params.unquantized_dim; i += kWarp) {
-          const float x = r < count ? q[outliers != nullptr ? outliers[i] : head_dim + i] : 0.0F;
+          const float x = q[outliers != nullptr ? outliers[i] : head_dim + i];
           StoreShared(unquantized + r * RowBytes(params.unquantized_dim) + 4 * i, x);
           if (outliers != nullptr) {
             StoreShared(at + 4 * outliers[i], 0.0F);
@@ -102,33 +117,35 @@ struct QueryRows {
 
   // Packs these rows as operands for keys of KvType at `operands`, by all warps; needs a block barrier before and
   // after.
-  template <class KvType>
+  template <class KvType, int kRowTiles>
   static KVANTA_DEVICE void Pack(int head_dim, int rows, int scales, int operands) {
     const int lane = ThreadIndex() % kWarp;
-    for (int step = ThreadIndex() / kWarp; step < 2 * BlocksOf(head_dim); step += kAttendWarps) {
+    const int blocks = BlocksOf(head_dim);
+    for (int item = ThreadIndex() / kWarp; item < kRowTiles * blocks; item += kAttendWarps) {
+      const int row_tile = item / blocks;
+      const int block = item % blocks;
+      const int row = kRowsPerMma * row_tile + lane / 4;
+      const float scale = KvType::kBf16 ? 1.0F : 1.0F / LoadShared<float>(scales + 4 * row);
       Vec4 terms[KvType::kTerms];
       KVANTA_UNROLL
-      for (int word = 0; word < 4; ++word) {  // rows g, g + 8 of pair 0, then of pair 1
-        const int row = lane / 4 + word % 2 * 8;
-        const float scale = KvType::kBf16 ? 1.0F : 1.0F / LoadShared<float>(scales + 4 * row);
+      for (int pair = 0; pair < 4; ++pair) {
         float x[2];
         KVANTA_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const int pair = step % 2 * 2 + word / 2;
-          const int channel = step / 2 * 32 + KeyOperand<KvType>::Channel(pair, half, lane % 4);
+          const int channel = 32 * block + KeyOperand<KvType>::Channel(pair, half, lane % 4);
           x[half] =
               channel < head_dim ? LoadShared<float>(rows + row * RowBytes(head_dim) + 4 * channel) * scale : 0.0F;
         }
-        terms[0].word[word] = KvType::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
+        terms[0].word[pair] = KvType::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
         KVANTA_UNROLL
         for (int term = 1; term < KvType::kTerms; ++term) {
-          x[0] -= std::bit_cast<float>(terms[term - 1].word[word] << 16U);
-          x[1] -= std::bit_cast<float>(terms[term - 1].word[word] & 0xffff0000U);
-          terms[term].word[word] = PackBf16(x[0], x[1]);
+          x[0] -= std::bit_cast<float>(terms[term - 1].word[pair] << 16U);
+          x[1] -= std::bit_cast<float>(terms[term - 1].word[pair] & 0xffff0000U);
+          terms[term].word[pair] = PackBf16(x[0], x[1]);
         }
       }
       for (int term = 0; term < KvType::kTerms; ++term) {
-        StoreShared(operands + QueryAt(term, step, head_dim, lane), terms[term]);
+        StoreShared(operands + QueryAt<kRowTiles>(term, row_tile, block, head_dim, lane), terms[term]);
       }
     }
   }

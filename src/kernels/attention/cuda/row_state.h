@@ -9,11 +9,46 @@ namespace kvanta::kernels::cuda {
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Softmax state of a lane's rows g and g + 8 (indices 0 and 1).
+// A lane's part of a chunk's logits or probabilities, lane (g, t): [row tile][tile of tokens][element]. Element
+// 2 (j % 2) + q of tile j / 2 is token 4 g + j of row 8 tile + 2 t + q: the result of K Q^T.
+template <int kRowTiles>
+using RowFragments = float[kRowTiles][2][4];
+
+// One value for each of a lane's rows 8 tile + 2 t + q: [tile][q].
+template <int kRowTiles>
+using RowValues = float[kRowTiles][2];
+
+// Calls f(tile, q) for each of a lane's rows.
+template <int kRowTiles, class F>
+KVANTA_DEVICE void ForRows(F f) {
+  KVANTA_UNROLL
+  for (int i = 0; i < 2 * kRowTiles; ++i) f(i / 2, i % 2);
+}
+// The tile's row of a lane's (tile, q).
+KVANTA_DEVICE int RowOf(int tile, int q, int t) {
+  return kRowsPerMma * tile + 2 * t + q;
+}
+
+// Reduces over the lanes that share a row: those of all g.
+template <class T, class F>
+KVANTA_DEVICE T ReduceRow(T value, F combine) {
+  value = combine(value, ShuffleXor(value, 4));
+  value = combine(value, ShuffleXor(value, 8));
+  return combine(value, ShuffleXor(value, 16));
+}
+KVANTA_DEVICE float RowMaximum(float value) {
+  return ReduceRow(value, [](float a, float b) { return fmaxf(a, b); });
+}
+KVANTA_DEVICE float RowSum(float value) {
+  return ReduceRow(value, [](float a, float b) { return a + b; });
+}
+
+// Softmax state of a lane's rows.
+template <int kRowTiles>
 struct RowState {
-  float max[2];     // of logits, in powers of 2
-  float sum[2];     // of this lane's probabilities
-  int exponent[2];  // outputs are in units of 2^(exponent - kTopExponent)
+  RowValues<kRowTiles> max;    // of logits, in powers of 2
+  RowValues<kRowTiles> sum;    // of this lane's probabilities
+  int exponent[kRowTiles][2];  // outputs are in units of 2^(exponent - kTopExponent)
 };
 
 // Initial exponent: below any fp16 scale (probabilities would lose bits below it). bf16 and f32 values have no scale,
@@ -21,49 +56,44 @@ struct RowState {
 inline constexpr int kMinExponent = -40;
 inline constexpr int kMaxExponent = 126;
 
-// State before the first token. tokens: the tile's token of each row, as in MakeChunkView.
-KVANTA_DEVICE void InitRowState(const QueryTile& tile, DecodeKind values, int lane, RowState& state, int (&tokens)[2]) {
-  KVANTA_UNROLL
-  for (int row = 0; row < 2; ++row) {
-    tokens[row] = (lane / 4 + 8 * row) / tile.heads;
-    state.max[row] = kMinusInfinity;
-    state.sum[row] = 0;
-    state.exponent[row] = values == DecodeKind::kBf16 || values == DecodeKind::kF32 ? kTopExponent : kMinExponent;
-  }
+// State before the first token.
+template <int kRowTiles>
+KVANTA_DEVICE void InitRowState(DecodeKind values, RowState<kRowTiles>& state) {
+  ForRows<kRowTiles>([&](int tile, int q) {
+    state.max[tile][q] = kMinusInfinity;
+    state.sum[tile][q] = 0;
+    state.exponent[tile][q] = values == DecodeKind::kBf16 || values == DecodeKind::kF32 ? kTopExponent : kMinExponent;
+  });
 }
 
-// Maximum logit of rows g and g + 8.
-KVANTA_DEVICE void RowMax(const float (&s)[4][4], float (&row_max)[2]) {
-  KVANTA_UNROLL
-  for (int row = 0; row < 2; ++row) {
-    float max = kMinusInfinity;
-    KVANTA_UNROLL
-    for (int j = 0; j < 4; ++j) max = fmaxf(max, fmaxf(s[j][2 * row], s[j][2 * row + 1]));
-    max = fmaxf(max, ShuffleXor(max, 1));
-    row_max[row] = fmaxf(max, ShuffleXor(max, 2));
-  }
+// Maximum logit of each row.
+template <int kRowTiles>
+KVANTA_DEVICE void RowMax(const RowFragments<kRowTiles>& s, RowValues<kRowTiles>& row_max) {
+  ForRows<kRowTiles>([&](int tile, int q) {
+    const auto& x = s[tile];
+    row_max[tile][q] = RowMaximum(fmaxf(fmaxf(x[0][q], x[0][2 + q]), fmaxf(x[1][q], x[1][2 + q])));
+  });
 }
 
 // Online softmax: turns logits `s` into probabilities relative to the running maximum and updates the state. `rescale`:
 // factor for the sums accumulated so far.
-KVANTA_DEVICE void Softmax(const float (&row_max)[2], float (&s)[4][4], RowState& state, float (&rescale)[2]) {
-  KVANTA_UNROLL
-  for (int row = 0; row < 2; ++row) {
-    const float max = fmaxf(state.max[row], row_max[row]);
+template <int kRowTiles>
+KVANTA_DEVICE void Softmax(const RowValues<kRowTiles>& row_max, RowFragments<kRowTiles>& s, RowState<kRowTiles>& state,
+                           RowValues<kRowTiles>& rescale) {
+  ForRows<kRowTiles>([&](int tile, int q) {
+    const float max = fmaxf(state.max[tile][q], row_max[tile][q]);
     const float base = max == kMinusInfinity ? 0.0F : max;
-    rescale[row] = Exp2(state.max[row] - base);
-    state.max[row] = max;
+    rescale[tile][q] = Exp2(state.max[tile][q] - base);
+    state.max[tile][q] = max;
     float sum = 0;
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) {
-      KVANTA_UNROLL
-      for (int i = 2 * row; i < 2 * row + 2; ++i) {
-        s[j][i] = Exp2(s[j][i] - base);
-        sum += s[j][i];
-      }
+      float& x = s[tile][j / 2][j % 2 * 2 + q];
+      x = Exp2(x - base);
+      sum += x;
     }
-    state.sum[row] = MultiplyAdd(state.sum[row], rescale[row], sum);
-  }
+    state.sum[tile][q] = MultiplyAdd(state.sum[tile][q], rescale[tile][q], sum);
+  });
 }
 
 }  // namespace kvanta::kernels::cuda

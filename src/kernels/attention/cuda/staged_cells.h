@@ -20,17 +20,24 @@ struct StagedCell {
   static constexpr int kOctetStride = kOctet + (160 - kOctet % 128) % 128;
   // Scale sections of the chunk's tokens.
   static constexpr BlockScale kBlock = KvType::BlockScaling();
-  static constexpr int kScaleBytes = kBlock == BlockScale::kE4m3Halves ? 1 : 2;
-  static constexpr int kScales = kBlock == BlockScale::kE4m3Halves                     ? kHeadDim / 16
-                                 : kBlock == BlockScale::kFp16                         ? kHeadDim / 32
-                                 : KvType::TokenScaling() == formats::ScaleType::kFp16 ? 1
-                                                                                       : 0;
+  static constexpr int kScaleBytes = kBlock == BlockScale::kE4m3Halves || kBlock == BlockScale::kPower ? 1 : 2;
+  static constexpr int kScales = kBlock == BlockScale::kE4m3Halves                             ? kHeadDim / 16
+                                 : kBlock == BlockScale::kFp16 || kBlock == BlockScale::kPower ? kHeadDim / 32
+                                 : KvType::TokenScaling() == formats::ScaleType::kFp16         ? 1
+                                                                                               : 0;
   static constexpr int kSectionBytes = kChunkTokens * kScaleBytes;
+  // Sections of zero points of the chunk's tokens, fp16.
+  static constexpr int kOffsets = KvType::HasBlockOffset() ? kHeadDim / 32 : KvType::HasTokenOffset() ? 1 : 0;
+  static constexpr int kOffsetSectionBytes = kChunkTokens * 2;
+  // Scales of the chunk's channels, and as many zero points, fp16.
+  static constexpr int kChannelBytes = KvType::HasChannelScales() ? 2 * kHeadDim : 0;
   static constexpr int kScalesAt = kIsKey ? (4 * kOctet + 127) / 128 * 128 : 4 * kOctetStride;
-  static constexpr int kBytes = kScalesAt + kScales * kSectionBytes;
+  static constexpr int kOffsetsAt = kScalesAt + kScales * kSectionBytes;
+  static constexpr int kChannelsAt = kOffsetsAt + kOffsets * kOffsetSectionBytes;
+  static constexpr int kBytes = kChannelsAt + 2 * kChannelBytes;
   static_assert(kRowBytes % 16 == 0 && kBytes % 16 == 0);
-  static_assert(kBlock == BlockScale::kNone || kBlock == BlockScale::kFp16 || kBlock == BlockScale::kE4m3Halves);
-  static_assert(!KvType::HasBlockOffset() && !KvType::HasTokenOffset() && !KvType::HasChannelScales());
+  static_assert(kBlock == BlockScale::kNone || kBlock == BlockScale::kFp16 || kBlock == BlockScale::kPower ||
+                kBlock == BlockScale::kE4m3Halves);
   static_assert(KvType::TokenScaling() == formats::ScaleType::kNone ||
                 KvType::TokenScaling() == formats::ScaleType::kFp16);
 
@@ -40,45 +47,85 @@ struct StagedCell {
     if constexpr (kIsKey) return offset ^ ((offset >> 2) & 32);
     return offset / kOctet * kOctetStride + offset % kOctet;
   }
+  // Swizzle of a sum: `of_warp` leaves the lane's swizzle alone (a multiple of 256 bytes for keys; in the lane's 8
+  // tokens for values).
+  static constexpr KVANTA_DEVICE int SwizzleSum(int of_lane, int of_warp) { return Swizzle(of_lane) + of_warp; }
 
-  // Starts the copies, by all lanes of the warp. `cell`: in the page; `first_token`: of the chunk, in the page.
-  KVANTA_DEVICE void Fetch(const uint8_t* cell, const CellOffsets& offsets, int page_size, int first_token,
-                           int lane) const {
-    const uint8_t* codes = cell + offsets.codes + first_token * kRowBytes;
+  // Positions of a lane's pieces of a page's first chunk, in bytes from the record's start.
+  struct Source {
+    int codes, scales, offsets, channel_scales, channel_offsets;
+
+    KVANTA_DEVICE Source(const CellOffsets& in_record, int kv_head, int page_size, int lane) {
+      const int64_t cell = in_record.Cell(kv_head);
+      const auto at = [&](int64_t section, int of_lane) { return static_cast<int>(cell + section) + of_lane; };
+      codes = at(in_record.codes, lane * 16);
+      scales = at(kBlock == BlockScale::kNone ? in_record.token_scales : in_record.block_scales,
+                  OfLane<kScaleBytes>(page_size, lane));
+      offsets =
+          at(KvType::HasBlockOffset() ? in_record.block_offsets : in_record.token_offsets, OfLane<2>(page_size, lane));
+      channel_scales = at(in_record.channel_scales, lane * 16);
+      channel_offsets = at(in_record.channel_offsets, lane * 16);
+    }
+
+   private:
+    // Position of a lane's piece of sections of one value per token of the page.
+    template <int kValueBytes>
+    static KVANTA_DEVICE int OfLane(int page_size, int lane) {
+      constexpr int kPieces = kChunkTokens * kValueBytes / 16;
+      return lane / kPieces * (page_size * kValueBytes) + lane % kPieces * 16;
+    }
+  };
+
+  // Starts the copies, by all lanes of the warp. `first_token`: of the chunk, in the page.
+  KVANTA_DEVICE void Fetch(const uint8_t* record, const Source& source, int first_token, int lane) const {
+    const uint8_t* codes = record + (source.codes + first_token * kRowBytes);
     KVANTA_UNROLL
     for (int i = 0; i < kRowBytes / 16; ++i) {
-      const int offset = (i * kWarp + lane) * 16;
-      CopyToShared16(base + Swizzle(offset), codes + offset);
+      constexpr int kStep = kWarp * 16;
+      const bool splits = kIsKey || kOctet % kStep == 0;
+      const int to = splits ? Swizzle(lane * 16) + Swizzle(i * kStep) : Swizzle(lane * 16 + i * kStep);
+      CopyToShared16(base + to, codes + i * kStep);
     }
-    constexpr int kPieces = kSectionBytes / 16;
-    const uint8_t* scales =
-        cell + (kBlock == BlockScale::kNone ? offsets.token_scales : offsets.block_scales) + first_token * kScaleBytes;
-    KVANTA_UNROLL
-    for (int first = 0; first < kScales * kPieces; first += kWarp) {
-      const int piece = first + lane;
-      if (piece < kScales * kPieces) {
-        CopyToShared16(base + kScalesAt + piece * 16,
-                       scales + piece / kPieces * (page_size * kScaleBytes) + piece % kPieces * 16);
-      }
-    }
+    FetchPieces<kScales * kSectionBytes>(kScalesAt, record + (source.scales + first_token * kScaleBytes), lane);
+    FetchPieces<kOffsets * kOffsetSectionBytes>(kOffsetsAt, record + (source.offsets + first_token * 2), lane);
+    const int group = first_token / kChunkTokens * kChannelBytes;
+    FetchPieces<kChannelBytes>(kChannelsAt, record + (source.channel_scales + group), lane);
+    FetchPieces<kChannelBytes>(kChannelsAt + kChannelBytes, record + (source.channel_offsets + group), lane);
   }
 
   static KVANTA_DEVICE int WrapToken(int token) { return token; }
-  KVANTA_DEVICE Vec4 Codes4(int offset) const { return LoadShared<Vec4>(base + Swizzle(offset)); }
-  KVANTA_DEVICE Vec2 Codes2(int offset) const { return LoadShared<Vec2>(base + Swizzle(offset)); }
-  KVANTA_DEVICE Vec4 BlockScales(int block, int token) const { return LoadShared<Vec4>(ScaleAt(block, token)); }
-  KVANTA_DEVICE Vec4 TokenScales(int token) const { return LoadShared<Vec4>(ScaleAt(0, token)); }
+  KVANTA_DEVICE Vec4 Codes4(int of_lane, int of_warp) const {
+    return LoadShared<Vec4>(base + SwizzleSum(of_lane, of_warp));
+  }
+  KVANTA_DEVICE Vec2 Codes2(int of_lane, int of_warp) const {
+    return LoadShared<Vec2>(base + SwizzleSum(of_lane, of_warp));
+  }
+  KVANTA_DEVICE Vec2 BlockScales(int block, int token) const { return LoadShared<Vec2>(ScaleAt(block, token)); }
+  KVANTA_DEVICE Vec2 TokenScales(int token) const { return LoadShared<Vec2>(ScaleAt(0, token)); }
   KVANTA_DEVICE Vec2 BlockBytes8(int half, int token) const { return LoadShared<Vec2>(ScaleAt(half, token)); }
   KVANTA_DEVICE uint32_t BlockBytes4(int half, int token) const { return LoadShared<uint32_t>(ScaleAt(half, token)); }
+  KVANTA_DEVICE Vec2 BlockOffsets(int block, int token) const { return LoadShared<Vec2>(OffsetAt(block, token)); }
+  KVANTA_DEVICE Vec2 TokenOffsets(int token) const { return LoadShared<Vec2>(OffsetAt(0, token)); }
+  KVANTA_DEVICE Vec4 ChannelScales(int /*head_dim*/, int channel) const {
+    return LoadShared<Vec4>(base + kChannelsAt + 2 * channel);
+  }
+  KVANTA_DEVICE Vec4 ChannelOffsets(int /*head_dim*/, int channel) const {
+    return LoadShared<Vec4>(base + kChannelsAt + kChannelBytes + 2 * channel);
+  }
   // Not present in staged types.
-  static KVANTA_DEVICE Vec4 BlockOffsets(int /*block*/, int /*token*/) { return {}; }
-  static KVANTA_DEVICE Vec4 TokenOffsets(int /*token*/) { return {}; }
   static KVANTA_DEVICE Vec4 TokenFloats(int /*token*/) { return {}; }
   static KVANTA_DEVICE Vec4 BlockFloats(int /*block*/, int /*token*/) { return {}; }
-  static KVANTA_DEVICE Vec4 ChannelScales(int /*head_dim*/, int /*channel*/) { return {}; }
-  static KVANTA_DEVICE Vec4 ChannelOffsets(int /*head_dim*/, int /*channel*/) { return {}; }
 
  private:
+  // A piece of 16 bytes per lane.
+  template <int kPieceBytes>
+  KVANTA_DEVICE void FetchPieces(int to, const uint8_t* from, int lane) const {
+    static_assert(kPieceBytes <= 16 * kWarp);
+    if (lane < kPieceBytes / 16) CopyToShared16(base + to + lane * 16, from);
+  }
+  KVANTA_DEVICE int OffsetAt(int section, int token) const {
+    return base + kOffsetsAt + section * kOffsetSectionBytes + token * 2;
+  }
   KVANTA_DEVICE int ScaleAt(int section, int token) const {
     return base + kScalesAt + section * kSectionBytes + token * kScaleBytes;
   }

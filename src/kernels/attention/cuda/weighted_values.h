@@ -1,4 +1,4 @@
-// O += P V of a tile and a chunk, for one value type. Include the primitives first.
+// O^T += V^T P^T of a tile and a chunk, for one value type. Include the primitives first.
 #pragma once
 
 #include "kernels/attention/cuda/chunks.h"
@@ -8,48 +8,64 @@
 
 namespace kvanta::kernels::cuda {
 
-// ValueLoader: loads and decodes a lane's values.
-template <class KvType, class Outputs, class ValueLoader = ValueOperand<KvType>>
+// ValueLoader: loads and decodes a lane's values. kAllVisible: the chunk is fully visible.
+template <class KvType, class Outputs, bool kAllVisible, class ValueLoader = ValueOperand<KvType>>
 struct WeightedValues {
   using Operand = ValueLoader;
+  static constexpr int kRowTiles = Outputs::kRowTiles;
   static constexpr int kBlocks = Outputs::kMaxBlocks;
   static constexpr int kUnroll = Outputs::kUnrolled ? kBlocks : 1;
-  using ScaledProbs = Vec4[2][KvType::kTerms];  // two steps of 16 tokens
+  using Fragments = RowFragments<kRowTiles>;
+  using Chunk = ChunkView<kRowTiles>;
+  // B operands of two steps of 16 tokens.
+  struct ScaledProbs {
+    uint32_t word[kRowTiles][2][KvType::kTerms][2];
+  };
 
   // p: probabilities. `rescale`: factor for the outputs so far, since the maximum has risen. `value_scale`: the
   // operands' static scale.
   template <class Cell>
   static KVANTA_DEVICE void Add(const AttentionParams& params, const KvType& type, const Cell& cell,
-                                const QueryTile& tile, const ChunkView& chunk, int position, int head_dim,
-                                const float (&p)[4][4], const float (&rescale)[2], float value_scale, int lane,
-                                RowState& state, Outputs& outputs) {
-    const int t = lane % 4;
+                                const QueryTile& tile, const Chunk& chunk, int position, int head_dim,
+                                const Fragments& p, const RowValues<kRowTiles>& rescale, float value_scale, int lane,
+                                RowState<kRowTiles>& state, Outputs& outputs) {
+    const int g = lane / 4;
     const bool blocks = ScalesBlocks(type);
-    float scales[8];
-    TokenScales(type, cell, t, scales);
-    KVANTA_UNROLL
-    for (int i = 0; i < 8; ++i) scales[i] *= value_scale;
-    float factor[2] = {rescale[0], rescale[1]};
+    float scales[4];
+    TokenScales(type, cell, g, scales);
+    RowValues<kRowTiles> factor;
+    ForRows<kRowTiles>([&](int row_tile, int q) { factor[row_tile][q] = rescale[row_tile][q]; });
     if constexpr (!KvType::kBf16) {
-      float largest[8];
+      float largest[4];
       KVANTA_UNROLL
-      for (int i = 0; i < 8; ++i) largest[i] = blocks ? 0.0F : fabsf(scales[i]);
+      for (int i = 0; i < 4; ++i) largest[i] = blocks ? 0.0F : fabsf(scales[i]);
       if (blocks) {
         KVANTA_UNROLL_BY(kUnroll)
         for (int block = 0; block < kBlocks; ++block) {
           if (32 * block >= head_dim) break;
-          float block_scales[8];
-          BlockScales(type, cell, head_dim, block, t, block_scales);
+          float block_scales[4];
+          BlockScales(type, cell, head_dim, block, g, block_scales);
           KVANTA_UNROLL
-          for (int i = 0; i < 8; ++i) largest[i] = fmaxf(largest[i], fabsf(block_scales[i] * value_scale));
+          for (int i = 0; i < 4; ++i) largest[i] = fmaxf(largest[i], fabsf(block_scales[i]));
         }
       }
-      UpdateExponents(largest, chunk, t, state, factor);
+      KVANTA_UNROLL
+      for (int i = 0; i < 4; ++i) largest[i] *= fabsf(value_scale);
+      UpdateExponents(largest, chunk, g, state, factor);
     }
-    float offsets[2] = {0, 0};
-    if (type.HasTokenOffset()) OffsetSums(cell.TokenOffsets(8 * t), p, chunk, t, state, offsets);
+    bool rescales = false;
+    ForRows<kRowTiles>([&](int row_tile, int q) { rescales = rescales || factor[row_tile][q] != 1; });
+    rescales = AnyLane(rescales);
+    Fragments in_units;  // probabilities times `value_scale`, in units of the outputs
+    ForRows<kRowTiles>([&](int row_tile, int q) {
+      const float unit = PowerOfTwo(kTopExponent - state.exponent[row_tile][q]) * value_scale;
+      KVANTA_UNROLL
+      for (int j = 0; j < 4; ++j) in_units[row_tile][j / 2][j % 2 * 2 + q] = p[row_tile][j / 2][j % 2 * 2 + q] * unit;
+    });
+    RowValues<kRowTiles> offsets = {};  // zero points are in the values' own unit
+    if (type.HasTokenOffset()) OffsetSums(cell.TokenOffsets(4 * g), p, chunk, g, state, offsets);
     ScaledProbs probs;
-    if (!blocks) ScaleProbs(p, scales, chunk, t, state, probs);
+    if (!blocks) ScaleProbs(in_units, scales, chunk, g, probs);
     KVANTA_UNROLL_BY(kUnroll)
     for (int block = 0; block < kBlocks; ++block) {
       if (32 * block >= head_dim) break;
@@ -58,28 +74,22 @@ struct WeightedValues {
       uint32_t factors[4] = {};
       LoadFactors(type, cell, chunk, head_dim, block, lane, factors);
       if (blocks) {
-        BlockScales(type, cell, head_dim, block, t, scales);
-        KVANTA_UNROLL
-        for (int i = 0; i < 8; ++i) scales[i] *= value_scale;
-        ScaleProbs(p, scales, chunk, t, state, probs);
+        BlockScales(type, cell, head_dim, block, g, scales);
+        ScaleProbs(in_units, scales, chunk, g, probs);
       }
-      if (type.HasBlockOffset()) OffsetSums(cell.BlockOffsets(block, 8 * t), p, chunk, t, state, offsets);
-      float out[4][4];
+      if (type.HasBlockOffset()) OffsetSums(cell.BlockOffsets(block, 4 * g), p, chunk, g, state, offsets);
+      Fragments out;
       outputs.Load(block, out);
-      KVANTA_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        float& x = out[i / 4][i % 4];
-        x *= factor[i % 4 / 2];
-        if (type.HasTokenOffset() || type.HasBlockOffset()) x += offsets[i % 4 / 2];
+      if (rescales) {
+        KVANTA_UNROLL
+        for (int i = 0; i < 8 * kRowTiles; ++i) out[i / 8][i / 4 % 2][i % 4] *= factor[i / 8][i % 2];
       }
-      if constexpr (!KvType::kHasNan) {
+      if (type.HasTokenOffset() || type.HasBlockOffset()) {
+        KVANTA_UNROLL
+        for (int i = 0; i < 8 * kRowTiles; ++i) out[i / 8][i / 4 % 2][i % 4] += offsets[i / 8][i % 2];
+      }
+      if constexpr (!KvType::kHasNan || kAllVisible) {
         Accumulate<false>(type, raw, factors, probs, 0, kChunkTokens, lane, out);
-      } else if constexpr (Outputs::kUnrolled) {
-        if (chunk.fully_visible) {
-          Accumulate<false>(type, raw, factors, probs, 0, kChunkTokens, lane, out);
-        } else {
-          AddTokens(params, type, raw, factors, probs, tile, chunk, position, tile.tokens, lane, out);
-        }
       } else {
         AddTokens(params, type, raw, factors, probs, tile, chunk, position, chunk.fully_visible ? 1 : tile.tokens, lane,
                   out);
@@ -94,105 +104,103 @@ struct WeightedValues {
   // tokens.
   static KVANTA_DEVICE void AddTokens(const AttentionParams& params, const KvType& type,
                                       const typename Operand::Raw& raw, const uint32_t (&factors)[4],
-                                      const ScaledProbs& probs, const QueryTile& tile, const ChunkView& chunk,
-                                      int position, int count, int lane, float (&out)[4][4]) {
+                                      const ScaledProbs& probs, const QueryTile& tile, const Chunk& chunk, int position,
+                                      int count, int lane, Fragments& out) {
     for (int token = 0; token < count; ++token) {
       int begin = 0;
       int end = 0;
       VisibleRange(params, tile.first_position + token, position, begin, end);
       if (begin >= end) continue;
-      float sums[4][4];
+      Fragments sums;
       KVANTA_UNROLL
-      for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = out[i / 4][i % 4];
+      for (int i = 0; i < 8 * kRowTiles; ++i) sums[i / 8][i / 4 % 2][i % 4] = out[i / 8][i / 4 % 2][i % 4];
       Accumulate<true>(type, raw, factors, probs, begin, end, lane, sums);
       KVANTA_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        if (count == 1 || chunk.token[i % 4 / 2] == token) out[i / 4][i % 4] = sums[i / 4][i % 4];
+      for (int i = 0; i < 8 * kRowTiles; ++i) {
+        if (count == 1 || chunk.token[i / 8][i % 2] == token)
+          out[i / 8][i / 4 % 2][i % 4] = sums[i / 8][i / 4 % 2][i % 4];
       }
     }
   }
 
-  static KVANTA_DEVICE bool IsVisible(const ChunkView& chunk, int row, int token) {
-    return token >= chunk.begin[row] && token < chunk.end[row];
+  static KVANTA_DEVICE bool IsVisible(const Chunk& chunk, int row_tile, int q, int token) {
+    return kAllVisible || (token >= chunk.begin[row_tile][q] && token < chunk.end[row_tile][q]);
   }
 
   // Raises each row's exponent to that of the largest scale it sees, so that probabilities times scales fit f16.
-  static KVANTA_DEVICE void UpdateExponents(const float (&scales)[8], const ChunkView& chunk, int t, RowState& state,
-                                            float (&factor)[2]) {
-    KVANTA_UNROLL
-    for (int row = 0; row < 2; ++row) {
+  static KVANTA_DEVICE void UpdateExponents(const float (&scales)[4], const Chunk& chunk, int g,
+                                            RowState<kRowTiles>& state, RowValues<kRowTiles>& factor) {
+    const auto largest_of = [&](int row_tile, int q) {
       float largest = 0;
       KVANTA_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        if (IsVisible(chunk, row, 8 * t + i)) largest = fmaxf(largest, scales[i]);
+      for (int i = 0; i < 4; ++i) {
+        if (IsVisible(chunk, row_tile, q, 4 * g + i)) largest = fmaxf(largest, scales[i]);
       }
-      largest = fmaxf(largest, ShuffleXor(largest, 1));
-      largest = fmaxf(largest, ShuffleXor(largest, 2));
-      int exponent = ExponentOf(largest);
+      return RowMaximum(largest);
+    };
+    const float of_all = kAllVisible ? largest_of(0, 0) : 0.0F;
+    ForRows<kRowTiles>([&](int row_tile, int q) {
+      int exponent = ExponentOf(kAllVisible ? of_all : largest_of(row_tile, q));
       if (exponent > kMaxExponent) exponent = kMaxExponent;
-      if (exponent <= state.exponent[row]) continue;
-      factor[row] *= PowerOfTwo(state.exponent[row] - exponent);
-      state.exponent[row] = exponent;
-    }
+      int& current = state.exponent[row_tile][q];
+      if (exponent <= current) return;
+      factor[row_tile][q] *= PowerOfTwo(current - exponent);
+      current = exponent;
+    });
   }
 
-  // Probabilities times scales as operands. `scales`: of tokens 8 t to 8 t + 7.
-  static KVANTA_DEVICE void ScaleProbs(const float (&p)[4][4], const float (&scales)[8], const ChunkView& chunk, int t,
-                                       const RowState& state, ScaledProbs& operands) {
-    const float factors[2] = {PowerOfTwo(kTopExponent - state.exponent[0]),
-                              PowerOfTwo(kTopExponent - state.exponent[1])};
+  // Probabilities times scales as operands. `scales`: of tokens 4 g to 4 g + 3.
+  static KVANTA_DEVICE void ScaleProbs(const Fragments& p, const float (&scales)[4], const Chunk& chunk, int g,
+                                       ScaledProbs& operands) {
     KVANTA_UNROLL
-    for (int j = 0; j < 4; ++j) {
+    for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
       KVANTA_UNROLL
-      for (int row = 0; row < 2; ++row) {
+      for (int j = 0; j < 4; ++j) {
         float x[2];
         KVANTA_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          x[i] = p[j][2 * row + i];
-          x[i] = IsVisible(chunk, row, 8 * t + j + 4 * i) ? x[i] * scales[j + 4 * i] * factors[row] : 0.0F;
+        for (int q = 0; q < 2; ++q) {
+          x[q] = p[row_tile][j / 2][j % 2 * 2 + q] * scales[j];
+          if (!IsVisible(chunk, row_tile, q, 4 * g + j)) x[q] = 0.0F;
         }
-        const int word = j % 2 * 2 + row;
         uint32_t high = KvType::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
-        operands[j / 2][0].word[word] = high;
+        operands.word[row_tile][j / 2][0][j % 2] = Transpose8x8(high);
         KVANTA_UNROLL
         for (int term = 1; term < KvType::kTerms; ++term) {
           x[0] -= std::bit_cast<float>(high << 16U);
           x[1] -= std::bit_cast<float>(high & 0xffff0000U);
-          operands[j / 2][term].word[word] = high = PackBf16(x[0], x[1]);
+          high = PackBf16(x[0], x[1]);
+          operands.word[row_tile][j / 2][term][j % 2] = Transpose8x8(high);
         }
       }
     }
   }
 
-  // Contribution of offsets (fp16, of tokens 8 t to 8 t + 7) to all channels that share them.
-  static KVANTA_DEVICE void OffsetSums(const Vec4& vec, const float (&p)[4][4], const ChunkView& chunk, int t,
-                                       const RowState& state, float (&sums)[2]) {
-    float offsets[8];
+  // Contribution of offsets (fp16, of tokens 4 g to 4 g + 3) to all channels that share them.
+  static KVANTA_DEVICE void OffsetSums(const Vec2& vec, const Fragments& p, const Chunk& chunk, int g,
+                                       const RowState<kRowTiles>& state, RowValues<kRowTiles>& sums) {
+    float offsets[4];
     F16ToFloats(vec, offsets);
-    KVANTA_UNROLL
-    for (int row = 0; row < 2; ++row) {
+    ForRows<kRowTiles>([&](int row_tile, int q) {
       float sum = 0;
       KVANTA_UNROLL
-      for (int token = 0; token < 8; ++token) {
-        const float offset = IsVisible(chunk, row, 8 * t + token) ? offsets[token] : 0.0F;
-        sum = MultiplyAdd(p[token % 4][2 * row + token / 4], offset, sum);
+      for (int j = 0; j < 4; ++j) {
+        const float offset = IsVisible(chunk, row_tile, q, 4 * g + j) ? offsets[j] : 0.0F;
+        sum = MultiplyAdd(p[row_tile][j / 2][j % 2 * 2 + q], offset, sum);
       }
-      sum += ShuffleXor(sum, 1);
-      sum += ShuffleXor(sum, 2);
-      sums[row] = sum * PowerOfTwo(kTopExponent - state.exponent[row]);
-    }
+      sums[row_tile][q] = RowSum(sum) * PowerOfTwo(kTopExponent - state.exponent[row_tile][q]);
+    });
   }
 
-  // Factors folded into the operands: pairs (token j, token 4 + j), zeros for tokens that no row sees (their scales may
-  // be NaN).
+  // Factors folded into the operands: pairs (token j, token 4 + j) of tokens 8 t to 8 t + 7, zeros for tokens that no
+  // row sees (their scales may be NaN).
   template <class Cell>
-  static KVANTA_DEVICE void LoadFactors(const KvType& type, const Cell& cell, const ChunkView& chunk, int head_dim,
+  static KVANTA_DEVICE void LoadFactors(const KvType& type, const Cell& cell, const Chunk& chunk, int head_dim,
                                         int block, int lane, uint32_t (&factors)[4]) {
     const int t = lane % 4;
     const int half = 2 * block + lane / 16;
     if (type.BlockScaling() == BlockScale::kE4m3Halves) {
       E4m3ScalePairs(HalfBytes8(cell, head_dim, half, 8 * t), factors);
-      if (!chunk.fully_visible) {
+      if (!kAllVisible && !chunk.fully_visible) {
         KVANTA_UNROLL
         for (int j = 0; j < 4; ++j) Mask(factors[j], 8 * t + j, chunk.visible_begin, chunk.visible_end);
       }
@@ -202,8 +210,8 @@ struct WeightedValues {
       const Vec2 other = HalfBytes8(cell, head_dim, half ^ 1, 8 * t);
       KVANTA_UNROLL
       for (int j = 0; j < 4; ++j) {
-        factors[j] = HalfFactor(ByteOf(own, j), ByteOf(other, j)) |
-                     (HalfFactor(ByteOf(own, 4 + j), ByteOf(other, 4 + j)) << 16U);
+        factors[j] = HalfFactor(ByteOf(own.word[0], j), ByteOf(other.word[0], j)) |
+                     (HalfFactor(ByteOf(own.word[1], j), ByteOf(other.word[1], j)) << 16U);
       }
     }
   }
@@ -213,37 +221,45 @@ struct WeightedValues {
     if (token + 4 < begin || token + 4 >= end) pair &= 0x0000ffffU;
   }
 
-  // out += P V of a block of 32 channels. kMasked: values of tokens outside [begin, end) are zeroed first.
+  // Adds the products of a block of 32 channels. kMasked: values of tokens outside [begin, end) are zeroed first.
   template <bool kMasked>
   static KVANTA_DEVICE void Accumulate(const KvType& type, const typename Operand::Raw& raw,
                                        const uint32_t (&factors)[4], const ScaledProbs& probs, int begin, int end,
-                                       int lane, float (&out)[4][4]) {
+                                       int lane, Fragments& out) {
     const bool halves =
         type.BlockScaling() == BlockScale::kE4m3Halves || type.BlockScaling() == BlockScale::kPowerHalves;
-    const auto channel = [&](auto index) {
-      constexpr int kChannel = decltype(index)::value;
+    const auto pairs_of = [&](auto index, int code_term, uint32_t(&pairs)[4]) {
+      Operand::template Pairs<decltype(index)::value>(type, raw, lane / 4, code_term, pairs);
+      KVANTA_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        if (halves) pairs[j] = MultiplyF16(pairs[j], factors[j]);
+        if constexpr (kMasked) Mask(pairs[j], 8 * (lane % 4) + j, begin, end);
+      }
+    };
+    const auto channels = [&](auto index) {
+      constexpr int kTile = decltype(index)::value;
       KVANTA_UNROLL
       for (int code_term = 0; code_term < KvType::kCodeTerms; ++code_term) {
-        uint32_t pairs[4];
-        Operand::template Pairs<kChannel>(type, raw, lane / 4, code_term, pairs);
-        KVANTA_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          if (halves) pairs[j] = MultiplyF16(pairs[j], factors[j]);
-          if constexpr (kMasked) Mask(pairs[j], 8 * (lane % 4) + j, begin, end);
-        }
+        uint32_t first[4];
+        uint32_t second[4];
+        pairs_of(std::integral_constant<int, 2 * kTile>{}, code_term, first);
+        pairs_of(std::integral_constant<int, 2 * kTile + 1>{}, code_term, second);
         KVANTA_UNROLL
         for (int step = 0; step < 2; ++step) {
+          const Vec4 a{{first[2 * step], second[2 * step], first[2 * step + 1], second[2 * step + 1]}};
           KVANTA_UNROLL
-          for (int term = 0; term + code_term < KvType::kTerms; ++term) {
-            Mma<KvType::kBf16>(out[kChannel], probs[step][term], pairs[2 * step], pairs[2 * step + 1]);
+          for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
+            KVANTA_UNROLL
+            for (int term = 0; term + code_term < KvType::kTerms; ++term) {
+              const auto& b = probs.word[row_tile][step][term];
+              Mma<KvType::kBf16>(out[row_tile][kTile], a, b[0], b[1]);
+            }
           }
         }
       }
     };
-    channel(std::integral_constant<int, 0>{});
-    channel(std::integral_constant<int, 1>{});
-    channel(std::integral_constant<int, 2>{});
-    channel(std::integral_constant<int, 3>{});
+    channels(std::integral_constant<int, 0>{});
+    channels(std::integral_constant<int, 1>{});
   }
 };
 

@@ -16,7 +16,7 @@
 
 namespace kvanta::kernels::cuda {
 
-inline constexpr int kPanelMultiple = 4;  // panel count padding: the maximum per block
+inline constexpr int kPanelMultiple = 8;  // panel count padding: the maximum per block
 
 struct UnitBytes {
   int codes = 0;

@@ -252,9 +252,13 @@ void GpuLinear::ReserveRows() {
 // The tile does not affect results. Small tiles occupy all multiprocessors, large ones read x and W less often.
 ProductTile GpuLinear::TileFor(int64_t rows) const noexcept {
   if (rows <= kRowTile) return ProductTile::k1x1;
-  const int64_t large = CeilDiv(weight_.out, 4 * kPanelRows) * CeilDiv(rows, 8 * kRowTile);
-  return rows > 4 * kRowTile && large * 4 >= int64_t{3} * context_->gpu->Multiprocessors() ? ProductTile::k4x8
-                                                                                           : ProductTile::k2x4;
+  const auto occupies = [&](ProductTile tile) {
+    const int64_t blocks =
+        CeilDiv(weight_.out, int64_t{cuda::PanelsOf(tile)} * kPanelRows) * CeilDiv(rows, cuda::RowsOf(tile));
+    return 2 * rows > cuda::RowsOf(tile) && 4 * blocks >= int64_t{3} * context_->gpu->Multiprocessors();
+  };
+  if (occupies(ProductTile::k8x16)) return ProductTile::k8x16;
+  return occupies(ProductTile::k4x8) ? ProductTile::k4x8 : ProductTile::k2x4;
 }
 
 void GpuLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {

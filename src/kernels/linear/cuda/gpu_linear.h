@@ -11,7 +11,7 @@
 namespace kvanta::kernels {
 
 // Rows of x packed per launch; a multiple of every tile.
-inline constexpr int64_t kRowBlock = 512;
+inline constexpr int64_t kRowBlock = 2048;
 
 // Workspace of MoE layers (gpu_experts.h, model_ops.h).
 struct ExpertBuffers {

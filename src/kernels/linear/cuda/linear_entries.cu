@@ -8,7 +8,9 @@ namespace kvanta::kernels::cuda {
 namespace {
 
 template <class Kernel>
-__global__ void __launch_bounds__(kLinearWarps* kWarp) LinearEntry(const __grid_constant__ LinearOp op) {
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocksPerSm)
+    LinearEntry(const __grid_constant__ LinearOp op) {
+  WaitForPreviousLaunches();
   Kernel::Run(op);
 }
 
@@ -20,8 +22,7 @@ struct Launcher {
     static std::atomic<int> shared_limit{kDefaultSharedBytes};
     const LaunchShape shape = Kernel::Shape(op);
     RaiseSharedLimit(&LinearEntry<Kernel>, shape.shared_bytes, shared_limit);
-    LinearEntry<Kernel><<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
-                          static_cast<size_t>(shape.shared_bytes), stream>>>(op);
+    LaunchKernel(&LinearEntry<Kernel>, shape, stream, op);
   }
 };
 

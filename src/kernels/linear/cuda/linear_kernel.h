@@ -28,8 +28,28 @@ KVANTA_DEVICE float* OutputRow(const LinearOp& op, int64_t row) {
   return op.y + row / op.grouped.padded_rows * op.y_member_stride + in_member * op.y_stride;
 }
 
+// Adds scaled products of the panel's rows g (elements 0, 1) and g + 8 (2, 3) with two rows of x.
+template <class Panel>
+KVANTA_DEVICE void AddScaled(const typename Panel::Raw& raw, const Vec2& row_sums, const float (&dots)[4],
+                             float (&sums)[4]) {
+  const uint32_t scales = Panel::Scales(raw);
+  const float scale[2] = {LowF16(scales), HighF16(scales)};
+  KVANTA_UNROLL
+  for (int i = 0; i < 4; ++i) sums[i] = MultiplyAdd(scale[i / 2], dots[i], sums[i]);
+  if constexpr (Panel::kHasMinimum) {
+    const uint32_t minimums = Panel::Minimums(raw);
+    const float minimum[2] = {LowF16(minimums), HighF16(minimums)};
+    KVANTA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = MultiplyAdd(minimum[i / 2], std::bit_cast<float>(row_sums.word[i % 2]), sums[i]);
+    }
+  }
+}
+
 template <class Panel, ProductTile kTile>
 struct LinearBlock {
+  static constexpr int kThreads = kLinearWarps * kWarp;
+  static constexpr int kBlocksPerSm = 1;  // at least
   static constexpr int kPanels = PanelsOf(kTile);
   static constexpr int kRowTiles = RowTilesOf(kTile);
   static constexpr int kOuts = kPanels * kPanelRows;
@@ -52,7 +72,7 @@ struct LinearBlock {
 
   static constexpr LaunchShape Shape(const LinearOp& op) {
     const int64_t columns = CeilDiv(op.weight.out, kOuts);
-    return {columns * CeilDiv(op.rows, kRows), kLinearWarps * kWarp, kSharedBytes};
+    return {columns * CeilDiv(op.rows, kRows), kThreads, kSharedBytes};
   }
 
   static KVANTA_DEVICE void Run(const LinearOp& op) {
@@ -133,25 +153,8 @@ struct LinearBlock {
           float dots[4] = {};
           Panel::Multiply(dots, a[panel][0], x.word[0], x.word[1]);
           Panel::Multiply(dots, a[panel][1], x.word[2], x.word[3]);
-          AddScaled(loaded.w[panel], row_sums, dots, sums[panel][tile]);
+          AddScaled<Panel>(loaded.w[panel], row_sums, dots, sums[panel][tile]);
         }
-      }
-    }
-  }
-
-  // Adds scaled products of the panel's rows g (elements 0, 1) and g + 8 (2, 3) with two rows of x.
-  static KVANTA_DEVICE void AddScaled(const typename Panel::Raw& raw, const Vec2& row_sums, const float (&dots)[4],
-                                      float (&sums)[4]) {
-    const uint32_t scales = Panel::Scales(raw);
-    const float scale[2] = {LowF16(scales), HighF16(scales)};
-    KVANTA_UNROLL
-    for (int i = 0; i < 4; ++i) sums[i] = MultiplyAdd(scale[i / 2], dots[i], sums[i]);
-    if constexpr (Panel::kHasMinimum) {
-      const uint32_t minimums = Panel::Minimums(raw);
-      const float minimum[2] = {LowF16(minimums), HighF16(minimums)};
-      KVANTA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        sums[i] = MultiplyAdd(minimum[i / 2], std::bit_cast<float>(row_sums.word[i % 2]), sums[i]);
       }
     }
   }
@@ -192,11 +195,11 @@ struct LinearBlock {
 
 // f32 weights, for comparisons: one warp per row of W, up to 8 rows of x at a time.
 struct F32Linear {
+  static constexpr int kThreads = kLinearWarps * kWarp;
+  static constexpr int kBlocksPerSm = 1;
   static constexpr int kRows = 8;
 
-  static LaunchShape Shape(const LinearOp& op) {
-    return {CeilDiv(op.weight.out, kLinearWarps), kLinearWarps * kWarp, 0};
-  }
+  static LaunchShape Shape(const LinearOp& op) { return {CeilDiv(op.weight.out, kLinearWarps), kThreads, 0}; }
 
   static KVANTA_DEVICE void Run(const LinearOp& op) {
     const int lane = ThreadIndex() % kWarp;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/linear/cuda/linear_kernel.h"
+#include "kernels/linear/cuda/linear_tile_kernel.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -15,6 +16,8 @@ void LaunchTiles(const LinearOp& op, Launcher launcher) {
       return launcher.template Launch<LinearBlock<Panel, ProductTile::k2x4>>(op);
     case ProductTile::k4x8:
       return launcher.template Launch<LinearBlock<Panel, ProductTile::k4x8>>(op);
+    case ProductTile::k8x16:
+      return launcher.template Launch<LinearTileBlock<Panel>>(op);
   }
 }
 

@@ -32,6 +32,10 @@ struct ElementPanel {
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
     return {{LoadStreamed4(unit + lane * 16), LoadStreamed4(unit + 512 + lane * 16)}};
   }
+  // As Load, of a unit in shared memory.
+  static KVANTA_DEVICE Raw FromShared(int unit, int lane) {
+    return {{LoadShared<Vec4>(unit + lane * 16), LoadShared<Vec4>(unit + 512 + lane * 16)}};
+  }
   static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) { return raw.step[step]; }
   static KVANTA_DEVICE void Multiply(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
     if constexpr (kKind == PanelKind::kBf16) {
@@ -52,6 +56,9 @@ struct Int8Panel {
   };
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
     return {LoadStreamed4(unit + lane * 16), LoadWord(unit + UnitBytesOf(kKind).codes + lane / 4 * 4)};
+  }
+  static KVANTA_DEVICE Raw FromShared(int unit, int lane) {
+    return {LoadShared<Vec4>(unit + lane * 16), LoadShared<uint32_t>(unit + UnitBytesOf(kKind).codes + lane / 4 * 4)};
   }
   static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) {
     const uint32_t g = raw.codes.word[2 * step], g8 = raw.codes.word[2 * step + 1];
@@ -75,12 +82,15 @@ struct Int4Panel {
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
     return {LoadStreamed2(unit + lane * 8), LoadVec2(unit + UnitBytesOf(kKind).codes + lane / 4 * 8)};
   }
+  static KVANTA_DEVICE Raw FromShared(int unit, int lane) {
+    return {LoadShared<Vec2>(unit + lane * 8), LoadShared<Vec2>(unit + UnitBytesOf(kKind).codes + lane / 4 * 8)};
+  }
   static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) {
     Vec4 a;
     KVANTA_UNROLL
     for (unsigned reg = 0; reg < 4; ++reg) {
-      const uint32_t codes = (raw.codes.word[step] >> (4 * reg)) & 0x000F000FU;
-      a.word[reg] = MultiplyAddF16(codes | kF16Bits1024, kOneF16, kMinus1024);
+      const uint32_t offset = AndXor(raw.codes.word[step] >> (4 * reg), 0x000F000FU, kF16Bits1024);
+      a.word[reg] = MultiplyAddF16(offset, kOneF16, kMinus1024);
     }
     return a;
   }

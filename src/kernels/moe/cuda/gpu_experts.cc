@@ -10,8 +10,8 @@ namespace {
 
 using cuda::ProductTile;
 
-// Rows per pass through the layer: as many as one PackOp takes.
-constexpr int64_t kMaxRows = kRowBlock;
+// Rows per pass through the layer, which bound its buffers; a PackOp takes as many.
+constexpr int64_t kMaxRows = 512;
 
 std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
                                           std::unique_ptr<Linear> ExpertWeights::*layer) {

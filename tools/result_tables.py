@@ -9,6 +9,7 @@ from typing import Any
 
 from attention_rows import rows_of_shape
 from cache_tables import CACHE_TABLES
+from gpu_tables import GPU_TABLES
 from linear_rows import ISA_COLUMNS, TORCH_COLUMNS, compare_isa
 from llama_tables import LLAMA_TABLES
 from peer_rows import compare
@@ -297,6 +298,7 @@ TABLES = {
         ),
     ),
     **CACHE_TABLES,
+    **GPU_TABLES,
     **LLAMA_TABLES,
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",

@@ -5,7 +5,8 @@
 
 Rules: a file of a layer includes only its own layer and lower ones; a public header (include/kvanta) includes only
 public headers of its layer and lower ones; every folder of src and every public header is listed in src/LAYERS; quoted
-includes are written from the root of src or include, never relative; CUDA headers are for src/kernels/**/cuda alone.
+includes are written from the root of src or include, never relative; CUDA headers are for src/kernels/**/cuda alone;
+headers that nvcc compiles do not call std::copy, which copies nothing in device code (nvcc 13.0).
 Exit status 1 and one line per violation.
 """
 
@@ -20,6 +21,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CUDA_HEADER = re.compile(r"^(cuda|cublas|cudnn|cutlass|cute|cub|thrust|nccl|nvrtc|nvtx)|\.cuh$")
 SOURCE_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
 CUDA_HOME = re.compile(r"^src/kernels/(\w+/)?cuda/")
+DEVICE_CODE = re.compile(r"^src/(formats|kernels/(\w+/)?cuda)/.*\.(h|cu)$")
+LOST_COPY = re.compile(r"\bstd::copy(_n)?\(")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ def check(root: Path) -> tuple[int, list[str]]:
                 problem = check_include(root, path, found[1], found[2], layers)
                 if problem:
                     problems.append(f"{path}:{number}: {problem}")
+            if DEVICE_CODE.match(path) and LOST_COPY.search(line.split("//")[0]):
+                problems.append(f"{path}:{number}: std::copy copies nothing in device code; write a loop")
     return len(files), problems
 
 

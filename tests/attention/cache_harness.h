@@ -20,6 +20,7 @@
 #include "base/device.h"
 #include "emulated/units.h"
 #include "formats/scheme.h"
+#include "normal_floats.h"
 
 namespace kvanta::attention {
 
@@ -213,7 +214,7 @@ class CacheHarness {
   }
 
   std::vector<float> Normal(std::mt19937& random, int64_t count) const {
-    std::normal_distribution<float> normal(0, options_.magnitude);
+    NormalFloats normal(0, options_.magnitude);
     std::vector<float> values(static_cast<size_t>(count));
     for (float& value : values) value = options_.magnitude == 0 ? 0.0f : normal(random);
     return values;
@@ -223,7 +224,7 @@ class CacheHarness {
     std::vector<float> sinks;
     if (!options_.sinks) return sinks;
     constexpr float kShifts[] = {0, 3, -2, 30, -200};
-    std::normal_distribution<float> normal(0, 1);
+    NormalFloats normal;
     for (int head = 0; head < options_.heads; ++head) sinks.push_back(normal(random) + kShifts[head % 5]);
     return sinks;
   }
@@ -233,7 +234,7 @@ class CacheHarness {
     const auto size = static_cast<size_t>(options_.head_dim);
     std::vector<float> matrices;
     std::uniform_real_distribution<float> exponent(-1, 1);
-    std::normal_distribution<float> normal;
+    NormalFloats normal;
     for (int head = 0; head < options_.kv_heads; ++head) {
       std::vector<float> matrix(size * size, 0.0F);
       for (size_t i = 0; i < size; ++i) matrix[i * size + i] = std::exp2(exponent(random));

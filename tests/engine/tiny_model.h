@@ -14,6 +14,7 @@
 #include "formats/format.h"
 #include "models/safetensors_bytes.h"
 #include "models/temp_folder.h"
+#include "normal_floats.h"
 
 namespace kvanta::engine {
 
@@ -42,7 +43,7 @@ class TinyModel {
     std::mt19937 random(17);
     models::SafetensorsWriter writer;
     const auto add = [&](const std::string& name, int64_t out, int64_t in, float gain) {
-      std::normal_distribution<float> normal(0.0F, gain / std::sqrt(static_cast<float>(in)));
+      NormalFloats normal(0, gain / std::sqrt(static_cast<float>(in)));
       std::vector<float> values(static_cast<size_t>(out * in));
       for (float& x : values) x = normal(random);
       if (overflowing_head != 0 && name == "lm_head.weight") std::fill_n(values.begin(), in, overflowing_head);

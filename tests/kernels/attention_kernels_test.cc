@@ -13,6 +13,7 @@
 #include "formats/cell_layout.h"
 #include "kernels/attention/cpu/table.h"
 #include "kernels/attention_cells.h"
+#include "normal_floats.h"
 #include "tolerance.h"
 
 namespace kvanta::kernels {
@@ -198,7 +199,7 @@ class RowsOfPass {
         end_(end),
         stride_(key.query_bytes(shape.head_dim)) {
     std::mt19937 random(1);
-    std::normal_distribution<float> normal;
+    NormalFloats normal;
     for (int row = 0; row < kPassRows; ++row) {
       std::vector<float> q(static_cast<size_t>(shape.head_dim));
       for (float& x : q) x = normal(random);

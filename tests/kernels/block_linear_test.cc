@@ -50,12 +50,20 @@ struct Expected {
   double magnitude = 0;  // sum of the magnitudes of the terms
 };
 
-// w: blocks of a row.
-Expected Oracle(const UnpackedBlock* w, int weights, const float* x, int64_t in, double bias, bool wide) {
+// The blocks of a row.
+std::vector<ActivationBlock> RoundRow(const float* x, int64_t in, bool wide) {
+  std::vector<ActivationBlock> blocks;
+  for (int64_t begin = 0; begin < in; begin += kBlockWeights) {
+    blocks.push_back(RoundActivations(x + begin, std::min<int64_t>(kBlockWeights, in - begin), wide ? 32512 : 127));
+  }
+  return blocks;
+}
+
+// w: blocks of a row; x: those of a row of activations.
+Expected Oracle(const UnpackedBlock* w, int weights, const ActivationBlock* x, int64_t in, double bias) {
   Expected sum{bias, std::abs(bias)};
   for (int64_t begin = 0; begin < in; begin += kBlockWeights) {
-    const ActivationBlock a =
-        RoundActivations(x + begin, std::min<int64_t>(kBlockWeights, in - begin), wide ? 32512 : 127);
+    const ActivationBlock& a = x[begin / kBlockWeights];
     const UnpackedBlock& block = w[begin / weights];
     for (int64_t k = begin; k < begin + kBlockWeights; k += kSubBlockWeights) {
       const auto in_block = static_cast<int>(k % weights);
@@ -111,9 +119,10 @@ class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
     const int64_t y_stride = out + 5;
     const auto y = Product(*linear, x, rows, y_stride);
     for (int64_t row = 0; row < rows; ++row) {
+      const std::vector<ActivationBlock> activations = RoundRow(&x[row * in], in, wide_);
       for (int64_t column = 0; column < out; ++column) {
         const Expected expected =
-            Oracle(&w.blocks[column * w.RowBlocks()], BlockWeights(w.format), &x[row * in], in, bias[column], wide_);
+            Oracle(&w.blocks[column * w.RowBlocks()], BlockWeights(w.format), activations.data(), in, bias[column]);
         ASSERT_NEAR(y[row * y_stride + column], expected.value,
                     BlockDotTolerance(in / kSubBlockWeights, expected.magnitude))
             << "row " << row << " column " << column;

@@ -106,6 +106,8 @@ class QuantizedLinearTest : public ::testing::TestWithParam<QuantizedCase> {
     SCOPED_TRACE(::testing::Message() << "out " << out << " in " << in << " rows " << rows);
     const RandomWeight w(out, in, Format(in), 1, shuffled);
     const auto x = RandomValues(rows * in, 2);
+    std::vector<float> activations = x;
+    for (float& value : activations) value = Activation(value);
     const auto bias = RandomValues(out, 3);
     const auto ops = MakeOps();
     const auto linear = Make(*ops, w, bias);
@@ -116,12 +118,13 @@ class QuantizedLinearTest : public ::testing::TestWithParam<QuantizedCase> {
     for (int64_t column = 0; column < out; ++column) {
       w.DequantizeRow(column, values.data());
       linear->DequantizeRow(column, dequantized.data());
-      for (int64_t k = 0; k < in; ++k) ASSERT_EQ(dequantized[k], values[k]) << column << ", " << k;
+      ASSERT_EQ(dequantized, values) << column;
       for (int64_t row = 0; row < rows; ++row) {
+        const float* activation = &activations[row * in];
         double sum = bias[column];
         double magnitude = std::abs(sum);
         for (int64_t k = 0; k < in; ++k) {
-          const double term = double{Activation(x[row * in + k])} * values[k];
+          const double term = double{activation[k]} * values[k];
           sum += term;
           // A zero point is subtracted exactly, but rows round the product with the scale.
           magnitude += std::abs(term);

@@ -2,10 +2,12 @@
 
     python benchmarks/depth_speed.py smollm2 --weight-dtype int4 --caches bf16 int8 int4 --decode 0 4096 7680
 
-One sequence, its first tokens in the prefix cache. Decode is --new-tokens steps after DEPTH tokens, prefill the time
-to the first token after TOKENS new ones. Results are printed only if verified: every repeat generates the same
-tokens, the first one after computing the whole prompt, the others on cached pages; and a prompt that was timed in
-chunks generates the same tokens again from cached pages. Rates are medians over --repeats.
+The engines of all formats are loaded, and each repeat of a work runs on all of them before the next one, so that a
+ratio to the first format does not depend on how busy the machine was. One sequence, its first tokens in the prefix
+cache. Decode is --new-tokens steps after DEPTH tokens, prefill the time to the first token after TOKENS new ones.
+Results are printed only if verified: every repeat generates the same tokens, the first one after computing the whole
+prompt, the others on cached pages; and a prompt that was timed in chunks generates the same tokens again from cached
+pages. Rates are medians over --repeats, ratios medians of the ratios of each repeat.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -64,12 +66,16 @@ def add_works(parser: argparse.ArgumentParser) -> None:
 
 
 class Subject:
-    """An engine and its verified rates."""
+    """The engine of a cache format and its verified rates."""
 
     def __init__(self, engine: _core.Engine) -> None:
         self._engine = engine
         self._names = (f"{number}" for number in count())
-        self._seeds = count()
+
+    @property
+    def weights(self) -> str:
+        """The format of its weights."""
+        return self._engine.config.weight_dtype
 
     def _prompt(self, tokens: int, *seed: int) -> list[int]:
         random = np.random.default_rng([7, *seed])
@@ -91,33 +97,29 @@ class Subject:
                 tokens += each.tokens
         return tokens, first - begin, last - first
 
-    def rates(self, work: Work, repeats: int) -> list[float]:
-        """Tokens per second of every repeat."""
-        return self._decode(work, repeats) if work.kind == "decode" else self._prefill(work, repeats)
+    def rates(self, work: Work) -> Iterator[float]:
+        """Tokens per second of one repeat after another, without end; the prefix and a warm-up run before the first."""
+        return self._decode(work) if work.kind == "decode" else self._prefill(work)
 
-    def _decode(self, work: Work, repeats: int) -> list[float]:
+    def _decode(self, work: Work) -> Iterator[float]:
         prompt = self._prompt(max(1, work.depth), work.depth)
         expected, _, _ = self._run(prompt, work.tokens + 1)
-        rates = []
-        for _ in range(repeats):
+        while True:
             tokens, _, seconds = self._run(prompt, work.tokens + 1)
             self._compare(work, tokens, expected)
-            rates.append(work.tokens / seconds)
-        return rates
+            yield work.tokens / seconds
 
-    def _prefill(self, work: Work, repeats: int) -> list[float]:
+    def _prefill(self, work: Work) -> Iterator[float]:
         before = self._prompt(work.depth, work.depth)
         if before:
             self._run(before, 1)
-        rates = []
-        for repeat in range(repeats + 1):  # the first repeat is the warm-up
-            prompt = before + self._prompt(work.tokens, work.depth, next(self._seeds))
+        for repeat in count():
+            prompt = before + self._prompt(work.tokens, work.depth, repeat)
             expected, seconds, _ = self._run(prompt, _CHECKED_TOKENS)
             tokens, _, _ = self._run(prompt, _CHECKED_TOKENS)
             self._compare(work, tokens, expected)
             if repeat > 0:
-                rates.append(work.tokens / seconds)
-        return rates
+                yield work.tokens / seconds
 
     @staticmethod
     def _compare(work: Work, tokens: list[int], expected: list[int]) -> None:
@@ -125,24 +127,45 @@ class Subject:
             raise SystemExit(f"error: {work} generated {tokens}, before {expected}; no figure is worth printing")
 
 
-def measure(folder: Path, cache: str, works: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per work."""
+def subject(folder: Path, cache: str, options: argparse.Namespace) -> Subject:
+    """Loads the model with a cache format."""
     arguments = {
         "kv_cache_dtype": cache,
         "weight_dtype": options.weight_dtype,
         "threads": options.threads,
         "max_num_seqs": 2,  # pages for two sequences: a repeat's prompt must not evict the shared prefix
+        "max_model_len": options.max_model_len,
     }
-    config = engine_config(str(folder), arguments)
+    config = engine_config(str(folder), {name: value for name, value in arguments.items() if value is not None})
     add_query_matrices(config, folder.name, arguments, allowed=True)
-    engine = _core.Engine(config)
-    subject = Subject(engine)
+    return Subject(_core.Engine(config))
+
+
+def measure(
+    folder: Path, caches: Sequence[str], works: Sequence[Work], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One row per work and cache."""
+    subjects = {cache: subject(folder, cache, options) for cache in caches}
     rows = []
     for work in works:
-        rates = subject.rates(work, options.repeats)
-        row = {"cache": cache, "kind": work.kind, "depth": work.depth, "tokens": work.tokens, "rates": rates}
-        rows.append({**row, "tokens_s": median(rates), "weights": engine.config.weight_dtype})
-        print(f"{cache:8} {work.kind:7} {work.tokens:5} at {work.depth:5}: {median(rates):8.1f} tokens/s", flush=True)
+        rates = {cache: subject.rates(work) for cache, subject in subjects.items()}
+        figures: dict[str, list[float]] = {cache: [] for cache in caches}
+        for _ in range(options.repeats):
+            for cache in caches:
+                figures[cache].append(next(rates[cache]))
+        for cache in caches:
+            ratio = median(own / base for own, base in zip(figures[cache], figures[caches[0]], strict=True))
+            row = {
+                "cache": cache,
+                "kind": work.kind,
+                "depth": work.depth,
+                "tokens": work.tokens,
+                "rates": figures[cache],
+            }
+            tokens_s = median(figures[cache])
+            rows.append({**row, "tokens_s": tokens_s, "ratio": ratio, "weights": subjects[cache].weights})
+            what = f"{cache:10} {work.kind:7} {work.tokens:5} at {work.depth:5}"
+            print(f"{what}: {tokens_s:8.1f} tokens/s, {ratio:5.3f} of {caches[0]}", flush=True)
     return rows
 
 
@@ -151,12 +174,13 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--caches", nargs="+", default=["bf16", "int8", "int4"])
     parser.add_argument("--weight-dtype", default="auto")
+    parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
     add_works(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder = resolve_model(options.model).path
-    works = works_of(options, _core.read_model_info(str(folder)).max_position)
-    rows = [row for cache in options.caches for row in measure(folder, cache, works, options)]
+    works = works_of(options, options.max_model_len or _core.read_model_info(str(folder)).max_position)
+    rows = measure(folder, options.caches, works, options)
     if options.json:
         options.json.write_text(json.dumps({"threads": options.threads, "rows": rows}, indent=1) + "\n")
     return 0

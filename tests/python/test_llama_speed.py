@@ -120,7 +120,8 @@ def test_works_take_turns_and_the_best_are_compared() -> None:
 def options_of(**values: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     depth_speed.add_works(parser)
-    return argparse.Namespace(**{**vars(parser.parse_args([])), "weight_dtype": "int4", **values})
+    given = {"weight_dtype": "int4", "max_model_len": None, **values}
+    return argparse.Namespace(**{**vars(parser.parse_args([])), **given})
 
 
 def test_own_rates_are_verified(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,10 +129,12 @@ def test_own_rates_are_verified(capsys: pytest.CaptureFixture[str]) -> None:
     options = options_of(decode=[0, 130], prefill=["40@128"], new_tokens=8, repeats=2, threads=1)
     works = depth_speed.works_of(options, 512)
     assert works == [Work("decode", 0, 8), Work("decode", 130, 8), Work("prefill", 128, 40)]
-    rows = depth_speed.measure(folder, "int8", works, options)
-    assert [len(row["rates"]) for row in rows] == [2, 2, 2]
+    rows = depth_speed.measure(folder, ["int8", "fp8_e4m3"], works, options)
+    assert [row["cache"] for row in rows] == ["int8", "fp8_e4m3"] * 3
+    assert all(len(row["rates"]) == 2 for row in rows)
+    assert {row["ratio"] for row in rows if row["cache"] == "int8"} == {1.0}
     assert all(rate > 0 for row in rows for rate in row["rates"])
-    assert capsys.readouterr().out.count("tokens/s") == 3
+    assert capsys.readouterr().out.count("tokens/s") == 6
 
 
 def test_runs_that_differ_give_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +143,7 @@ def test_runs_that_differ_give_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_prompt", lambda tokens, *seed: [1] * tokens, raising=False)
     monkeypatch.setattr(subject, "_run", lambda prompt, tokens: (next(answers), 1.0, 1.0), raising=False)
     with pytest.raises(SystemExit, match="no figure is worth printing"):
-        subject.rates(Work("decode", 4, 1), repeats=2)
+        list(subject.rates(Work("decode", 4, 1)))
 
 
 def test_works_fit_the_model() -> None:

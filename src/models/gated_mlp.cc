@@ -1,6 +1,8 @@
 // Gated MLP of one layer, or of one expert.
+#include <algorithm>
 #include <optional>
 
+#include "base/math.h"
 #include "models/layer_blocks.h"
 
 namespace kvanta::models {
@@ -37,6 +39,7 @@ class GatedMlp final : public MlpBlock {
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
+    rows = std::min(rows, gate_up_->BlockRows());
     both_ = scratch.Take(rows * 2 * width_);
     gated_ = scratch.Take(rows * width_);
     gathered_.Place(scratch, rows);
@@ -44,20 +47,30 @@ class GatedMlp final : public MlpBlock {
   }
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
+    const int64_t hidden = gate_up_->In();
+    const int64_t blocks = CeilDiv(rows, gate_up_->BlockRows());
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t first = block * rows / blocks, end = (block + 1) * rows / blocks;
+      ForwardBlock(x + first * hidden, end - first, out + first * hidden);
+    }
+  }
+
+ private:
+  // As Forward, for rows whose activations fit in the scratch memory.
+  void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
     gate_up_->Forward(x, rows, both_, 2 * width_);
     ops_.ActivateMul(activation_, both_, rows, width_, gated_);
     down_->Forward(gathered_.Gather(gated_, rows), rows, out);
   }
 
- private:
   kernels::Ops& ops_;
   kernels::Activation activation_;
   int64_t width_;                             // this rank's part of intermediate_size
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up
   GatheredColumns gathered_;                  // of intermediate_size
   std::optional<GatheredLinear> down_;        // intermediate_size -> hidden
-  float* both_ = nullptr;                     // [rows][2 width]
-  float* gated_ = nullptr;                    // [rows][width]
+  float* both_ = nullptr;                     // [rows of a block][2 width]
+  float* gated_ = nullptr;                    // [rows of a block][width]
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string_view>
 
@@ -49,6 +50,9 @@ class Linear {
   void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept {
     Forward(x, rows, y, y_stride, nullptr);
   }
+  // Rows for which Forward reads W once: activations between two layers are best computed for so many at a time, while
+  // they are in the caches.
+  virtual int64_t BlockRows() const noexcept { return std::numeric_limits<int32_t>::max(); }
   // Row `index` of W as f32 [in] (tied embeddings read it).
   virtual void DequantizeRow(int64_t index, float* out) const noexcept = 0;
   virtual int64_t WeightBytes() const noexcept = 0;    // bytes that the forward of one row reads

@@ -20,6 +20,10 @@ class StackedLinear final : public Linear {
   int64_t WeightBytes() const noexcept override {
     return Sum([](const Linear& part) { return part.WeightBytes(); });
   }
+  int64_t BlockRows() const noexcept override {
+    const auto fewer = [](const auto& a, const auto& b) { return a->BlockRows() < b->BlockRows(); };
+    return (*std::ranges::min_element(parts_, fewer))->BlockRows();
+  }
   std::string_view Kind() const noexcept override { return parts_.front()->Kind(); }
 
   void Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override {

@@ -44,11 +44,11 @@ class PackedLinear : public Linear {
   int64_t In() const noexcept override { return in_; }
   int64_t Out() const noexcept override { return out_; }
   int64_t WeightBytes() const noexcept override { return panels_ * panel_bytes_; }
+  int64_t BlockRows() const noexcept override { return kernels_.block_rows; }  // also the maximum of a product in parts
   void Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
 
   // Parts of Forward, for products of several layers in one parallel region (linear_batch.h).
   LinearContext& Context() const noexcept { return *context_; }
-  int64_t BlockRows() const noexcept { return kernels_.block_rows; }  // maximum rows of a product in parts
   // Kernels may store and read rows in whole tiles.
   int64_t PackedBytes(int64_t rows) const noexcept {
     return steps_.blocks * RoundUp(rows, kPackedRowMultiple) * kernels_.x_stride;

@@ -73,11 +73,18 @@ struct EngineConfig {
   bool enable_expert_parallel = false;
   // Seconds after which a rank that lives, but does not answer, counts as lost.
   int distributed_timeout_seconds = 120;
+  // Machines that the ranks are divided among, in the order of ranks, and this one's number. Those that start the ranks
+  // (python/kvanta/rank_nodes.py) connect to node 0 at master_addr and copy what appears in rank_folder.
+  int nnodes = 1;
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 29501;
   int rank = 0;
-  std::string rank_folder;            // in which ranks find each other: empty, and private to them
-  bool profile = false;               // measures EngineStats::profile
-  std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
-  BitmaskFn fill_masks;               // masks of requests with a constraint (kvanta/constraint.h)
+  std::string rank_folder;                 // in which ranks find each other: empty, and private to them
+  std::string rank_address = "127.0.0.1";  // of this machine, at which the other ranks reach this one
+  bool profile = false;                    // measures EngineStats::profile
+  std::optional<bool> poison_unused;       // fill unused cache memory with NaN; default: debug builds only
+  BitmaskFn fill_masks;                    // masks of requests with a constraint (kvanta/constraint.h)
   // Called once by rank 0 before it waits for the other ranks, after options and model were checked.
   std::function<void()> start_ranks;
   // Operator warnings: default or measured scales, reduced limits. May be called on the engine's thread; must not call
@@ -122,8 +129,13 @@ struct EngineConfig {
     visit("pipeline_parallel_size", &EngineConfig::pipeline_parallel_size, 1, 16);
     visit("enable_expert_parallel", &EngineConfig::enable_expert_parallel);
     visit("distributed_timeout_seconds", &EngineConfig::distributed_timeout_seconds, 1);
+    visit("nnodes", &EngineConfig::nnodes, 1, 16);
+    visit("node_rank", &EngineConfig::node_rank, 0);
+    visit("master_addr", &EngineConfig::master_addr);
+    visit("master_port", &EngineConfig::master_port, 0, 65535);
     visit("rank", &EngineConfig::rank, 0);
     visit("rank_folder", &EngineConfig::rank_folder);
+    visit("rank_address", &EngineConfig::rank_address);
     visit("profile", &EngineConfig::profile);
     visit("poison_unused", &EngineConfig::poison_unused);
   }

@@ -255,6 +255,29 @@ class EngineOptions(OptionGroup):
         aliases=("dist_timeout",),
         metavar="SECONDS",
     )
+    nnodes: int | None = option(
+        1,
+        "machines that these processes are divided among; each runs the same command with its own node_rank",
+        parse_integer,
+        metavar="N",
+        short_flag="-n",
+    )
+    node_rank: int | None = option(
+        0,
+        "number of this machine: 0 has the front, the others only compute",
+        parse_integer,
+        metavar="N",
+        short_flag="-r",
+    )
+    master_addr: str | None = option(
+        "127.0.0.1",
+        "address of machine 0, or ADDRESS:PORT",
+        aliases=("dist_init_addr",),
+        metavar="ADDRESS",
+    )
+    master_port: int | None = option(
+        29501, "port at which machine 0 waits for the others", parse_integer, metavar="PORT"
+    )
     quality_sample_rate: float | None = option(
         0.0,
         "share of the served requests, 0 to 1, compared with an exact cache while the engine is idle",

@@ -48,7 +48,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "device_ids disaggregation_bootstrap_port disaggregation_decode_allocation_policy "
         "disaggregation_decode_extra_slots disaggregation_decode_host_receive_threshold "
         "disaggregation_decode_polling_interval disaggregation_decode_retraction_backup "
-        "disaggregation_ib_device disaggregation_transfer_backend dist_init_addr "
+        "disaggregation_ib_device disaggregation_transfer_backend "
         "distributed_executor_backend dp dp_size "
         "dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
         "dp_sync_interval dwdp_size elastic_ep_backend elastic_ep_initial_size elastic_ep_join_mode "
@@ -59,9 +59,9 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "expert_distribution_recorder_buffer_size expert_distribution_recorder_mode expert_parallel_size "
         "expert_placement_strategy fault_tolerance_config flashinfer_a2a_dispatch_type "
         "flashinfer_allreduce_fusion_backend fuseep_mode gpu_id_step init_expert_location load_balance_method "
-        "load_snapshot_publish_interval master_addr master_port max_ep_size max_parallel_loading_workers "
+        "load_snapshot_publish_interval max_ep_size max_parallel_loading_workers "
         "moe_a2a_backend moe_data_parallel_size moe_dense_tp_size moe_dp_size mooncake_ib_device nccl_init_addr "
-        "nccl_port nnodes node_rank num_reserved_decode_tokens numa_bind_cpus numa_bind_nodes numa_node "
+        "nccl_port num_reserved_decode_tokens numa_bind_cpus numa_bind_nodes numa_node "
         "optimistic_prefill_attempts pdmux_config_path pp_async_batch_depth "
         "pp_max_micro_batch_size prefill_context_parallel_size shared_experts_tp_size",
     ),

@@ -29,6 +29,17 @@ from kvanta.values import one_line
 _log = logging.getLogger("kvanta")
 
 
+def node_config(model: str | PathLike[str], arguments: Mapping[str, Any]) -> _core.EngineConfig:
+    """The configuration of the ranks on a node other than 0, which has neither tokenizer nor engine."""
+    options = ModelOptions.read(arguments)
+    EngineOptions.read(arguments)  # before anything is downloaded
+    folder = resolve_model(model, options.hub)
+    options.check_format(folder)
+    config = engine_config(str(folder.path), arguments)
+    add_query_matrices(config, folder.name, arguments, options.auto_calibrate)
+    return config
+
+
 class LoadedModel:
     """Loads weights and reserves the cache. Raises InputError or ResourceError."""
 

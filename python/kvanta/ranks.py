@@ -1,9 +1,10 @@
-"""Processes that share a model: an engine as rank 0 here, and a child process for each other rank."""
+"""Processes that share a model: an engine as rank 0 here, and a child process for each other rank of this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -11,16 +12,21 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
 
 from kvanta import _core
+from kvanta.errors import InputError
+from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, report_lost
 
+_log = logging.getLogger("kvanta")
 _SCRIPT = str(Path(__file__).absolute().with_name("rank_process.py"))
 _GRACE = 5.0  # seconds for a rank to end by itself
 _GRACE_OF_LOST = 0.5  # where one does not answer
 _AND_ENDS = ", and the engine ends: "  # in the words of the C++ communicator
+_POLL_S = 0.1
 
 
 def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankProcesses | None]:
@@ -28,6 +34,10 @@ def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankPro
 
     They end with the engine, and with this process, however it ends.
     """
+    if config.node_rank > 0:
+        raise InputError(
+            f"node_rank = {config.node_rank}: `kvanta serve` runs the ranks of such a node; here it must be 0"
+        )
     if rank_count(config) == 1:
         return _core.Engine(config), None
     ranks = RankProcesses(config)
@@ -44,32 +54,68 @@ def rank_count(config: Any) -> int:
     return int((config.tensor_parallel_size or 1) * (config.pipeline_parallel_size or 1))
 
 
+def serve_node(config: _core.EngineConfig) -> int:
+    """Runs the ranks of a node other than 0 until the engine ends. Returns the exit status.
+
+    Raises InputError and ResourceError for a node 0 that does not take this node, or does not come.
+    """
+    ranks = RankProcesses(config)
+    node = ranks.connection
+    assert node is not None
+    with contextlib.closing(ranks):
+        ranks.start()
+        while not node.wait(_POLL_S) and not ranks.lost and not ranks.have_ended:
+            pass
+        if ranks.lost:
+            time.sleep(_GRACE_OF_LOST)  # the reason reaches the other nodes
+        lost = ranks.lost or ("node 0 closed its connection, or the network failed" if node.lost else "")
+    if lost:
+        _log.error("%s", lost)
+    return 1 if lost else 0
+
+
 class RankProcesses:
-    """The ranks above 0."""
+    """The ranks above 0 on this machine."""
 
     def __init__(self, config: _core.EngineConfig) -> None:
         """Prepares `config`, whose engine then starts the processes. Threads are divided unless `config` has some."""
         self.processes: list[subprocess.Popen[bytes]] = []
         self._lost = ""
-        self._size = rank_count(config)
-        self.cpus = _divide_cpus(self._size)
-        """Of each rank; empty: there are fewer CPUs than ranks, and none has its own."""
+        nodes = Nodes.of(config)
+        self._size = nodes.ranks
+        self._local = nodes.ranks_of(nodes.rank)
+        self.cpus = _divide_cpus(len(self._local))
+        """Of each rank of this machine; empty: there are fewer CPUs than ranks, and none has its own."""
+        self.connection = NodeConnection(config, nodes) if nodes.rank > 0 else None
+        """To node 0, of another node."""
         self._folder = tempfile.mkdtemp(prefix="kvanta-ranks-")
+        others: NodeListener | NodeConnection | None = self.connection
+        if self.connection is not None:
+            self.connection.start(self._folder)
+            config.rank_address = self.connection.address
+        elif nodes.count > 1:
+            others = NodeListener(config, nodes, self._folder)
+            config.rank_address = nodes.address
         config.rank_folder = self._folder
         if config.threads == 0:
             config.threads = max(1, len(self.cpus[0]))
         self._fields = _fields_of(config)
         self._ending = threading.Event()
-        self.close = weakref.finalize(self, _end, self._folder, self.processes, self._ending)
+        self.close = weakref.finalize(self, _end, self._folder, self.processes, self._ending, others)
         """Ends the processes."""
         this = weakref.ref(self)
 
         def start() -> None:
             ranks = this()
             if ranks is not None:
-                ranks._start()
+                ranks.start()
 
         config.set_start_ranks(start)
+
+    @property
+    def have_ended(self) -> bool:
+        """True once all processes have ended by themselves."""
+        return all(process.poll() is not None for process in self.processes)
 
     @property
     def lost(self) -> str:
@@ -87,10 +133,13 @@ class RankProcesses:
         text = f"{other[0]}: {other[2]}" if other[1] else f"rank {rank} of {self._size} is lost: {how}"
         self._lost = self._lost or text
 
-    def _start(self) -> None:
-        for rank in range(1, self._size):
+    def start(self) -> None:
+        """Starts the processes; rank 0's engine does it after its checks."""
+        for rank in self._local:
+            if rank == 0:
+                continue
             fields = {**self._fields, "rank": rank}
-            order = json.dumps({"config": fields, "cpus": self.cpus[rank]})
+            order = json.dumps({"config": fields, "cpus": self.cpus[rank - self._local.start]})
             # Isolated: it needs no package but this one, and finds it beside itself.
             process = subprocess.Popen([sys.executable, "-IS", _SCRIPT], stdin=subprocess.PIPE)
             self.processes.append(process)
@@ -117,18 +166,21 @@ def _watch(
         return
     file = Path(folder, f"rank-{rank}.error")
     how = f"its process was ended by {signal.Signals(-status).name}" if status < 0 else f"it exited with {status}"
+    report_lost(folder, rank, how)
     with contextlib.suppress(OSError):
-        if file.exists():  # the rank's own words
-            how = file.read_text(encoding="utf-8")
-        else:
-            unfinished = file.with_suffix(".text")
-            unfinished.write_text(how, encoding="utf-8")
-            unfinished.rename(file)
+        how = file.read_text(encoding="utf-8")  # the rank's own words, where it had any
     owner._lose(rank, how)
 
 
-def _end(folder: str, processes: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:
+def _end(
+    folder: str,
+    processes: list[subprocess.Popen[bytes]],
+    ending: threading.Event,
+    nodes: NodeListener | NodeConnection | None,
+) -> None:
     ending.set()
+    if nodes is not None:
+        nodes.close()
     lost = any(Path(folder).glob("rank-*.error"))
     for process in processes:
         if process.stdin is not None:

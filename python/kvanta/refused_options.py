@@ -281,8 +281,6 @@ SHORT_FLAGS: Mapping[str, str] = {
     "decode_context_parallel_size": "-dcp",
     "diffusion_config": "-dc",
     "gpu_memory_utilization": "-gmu",
-    "nnodes": "-n",
-    "node_rank": "-r",
     "prefill_context_parallel_size": "-pcp",
     "quantization": "-q",
 }

@@ -106,7 +106,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
   const RankPart part = PartOfRank(config, model, schemes, config.rank);
   if (RankCount(config) > 1) {
-    components.ranks = JoinRanks(config, components.model_identity);
+    components.ranks = JoinRanks(config, components.model_identity, ChosenIsa(config.isa));
     KeepScalesOfRank(part, *components.ranks, components.scales);
     const std::vector<formats::CacheLayout> layouts = LayoutsOfRanks(config, model, schemes);
     components.layout = part.layers ? layouts[static_cast<size_t>(config.rank)] : layouts.front();
@@ -128,7 +128,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
   const cache::KvCacheSpec spec(components.layout, LayerVisibility(part.model));
-  const int64_t available = components.ops->device().AvailableBytes() / RankCount(config);
+  const int64_t available = components.ops->device().AvailableBytes() / LocalRankCount(config);
   const bool is_rank_0 = config.rank == 0;
   const CacheSpecs specs{.target = spec, .draft = draft ? &draft->spec : nullptr};
   components.positions = ValueOfRank0(

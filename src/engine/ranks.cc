@@ -29,8 +29,19 @@
 namespace kvanta::engine {
 namespace {
 
-// Options in which ranks differ.
-constexpr std::array<std::string_view, 3> kOwnOptions = {"threads", "rank", "rank_folder"};
+// Options in which ranks may differ: their own, paths of what is compared by its content, and what concerns rank 0
+// alone.
+constexpr std::array<std::string_view, 11> kOwnOptions = {"threads",
+                                                          "rank",
+                                                          "rank_folder",
+                                                          "rank_address",
+                                                          "node_rank",
+                                                          "master_addr",
+                                                          "master_port",
+                                                          "model",
+                                                          "quantization_param_path",
+                                                          "kv_events_queue_size",
+                                                          "max_queued_requests"};
 
 // Refuses an option of several ranks, and names it.
 [[noreturn]] void Refuse(std::string_view option, int size, std::string_view why) {
@@ -38,8 +49,9 @@ constexpr std::array<std::string_view, 3> kOwnOptions = {"threads", "rank", "ran
 }
 
 // A line for each thing that must be the same in all ranks.
-std::string Identity(const EngineConfig& config, const std::string& fingerprint) {
-  std::string text = fmt::format("version = {}\nweights = {}\n", Version(), fingerprint);
+std::string Identity(const EngineConfig& config, const std::string& fingerprint, const std::string& isa) {
+  // Units round differently: tokens would depend on the division.
+  std::string text = fmt::format("version = {}\nweights = {}\nisa = {}\n", Version(), fingerprint, isa);
   EngineConfig::VisitOptions([&](std::string_view option, auto member, auto... /*limits*/) {
     if (std::ranges::find(kOwnOptions, option) != kOwnOptions.end()) return;
     const auto& value = config.*member;
@@ -73,7 +85,7 @@ formats::SideScales PartOf(const formats::SideScales& side, const parallel::Comm
 }
 
 bool HasCpusForAll(const EngineConfig& config) {
-  return int64_t{std::max(1, config.threads)} * RankCount(config) <= sysconf(_SC_NPROCESSORS_ONLN);
+  return int64_t{std::max(1, config.threads)} * LocalRankCount(config) <= sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& model) {
@@ -152,6 +164,10 @@ int RankCount(const EngineConfig& config) noexcept {
   return config.tensor_parallel_size * config.pipeline_parallel_size;
 }
 
+int LocalRankCount(const EngineConfig& config) noexcept {
+  return RankCount(config) / config.nnodes;
+}
+
 std::string_view RankOption(const EngineConfig& config) noexcept {
   return config.pipeline_parallel_size > 1 ? "pipeline_parallel_size" : "tensor_parallel_size";
 }
@@ -161,6 +177,15 @@ void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
   if (config.rank >= size) {
     throw InputError(fmt::format("rank = {}: there are ranks 0 to {} (tensor_parallel_size, pipeline_parallel_size)",
                                  config.rank, size - 1));
+  }
+  if (size % config.nnodes != 0) {
+    throw InputError(
+        fmt::format("nnodes = {}: does not divide the {} ranks (tensor_parallel_size, pipeline_parallel_size)",
+                    config.nnodes, size));
+  }
+  if (config.node_rank >= config.nnodes) {
+    throw InputError(
+        fmt::format("node_rank = {}: there are nodes 0 to {} (nnodes)", config.node_rank, config.nnodes - 1));
   }
   if (size == 1) return;
   if (config.pipeline_parallel_size > 1) {
@@ -250,7 +275,8 @@ void KeepScalesOfRank(const RankPart& part, const parallel::Communicator& ranks,
   }
 }
 
-std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint) {
+std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint,
+                                                  const std::string& isa) {
   if (RankCount(config) == 1) return std::make_shared<parallel::Communicator>();
   if (config.rank_folder.empty()) {
     throw InputError(fmt::format("{} ranks need rank_folder, in which they find each other", RankCount(config)));
@@ -259,7 +285,8 @@ std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, co
   return parallel::JoinGloo({.rank = config.rank,
                              .size = RankCount(config),
                              .folder = config.rank_folder,
-                             .identity = Identity(config, fingerprint),
+                             .address = config.rank_address,
+                             .identity = Identity(config, fingerprint, isa),
                              .busy_poll = HasCpusForAll(config),
                              .timeout = std::chrono::seconds(config.distributed_timeout_seconds)});
 }

@@ -17,6 +17,8 @@
 namespace kvanta::engine {
 
 int RankCount(const EngineConfig& config) noexcept;
+// Ranks of one machine.
+int LocalRankCount(const EngineConfig& config) noexcept;
 // The option that asks for several ranks.
 std::string_view RankOption(const EngineConfig& config) noexcept;
 
@@ -50,9 +52,10 @@ int64_t BudgetForRecords(int64_t budget_of_rank_0, const formats::CacheLayout& r
 void KeepScalesOfRank(const RankPart& part, const parallel::Communicator& ranks,
                       std::vector<formats::LayerScales>& scales);
 
-// Starts the other ranks (EngineConfig::start_ranks) and waits until all have joined. `fingerprint`: of the weights.
-// Throws InputError / ResourceError.
-std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint);
+// Starts the other ranks (EngineConfig::start_ranks) and waits until all have joined. `fingerprint`: of the weights;
+// `isa`: the CPU unit that computes. Throws InputError / ResourceError.
+std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint,
+                                                  const std::string& isa);
 
 // Rank 0's value, on every rank.
 int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value);

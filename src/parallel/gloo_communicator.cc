@@ -128,7 +128,7 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(const GlooConfig& config)
       : config_(config), gathers_(config.rank, config.size), messages_(config.rank, config.size) {
     gloo::transport::tcp::attr address;
-    address.hostname = "127.0.0.1";
+    address.hostname = config.address;
     auto device = gloo::transport::tcp::CreateDevice(address);
     gloo::rendezvous::FileStore store(config.folder);
     for (auto [name, context] : {std::pair("gathers", &gathers_), std::pair("messages", &messages_)}) {

@@ -1,4 +1,4 @@
-// Ranks on one machine, connected by Gloo over TCP on the loopback interface.
+// Ranks on one machine or several, connected by Gloo over TCP.
 #pragma once
 
 #include <chrono>
@@ -12,9 +12,10 @@ namespace kvanta::parallel {
 struct GlooConfig {
   int rank = 0;
   int size = 2;
-  std::string folder;     // in which ranks find each other; private to the group
-  std::string identity;   // of build, model and options; all ranks must have the same
-  bool busy_poll = true;  // receives without sleeping: for ranks that have their CPUs to themselves
+  std::string folder;  // in which ranks find each other; private to the group, with copies on other machines
+  std::string address = "127.0.0.1";  // of this machine, to listen at
+  std::string identity;               // of build, model and options; all ranks must have the same
+  bool busy_poll = true;              // receives without sleeping: for ranks that have their CPUs to themselves
   std::chrono::milliseconds timeout = std::chrono::minutes(2);  // of ranks that live but do not answer
 };
 

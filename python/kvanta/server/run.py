@@ -18,8 +18,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError, ResourceError
-from kvanta.loaded_model import LoadedModel
+from kvanta.loaded_model import LoadedModel, node_config
+from kvanta.ranks import serve_node
 from kvanta.server.app import cors_arguments, make_app
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.connections import MAX_HEADER_BYTES, limited
@@ -46,6 +48,9 @@ MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> int:
     """Returns the exit status. Raises InputError or ResourceError before it listens."""
     _set_up_log(options.log_level)
+    if (node_rank := EngineOptions.read(arguments).node_rank or 0) > 0:
+        _log.info("node %d: its ranks wait for node 0", node_rank)
+        return serve_node(node_config(model, arguments))
     _check_certificate(options)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(_bind(options)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import types
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ if importlib.util.find_spec("ray") is None:
 import asyncio
 
 from kvanta import _core
+from kvanta.ray import prompt_backlog
 from kvanta.ray.messages import EngineRequest, fields_of, set_fields
 from kvanta.ray.prefix_index import PrefixIndex, ReplicaPages, page_hashes
 from kvanta.ray.prefix_router import PrefixRouter
@@ -84,9 +85,13 @@ class Router(PrefixRouter):
         return self.loads
 
 
-def choose(router: Router, tokens: list[int]) -> list[str]:
+def pending_request(name: str, tokens: list[int]) -> Any:
     context = types.SimpleNamespace(should_backoff=False)
-    pending: Any = types.SimpleNamespace(args=[EngineRequest("x", tokens, {})], routing_context=context)
+    return types.SimpleNamespace(args=[EngineRequest(name, tokens, {})], routing_context=context)
+
+
+def choose(router: Router, tokens: list[int], name: str = "x") -> list[str]:
+    pending = pending_request(name, tokens)
     replicas: Any = [types.SimpleNamespace(replica_id=name) for name in router.loads]
     ranks = asyncio.run(router.choose_replicas(replicas, pending))
     return [str(each.replica_id) for (each,) in ranks]
@@ -96,12 +101,32 @@ def test_the_replica_with_the_least_to_do_is_first() -> None:
     router = Router({"a": 0, "b": 0, "c": 0})
     first, second = [5] * 160, [6] * 160
     assert choose(router, first)[0] == "a"
-    assert choose(router, second)[0] == "b", "a holds pages already"
+    assert choose(router, second)[0] == "b", "a has a prompt to compute"
+    prompt_backlog.forget("x")
     assert choose(router, [*first, 9])[0] == "a", "its pages are there"
     router.loads["a"] = 1
     assert choose(router, [*first, 9])[0] == "a", "160 tokens outweigh a request"
     router.loads["a"] = 2
     assert choose(router, [*first, 9]) == ["c", "b", "a"], "but not two"
+    prompt_backlog.forget("x")
+
+
+def test_prompts_without_a_first_token_count_by_their_length() -> None:
+    router = Router({"a": 0, "b": 0})
+    router._pages["b"].report(b"8 bytes.")  # of equal ones, a is emptier
+    assert choose(router, [5] * 160, "long")[0] == "a"
+    assert prompt_backlog.of("a") == 160
+    assert choose(router, [6] * 32, "short")[0] == "b", "a has 160 tokens to compute"
+    router.on_request_routed(pending_request("short", []), cast("Any", "a"), None)  # b was full
+    assert (prompt_backlog.of("a"), prompt_backlog.of("b")) == (192, 0)
+    prompt_backlog.forget("long")
+    prompt_backlog.forget("short")
+    prompt_backlog.forget("never sent")
+    assert prompt_backlog.of("a") == 0
+    assert choose(router, [7] * 16, "last")[0] == "b", "it is the emptier one now"
+    assert choose(router, [7] * 16, "last")[0] == "b", "its pages are expected there"
+    assert prompt_backlog.of("b") == 16, "a prompt that waits for a free replica counts once"
+    prompt_backlog.forget("last")
 
 
 def test_structures_of_the_engine_pass_on_whole() -> None:

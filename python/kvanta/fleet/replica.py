@@ -17,6 +17,8 @@ class SimulatedRequest:
     """A request on its way."""
 
     planned: PlannedRequest
+    expected_tokens: int = 0
+    """Prompt tokens that its replica did not hold when it was sent there."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
     """Part of cached_tokens that came from the shared store."""
@@ -80,6 +82,8 @@ class Replica:
     running: list[SimulatedRequest] = field(default_factory=list)
     sent: int = 0
     """Requests that are on their way to it."""
+    backlog_tokens: int = 0
+    """expected_tokens of requests without a first token."""
     _expected: Counter[int] = field(default_factory=Counter)
     _running_tokens: int = 0
     _current: _Step | None = None
@@ -96,8 +100,14 @@ class Replica:
             found += 1
         return found
 
+    def missing(self, planned: PlannedRequest) -> int:
+        """Prompt tokens of a request that are not expected to be in the cache."""
+        return planned.input_tokens - self.expected(planned.blocks) * planned.block_tokens
+
     def send(self, request: SimulatedRequest) -> None:
         """Counts a request that is on its way, and will be received."""
+        request.expected_tokens = self.missing(request.planned)
+        self.backlog_tokens += request.expected_tokens
         self._expected.update(request.planned.blocks)
         self.sent += 1
 
@@ -213,6 +223,7 @@ class Replica:
                 done.append(request)
         self._decode(step.decoding, 1)
         for request in done:
+            self.backlog_tokens -= request.expected_tokens
             self._expected -= Counter(request.planned.blocks)
             if self.store is not None:
                 self.store.add(request.blocks)

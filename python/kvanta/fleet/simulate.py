@@ -17,7 +17,11 @@ from kvanta.loadgen.workload import PlannedRequest, Workload
 
 MAX_REPLICAS = 1000
 TOKENS_PER_REQUEST = 128
-"""What a running request counts to the prefix-aware router, beside prompt tokens that a replica does not hold."""
+"""What a request counts to the prefix-aware router, beside the prompt tokens that a replica has to compute."""
+BACKLOG_WEIGHT = 0.25
+"""Of prompt tokens that a replica has to compute for earlier requests: on Mooncake's conversations, full weight loses a
+sixth of the cached tokens and gains nothing, and none doubles the time to the first token.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,10 @@ class _RoundRobin:
 def _prefix_aware(replicas: Sequence[Replica], request: PlannedRequest) -> int:
     """As PrefixRouter: the replica with the least to compute before the first token; of equal ones, the emptier."""
 
-    def cost(index: int) -> tuple[int, int]:
+    def cost(index: int) -> tuple[float, int]:
         replica = replicas[index]
-        missing = request.input_tokens - replica.expected(request.blocks) * request.block_tokens
-        return missing + replica.requests * TOKENS_PER_REQUEST, len(replica.cache)
+        before = BACKLOG_WEIGHT * replica.backlog_tokens + replica.requests * TOKENS_PER_REQUEST
+        return replica.missing(request) + before, len(replica.cache)
 
     return min(range(len(replicas)), key=cost)
 

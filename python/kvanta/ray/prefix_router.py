@@ -6,8 +6,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from kvanta.fleet.simulate import TOKENS_PER_REQUEST
-from kvanta.ray import replica_stats
+from kvanta.fleet.simulate import BACKLOG_WEIGHT, TOKENS_PER_REQUEST
+from kvanta.ray import prompt_backlog, replica_stats
 from kvanta.ray.messages import EngineRequest
 from kvanta.ray.prefix_index import ReplicaPages, page_hashes
 
@@ -15,7 +15,8 @@ from kvanta.ray.prefix_index import ReplicaPages, page_hashes
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """Costs a replica what it would have to compute before the prompt's first token, in tokens, and takes the least.
 
-    That is the part of the prompt that it does not hold, and `tokens_per_request` for each of its requests.
+    That is the part of the prompt that it does not hold, a quarter of such parts of the prompts before it (whose first
+    token has not come), and `tokens_per_request` for each of its requests.
     """
 
     def initialize_state(self, *, page_size: int = 64, tokens_per_request: int = TOKENS_PER_REQUEST) -> None:
@@ -80,16 +81,29 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             prompt = request.prompt + request.generated
             hashes, tokens = list(page_hashes(prompt, self._page_size, request.cache_salt)), len(prompt)
 
-        def cost(replica: RunningReplica) -> tuple[int, int]:
+        def missing(replica: RunningReplica) -> int:
+            pages = self._pages.get(replica.replica_id) or ReplicaPages()
+            return tokens - pages.matched(hashes) * self._page_size
+
+        def cost(replica: RunningReplica) -> tuple[float, int]:
             pages = self._pages.get(replica.replica_id) or ReplicaPages()
             running = self.replica_queue_len_cache.get(replica.replica_id) or 0
-            missing = tokens - pages.matched(hashes) * self._page_size
-            return missing + running * self._tokens_per_request, pages.count
+            before = BACKLOG_WEIGHT * prompt_backlog.of(replica.replica_id) + running * self._tokens_per_request
+            return missing(replica) + before, pages.count
 
         ranked = sorted(candidates, key=cost)
+        if ranked and request is not None:
+            prompt_backlog.expect(request.name, ranked[0].replica_id, missing(ranked[0]))
         if ranked and ranked[0].replica_id in self._pages:
             self._pages[ranked[0].replica_id].send(hashes)
         return [[replica] for replica in ranked]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """The first choice may have been full."""
+        super().on_request_routed(pending_request, replica_id, result)
+        request = next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
+        if request is not None:
+            prompt_backlog.move(request.name, replica_id)
 
 
 class RoundRobinRouter(PrefixRouter):

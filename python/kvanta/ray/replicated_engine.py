@@ -20,7 +20,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from kvanta import _core
-from kvanta.ray import replica_stats
+from kvanta.ray import prompt_backlog, replica_stats
 from kvanta.ray.messages import EngineRequest, OtherEngineError, RemoteOutput, fields_of, prompt_of, set_fields
 
 _log = logging.getLogger("kvanta.server")
@@ -210,6 +210,7 @@ class ReplicatedEngine:
             _log.exception("request %s", request.name)
             self._end(request, _core.FinishReason.ERROR, f"{type(error).__name__} at the replica")
         finally:
+            prompt_backlog.forget(request.name)
             with self._lock:
                 self._requests.pop(request.name, None)
 
@@ -236,11 +237,13 @@ class ReplicatedEngine:
             elif (error := task.exception()) is not None:
                 _log.warning("%s: a prompt is computed where its tokens are generated", type(error).__name__)
         finally:
+            prompt_backlog.forget(request.name)
             task.cancel()
             response.cancel()
 
     def _take(self, request: EngineRequest, outputs: list[RemoteOutput]) -> bool:
         """True when there is no more to come."""
+        prompt_backlog.forget(request.name)
         for each in outputs:
             if request.generated:
                 each.cached_tokens = 0 if not each.tokens else min(each.cached_tokens, len(request.prompt))

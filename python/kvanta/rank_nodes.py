@@ -187,6 +187,7 @@ class NodeListener:
             where = f"{nodes.address}:{nodes.port}"
             raise InputError(f"master_addr, master_port: cannot listen at {where}: {error.strerror or error}") from None
         self.port = int(self._listener.address[1])
+        _log.info("waiting for nodes 1 to %d at %s:%d", nodes.count - 1, nodes.address, self.port)
         self._strangers = threading.Semaphore(_MAX_CONNECTIONS)
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -245,6 +246,7 @@ class NodeListener:
             link = _Link(connection, self._folder, lambda done: self._on_end(node, done))
             self._links[node] = link
         timer.cancel()
+        _log.info("node %d has come", node)
         connection.send_bytes(b'{"error": ""}')
         link.start()
         return ""

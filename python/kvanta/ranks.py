@@ -69,9 +69,11 @@ def serve_node(config: _core.EngineConfig) -> int:
         if ranks.lost:
             time.sleep(_GRACE_OF_LOST)  # the reason reaches the other nodes
         lost = ranks.lost or ("node 0 closed its connection, or the network failed" if node.lost else "")
-    if lost:
-        _log.error("%s", lost)
-    return 1 if lost else 0
+    if not lost:
+        _log.info("node 0 has ended, and so do its ranks here")
+        return 0
+    _log.error("%s", lost)
+    return 1
 
 
 class RankProcesses:

@@ -49,7 +49,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
     """Returns the exit status. Raises InputError or ResourceError before it listens."""
     _set_up_log(options.log_level)
     if (node_rank := EngineOptions.read(arguments).node_rank or 0) > 0:
-        _log.info("node %d: its ranks wait for node 0", node_rank)
+        _log.info("node %d: waiting for node 0", node_rank)
         return serve_node(node_config(model, arguments))
     _check_certificate(options)
     with contextlib.ExitStack() as stack:

@@ -8,17 +8,24 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 # Hits for the same file compiled in another clone of the repository.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 
-# setup_packages SECTION...: installs the missing packages of these sections of scripts/apt-packages.txt.
-setup_packages() {
-  local package section= missing=() run_as=()
+# section_packages SECTION...: prints the packages of these sections of scripts/apt-packages.txt.
+section_packages() {
+  local package section=
   while read -r package _; do
     case $package in
       "" | \#*) continue ;;
       \[*) section=${package//[\[\]]/} && continue ;;
     esac
-    [[ " $* " == *" $section "* ]] || continue
-    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+    [[ " $* " != *" $section "* ]] || echo "$package"
   done <scripts/apt-packages.txt
+}
+
+# setup_packages SECTION...: installs the missing ones of these packages.
+setup_packages() {
+  local package missing=() run_as=()
+  while read -r package; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+  done < <(section_packages "$@")
   if ((${#missing[@]} == 0)); then
     echo "all packages are installed"
     return
@@ -72,14 +79,14 @@ setup_python() {
   done
 }
 
-# build_wheel FOLDER [SOURCE]: builds the Python package into FOLDER with the venv's build tools. pip's build isolation is
-# off because its fresh folder for nanobind would force a full rebuild each time.
+# build_wheel FOLDER [SOURCE [OPTION...]]: builds the Python package into FOLDER with the venv's build tools and these
+# options of pip. Build isolation is off because its fresh folder for nanobind would force a full rebuild each time.
 build_wheel() {
   rm -rf "$1"
   # The path that CMake finds by itself: with another one, ccache would miss.
   CC=/usr/bin/cc CXX=/usr/bin/c++ .venv/bin/python -m pip wheel --progress-bar off --no-deps --no-build-isolation \
     --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
-    --config-settings=cmake.define.KVANTA_WERROR=ON --wheel-dir "$1" "${2:-.}"
+    --config-settings=cmake.define.KVANTA_WERROR=ON --wheel-dir "$1" "${@:3}" "${2:-.}"
 }
 
 # setup_package: builds and installs the Python package; the wheel stays in build/wheel.

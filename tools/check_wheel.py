@@ -4,6 +4,7 @@
 Before that, the wheel must have the notice (licenses/) of every library that is bundled with it or compiled into it.
 
     tools/check_wheel.py WHEEL [MODEL]
+    tools/check_wheel.py --notices WHEEL     the notices alone: of a wheel for another architecture
 
 MODEL: smollm2 by default. Dependencies come from where pip takes them, as wheels, in the versions of
 requirements/constraints.txt.
@@ -119,10 +120,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--notices", action="store_true")
     arguments = parser.parse_args()
     with zipfile.ZipFile(arguments.wheel) as archive:
         bundled = check_notices(archive.namelist())
     print(f"notices of {', '.join(sorted(bundled))} and of what is compiled in")
+    if arguments.notices:
+        return 0
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kvanta-wheel-") as name:
         folder = Path(name)

@@ -21,7 +21,7 @@ class Group(NamedTuple):
 # Accepted: they change nothing in the answers of this engine.
 IGNORED_GROUPS: tuple[Group, ...] = (
     Group(
-        "one process computes everything, and nothing is spread over devices or machines",
+        "ranks divide tensors or layers (docs/parallel.md), and there is no other division of an engine",
         "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb dcp_q_replicate "
         "dcp_replicate_q_proj disable_aiter_allreduce_fusion_in_decode "
         "disable_aiter_allreduce_fusion_in_prefill disable_attn_tp_gather disable_custom_all_reduce "

@@ -289,12 +289,12 @@ class NodeConnection:
             """Of this machine, at which node 0 reaches it."""
             _prove(self._connection, first=False)
             self._connection.send_bytes(json.dumps({"node": nodes.rank, **_facts(config, nodes)}).encode())
-            error = json.loads(self._connection.recv_bytes(_MAX_FILE))["error"]
+            refusal = json.loads(self._connection.recv_bytes(_MAX_FILE))["error"]
         except (OSError, EOFError, ValueError, AuthenticationError) as reason:
             why = f"{reason or type(reason).__name__}; do both have the same {_KEY}?"
             raise InputError(f"node 0 at {where} does not take this node: {why}") from None
-        if error:
-            raise InputError(error)
+        if refusal:
+            raise InputError(refusal)
 
     def start(self, folder: str) -> None:
         """Begins to copy the folder's files."""

@@ -241,6 +241,14 @@ def test_logits(llm: LLM) -> None:
     assert int(logits[4].argmax()) == llm.generate([tokens[:5]], GREEDY)[0].outputs[0].token_ids[0]
 
 
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
+def test_chunks_of_more_rows_than_a_layer_takes_at_once(weights: str) -> None:
+    """A gated MLP computes them in parts."""
+    llm = LLM("stories260k", weight_dtype=weights, threads=1, max_num_batched_tokens=512)
+    tokens = np.random.default_rng(1).integers(3, 500, 500)
+    np.testing.assert_array_equal(llm.logits(tokens, chunk_tokens=500), llm.logits(tokens, chunk_tokens=83))
+
+
 def test_the_logits_are_those_of_transformers() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

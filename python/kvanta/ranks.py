@@ -63,6 +63,7 @@ def serve_node(config: _core.EngineConfig) -> int:
     node = ranks.connection
     assert node is not None
     with contextlib.closing(ranks):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # closes them
         ranks.start()
         while not node.wait(_POLL_S) and not ranks.lost and not ranks.have_ended:
             pass

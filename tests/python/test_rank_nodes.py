@@ -108,6 +108,18 @@ def test_another_node_is_killed() -> None:
             llm.generate("Once upon a time", SAMPLED)
 
 
+def test_another_node_is_asked_to_end() -> None:
+    port = free_port()
+    with node_1(port, "-tp", "2") as process:
+        llm = node_0(port, tensor_parallel_size=2)
+        process.terminate()
+        assert end_of(process)[0] == 128 + signal.SIGTERM
+        with pytest.raises(
+            ResourceError, match="rank 1 of 2 is lost, and the engine ends: its node, 1 of 2, ended its ranks"
+        ):
+            llm.generate("Once upon a time", SAMPLED)
+
+
 def test_node_0_is_killed() -> None:
     port = free_port()
     script = (

@@ -1,9 +1,8 @@
 # shellcheck shell=bash
 # Numbered steps with times, logs and a summary; sourced by scripts/test and scripts/demo.
 #
-#   step NAME NEEDS TITLE [background|idle]   declares a step, run by the function step_NAME; NEEDS: steps that it depends
-#                                        on, "-" for none; background: runs concurrently with the next steps, until one needs
-#                                        it; idle: likewise, at the lowest priority, on CPUs that the others leave idle
+#   step NAME NEEDS TITLE [background]   declares a step, run by the function step_NAME; NEEDS: steps that it depends on,
+#                                        "-" for none; background: runs concurrently with the next steps, until one needs it
 #   run_steps FOLDER                     runs them in order; the output of each goes to FOLDER/NAME.log
 #
 # A step that exits with 77 counts as skipped (its last line says why); so does one whose dependency did not pass.
@@ -41,15 +40,14 @@ declare -A step_pid=() step_began=() step_state=()
 step_times=()
 trap 'for name in "${!step_pid[@]}"; do kill -TERM -- "-${step_pid[$name]}" 2>/dev/null; done; exit 130' INT TERM
 
-# start_step NAME LOG [background|idle]: starts a step, which writes its exit status to LOG.status. The shell's own record of
-# a background process is lost once it has had some thousand others (a long wait is a loop of sleeps).
+# start_step NAME LOG: starts a step, which writes its exit status to LOG.status. The shell's own record of a background
+# process is lost once it has had some thousand others (a long wait is a loop of sleeps).
 start_step() {
   step_began[$1]=$EPOCHSECONDS
   set -m  # its own process group, so that an interrupt ends all of it
   rm -f "$2.status"
   (trap "echo \$? >${2@Q}.status" EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
   step_pid[$1]=$!
-  [[ ${3:-} != idle ]] || renice -n 19 -g "${step_pid[$1]}" >/dev/null
   set +m
 }
 
@@ -91,7 +89,7 @@ run_steps() {
       echo "      skipped: needs '$blocked'"
       continue
     fi
-    start_step "$name" "$folder/$name.log" "${step_background[i]}"
+    start_step "$name" "$folder/$name.log"
     if [[ -n ${step_background[i]} ]]; then
       echo "      continues in the background"
     else

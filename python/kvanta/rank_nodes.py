@@ -14,12 +14,13 @@ import logging
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,12 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 _UNFINISHED = (".new", ".text")
 _MAX_FILE = 1 << 20
 _POLL_S = 0.02
-_STRANGER_S = 10.0
-"""Time that a connection has to say which node it is."""
-_MAX_CONNECTIONS = 64
+_GREETING_S = 10
+"""Time that an end has for each message of the greeting."""
+_MAX_GREETING = 4096
+_MAX_GREETINGS = 64
+"""At a time; more connections are closed."""
+_ACCEPT_S = 0.2
 _JOIN_S = 120
 """Least time that node 0 and the others wait for each other, as ranks do."""
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
@@ -61,6 +65,10 @@ class Nodes:
         if config.node_rank >= config.nnodes:
             raise InputError(f"node_rank = {config.node_rank}: there are nodes 0 to {config.nnodes - 1} (nnodes)")
         address, _, port = config.master_addr.partition(":")
+        if config.nnodes > 1 and address in ("", "0.0.0.0"):
+            raise InputError(
+                f"master_addr = {config.master_addr!r}: must be an address at which other nodes reach node 0"
+            )
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise InputError(f"master_addr = {config.master_addr!r}: must be an address, or ADDRESS:PORT")
         return Nodes(config.nnodes, config.node_rank, ranks, address, int(port or config.master_port))
@@ -77,7 +85,10 @@ def _key() -> bytes:
 def _facts(config: _core.EngineConfig, nodes: Nodes) -> dict[str, Any]:
     """Facts that all nodes must have in common before their ranks start, besides what ranks compare."""
     path = config.quantization_param_path
-    scales = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    try:
+        scales = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    except OSError as error:
+        raise InputError(f"quantization_param_path = {path!r}: {error.strerror}") from None
     return {"version": _core.version(), "nnodes": nodes.count, "ranks": nodes.ranks, "quantization_param_path": scales}
 
 
@@ -153,13 +164,20 @@ def report_lost(folder: str, rank: int, how: str) -> None:
         write_whole(Path(folder, f"rank-{rank}.error"), how.encode())
 
 
-def _keep_alive(connection: Connection) -> str:
-    """Lets the connection end when the other machine is gone; returns the address of this end."""
+def _connection(end: socket.socket) -> Connection:
+    """The connection of a socket, which ends when the other machine is gone. Its greeting is limited in time."""
+    end.settimeout(None)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        end.setsockopt(socket.IPPROTO_TCP, option, value)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING_S, 0))
+    return Connection(end.detach())
+
+
+def _greeted(connection: Connection) -> None:
+    """Lifts the limit."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            end.setsockopt(socket.IPPROTO_TCP, option, value)
-        return str(end.getsockname()[0])
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
 
 
 def _prove(connection: Connection, *, first: bool) -> None:
@@ -182,74 +200,85 @@ class NodeListener:
         self._lock = threading.Lock()
         self._ending = False
         try:
-            self._listener = Listener((nodes.address, nodes.port), backlog=16)
+            self._socket = socket.create_server((nodes.address, nodes.port), backlog=16)
         except OSError as error:
             where = f"{nodes.address}:{nodes.port}"
             raise InputError(f"master_addr, master_port: cannot listen at {where}: {error.strerror or error}") from None
-        self.port = int(self._listener.address[1])
+        self._socket.settimeout(_ACCEPT_S)
+        address, self.port = self._socket.getsockname()[:2]
         _log.info("waiting for nodes 1 to %d at %s:%d", nodes.count - 1, nodes.address, self.port)
-        self._strangers = threading.Semaphore(_MAX_CONNECTIONS)
-        threading.Thread(target=self._accept, daemon=True).start()
+        if address.startswith("127."):
+            _log.warning("%s is this machine alone: give --master-addr where nodes are machines", nodes.address)
+        self._greetings = threading.Semaphore(_MAX_GREETINGS)
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def close(self) -> None:
-        """Tells the nodes that the engine ends."""
-        self._ending = True
-        self._listener.close()
+        """Tells the nodes that the engine ends, and gives the port back."""
         with self._lock:
+            self._ending = True
             links = list(self._links.values())
+        self._accepting.join()
+        self._socket.close()
         for link in links:
             link.close()
 
     def _accept(self) -> None:
         while not self._ending:
             try:
-                connection = self._listener.accept()
-            except OSError:
-                if not self._ending:
-                    time.sleep(_POLL_S)
+                end = self._socket.accept()[0]
+            except TimeoutError:
                 continue
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
+            except OSError:  # of the connection, or no file is left
+                time.sleep(_POLL_S)
                 continue
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            if not self._greetings.acquire(blocking=False):
+                end.close()
+                continue
+            try:
+                threading.Thread(target=self._greet, args=(_connection(end),), daemon=True).start()
+            except (OSError, RuntimeError):  # no thread is left
+                self._greetings.release()
+                end.close()
 
     def _greet(self, connection: Connection) -> None:
         try:
-            # A stranger that says nothing is cut off.
-            timer = threading.Timer(_STRANGER_S, _shut, (connection,))
-            timer.daemon = True
-            timer.start()
-            _keep_alive(connection)
             _prove(connection, first=True)
-            facts = json.loads(connection.recv_bytes(_MAX_FILE))
+            facts = json.loads(connection.recv_bytes(_MAX_GREETING))
             node = facts.get("node") if isinstance(facts, dict) else None
             if not (type(node) is int and 0 < node < self._nodes.count):
                 raise ValueError(f"there are nodes 1 to {self._nodes.count - 1} besides node 0")
-            error = self._join(node, facts, connection, timer)
-            if error:
-                _log.warning("node %d is refused: %s", node, error)
-                connection.send_bytes(json.dumps({"error": error}).encode())
-        except (OSError, EOFError, ValueError, AuthenticationError) as error:
-            _log.warning("a connection to master_port is refused: %s", error or type(error).__name__)
-            connection.close()
+            if not (error := self._difference(node, facts)):
+                self._join(node, connection)
+                return
+            _log.warning("node %d is refused: %.400s", node, error)
+            connection.send_bytes(json.dumps({"error": error}).encode())
+        except (OSError, EOFError, ValueError, RecursionError, AuthenticationError) as error:
+            _log.warning("a connection to master_port is refused: %.200r", error)
         finally:
-            self._strangers.release()
+            self._greetings.release()
+        connection.close()
 
-    def _join(self, node: int, facts: Mapping[str, Any], connection: Connection, timer: threading.Timer) -> str:
+    def _difference(self, node: int, facts: Mapping[str, Any]) -> str:
         """The reason for which a node is refused, or none."""
         for name, own in self._facts.items():
             if facts.get(name) != own:
-                return f"node {node} has {name} = {facts.get(name)}, and node 0 has {own}; both must have the same"
+                return f"node {node} has {name} = {facts.get(name)!r}, and node 0 has {own!r}; both must have the same"
+        return ""
+
+    def _join(self, node: int, connection: Connection) -> None:
+        """Takes the node, or asks it to come again: an earlier one, or this engine, is about to end."""
         with self._lock:
-            if node in self._links:
-                return f"node_rank = {node}: there is one already"
+            takes = not self._ending and node not in self._links
+            connection.send_bytes(json.dumps({"error": "", "retry": not takes}).encode())
+            if not takes:
+                connection.close()
+                return
+            _greeted(connection)
             link = _Link(connection, self._folder, lambda done: self._on_end(node, done))
             self._links[node] = link
-        timer.cancel()
+            link.start()
         _log.info("node %d has come", node)
-        connection.send_bytes(b'{"error": ""}')
-        link.start()
-        return ""
 
     def _on_end(self, node: int, done: bool) -> None:
         if self._ending:
@@ -257,11 +286,6 @@ class NodeListener:
         how = "ended its ranks" if done else "closed its connection, or the network failed"
         for rank in self._nodes.ranks_of(node):
             report_lost(self._folder, rank, f"its node, {node} of {self._nodes.count}, {how}")
-
-
-def _shut(connection: Connection) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
 
 
 class NodeConnection:
@@ -272,29 +296,42 @@ class NodeConnection:
         self._ended = threading.Event()
         self._lost = False
         self._link: _Link | None = None
-        where = f"{nodes.address}:{nodes.port}"
+        greeting = json.dumps({"node": nodes.rank, **_facts(config, nodes)}).encode()
         limit = max(_JOIN_S, config.distributed_timeout_seconds)
         deadline = time.monotonic() + limit
-        while True:
-            try:
-                self._connection = Client((nodes.address, nodes.port))
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    text = f"node 0 has not come within {limit} seconds at {where}: {error.strerror or error}"
-                    raise ResourceError(text) from None
-                time.sleep(0.1)
+        while (reason := self._greet(nodes, greeting)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if reason:
+            where = f"{nodes.address}:{nodes.port}"
+            raise ResourceError(f"node 0 does not take this node within {limit} seconds at {where}: {reason}")
+
+    def _greet(self, nodes: Nodes, greeting: bytes) -> str:
+        """The reason for which node 0 may take this node later, or none: it has. Raises InputError if it never will."""
         try:
-            self.address = _keep_alive(self._connection)
-            """Of this machine, at which node 0 reaches it."""
-            _prove(self._connection, first=False)
-            self._connection.send_bytes(json.dumps({"node": nodes.rank, **_facts(config, nodes)}).encode())
-            refusal = json.loads(self._connection.recv_bytes(_MAX_FILE))["error"]
-        except (OSError, EOFError, ValueError, AuthenticationError) as reason:
-            why = f"{reason or type(reason).__name__}; do both have the same {_KEY}?"
-            raise InputError(f"node 0 at {where} does not take this node: {why}") from None
-        if refusal:
-            raise InputError(refusal)
+            end = socket.create_connection((nodes.address, nodes.port), _GREETING_S)
+            address = end.getsockname()[0]
+            connection = _connection(end)
+        except OSError as error:
+            return error.strerror or str(error)
+        try:
+            _prove(connection, first=False)
+            connection.send_bytes(greeting)
+            answer = json.loads(connection.recv_bytes(_MAX_FILE))
+        except (OSError, EOFError) as error:
+            connection.close()
+            return f"{error or type(error).__name__}; do both have the same {_KEY}?"
+        except (ValueError, AuthenticationError) as error:
+            raise InputError(f"node 0 does not take this node: {error}; do both have the same {_KEY}?") from None
+        if answer["error"]:
+            raise InputError(answer["error"])
+        if answer["retry"]:
+            connection.close()
+            return f"it has a node {nodes.rank} already, or ends"
+        _greeted(connection)
+        self._connection = connection
+        self.address = str(address)
+        """Of this machine, at which node 0 reaches it."""
+        return ""
 
     def start(self, folder: str) -> None:
         """Begins to copy the folder's files."""

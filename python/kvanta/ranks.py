@@ -92,20 +92,21 @@ class RankProcesses:
         self.connection = NodeConnection(config, nodes) if nodes.rank > 0 else None
         """To node 0, of another node."""
         self._folder = tempfile.mkdtemp(prefix="kvanta-ranks-")
-        others: NodeListener | NodeConnection | None = self.connection
+        self._ending = threading.Event()
+        others: list[NodeListener | NodeConnection] = []
+        self.close = weakref.finalize(self, _end, self._folder, self.processes, self._ending, others)
+        """Ends the processes."""
         if self.connection is not None:
+            others.append(self.connection)
             self.connection.start(self._folder)
             config.rank_address = self.connection.address
         elif nodes.count > 1:
-            others = NodeListener(config, nodes, self._folder)
+            others.append(NodeListener(config, nodes, self._folder))
             config.rank_address = nodes.address
         config.rank_folder = self._folder
         if config.threads == 0:
             config.threads = max(1, len(self.cpus[0]))
         self._fields = _fields_of(config)
-        self._ending = threading.Event()
-        self.close = weakref.finalize(self, _end, self._folder, self.processes, self._ending, others)
-        """Ends the processes."""
         this = weakref.ref(self)
 
         def start() -> None:
@@ -179,11 +180,11 @@ def _end(
     folder: str,
     processes: list[subprocess.Popen[bytes]],
     ending: threading.Event,
-    nodes: NodeListener | NodeConnection | None,
+    nodes: list[NodeListener | NodeConnection],
 ) -> None:
     ending.set()
-    if nodes is not None:
-        nodes.close()
+    for each in nodes:
+        each.close()
     lost = any(Path(folder).glob("rank-*.error"))
     for process in processes:
         if process.stdin is not None:

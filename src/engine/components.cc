@@ -142,6 +142,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                    .ranks = part.layers ? nullptr : components.ranks.get(),
                                    .expert_parallel = config.enable_expert_parallel,
                                    .layers = part.layers});
+  components.ranks->WaitForAll();
   if (gpu) {
     components.make_backend = [gpu](cache::PagePool& pages, attention::BackendConfig setup) {
       return attention::MakeGpuBackend(pages, std::move(setup), gpu);

@@ -33,7 +33,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   const engine::CacheSpecs specs{.target = spec,
                                  .draft = components_.proposer ? components_.proposer->CacheSpec() : nullptr};
   const engine::CacheSize size = engine::SizeCache(config, specs, components_.model->Config().max_position,
-                                                   device.AvailableBytes() / engine::RankCount(config));
+                                                   device.AvailableBytes() / engine::LocalRankCount(config));
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, components_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;

@@ -286,6 +286,7 @@ std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, co
                              .size = RankCount(config),
                              .folder = config.rank_folder,
                              .address = config.rank_address,
+                             .other_machines = config.nnodes > 1,
                              .identity = Identity(config, fingerprint, isa),
                              .busy_poll = HasCpusForAll(config),
                              .timeout = std::chrono::seconds(config.distributed_timeout_seconds)});
@@ -303,6 +304,18 @@ int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value) {
 }  // namespace kvanta::engine
 
 namespace kvanta {
+namespace {
+
+// Rank 0 knows the memory of its own machine.
+void CheckMemory(int64_t budget, const engine::EngineComponents& components) {
+  const int64_t available = components.ops->device().AvailableBytes() / engine::LocalRankCount(components.config);
+  if (budget <= available) return;
+  throw ResourceError(fmt::format(
+      "a KV cache of {} bytes for each rank; this machine has {} for each of its {} (kv_cache_memory_bytes)", budget,
+      available, engine::LocalRankCount(components.config)));
+}
+
+}  // namespace
 
 void RunRank(EngineConfig config) {
   if (config.rank == 0) throw InputError("rank = 0: rank 0 is an Engine");
@@ -313,6 +326,7 @@ void RunRank(EngineConfig config) {
     engine::EngineComponents components = engine::LoadComponents(std::move(config));
     const int64_t budget = engine::BudgetForRecords(engine::ValueOfRank0(*components.ranks, 0),
                                                     components.layout_of_rank_0, components.layout);
+    if (components.config.nnodes > 1) CheckMemory(budget, components);
     cache::PagePool pool(components.ops->device(), components.layout, {.budget_bytes = budget, .borrowed = true});
     auto backend =
         components.make_backend(pool, {.layers = components.model->AttentionLayers(), .scales = components.scales});

@@ -53,6 +53,9 @@ class Communicator {
   // Gives rank 0's message to the others, which wait for it without limit. Rank 0 does not wait for them. Throws
   // ResourceError once a rank is lost.
   virtual void Broadcast(std::vector<uint8_t>& /*message*/) {}
+  // Rank 0 waits until the others have come here, too, for up to an hour: ranks load at different speeds. Throws
+  // ResourceError.
+  virtual void WaitForAll() {}
   // Sends `bytes` to one rank, which receives as many, in the order of sending; comes back with a copy on its way.
   virtual void Send(int /*to*/, const void* /*data*/, int64_t /*bytes*/) noexcept {}
   virtual void Receive(int /*from*/, void* /*data*/, int64_t /*bytes*/) noexcept {}

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +31,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kStart = std::chrono::minutes(2);  // of processes, at least
+constexpr milliseconds kLoad = std::chrono::hours(1);
 constexpr milliseconds kNextStep = std::chrono::hours(24 * 365);
 constexpr milliseconds kPoll(5);
 // Bytes of a message. A rank sends one before it reads, and is at most two ahead of a reader: these fit into a socket's
@@ -113,16 +115,24 @@ void WaitForRanks(const GlooConfig& config) {
   }
 }
 
-// Lets TCP notice that another machine is gone, in 25 seconds: it says nothing, and may be waited for. Gloo does not
-// give out its sockets; the process's others are not harmed.
-void KeepConnectionsAlive() {
-  constexpr int kIdle = 10, kInterval = 5, kProbes = 3;                        // seconds, seconds, probes
-  constexpr unsigned kUnacknowledged = (kIdle + kInterval * kProbes) * 1000U;  // milliseconds
+std::vector<int> OpenFiles() {
+  std::vector<int> files;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    const int socket = std::atoi(entry.path().filename().c_str());
-    const auto set = [socket](int level, int option, auto value) {
-      return setsockopt(socket, level, option, &value, sizeof value) == 0;
+    files.push_back(std::atoi(entry.path().filename().c_str()));
+  }
+  return files;
+}
+
+// Lets TCP notice that another machine is gone, in 25 seconds: it says nothing, and may be waited for. Gloo does not
+// give out its sockets: they are those that were not there `before`.
+void KeepConnectionsAlive(const std::vector<int>& before) {
+  constexpr int kIdle = 10, kInterval = 5, kProbes = 3;                        // seconds, seconds, probes
+  constexpr unsigned kUnacknowledged = (kIdle + kInterval * kProbes) * 1000U;  // milliseconds
+  for (const int file : OpenFiles()) {
+    if (std::ranges::find(before, file) != before.end()) continue;
+    const auto set = [file](int level, int option, auto value) {
+      return setsockopt(file, level, option, &value, sizeof value) == 0;
     };
     if (!set(SOL_SOCKET, SO_KEEPALIVE, 1)) continue;  // no socket
     set(IPPROTO_TCP, TCP_KEEPIDLE, kIdle);
@@ -154,12 +164,13 @@ class GlooCommunicator final : public Communicator {
     address.hostname = config.address;
     auto device = gloo::transport::tcp::CreateDevice(address);
     gloo::rendezvous::FileStore store(config.folder);
+    const std::vector<int> files = OpenFiles();
     for (auto [name, context] : {std::pair("gathers", &gathers_), std::pair("messages", &messages_)}) {
       gloo::rendezvous::PrefixStore names(name, store);
       context->setTimeout(config.timeout);
       context->connectFullMesh(names, device);
     }
-    KeepConnectionsAlive();
+    if (config.other_machines) KeepConnectionsAlive(files);
     for (int rank = 0; rank < config.size; ++rank) {
       Peer& peer = peers_.emplace_back();
       if (rank == config.rank) continue;
@@ -204,6 +215,18 @@ class GlooCommunicator final : public Communicator {
       } else {
         ReceiveMessage(message);
       }
+    } catch (const std::exception& error) {
+      Lose(error);
+      Check();
+    }
+  }
+
+  void WaitForAll() override {
+    Check();
+    try {
+      uint8_t ready = 1;
+      if (config_.rank != 0) return Post(0, &ready, sizeof(ready));
+      for (int rank = 1; rank < config_.size; ++rank) ReceiveBytes(rank, &ready, sizeof(ready), kLoad);
     } catch (const std::exception& error) {
       Lose(error);
       Check();
@@ -334,8 +357,13 @@ class GlooCommunicator final : public Communicator {
     lost_ = true;
     try {
       const std::string_view text = error.what();
-      const bool silent = text.find("imed out") != text.npos || text.find("imeout") != text.npos;
-      if (silent) ReportLostRank(config_.folder, asked_, TimeoutText(config_));
+      const bool is_gone = text.find(std::strerror(ETIMEDOUT)) != text.npos;  // by TCP
+      const bool is_silent = text.find("imed out") != text.npos || text.find("imeout") != text.npos;
+      if (is_gone) {
+        ReportLostRank(config_.folder, asked_, "its machine does not answer, or the network failed");
+      } else if (is_silent) {
+        ReportLostRank(config_.folder, asked_, TimeoutText(config_));
+      }
       failure_ = LostText(config_, asked_, std::string(text));
     } catch (...) {
       failure_.clear();  // no memory for the text
@@ -365,7 +393,7 @@ std::unique_ptr<Communicator> JoinGloo(const GlooConfig& config) {
 
 void ReportLostRank(const std::string& folder, int rank, const std::string& reason) noexcept {
   try {
-    WriteText(FilePath(folder, rank, "error"), reason);
+    if (!ReadText(FilePath(folder, rank, "error"))) WriteText(FilePath(folder, rank, "error"), reason);
   } catch (const std::exception&) {  // the others then report the closed connection
   }
 }

@@ -14,6 +14,7 @@ struct GlooConfig {
   int size = 2;
   std::string folder;  // in which ranks find each other; private to the group, with copies on other machines
   std::string address = "127.0.0.1";  // of this machine, to listen at
+  bool other_machines = false;        // ranks are on several
   std::string identity;               // of build, model and options; all ranks must have the same
   bool busy_poll = true;              // receives without sleeping: for ranks that have their CPUs to themselves
   std::chrono::milliseconds timeout = std::chrono::minutes(2);  // of ranks that live but do not answer

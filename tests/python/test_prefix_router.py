@@ -91,6 +91,11 @@ def pending_request(name: str, tokens: list[int]) -> Any:
 
 
 def choose(router: Router, tokens: list[int], name: str = "x") -> list[str]:
+    prompt_backlog.begin(name)
+    return choose_again(router, tokens, name)
+
+
+def choose_again(router: Router, tokens: list[int], name: str) -> list[str]:
     pending = pending_request(name, tokens)
     replicas: Any = [types.SimpleNamespace(replica_id=name) for name in router.loads]
     ranks = asyncio.run(router.choose_replicas(replicas, pending))
@@ -124,9 +129,24 @@ def test_prompts_without_a_first_token_count_by_their_length() -> None:
     prompt_backlog.forget("never sent")
     assert prompt_backlog.of("a") == 0
     assert choose(router, [7] * 16, "last")[0] == "b", "it is the emptier one now"
-    assert choose(router, [7] * 16, "last")[0] == "b", "its pages are expected there"
+    assert choose_again(router, [7] * 16, "last")[0] == "b", "its pages are expected there"
     assert prompt_backlog.of("b") == 16, "a prompt that waits for a free replica counts once"
+    router.on_request_routed(pending_request("last", []), cast("Any", "a"), None)
+    assert (prompt_backlog.of("a"), prompt_backlog.of("b")) == (16, 0)
     prompt_backlog.forget("last")
+    assert choose_again(router, [8] * 16, "gone")[0] in "ab"
+    assert prompt_backlog.of("a") == prompt_backlog.of("b") == 0, "its client has gone before"
+
+
+def test_a_prompt_counts_what_its_replica_lacks() -> None:
+    router = Router({"a": 0, "b": 0})
+    choose(router, [5] * 160, "first")
+    prompt_backlog.forget("first")
+    assert choose(router, [5] * 160, "second")[0] == "a"
+    assert prompt_backlog.of("a") == 0, "it has the pages"
+    router.on_request_routed(pending_request("second", []), cast("Any", "b"), None)  # a is full
+    assert prompt_backlog.of("b") == 160
+    prompt_backlog.forget("second")
 
 
 def test_structures_of_the_engine_pass_on_whole() -> None:

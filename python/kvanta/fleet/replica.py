@@ -102,7 +102,7 @@ class Replica:
 
     def missing(self, planned: PlannedRequest) -> int:
         """Prompt tokens of a request that are not expected to be in the cache."""
-        return planned.input_tokens - self.expected(planned.blocks) * planned.block_tokens
+        return max(0, planned.input_tokens - self.expected(planned.blocks) * planned.block_tokens)
 
     def send(self, request: SimulatedRequest) -> None:
         """Counts a request that is on its way, and will be received."""

@@ -93,7 +93,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
         ranked = sorted(candidates, key=cost)
         if ranked and request is not None:
-            prompt_backlog.expect(request.name, ranked[0].replica_id, missing(ranked[0]))
+            lacks = {each.replica_id: missing(each) for each in ranked}
+            prompt_backlog.expect(request.name, ranked[0].replica_id, lacks)
         if ranked and ranked[0].replica_id in self._pages:
             self._pages[ranked[0].replica_id].send(hashes)
         return [[replica] for replica in ranked]

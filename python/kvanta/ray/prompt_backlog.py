@@ -7,30 +7,37 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 _lock = threading.Lock()
-_requests: dict[str, tuple[Hashable, int]] = {}
+_lacks: dict[str, Mapping[Hashable, int]] = {}  # of a request, by replica; empty until one is chosen
+_at: dict[str, tuple[Hashable, int]] = {}
 _tokens: Counter[Hashable] = Counter()
 
 
-def expect(request: str, replica: Hashable, tokens: int) -> None:
-    """A request goes to a replica, which computes so many tokens of its prompt. Chosen again, it has them already."""
+def begin(request: str) -> None:
+    """A request is about to be sent; until forget(), it counts where it goes."""
     with _lock:
-        if request in _requests and _requests[request][0] == replica:
-            return
         _drop(request)
-        _requests[request] = replica, tokens
-        _tokens[replica] += tokens
+        _lacks[request] = {}
+
+
+def expect(request: str, replica: Hashable, lacks: Mapping[Hashable, int]) -> None:
+    """A request goes to a replica. `lacks`: prompt tokens that each replica would compute.
+
+    A request that is chosen for again has its pages there already, and keeps its first numbers.
+    """
+    with _lock:
+        if request in _lacks and not _lacks[request]:
+            _lacks[request] = lacks
+            _count(request, replica)
 
 
 def move(request: str, replica: Hashable) -> None:
-    """A request went to another replica than expected."""
+    """A request went to another replica than expected, perhaps."""
     with _lock:
-        tokens = _drop(request)
-        if tokens:
-            _requests[request] = replica, tokens
-            _tokens[replica] += tokens
+        if request in _lacks:
+            _count(request, replica)
 
 
 def forget(request: str) -> None:
@@ -44,9 +51,20 @@ def of(replica: Hashable) -> int:
     return _tokens[replica]
 
 
-def _drop(request: str) -> int:
-    replica, tokens = _requests.pop(request, (None, 0))
+def _count(request: str, replica: Hashable) -> None:
+    _uncount(request)
+    tokens = _lacks[request].get(replica, 0)
+    _at[request] = replica, tokens
+    _tokens[replica] += tokens
+
+
+def _uncount(request: str) -> None:
+    replica, tokens = _at.pop(request, (None, 0))
     _tokens[replica] -= tokens
     if not _tokens[replica]:
         del _tokens[replica]
-    return tokens
+
+
+def _drop(request: str) -> None:
+    _uncount(request)
+    _lacks.pop(request, None)

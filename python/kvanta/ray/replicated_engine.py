@@ -177,6 +177,7 @@ class ReplicatedEngine:
                 if limit:
                     request.timeout_seconds = max(0.001, limit - (last - begin))
             while True:
+                prompt_backlog.begin(request.name)
                 response = self._handle.options(stream=True).generate.remote(request)
                 try:
                     async for outputs in response:
@@ -220,6 +221,7 @@ class ReplicatedEngine:
         whole = request.sampling["prompt_logprobs"] >= 0 or request.sampling["skip_reading_prefix_cache"]
         if request.pooling is not None or whole or len(request.prompt) <= self.config.page_size:
             return
+        prompt_backlog.begin(request.name)
         response = self._prefill.options(stream=True).generate.remote(prompt_of(request))
 
         async def finish() -> None:

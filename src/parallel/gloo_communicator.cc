@@ -6,14 +6,10 @@
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/rendezvous/prefix_store.h>
 #include <gloo/transport/tcp/device.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -24,6 +20,7 @@
 
 #include "base/quote.h"
 #include "kvanta/error.h"
+#include "parallel/tcp_keepalive.h"
 
 namespace kvanta::parallel {
 namespace {
@@ -115,33 +112,6 @@ void WaitForRanks(const GlooConfig& config) {
   }
 }
 
-std::vector<int> OpenFiles() {
-  std::vector<int> files;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    files.push_back(std::atoi(entry.path().filename().c_str()));
-  }
-  return files;
-}
-
-// Lets TCP notice that another machine is gone, in 25 seconds: it says nothing, and may be waited for. Gloo does not
-// give out its sockets: they are those that were not there `before`.
-void KeepConnectionsAlive(const std::vector<int>& before) {
-  constexpr int kIdle = 10, kInterval = 5, kProbes = 3;                        // seconds, seconds, probes
-  constexpr unsigned kUnacknowledged = (kIdle + kInterval * kProbes) * 1000U;  // milliseconds
-  for (const int file : OpenFiles()) {
-    if (std::ranges::find(before, file) != before.end()) continue;
-    const auto set = [file](int level, int option, auto value) {
-      return setsockopt(file, level, option, &value, sizeof value) == 0;
-    };
-    if (!set(SOL_SOCKET, SO_KEEPALIVE, 1)) continue;  // no socket
-    set(IPPROTO_TCP, TCP_KEEPIDLE, kIdle);
-    set(IPPROTO_TCP, TCP_KEEPINTVL, kInterval);
-    set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-    set(IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledged);
-  }
-}
-
 // A message on its way.
 struct Outgoing {
   std::vector<uint8_t> data;
@@ -170,7 +140,7 @@ class GlooCommunicator final : public Communicator {
       context->setTimeout(config.timeout);
       context->connectFullMesh(names, device);
     }
-    if (config.other_machines) KeepConnectionsAlive(files);
+    if (config.other_machines) KeepNewConnectionsAlive(files);
     for (int rank = 0; rank < config.size; ++rank) {
       Peer& peer = peers_.emplace_back();
       if (rank == config.rank) continue;

@@ -114,7 +114,7 @@ class Subject:
         if before:
             self._run(before, 1)
         for repeat in count():
-            prompt = before + self._prompt(work.tokens, work.depth, repeat)
+            prompt = before + self._prompt(work.tokens, work.depth, work.tokens, repeat)
             expected, seconds, _ = self._run(prompt, _CHECKED_TOKENS)
             tokens, _, _ = self._run(prompt, _CHECKED_TOKENS)
             self._compare(work, tokens, expected)
@@ -155,15 +155,19 @@ def measure(
                 figures[cache].append(next(rates[cache]))
         for cache in caches:
             ratio = median(own / base for own, base in zip(figures[cache], figures[caches[0]], strict=True))
-            row = {
-                "cache": cache,
-                "kind": work.kind,
-                "depth": work.depth,
-                "tokens": work.tokens,
-                "rates": figures[cache],
-            }
             tokens_s = median(figures[cache])
-            rows.append({**row, "tokens_s": tokens_s, "ratio": ratio, "weights": subjects[cache].weights})
+            rows.append(
+                {
+                    "cache": cache,
+                    "kind": work.kind,
+                    "depth": work.depth,
+                    "tokens": work.tokens,
+                    "rates": figures[cache],
+                    "tokens_s": tokens_s,
+                    "ratio": ratio,
+                    "weights": subjects[cache].weights,
+                }
+            )
             what = f"{cache:10} {work.kind:7} {work.tokens:5} at {work.depth:5}"
             print(f"{what}: {tokens_s:8.1f} tokens/s, {ratio:5.3f} of {caches[0]}", flush=True)
     return rows

@@ -13,6 +13,7 @@ from gpu_tables import GPU_TABLES
 from linear_rows import ISA_COLUMNS, TORCH_COLUMNS, compare_isa
 from llama_tables import LLAMA_TABLES
 from peer_rows import compare
+from rank_tables import RANK_TABLES
 from result_table import Rows, Table
 
 
@@ -96,18 +97,6 @@ def _attention(
     return Table(command, rows_of_shape(shape), (("cache", "format", ""), *threads), source=source)
 
 
-_RANKS = (
-    ("ranks", "ranks", ""),
-    ("threads of each", "threads_of_each", "d"),
-    ("prompt tokens/s", "prompt_tokens_per_s", ",.0f"),
-    ("times", "times.prompt_tokens_per_s", ".2f"),
-    ("generated tokens/s", "tokens_per_s", ".1f"),
-    ("times", "times.tokens_per_s", ".2f"),
-    ("by 4 requests", "batch_tokens_per_s", ".1f"),
-    ("times", "times.batch_tokens_per_s", ".2f"),
-    ("weights in each (MiB)", "weights_mib", ",.0f"),
-    ("memory of the largest (MiB)", "largest_pss_mib", ",.0f"),
-)
 TABLES = {
     "speculation": Table(
         "python benchmarks/speculation.py smollm2 --tokens 160 --pairs 2 --json docs/results/speculation.json",
@@ -312,6 +301,7 @@ TABLES = {
     **CACHE_TABLES,
     **GPU_TABLES,
     **LLAMA_TABLES,
+    **RANK_TABLES,
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",
         lambda result, _: [result],
@@ -354,30 +344,6 @@ TABLES = {
             ("cache", "format", ""),
             ("tokens", "tokens", ",d"),
             ("times of their prefill", "times", ".2f"),
-        ),
-    ),
-    "tensor-parallel": Table(
-        "benchmarks/tensor_parallel.py llama-1b.gguf --json docs/results/tensor-parallel.json", "rows", _RANKS
-    ),
-    "tensor-parallel-8b": Table(
-        "benchmarks/tensor_parallel.py llama-8b.gguf --divisions TP --prompt-tokens 256 --tokens 32 "
-        "--json docs/results/tensor-parallel-8b.json",
-        "rows",
-        _RANKS,
-    ),
-    "tensor-parallel-1gbit": Table(
-        "benchmarks/tensor_parallel.py llama-1b.gguf --mbit 1000 --json docs/results/tensor-parallel-1gbit.json",
-        "rows",
-        _RANKS,
-    ),
-    "rank-bits": Table(
-        "benchmarks/rank_bits.py FOLDER --model MODEL --json docs/results/rank-bits.json",
-        "rows",
-        (
-            ("model", "model", ""),
-            ("ranks", "ranks", ""),
-            ("requests", "prompts", ",d"),
-            ("of other bits", "different", "d"),
         ),
     ),
     "vllm-cpu": Table(

@@ -18,7 +18,7 @@ from kvanta.kv_events.config import KvEventsConfig
 from kvanta.kv_events.event_thread import EventConsumer, KvEventThread
 from kvanta.model_folder import check_model_folder
 from kvanta.model_options import ModelOptions
-from kvanta.models import resolve_model
+from kvanta.models import ModelFolder, resolve_model
 from kvanta.pooler_config import default_pooling
 from kvanta.ranks import RankProcesses, engine_with_ranks
 from kvanta.scheme_file import is_scheme_file
@@ -32,12 +32,19 @@ _log = logging.getLogger("kvanta")
 def node_config(model: str | PathLike[str], arguments: Mapping[str, Any]) -> _core.EngineConfig:
     """The configuration of the ranks on a node other than 0, which has neither tokenizer nor engine."""
     options = ModelOptions.read(arguments)
-    EngineOptions.read(arguments)  # before anything is downloaded
-    folder = resolve_model(model, options.hub)
-    options.check_format(folder)
+    folder = _checked_model(model, arguments, options)
     config = engine_config(str(folder.path), arguments)
     add_query_matrices(config, folder.name, arguments, options.auto_calibrate)
     return config
+
+
+def _checked_model(model: str | PathLike[str], arguments: Mapping[str, Any], options: ModelOptions) -> ModelFolder:
+    EngineOptions.read(arguments)  # before anything is downloaded
+    folder = resolve_model(model, options.hub)
+    options.check_format(folder)
+    if folder.path.is_dir():
+        check_model_folder(folder.path)
+    return folder
 
 
 class LoadedModel:
@@ -62,12 +69,8 @@ class LoadedModel:
         """
         options = ModelOptions.read(arguments)
         forms, pooling, kv_events = options.forms, options.pooling, options.kv_events
-        EngineOptions.read(arguments)  # before anything is downloaded
-        folder = resolve_model(model, options.hub)
-        options.check_format(folder)
+        folder = _checked_model(model, arguments, options)
         self.name = folder.name
-        if folder.path.is_dir():
-            check_model_folder(folder.path)
         config = engine_config(str(folder.path), arguments)
         scheme = arguments.get("kv_cache_dtype")
         self._scheme_file = scheme if is_scheme_file(scheme) else None

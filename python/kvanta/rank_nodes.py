@@ -44,6 +44,11 @@ _JOIN_S = 120
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
+def rank_count(config: _core.EngineConfig) -> int:
+    """Processes of an engine with this configuration, on all nodes."""
+    return config.tensor_parallel_size * config.pipeline_parallel_size
+
+
 @dataclass(frozen=True)
 class Nodes:
     """The division of ranks among nodes, and the place of node 0."""
@@ -58,7 +63,7 @@ class Nodes:
     @staticmethod
     def of(config: _core.EngineConfig) -> Nodes:
         """Raises InputError for numbers that do not fit together."""
-        ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+        ranks = rank_count(config)
         if ranks % config.nnodes:
             sizes = "tensor_parallel_size, pipeline_parallel_size"
             raise InputError(f"nnodes = {config.nnodes}: does not divide the number of ranks, {ranks} ({sizes})")

@@ -19,7 +19,7 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, report_lost
+from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, rank_count, report_lost
 
 _log = logging.getLogger("kvanta")
 _SCRIPT = str(Path(__file__).absolute().with_name("rank_process.py"))
@@ -47,11 +47,6 @@ def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankPro
     except BaseException:
         ranks.close()
         raise
-
-
-def rank_count(config: Any) -> int:
-    """Processes of an engine with this configuration, or with these EngineOptions."""
-    return int((config.tensor_parallel_size or 1) * (config.pipeline_parallel_size or 1))
 
 
 def serve_node(config: _core.EngineConfig) -> int:

@@ -67,7 +67,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if pending_request is None:
             return replicas, None
         pending_request.routing_context.should_backoff = True
-        request = next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
+        request = _request_of(pending_request)
         return (replicas if request is None else self._equal(replicas, request)), request
 
     async def choose_replicas(
@@ -81,19 +81,17 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             prompt = request.prompt + request.generated
             hashes, tokens = list(page_hashes(prompt, self._page_size, request.cache_salt)), len(prompt)
 
-        def missing(replica: RunningReplica) -> int:
-            pages = self._pages.get(replica.replica_id) or ReplicaPages()
-            return tokens - pages.matched(hashes) * self._page_size
+        pages = {each.replica_id: self._pages.get(each.replica_id) or ReplicaPages() for each in candidates}
+        lacks = {replica: tokens - held.matched(hashes) * self._page_size for replica, held in pages.items()}
 
-        def cost(replica: RunningReplica) -> tuple[float, int]:
-            pages = self._pages.get(replica.replica_id) or ReplicaPages()
-            running = self.replica_queue_len_cache.get(replica.replica_id) or 0
-            before = BACKLOG_WEIGHT * prompt_backlog.of(replica.replica_id) + running * self._tokens_per_request
-            return missing(replica) + before, pages.count
+        def cost(candidate: RunningReplica) -> tuple[float, int]:
+            replica = candidate.replica_id
+            running = self.replica_queue_len_cache.get(replica) or 0
+            before = BACKLOG_WEIGHT * prompt_backlog.of(replica) + running * self._tokens_per_request
+            return lacks[replica] + before, pages[replica].count
 
         ranked = sorted(candidates, key=cost)
         if ranked and request is not None:
-            lacks = {each.replica_id: missing(each) for each in ranked}
             prompt_backlog.expect(request.name, ranked[0].replica_id, lacks)
         if ranked and ranked[0].replica_id in self._pages:
             self._pages[ranked[0].replica_id].send(hashes)
@@ -102,9 +100,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """The first choice may have been full."""
         super().on_request_routed(pending_request, replica_id, result)
-        request = next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
+        request = _request_of(pending_request)
         if request is not None:
             prompt_backlog.move(request.name, replica_id)
+
+
+def _request_of(pending_request: PendingRequest) -> EngineRequest | None:
+    return next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
 
 
 class RoundRobinRouter(PrefixRouter):

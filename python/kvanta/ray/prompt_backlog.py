@@ -41,9 +41,10 @@ def move(request: str, replica: Hashable) -> None:
 
 
 def forget(request: str) -> None:
-    """A request has its first token, or has ended."""
-    with _lock:
-        _drop(request)
+    """A request has its first token, or has ended. Most calls are of later tokens: they take no lock."""
+    if request in _lacks:
+        with _lock:
+            _drop(request)
 
 
 def of(replica: Hashable) -> int:
@@ -59,7 +60,9 @@ def _count(request: str, replica: Hashable) -> None:
 
 
 def _uncount(request: str) -> None:
-    replica, tokens = _at.pop(request, (None, 0))
+    if request not in _at:
+        return
+    replica, tokens = _at.pop(request)
     _tokens[replica] -= tokens
     if not _tokens[replica]:
         del _tokens[replica]

@@ -23,8 +23,9 @@ namespace {
 
 using kernels::Dot;
 
-// Relative to the largest output: ten times the error expected of 16-bit and of 8-bit operands.
+// Relative to the largest output: ten times the error expected of 16-bit, of bf16 and of 8-bit operands.
 constexpr double kMaxError = 1e-3;
+constexpr double kMaxBf16OperandError = 2e-2;
 constexpr double kMaxByteOperandError = 5e-2;
 constexpr int kMinRounds = 3;
 constexpr double kRoundNs = 10e6;  // minimum, about the time of one pass over memory
@@ -141,9 +142,13 @@ double Verify(BenchCaches& caches, const AttentionBench& options, const std::str
               const std::vector<float>& q, const std::vector<float>& out) {
   const double error = ErrorOf(caches, options, q, out);
   const formats::LayerScheme& scheme = caches.store().Layout().layers.front();
-  const bool by_bytes =
-      kernels::HasByteOperands(scheme.k.format->code) || kernels::HasByteOperands(scheme.v.format->code);
-  if (!(error <= (by_bytes ? kMaxByteOperandError : kMaxError))) {
+  const bool has_bf16_operands = kernels::SelectIsa(options.isa).attention->fp8_has_bf16_operands;
+  double tolerance = kMaxError;
+  for (const formats::ElementType code : {scheme.k.format->code, scheme.v.format->code}) {
+    if (kernels::HasByteOperands(code)) tolerance = kMaxByteOperandError;
+    if (has_bf16_operands && kernels::DotOf(code) == Dot::kFp8) tolerance = std::max(tolerance, kMaxBf16OperandError);
+  }
+  if (!(error <= tolerance)) {
     throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));
   }
   return error;

@@ -54,38 +54,45 @@ inline constexpr int kSlotsOfSplit = 1024;
 // round once each.
 inline constexpr double kOperandRelative = 6 * kUnitF32;
 
-// Quantization steps of the largest operand of a row: 16 bits for 8-bit codes and Lloyd-Max levels, 8 for narrower
-// integers and trellis codes, with unsigned probabilities. 0: floating point.
+// Precision of the operands of a side's codes: `steps` of the largest one of a row for integer codes, of 16 bits for
+// 8-bit codes and Lloyd-Max levels, of 8 for narrower integers and trellis codes, with unsigned probabilities. 0 steps:
+// floating point, `relative` to each operand: 2^-17 for two terms of bf16, 2^-8 (kUnitBf16) for one, where fp8 codes
+// have those.
+struct Operands {
+  double steps = 0;
+  double relative = 0x1p-17;
+};
 inline constexpr double kByteSteps = 32512;
 inline constexpr double kSubbyteSteps = 127;
 inline constexpr double kSubbyteProbSteps = 255;
 
 // For integer codes, a query is rounded to steps of its largest value: each element errs by at most half a step, the
 // row's norm by sqrt(head_dim) * |q| / (2 steps), a logit by that share of |q| |k| (Cauchy-Schwarz). For floating-point
-// codes, a query has a precision of 2^-17 (two bf16 terms), and its dot is a chain of head_dim f32 multiply-adds. A
+// codes, each element of a query has a relative precision, and its dot is a chain of head_dim f32 multiply-adds. A
 // softcap only reduces the error, and adds three roundings of its own magnitude.
-inline double LogitError(double steps, int head_dim, double logit, double softcap) {
-  const double query = steps > 0 ? __builtin_sqrt(head_dim) / (2 * steps) : 0x1p-17;
+inline double LogitError(Operands queries, int head_dim, double logit, double softcap) {
+  const double query = queries.steps > 0 ? __builtin_sqrt(head_dim) / (2 * queries.steps) : queries.relative;
   return (query + (head_dim + 8) * kUnitF32) * logit + (kExpRelative + 4 * kUnitF32) * softcap;
 }
 
 // exp turns the error of a logit into a relative error, in the numerator and in the sum. For integer codes, each
 // probability is rounded by half a step of the largest (sub-byte codes: of the largest p times the largest scale): over
 // the slots of a page that is at most page_size / (2 steps) of the page's largest probability, and the sum includes
-// every page's largest one. For floating-point codes probabilities have a precision of 2^-17. The rest are roundings of
+// every page's largest one. For floating-point codes probabilities have a relative precision. The rest are roundings of
 // sums of positive terms: a page's slots, 64 pages of a KV split, 64 splits.
-inline double AttentionTolerance(double logit_error, double steps, int page_size, double largest_value) {
-  const double weights = steps > 0 ? page_size / (2 * steps) : 0x1p-17;
+inline double AttentionTolerance(double logit_error, Operands probs, int page_size, double largest_value) {
+  const double weights = probs.steps > 0 ? page_size / (2 * probs.steps) : probs.relative;
   return (__builtin_expm1(2 * (logit_error + kExpRelative)) + weights + (page_size + 128) * kUnitF32) * largest_value;
 }
 
 // Bound of the root mean square over many outputs, which detects a missing term that the worst-case bounds above would
 // not: rounding errors are independent, rounding to a step has a standard deviation of a step / sqrt(12), a logit sums
 // head_dim of them times |k|, and a weighted mean does not exceed its values. Four times that.
-inline double AttentionRms(double k_steps, double v_steps, double scale, double q_max, double q_norm, double k_norm,
+inline double AttentionRms(Operands queries, Operands probs, double scale, double q_max, double q_norm, double k_norm,
                            int page_size, double value_rms) {
-  const double logit = scale * k_norm * (k_steps > 0 ? q_max / (k_steps * __builtin_sqrt(12)) : q_norm * 0x1p-17);
-  const double weights = v_steps > 0 ? __builtin_sqrt(page_size) / (v_steps * __builtin_sqrt(12)) : 0x1p-17;
+  const double step = 1 / __builtin_sqrt(12);
+  const double logit = scale * k_norm * (queries.steps > 0 ? q_max * step / queries.steps : q_norm * queries.relative);
+  const double weights = probs.steps > 0 ? __builtin_sqrt(page_size) * step / probs.steps : probs.relative;
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }
 

@@ -12,7 +12,6 @@ using kernels::Prefetch;
 constexpr int64_t kLine = 64;
 constexpr int64_t kSoftmaxLines = 16;             // per stream; limit of what softmax can prefetch in its time
 constexpr int64_t kValuePrefetchBytes = 2 << 10;  // bytes of V prefetched with K; hides memory latency
-constexpr int64_t kNearCacheBytes = 20 << 10;  // largest page of a head that L1 holds next to queries, scores, results
 
 Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
   const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;
@@ -22,9 +21,10 @@ Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
 }  // namespace
 
 PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_t first_split, int64_t last_split,
-                           const cache::PageRef* pages, QueryRows rows) noexcept
+                           const cache::PageRef* pages, QueryRows rows, int64_t two_part_bytes) noexcept
     : layer_(layer),
       tile_(tile),
+      two_part_bytes_(two_part_bytes),
       pages_(pages),
       rows_(rows),
       page_size_(layer.scheme->shape.tokens),
@@ -65,9 +65,9 @@ PrefetchPlan::Spans PrefetchPlan::PrefetchRanges(HeadPage at) const noexcept {
     return {.start = {keys, k.bytes * RoundUp(seen, 16) / page_size_},
             .with = {values, v.bytes * RoundUp(seen, 4) / page_size_}};
   }
-  // A head's K and V cells are contiguous. L2 holds them whole, L1 about half.
+  // A head's K and V cells are contiguous.
   const int64_t bytes = view.cells->head_bytes;
-  const int64_t start = bytes <= kNearCacheBytes ? std::min(values - keys + kValuePrefetchBytes, bytes) : bytes;
+  const int64_t start = bytes <= two_part_bytes_ ? std::min(values - keys + kValuePrefetchBytes, bytes) : bytes;
   return {.start = {keys, start}, .rest = {keys + start, bytes - start}};
 }
 

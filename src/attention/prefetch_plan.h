@@ -25,8 +25,7 @@ struct HeadPage {
   int head = 0;  // index within the tile
 };
 
-// Prefetch ranges of the three stages that process a page of a head: the rest of this page and the start of the next.
-// L1 cannot hold a whole page in addition to the current one.
+// Prefetch ranges of the three stages that process a page of a head: of this page and of the next one.
 struct PrefetchStages {
   kernels::Prefetch qk, softmax, pv;
 };
@@ -35,8 +34,9 @@ struct PrefetchStages {
 // memory.
 class PrefetchPlan {
  public:
+  // two_part_bytes: AttentionKernels::two_part_prefetch_bytes.
   PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_t first_split, int64_t last_split,
-               const cache::PageRef* pages, QueryRows rows) noexcept;
+               const cache::PageRef* pages, QueryRows rows, int64_t two_part_bytes) noexcept;
 
   int64_t own_page() const noexcept { return own_page_; }
   int64_t first_page() const noexcept { return first_page_; }
@@ -69,6 +69,7 @@ class PrefetchPlan {
 
   const LayerView& layer_;
   const QueryTile& tile_;
+  int64_t two_part_bytes_;
   const cache::PageRef* pages_;
   QueryRows rows_;
   int page_size_;

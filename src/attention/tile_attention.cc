@@ -92,7 +92,7 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       tile_(tile),
       first_split_(first_split),
       last_split_(last_split),
-      reads_(layer, tile, first_split, last_split, pages, rows),
+      reads_(layer, tile, first_split, last_split, pages, rows, kernels.two_part_prefetch_bytes),
       work_(workspace),
       group_(layer.attention->heads / layer.attention->kv_heads),
       head_dim_(layer.scheme->shape.head_dim),

@@ -84,8 +84,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       // for a row minus its offset.
       const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
       const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm * (layer.k.query ? 4 : 1);
-      const double logit_error = testing::LogitError(KeySteps(layer), harness.KeyDim(), logit, options.softcap);
-      const double tolerance = testing::AttentionTolerance(logit_error, ValueSteps(layer), options.page_size,
+      const double logit_error = testing::LogitError(Queries(layer), harness.KeyDim(), logit, options.softcap);
+      const double tolerance = testing::AttentionTolerance(logit_error, Probs(layer), options.page_size,
                                                            Growth(layer.v) * LargestNorm(values, v_head_dim));
       int64_t row = first_row;
       for (const Step& step : steps) {
@@ -106,13 +106,18 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   bool Compared(std::string_view format, bool decode) const { return worst_.contains(Cell(format, decode)); }
 
  private:
-  static double Steps(const formats::Side& side, double narrow) {
+  static testing::Operands OperandsOf(const formats::Side& side, double narrow) {
     const formats::ElementType code = side.format->code;
-    if (!formats::IsInteger(code)) return 0;
-    return kernels::HasByteOperands(code) ? narrow : testing::kByteSteps;
+    if (formats::IsInteger(code)) return {.steps = kernels::HasByteOperands(code) ? narrow : testing::kByteSteps};
+    const bool bf16 = GetParam().table->attention->fp8_has_bf16_operands && formats::CodeBits(code) <= 8;
+    return bf16 ? testing::Operands{.relative = testing::kUnitBf16} : testing::Operands{};
   }
-  static double KeySteps(const formats::LayerScheme& layer) { return Steps(layer.k, testing::kSubbyteSteps); }
-  static double ValueSteps(const formats::LayerScheme& layer) { return Steps(layer.v, testing::kSubbyteProbSteps); }
+  static testing::Operands Queries(const formats::LayerScheme& layer) {
+    return OperandsOf(layer.k, testing::kSubbyteSteps);
+  }
+  static testing::Operands Probs(const formats::LayerScheme& layer) {
+    return OperandsOf(layer.v, testing::kSubbyteProbSteps);
+  }
 
   static std::string Cell(std::string_view format, bool decode) {
     return fmt::format("{}.{}", decode ? "decode" : "prefill", format);
@@ -159,9 +164,9 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     const double k_norm =
         std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) * (layer.k.query ? 4 : 1) * Growth(layer.k) / 2;
     EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
-              testing::AttentionRms(KeySteps(layer), ValueSteps(layer),
-                                    double{harness.config().layers[0].softmax_scale}, Max(sequence.q),
-                                    std::sqrt(harness.KeyDim()), k_norm, options.page_size, Growth(layer.v) / 2));
+              testing::AttentionRms(Queries(layer), Probs(layer), double{harness.config().layers[0].softmax_scale},
+                                    Max(sequence.q), std::sqrt(harness.KeyDim()), k_norm, options.page_size,
+                                    Growth(layer.v) / 2));
   }
 
  protected:

@@ -51,9 +51,9 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
     return 2;
 #endif
 #ifdef KVANTA_SANITIZED
-    return 12;  // sanitizers are many times slower and look for other faults
+    return 6;  // sanitizers are many times slower and look for other faults
 #else
-    return unit == "portable" ? 100 : 200;
+    return unit == "portable" ? 50 : 100;
 #endif
   }
 };

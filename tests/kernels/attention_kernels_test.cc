@@ -56,7 +56,7 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
   KernelScope scope_{Kernels()};
 };
 
-INSTANTIATE_TEST_SUITE_P(Units, AttentionKernelsTest, ::testing::ValuesIn(testing::Units()),
+INSTANTIATE_TEST_SUITE_P(Units, AttentionKernelsTest, ::testing::ValuesIn(testing::AttentionUnits()),
                          [](const ::testing::TestParamInfo<testing::Unit>& unit) { return unit.param.name; });
 
 // Cells never hold infinities (encoders saturate), and infinity times an operand of 0 is NaN.
@@ -126,8 +126,9 @@ TEST_P(AttentionKernelsTest, KeysDecodeEveryCode) {
   }
 }
 
-// whole: all slots are visible, including those with a probability of 0.
-void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& format, const Cell& values, bool whole) {
+// whole: all slots are visible, including those with a probability of 0. rounding: of scaled probabilities, relative.
+void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& format, const Cell& values, bool whole,
+                         double rounding) {
   const int tokens = values.shape.tokens, head_dim = values.shape.head_dim;
   const float rescale[1] = {0};
   const auto stored = [&](int token, int c) { return values.values[static_cast<size_t>(token * head_dim + c)]; };
@@ -159,7 +160,8 @@ void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& forma
                        .prefetch = {}});
     for (int c = 0; c < head_dim; ++c) {
       const float expected = nan[static_cast<size_t>(c)] ? std::nanf("") : stored(token, c);
-      ASSERT_TRUE(SameValue(out[static_cast<size_t>(c)], expected, format, rounded))
+      ASSERT_TRUE(
+          SameValue(out[static_cast<size_t>(c)], expected, format, rounded + rounding * std::abs(double{expected})))
           << "channel " << c << " token " << token;
     }
   }
@@ -168,10 +170,12 @@ void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& forma
 TEST_P(AttentionKernelsTest, ValuesDecodeEveryCode) {
   for (const formats::Format& name : formats::All()) {
     const formats::Format& format = formats::OnSide(name, false);
+    const bool has_bf16_operands = Kernels().fp8_has_bf16_operands && !formats::IsInteger(format.code);
     for (const formats::CellShape shape : ShapesOf(format)) {
       SCOPED_TRACE(fmt::format("{} of {}", format.name, shape.head_dim));
       for (const Cell& values : EveryCode(format, SideKind::kV, shape)) {
-        ExpectDecodedValues(Value(format), format, values, shape.tokens == 64);
+        ExpectDecodedValues(Value(format), format, values, shape.tokens == 64,
+                            has_bf16_operands ? testing::kUnitBf16 : 0);
       }
     }
   }

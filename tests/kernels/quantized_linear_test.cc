@@ -139,7 +139,12 @@ class QuantizedLinearTest : public ::testing::TestWithParam<QuantizedCase> {
 };
 
 TEST_P(QuantizedLinearTest, MatchesTheOracleForAnyShape) {
-  for (const int64_t in : {1, 2, 16, 31, 64, 127, 128, 129, 320, 577}) {
+#ifdef KVANTA_SANITIZED  // many times slower: edges of blocks alone
+  const std::vector<int64_t> sizes = {1, 31, 128, 577};
+#else
+  const std::vector<int64_t> sizes = {1, 2, 16, 31, 64, 127, 128, 129, 320, 577};
+#endif
+  for (const int64_t in : sizes) {
     for (const int64_t out : {1, 16, 17, 50}) {
       for (const int64_t rows : {1, 2, 7, 13}) ExpectOracle(out, in, rows);
     }

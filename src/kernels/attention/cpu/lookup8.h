@@ -105,7 +105,8 @@ float PrepareLookup8(const float* query, int head_dim, int block, uint8_t* out) 
 }
 
 // Not inlined: in every instance it would be most of the unit's code and compile time.
-__attribute__((noinline)) void ScoreBytes(const KeyPass& pass, const Word4* lines, int group, Prefetcher& prefetch) {
+[[maybe_unused]] __attribute__((noinline)) void ScoreBytes(const KeyPass& pass, const Word4* lines, int group,
+                                                           Prefetcher& prefetch) {
   ScoreGroups<CodeInt8, 1>(pass, reinterpret_cast<const uint8_t*>(lines), group, prefetch);
 }
 

@@ -154,7 +154,11 @@ struct AttentionKernels {
   // A thread calls these before and after it calls the other kernels, where they need CPU state (AMX tiles); else null.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
-  int pass_rows = 8;                                      // preferred number of rows per call
+  int pass_rows = 8;                   // preferred number of rows per call
+  bool fp8_has_bf16_operands = false;  // queries and scaled probabilities of fp8 and e3m2 are rounded to bf16
+  // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
+  // rest while the page's own keys are scored. 0, or larger pages: whole, one page ahead.
+  int64_t two_part_prefetch_bytes = 0;
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];

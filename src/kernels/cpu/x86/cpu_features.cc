@@ -62,6 +62,9 @@ CpuFeatures Detect() {
   features.amx = features.avx512 && HasAll(states, kTileStates) &&
                  HasAll(leaf7.edx, Bit(22) | Bit(24) | Bit(25)) &&  // BF16, TILE, INT8
                  KernelSupportsTiles();
+  // "AuthenticAMD". Sapphire Rapids takes two cycles where two multiply-adds take one, and no CPUID bit says so.
+  const CpuidResult vendor = Cpuid(0, 0);
+  features.fast_bf16_dots = features.avx512 && vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65;
   return features;
 }
 

@@ -1,0 +1,56 @@
+// Dot products with fp8 codes by vdpbf16ps: operands are rounded to bf16, which loses far less than the codes did
+// (three bits of mantissa or two), and half as many instructions remain as with f32 multiply-adds. Included by
+// isa_avx512.cc.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/cpu/x86/codes_avx512.h"
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/strided_lines.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
+
+namespace kvanta::kernels {
+namespace {
+
+template <const ByteTables& kTables>
+struct Fp8DotCode {
+  static constexpr int kDotUnroll = kGroupsUnroll;  // as many sums as hide the latency of a dot
+  static constexpr int kSub = 4;
+  static constexpr bool kInteger = false;
+  static constexpr int kOffset = 0;
+  static constexpr int kOperandBytes = 2;
+
+  // Stores the even ones of every four first, as DecodeFp8 pairs codes.
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
+    Vec16::StoreBf16(_mm512_permute_ps(x, _MM_SHUFFLE(3, 1, 2, 0)), out);
+  }
+
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    const DecodeFp8<kTables> decode;
+    Vec16::F sum[kRows * kUnroll];
+    for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = Vec16::Zero();
+    ForLines(
+        lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i pairs[kUnroll][2];
+          for (int v = 0; v < kUnroll; ++v) decode.Pairs(LoadLine<kTail>(lines, i, v), pairs[v]);
+#pragma GCC unroll 2
+          for (int pair = 0; pair < 2; ++pair) {
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+              const __m512i operand = Broadcast32(operands[r] + i * (kSub * kOperandBytes) + pair * 4);
+              for (int v = 0; v < kUnroll; ++v) {
+                sum[r * kUnroll + v] = Vec16::DotBf16Pairs(operand, pairs[v][pair], sum[r * kUnroll + v]);
+              }
+            }
+          }
+        });
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = sum[i];
+  }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

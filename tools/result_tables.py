@@ -115,6 +115,8 @@ TABLES = {
     "attention-avx512-prefill": _attention(
         "prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%"), isa="avx512", shapes="decode prefill"
     ),
+    "attention-zen4": _attention("decode", shapes="decode prefill", name="zen4"),
+    "attention-zen4-prefill": _attention("prefill", shapes="decode prefill", name="zen4"),
     "attention-trellis": _attention("decode", formats="bf16 int4 t4 t3 t2 klt3 klt2 int8", name="trellis"),
     "attention-avx2": _attention("decode", isa="avx2"),
     "attention-decode": _attention("decode"),

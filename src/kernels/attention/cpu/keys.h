@@ -71,6 +71,10 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int grou
 template <class Decoder, int kGroups>
 KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
   int row = 0;
+  if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) {
+    for (; row + kRows <= pass.rows; row += kRows)
+      ScoreTile<Decoder, kGroups, kRows>(pass, lines, group, row, prefetch);
+  }
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
     ScoreTile<Decoder, kGroups, kQueryTile>(pass, lines, group, row, prefetch);
   }

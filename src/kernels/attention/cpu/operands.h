@@ -113,6 +113,13 @@ KVANTA_INLINE constexpr int DotUnroll() {
   return kGroupsUnroll;
 }
 
+// Rows of a larger tile, which covers one column of values, where codes that cost much to decode have one; else 0.
+template <class Decoder>
+KVANTA_INLINE constexpr int ManyRows() {
+  if constexpr (requires { Decoder::kManyRows; }) return Decoder::kManyRows;
+  return 0;
+}
+
 // Number of query tiles of a call.
 KVANTA_INLINE constexpr int QueryTiles(int rows) {
   return (rows + kQueryTile - 1) / kQueryTile;

@@ -128,13 +128,6 @@ KVANTA_INLINE constexpr int ColumnsUnroll() {
   return 1;
 }
 
-// Rows of a tile that covers one column, where codes that cost much to decode have such a tile; else 0.
-template <class Decoder>
-KVANTA_INLINE constexpr int ManyRows() {
-  if constexpr (requires { Decoder::kManyRows; }) return Decoder::kManyRows;
-  return 0;
-}
-
 // Accumulates kCount columns of ColumnsOf<Decoder>() channels. kTail: a column with fewer channels left.
 template <class Decoder, int kRows, bool kTail, int kCount>
 KVANTA_INLINE void AddColumns(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range, int column,

@@ -16,7 +16,8 @@ namespace {
 
 template <const ByteTables& kTables>
 struct Fp8DotCode {
-  static constexpr int kDotUnroll = kGroupsUnroll;  // as many sums as hide the latency of a dot
+  static constexpr int kDotUnroll = kGroupsUnroll;       // as many sums as hide the latency of a dot
+  static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // shares the decoding among as many rows as registers allow
   static constexpr int kSub = 4;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
@@ -39,7 +40,7 @@ struct Fp8DotCode {
           for (int v = 0; v < kUnroll; ++v) decode.Pairs(LoadLine<kTail>(lines, i, v), pairs[v]);
 #pragma GCC unroll 2
           for (int pair = 0; pair < 2; ++pair) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
               const __m512i operand = Broadcast32(operands[r] + i * (kSub * kOperandBytes) + pair * 4);
               for (int v = 0; v < kUnroll; ++v) {

@@ -15,8 +15,8 @@ namespace kvanta::kernels {
 //   dot        codes                            amx                     avx512, dotprod, i8mm     avx2, neon, portable
 //   kF32       fp32, fp16                       f32 multiply-add        the same                  the same
 //   kBf16      bf16                             bf16, two per product   f32 multiply-add          the same
-//   kFp8       fp8, e3m2                        bf16, two per product   the same, or bf16 where   f32 multiply-add
-//                                                                       operands are bf16
+//   kFp8       fp8, e3m2                        bf16, two per product   f32 multiply-add          the same
+//                                               (e3m2: f32)             (zen4: bf16)
 //   kWide      8 bits, Lloyd-Max                int8, two per product   bytes, two per product    int16
 //   kSubbyte   integers up to 6 bits, e2m1      int8                    bytes                     bytes (not portable)
 //   kSubbyte   trellis                          bytes                   bytes (Arm: two)          int16 takes longer

@@ -34,6 +34,7 @@ set(KVANTA_ISA_FLAGS_avx512vnni -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno
                                 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
                                 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
 set(KVANTA_ISA_FLAGS_avx512 ${KVANTA_ISA_FLAGS_avx512vnni} -mavx512bf16)
+set(KVANTA_ISA_FLAGS_zen4 ${KVANTA_ISA_FLAGS_avx512})
 set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512})  # tile instructions are inline assembly
 
 set(KVANTA_ISA_FLAGS_neon "")
@@ -76,7 +77,7 @@ function(kvanta_isa_sources variable)
       endif()
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each
-        if((isa MATCHES "^avx512" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX))
+        if((isa MATCHES "^(avx512|zen4)" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX))
           list(APPEND options -fno-sanitize=all)  # the unit never runs on this machine
         endif()
       endif()

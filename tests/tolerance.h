@@ -86,12 +86,13 @@ inline double AttentionTolerance(double logit_error, Operands probs, int page_si
 }
 
 // Bound of the root mean square over many outputs, which detects a missing term that the worst-case bounds above would
-// not: rounding errors are independent, rounding to a step has a standard deviation of a step / sqrt(12), a logit sums
-// head_dim of them times |k|, and a weighted mean does not exceed its values. Four times that.
-inline double AttentionRms(Operands queries, Operands probs, double scale, double q_max, double q_norm, double k_norm,
-                           int page_size, double value_rms) {
+// not: rounding errors are independent, rounding to a step has a standard deviation of a step / sqrt(12), rounding of
+// unit normal queries less than their precision, a logit sums head_dim of them times |k|, and a weighted mean does not
+// exceed its values. Four times that.
+inline double AttentionRms(Operands queries, Operands probs, double scale, double q_max, double k_norm, int page_size,
+                           double value_rms) {
   const double step = 1 / __builtin_sqrt(12);
-  const double logit = scale * k_norm * (queries.steps > 0 ? q_max * step / queries.steps : q_norm * queries.relative);
+  const double logit = scale * k_norm * (queries.steps > 0 ? q_max * step / queries.steps : queries.relative);
   const double weights = probs.steps > 0 ? __builtin_sqrt(page_size) * step / probs.steps : probs.relative;
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }

@@ -12,7 +12,7 @@ struct IsaTable;
 
 namespace kvanta::attention {
 
-// isa: "auto", "amx", "avx512", "avx2" or "portable" (kernels/cpu/select.h). Throws InputError for an unknown or
+// isa: "auto" or a unit's name, "avx2" for example (kernels/cpu/select.h). Throws InputError for an unknown or
 // unsupported instruction set and for a config that does not match the cache's layout. `pool` must outlive the backend.
 std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const char* isa = "auto");

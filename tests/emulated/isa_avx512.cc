@@ -4,3 +4,5 @@
 #include "kernels/cpu/x86/isa_avx512vnni.cc"  // NOLINT(bugprone-suspicious-include): the unit under test
 // After the unit that it copies.
 #include "kernels/cpu/x86/isa_avx512.cc"  // NOLINT(bugprone-suspicious-include): the unit under test
+// After the unit that it copies.
+#include "kernels/cpu/x86/isa_zen4.cc"  // NOLINT(bugprone-suspicious-include): the unit under test

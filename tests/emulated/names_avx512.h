@@ -6,6 +6,6 @@
 
 #define Avx512VnniTable EmulatedAvx512VnniTable
 #define Avx512Table EmulatedAvx512Table
-#define Avx512Fp8DotsTable EmulatedAvx512Fp8DotsTable
+#define Zen4Table EmulatedZen4Table
 #define Avx512BlockKernels EmulatedAvx512BlockKernels
 #define Avx512QuantizedKernels EmulatedAvx512QuantizedKernels

@@ -12,7 +12,7 @@
 namespace kvanta::kernels {
 
 const IsaTable& EmulatedAvx512Table();
-const IsaTable& EmulatedAvx512Fp8DotsTable();
+const IsaTable& EmulatedZen4Table();
 const IsaTable& EmulatedAmxTable();
 
 }  // namespace kvanta::kernels
@@ -24,17 +24,23 @@ struct Unit {
   const kernels::IsaTable* table;
 };
 
-inline bool HasAttention(const std::vector<Unit>& units, const kernels::IsaTable& table) {
-  return std::ranges::any_of(units, [&](const Unit& unit) { return unit.table->attention == table.attention; });
+inline bool HasUnit(const std::vector<Unit>& units, std::string_view name) {
+  return std::ranges::any_of(units, [&](const Unit& unit) { return unit.name == name; });
+}
+
+// True for units that differ from zen4, which the machine has, in the products of bf16 weights or fp8 codes alone.
+inline bool IsLikeZen4(const std::vector<Unit>& units, std::string_view isa) {
+  return HasUnit(units, "zen4") && isa.starts_with("avx512");
 }
 
 // Units that differ in more than the products of bf16 weights and of fp8 codes; for the thread sanitizer, the best one.
 inline std::vector<Unit> Units() {
   std::vector<Unit> units;
   for (const char* isa : kernels::RunnableIsas()) {
-    const bool is_variant = std::string_view(isa) == "avx512vnni" && !units.empty();  // of a better unit
     const kernels::IsaTable& table = kernels::SelectIsa(isa);
-    if (!is_variant && !HasAttention(units, table)) units.push_back({isa, &table});
+    const bool is_new =
+        std::ranges::none_of(units, [&](const Unit& u) { return u.table->attention == table.attention; });
+    if (is_new && !IsLikeZen4(units, isa)) units.push_back({isa, &table});
   }
 #ifdef KVANTA_EMULATED_AVX512
   units.push_back({"avx512_emulated", &kernels::EmulatedAvx512Table()});
@@ -51,27 +57,31 @@ inline std::vector<Unit> Units() {
 // The same, and AVX-512 with both kinds of products of fp8 codes.
 inline std::vector<Unit> AttentionUnits() {
   std::vector<Unit> units = Units();
+#ifdef KVANTA_THREAD_SANITIZED
+  return units;
+#endif
 #ifdef KVANTA_EMULATED_AVX512
-  units.push_back({"avx512_fp8_dots_emulated", &kernels::EmulatedAvx512Fp8DotsTable()});
+  units.push_back({"zen4_emulated", &kernels::EmulatedZen4Table()});
 #endif
 #if defined(__x86_64__)
-  if (std::ranges::none_of(units, [](const Unit& unit) { return unit.name == "avx512"; })) return units;
-  if (!HasAttention(units, kernels::Avx512VnniTable())) units.push_back({"avx512vnni", &kernels::Avx512VnniTable()});
-  if (!HasAttention(units, kernels::Avx512Fp8DotsTable()))
-    units.push_back({"avx512_fp8_dots", &kernels::Avx512Fp8DotsTable()});
+  if (HasUnit(units, "zen4")) {
+    units.push_back({"avx512", &kernels::Avx512Table()});
+  } else if (HasUnit(units, "avx512")) {
+    units.push_back({"zen4", &kernels::Zen4Table()});
+  }
 #endif
   return units;
 }
 
-// All units; for the thread sanitizer, the best one.
+// Units that differ in linear layers, in which zen4 is avx512; for the thread sanitizer, the best one.
 inline std::vector<Unit> ElementUnits() {
   std::vector<Unit> units = Units();
 #ifdef KVANTA_THREAD_SANITIZED
   return units;
 #endif
-  for (const char* isa : kernels::RunnableIsas()) {
-    const bool is_new = std::ranges::none_of(units, [&](const Unit& unit) { return unit.name == isa; });
-    if (is_new) units.push_back({isa, &kernels::SelectIsa(isa)});
+  std::erase_if(units, [](const Unit& unit) { return unit.name == "zen4"; });
+  for (const std::string_view isa : kernels::RunnableIsas()) {
+    if (isa != "zen4" && !HasUnit(units, isa)) units.push_back({std::string(isa), &kernels::SelectIsa(isa)});
   }
   return units;
 }

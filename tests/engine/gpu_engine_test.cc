@@ -85,7 +85,9 @@ TEST_P(GpuEngineTest, LogitsAreBatchInvariantAndNearTheCpus) {
   };
   for (const auto& [kv, weights, experts] : kCases) {
     SCOPED_TRACE(std::string(kv) + " beside weights " + weights + (experts ? " of experts" : ""));
-    Engine cpu(Config(kv, weights, experts));
+    EngineConfig on_cpu = Config(kv, weights, experts);
+    on_cpu.isa = "portable";  // operands of fp8 are not rounded to bf16
+    Engine cpu(on_cpu);
     const std::unique_ptr<Engine::Impl> engine = Make(Config(kv, weights, experts));
     const std::vector<float> expected = ColdLogits(cpu, tokens), logits = ColdLogits(*engine, tokens);
     const size_t vocab = expected.size() / tokens.size();

@@ -60,7 +60,7 @@ const IsaTable& PortableTable();
 const IsaTable& Avx2Table();
 const IsaTable& Avx512VnniTable();
 const IsaTable& Avx512Table();
-const IsaTable& Avx512Fp8DotsTable();  // fp8 by vdpbf16ps: the Avx512Table() of CPUs that multiply bf16 at full speed
+const IsaTable& Zen4Table();
 const IsaTable& AmxTable();
 const IsaTable& NeonTable();
 const IsaTable& DotprodTable();

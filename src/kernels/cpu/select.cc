@@ -29,6 +29,7 @@ struct Unit {
 constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
     {AmxTable, [] { return DetectCpuFeatures().amx; }, RequestAmxPermission},
+    {Zen4Table, [] { return DetectCpuFeatures().zen4; }, nullptr},
     {Avx512Table, [] { return DetectCpuFeatures().avx512; }, nullptr},
     {Avx512VnniTable, [] { return DetectCpuFeatures().avx512vnni; }, nullptr},
     {Avx2Table, [] { return DetectCpuFeatures().avx2; }, nullptr},

@@ -26,7 +26,8 @@ __attribute__((noinline)) void ScoreFp8AsFp16Group(const KeyPass& pass, const ui
 template <class Decoder>
 void ScoreFp8AsFp16(const KeyPass& pass) {
   alignas(64) uint8_t fp16[2 * 16 * kMaxHeadDim];
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, 1, Decoder::Fp16Code::kSub * kLinesOfStep)};
+  Prefetcher prefetch{pass.prefetch,
+                      ScoreSteps(pass, QueryTiles(pass.rows), 1, Decoder::Fp16Code::kSub * kLinesOfStep)};
   for (int group = 0; group < pass.groups; ++group) {
     Decoder::Unpack(pass.cell.codes + int64_t{group} * 16 * pass.cell.head_dim, pass.cell.head_dim / 4, 16, fp16);
     ScoreFp8AsFp16Group<typename Decoder::Fp16Code>(pass, fp16, group, prefetch);

@@ -87,15 +87,17 @@ KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int gr
   if (pass.rows - row == 1) ScoreTile<Decoder, kGroups, 1>(pass, lines, group, row, prefetch);
 }
 
-// Prefetcher steps of a QK call that scores `groups` groups at a time and steps every `channels` channels.
-KVANTA_INLINE constexpr int ScoreSteps(const KeyPass& pass, int groups, int channels) {
-  return (pass.groups + groups - 1) / groups * QueryTiles(pass.rows) * (pass.cell.head_dim / channels);
+// Prefetcher steps of a QK call of `tiles` tiles of rows that scores `groups` groups at a time and steps every
+// `channels` channels.
+KVANTA_INLINE constexpr int ScoreSteps(const KeyPass& pass, int tiles, int groups, int channels) {
+  return (pass.groups + groups - 1) / groups * tiles * (pass.cell.head_dim / channels);
 }
 
 template <class Decoder>
 void Score(const KeyPass& pass) {
   constexpr int kGroups = DotUnroll<Decoder>();
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kGroups, Decoder::kSub * kLinesOfStep)};
+  Prefetcher prefetch{pass.prefetch,
+                      ScoreSteps(pass, RowTiles<Decoder>(pass.rows), kGroups, Decoder::kSub * kLinesOfStep)};
   const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Decoder::kSub) * 2;
   int group = 0;
   for (; group + kGroups <= pass.groups; group += kGroups) {

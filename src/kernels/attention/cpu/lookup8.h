@@ -121,7 +121,7 @@ KVANTA_INLINE void ScoreLookup8Group(const KeyPass& pass, int group, Prefetcher&
 
 template <formats::ElementType kElementType>
 void ScoreLookup8(const KeyPass& pass) {
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, 1, CodeInt8::kSub * kLinesOfStep)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, QueryTiles(pass.rows), 1, CodeInt8::kSub * kLinesOfStep)};
   for (int group = 0; group < pass.groups; ++group) ScoreLookup8Group<kElementType>(pass, group, prefetch);
 }
 

@@ -120,9 +120,17 @@ KVANTA_INLINE constexpr int ManyRows() {
   return 0;
 }
 
-// Number of query tiles of a call.
+// Number of query tiles of a call without larger tiles.
 KVANTA_INLINE constexpr int QueryTiles(int rows) {
   return (rows + kQueryTile - 1) / kQueryTile;
+}
+
+// Number of tiles of a call, larger ones included.
+template <class Decoder>
+KVANTA_INLINE constexpr int RowTiles(int rows) {
+  if constexpr (ManyRows<Decoder>() == 0) return QueryTiles(rows);
+  constexpr int kRows = ManyRows<Decoder>() != 0 ? ManyRows<Decoder>() : 1;
+  return rows / kRows + QueryTiles(rows % kRows);
 }
 
 }  // namespace

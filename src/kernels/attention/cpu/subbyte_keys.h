@@ -159,7 +159,7 @@ KVANTA_INLINE void AddScores(const KeyPass& pass, const KeyScales& scales, int f
 template <class Key>
 void ScoreSubbyte(const KeyPass& pass) {
   KeyScales scales;
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kGroupsUnroll, Key::kChannelsOfStep)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, QueryTiles(pass.rows), kGroupsUnroll, Key::kChannelsOfStep)};
   LoadKeyScales(pass.cell, pass.groups, scales);
   AddScores<Key>(pass, scales, 0, pass.groups, prefetch);
 }
@@ -297,7 +297,7 @@ KVANTA_INLINE void ScoreByTokenGroup(const KeyPass& pass, F score) {
 template <formats::ElementType kElementType>
 void ScoreChannelScaled(const KeyPass& pass) {
   using Key = SubbyteKey<SubbyteTypeOf<kElementType>>;
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kGroupsUnroll, Key::kChannelsOfStep)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, QueryTiles(pass.rows), kGroupsUnroll, Key::kChannelsOfStep)};
   ScoreByTokenGroup<kElementType, true>(
       pass, [&](const KeyPass& scaled, const KeyScales& scales, int first, int last)
                 __attribute__((always_inline)) { AddScores<Key>(scaled, scales, first, last, prefetch); });

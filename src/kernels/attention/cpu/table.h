@@ -97,7 +97,8 @@ struct KeyPass {
 struct KeyKernel {
   // Bytes of one prepared query row, a multiple of 64.
   int64_t (*query_bytes)(int head_dim);
-  // Prepares a transformed query row: quantizes it to 8 or 16 bits for integer codes and stores the sum of each block
+  // Prepares a transformed query row: quantizes it to 8 or 16 bits for integer codes, may round it to bf16 for fp8
+  // (AttentionKernels::fp8_has_bf16_operands), and stores the sum of each block
   // of `block` channels. Returns the factor for its dots.
   float (*prepare)(const float* query, int head_dim, int block, uint8_t* out);
   void (*score)(const KeyPass& pass);
@@ -157,8 +158,9 @@ struct AttentionKernels {
   int pass_rows = 8;                   // preferred number of rows per call
   bool fp8_has_bf16_operands = false;  // queries and scaled probabilities of fp8 and e3m2 are rounded to bf16
   // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
-  // rest while the page's own keys are scored. 0, or larger pages: whole, one page ahead.
-  int64_t two_part_prefetch_bytes = 0;
+  // rest while the page's own keys are scored, since L1 holds half of it next to queries and scores. Larger pages:
+  // whole, one page ahead.
+  int64_t two_part_prefetch_bytes = 20 << 10;
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];

@@ -255,7 +255,9 @@ KVANTA_INLINE void MaskWords(const uint8_t* lines, int head_dim, int first, int 
 template <class Decoder>
 KVANTA_INLINE int AddSteps(const ValuePass& pass, int words) {
   constexpr int kChannels = ColumnsOf<Decoder>() * ColumnsUnroll<Decoder>();
-  return (pass.cell.head_dim + kChannels - 1) / kChannels * QueryTiles(pass.rows) * words;
+  // Larger tiles of decoders that unroll columns cover fewer of these, with as many steps as two query tiles.
+  const int tiles = ColumnsUnroll<Decoder>() > 1 ? QueryTiles(pass.rows) : RowTiles<Decoder>(pass.rows);
+  return (pass.cell.head_dim + kChannels - 1) / kChannels * tiles * words;
 }
 
 template <class Decoder>

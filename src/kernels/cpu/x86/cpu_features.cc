@@ -64,7 +64,7 @@ CpuFeatures Detect() {
                  KernelSupportsTiles();
   // "AuthenticAMD". Sapphire Rapids takes two cycles where two multiply-adds take one, and no CPUID bit says so.
   const CpuidResult vendor = Cpuid(0, 0);
-  features.fast_bf16_dots = features.avx512 && vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65;
+  features.zen4 = features.avx512 && vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65;
   return features;
 }
 

@@ -5,11 +5,11 @@ namespace kvanta::kernels {
 
 // Instruction sets that the CPU has and whose registers the operating system saves.
 struct CpuFeatures {
-  bool avx2 = false;            // AVX2, FMA, F16C, BMI2
-  bool avx512vnni = false;      // AVX2 and AVX-512 F, BW, VL, DQ, VBMI, VNNI: Ice Lake
-  bool avx512 = false;          // the same and BF16: Zen 4, Sapphire Rapids
-  bool amx = false;             // AVX-512 and AMX TILE, INT8, BF16
-  bool fast_bf16_dots = false;  // AVX-512 BF16 by vector units of full width: vdpbf16ps as fast as an f32 multiply-add
+  bool avx2 = false;        // AVX2, FMA, F16C, BMI2
+  bool avx512vnni = false;  // AVX2 and AVX-512 F, BW, VL, DQ, VBMI, VNNI: Ice Lake
+  bool avx512 = false;      // the same and BF16: Zen 4, Sapphire Rapids
+  bool amx = false;         // AVX-512 and AMX TILE, INT8, BF16
+  bool zen4 = false;        // avx512, and vdpbf16ps takes no longer than an f32 multiply-add: AMD
 };
 
 const CpuFeatures& DetectCpuFeatures();

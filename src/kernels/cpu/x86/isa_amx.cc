@@ -116,7 +116,6 @@ AttentionKernels MakeKernels() {
   kernels.enter = [] { Tiles::Configure(); };
   kernels.leave = [] { Tiles::Release(); };
   kernels.pass_rows = kTileRows;
-  kernels.two_part_prefetch_bytes = 20 << 10;  // what a first-level cache of 48 KiB holds next to queries and scores
   SetTiles<ElementType::kBf16, Bf16Keys, Bf16Values>(kernels);
   SetTiles<ElementType::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
   SetTiles<ElementType::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);

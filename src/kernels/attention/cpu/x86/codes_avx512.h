@@ -1,6 +1,6 @@
 // Dot products with the codes of the cache on AVX-512; codes_avx2.h describes Dot(). bf16 and fp8 (by exact byte
-// tables) become f32 lanes for multiply-adds; integers are multiplied by vpdpbusd with operands split into two signed
-// bytes, which keeps the 16 bits that operands have on every ISA.
+// tables; fp8_dots_avx512.h has another way) become f32 lanes for multiply-adds; integers are multiplied by vpdpbusd
+// with operands split into two signed bytes, which keeps the 16 bits that operands have on every ISA.
 #pragma once
 
 #include <cstdint>
@@ -103,7 +103,7 @@ struct DecodeFp16 {
 };
 
 // bf16 and fp8 as pairs of bf16 in a lane, which shifts and masks convert to f32. vdpbf16ps would multiply pairs, but
-// needs two terms for every f32 operand and takes four times as long as a multiply-add on some CPUs.
+// needs two terms for every f32 operand and takes four times as long as a multiply-add on some CPUs (ADRs 0014, 0067).
 template <class Decode>
 struct PairCode {
   static constexpr int kDotUnroll = Decode::kPairs == 1 ? kGroupsUnroll : 1;  // more would not fit in the registers

@@ -1,6 +1,6 @@
 // Dot products with fp8 codes by vdpbf16ps: operands are rounded to bf16, which loses far less than the codes did
 // (three bits of mantissa or two), and half as many instructions remain as with f32 multiply-adds. Included by
-// isa_avx512.cc.
+// isa_zen4.cc.
 #pragma once
 
 #include <cstdint>

@@ -142,11 +142,11 @@ double Verify(BenchCaches& caches, const AttentionBench& options, const std::str
               const std::vector<float>& q, const std::vector<float>& out) {
   const double error = ErrorOf(caches, options, q, out);
   const formats::LayerScheme& scheme = caches.store().Layout().layers.front();
-  const bool has_bf16_operands = kernels::SelectIsa(options.isa).attention->fp8_has_bf16_operands;
+  const kernels::AttentionKernels& table = *kernels::SelectIsa(options.isa).attention;
   double tolerance = kMaxError;
   for (const formats::ElementType code : {scheme.k.format->code, scheme.v.format->code}) {
     if (kernels::HasByteOperands(code)) tolerance = kMaxByteOperandError;
-    if (has_bf16_operands && kernels::DotOf(code) == Dot::kFp8) tolerance = std::max(tolerance, kMaxBf16OperandError);
+    if (table.HasBf16Operands(code)) tolerance = std::max(tolerance, kMaxBf16OperandError);
   }
   if (!(error <= tolerance)) {
     throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));

@@ -109,8 +109,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   static testing::Operands OperandsOf(const formats::Side& side, double narrow) {
     const formats::ElementType code = side.format->code;
     if (formats::IsInteger(code)) return {.steps = kernels::HasByteOperands(code) ? narrow : testing::kByteSteps};
-    const bool bf16 = GetParam().table->attention->fp8_has_bf16_operands && formats::CodeBits(code) <= 8;
-    return bf16 ? testing::Operands{.relative = testing::kUnitBf16} : testing::Operands{};
+    if (GetParam().table->attention->HasBf16Operands(code)) return {.relative = testing::kUnitBf16};
+    return {};
   }
   static testing::Operands Queries(const formats::LayerScheme& layer) {
     return OperandsOf(layer.k, testing::kSubbyteSteps);

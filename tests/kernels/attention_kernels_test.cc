@@ -170,13 +170,11 @@ void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& forma
 TEST_P(AttentionKernelsTest, ValuesDecodeEveryCode) {
   for (const formats::Format& name : formats::All()) {
     const formats::Format& format = formats::OnSide(name, false);
-    const bool has_bf16_operands =
-        Kernels().fp8_has_bf16_operands && !formats::IsInteger(format.code) && formats::CodeBits(format.code) <= 8;
     for (const formats::CellShape shape : ShapesOf(format)) {
       SCOPED_TRACE(fmt::format("{} of {}", format.name, shape.head_dim));
       for (const Cell& values : EveryCode(format, SideKind::kV, shape)) {
         ExpectDecodedValues(Value(format), format, values, shape.tokens == 64,
-                            has_bf16_operands ? testing::kUnitBf16 : 0);
+                            Kernels().HasBf16Operands(format.code) ? testing::kUnitBf16 : 0);
       }
     }
   }

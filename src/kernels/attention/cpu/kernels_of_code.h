@@ -34,24 +34,27 @@ constexpr void Set(AttentionKernels& kernels, formats::ElementType type) {
   kernels.values[static_cast<int>(type)] = ValueKernelOf<ValueDecoder>();
 }
 
-// Sets fp8, and the types that are expanded to E4M3, from kIndex on.
-template <class E4M3, class E5M2, int kIndex = 0>
-constexpr void SetFp8(AttentionKernels& kernels) {
-  using formats::ElementType;
-  if constexpr (kIndex == 0) {
-    Set<E4M3>(kernels, ElementType::kE4M3);
-    Set<E5M2>(kernels, ElementType::kE5M2);
-  }
+// Sets the types from kIndex on that are expanded to E4M3.
+template <class E4M3, int kIndex = 0>
+constexpr void SetExpanded(AttentionKernels& kernels) {
   if constexpr (kIndex < formats::kElementTypes) {
-    constexpr auto kType = static_cast<ElementType>(kIndex);
+    constexpr auto kType = static_cast<formats::ElementType>(kIndex);
     if constexpr (formats::Info(kType).decoding == formats::Decoding::kLookup8 && !formats::IsInteger(kType)) {
       constexpr KeyKernel kKeys = KeyKernelOf<E4M3>();
       kernels.keys[kIndex] = {kKeys.query_bytes, PrepareLookup8<kType, kKeys.prepare>,
                               ScoreExpanded<kType, kKeys.score>};
       kernels.values[kIndex] = {AccumulateLookup8<kType, ValueKernelOf<E4M3>().accumulate>};
     }
-    SetFp8<E4M3, E5M2, kIndex + 1>(kernels);
+    SetExpanded<E4M3, kIndex + 1>(kernels);
   }
+}
+
+// Sets fp8, and the types that are expanded to it.
+template <class E4M3, class E5M2>
+constexpr void SetFp8(AttentionKernels& kernels) {
+  Set<E4M3>(kernels, formats::ElementType::kE4M3);
+  Set<E5M2>(kernels, formats::ElementType::kE5M2);
+  SetExpanded<E4M3>(kernels);
 }
 
 }  // namespace

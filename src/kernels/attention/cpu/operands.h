@@ -128,9 +128,8 @@ KVANTA_INLINE constexpr int QueryTiles(int rows) {
 // Number of tiles of a call, larger ones included.
 template <class Decoder>
 KVANTA_INLINE constexpr int RowTiles(int rows) {
-  if constexpr (ManyRows<Decoder>() == 0) return QueryTiles(rows);
-  constexpr int kRows = ManyRows<Decoder>() != 0 ? ManyRows<Decoder>() : 1;
-  return rows / kRows + QueryTiles(rows % kRows);
+  if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) return rows / kRows + QueryTiles(rows % kRows);
+  return QueryTiles(rows);
 }
 
 }  // namespace

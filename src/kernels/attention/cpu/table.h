@@ -161,6 +161,9 @@ struct AttentionKernels {
   // rest while the page's own keys are scored, since L1 holds half of it next to queries and scores. Larger pages:
   // whole, one page ahead.
   int64_t two_part_prefetch_bytes = 20 << 10;
+  bool HasBf16Operands(formats::ElementType type) const noexcept {
+    return fp8_has_bf16_operands && !formats::IsInteger(type) && formats::CodeBits(type) <= 8;
+  }
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];

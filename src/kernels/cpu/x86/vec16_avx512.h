@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/dtype.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/vec16_exp.h"
 
@@ -184,13 +185,11 @@ struct Vec16 {
   // Stores 16 bf16, rounded to nearest even; NaN stays NaN.
   static KVANTA_INLINE void StoreBf16(F x, uint8_t* out) {
 #ifdef KVANTA_EMULATE_AVX512
+    float values[kLanes];
+    Store(values, x);
     for (int i = 0; i < kLanes; ++i) {
-      float value;
-      uint32_t bits;
-      std::memcpy(&value, reinterpret_cast<const uint8_t*>(&x) + 4 * i, sizeof value);
-      std::memcpy(&bits, &value, sizeof bits);
-      bits = value == value ? bits + 0x7fff + (bits >> 16 & 1) : 0x7fc00000;
-      std::memcpy(out + 2 * i, reinterpret_cast<const uint8_t*>(&bits) + 2, 2);
+      const uint16_t code = FloatToBf16(values[i]);
+      std::memcpy(out + 2 * i, &code, sizeof code);
     }
 #else
     const __m256bh codes = _mm512_cvtneps_pbh(x);

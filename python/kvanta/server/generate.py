@@ -198,6 +198,10 @@ class GenerateResponse(GenerationResponse):
         longest = max((len(output.token_ids) for output in self._job.outputs), default=0)
         return super()._entries(max(tokens, longest), choices)
 
+    def _delta_entries(self, delta: Delta) -> int:
+        """Every event has the prompts' entries, not the first alone."""
+        return self._entries(delta.end - delta.begin, 1) + self._prompt_entries
+
     def _fields(self, delta: Delta, text: str) -> dict[str, Any]:
         index, end = delta.choice, delta.end
         output = self._job.outputs[index]

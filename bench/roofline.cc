@@ -130,19 +130,19 @@ double ReadLimit::Now() {
 
 struct DotLimit::State {
   const RooflineTable& table;
-  bool fp8_has_bf16_operands;
+  bool bf16_operands;
   ThreadPool pool;
 };
 
 DotLimit::DotLimit(int threads, const IsaTable& isa)
-    : state_(new State{RooflineOf(isa), isa.attention->fp8_has_bf16_operands, ThreadPool(threads)}) {}
+    : state_(new State{RooflineOf(isa), isa.attention->bf16_operands, ThreadPool(threads)}) {}
 
 DotLimit::~DotLimit() = default;
 
 double DotLimit::Now(Dot dot) {
   const RooflineTable& table = state_->table;
-  const PeakLoop fp8_dot = state_->fp8_has_bf16_operands ? table.bf16_dot : table.bf16_terms_dot;
-  const PeakLoop loops[kDots] = {table.f32_fma, table.bf16_terms_dot, fp8_dot, table.wide_dot, table.subbyte_dot};
+  const PeakLoop bf16_dot = state_->bf16_operands ? table.bf16_dot : table.bf16_terms_dot;
+  const PeakLoop loops[kDots] = {table.f32_fma, bf16_dot, table.wide_dot, table.subbyte_dot};
   const int terms = dot == Dot::kWide ? table.operand_terms : 1;
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }

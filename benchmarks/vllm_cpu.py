@@ -20,81 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
+from random_model import llama_config, write_random_model
 from server_process import KVANTA, server_process
 
 from kvanta import _core
-from kvanta.detokenize import byte_level_alphabet
 from kvanta.models import resolve_model
-from kvanta.safetensors_writer import write_safetensors
 
-SMALL: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1664,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 4096,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "torch_dtype": "bfloat16",
-}
+SMALL = llama_config(hidden=512, inner=1664, layers=4, heads=8, kv_heads=2, head_dim=64, vocab=4096, context=2048)
 BARS = {"15m": 3.0, "smollm2": 1.3}
 _CACHE_GIB = 2
-
-
-def make_small_model(folder: Path) -> Path:
-    """Random weights of SMALL, and a tokenizer of bytes and made-up words."""
-    folder.mkdir()
-    hidden, inner, vocab = SMALL["hidden_size"], SMALL["intermediate_size"], SMALL["vocab_size"]
-    kv = SMALL["num_key_value_heads"] * SMALL["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
-    for layer in range(SMALL["num_hidden_layers"]):
-        name = f"model.layers.{layer}."
-        shapes |= {f"{name}{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
-        rows = {"q": hidden, "k": kv, "v": kv, "o": hidden}
-        shapes |= {f"{name}self_attn.{part}_proj.weight": (count, hidden) for part, count in rows.items()}
-        shapes |= {f"{name}mlp.{part}_proj.weight": (inner, hidden) for part in ("gate", "up")}
-        shapes[f"{name}mlp.down_proj.weight"] = (hidden, inner)
-    shapes["model.norm.weight"] = (hidden,)
-    random = np.random.default_rng(15)
-
-    def values(name: str, shape: tuple[int, ...]) -> Any:
-        if len(shape) == 1:
-            return np.ones(shape, np.float32)
-        return (random.standard_normal(shape) * shape[1] ** -0.5).astype(np.float32)
-
-    write_safetensors(
-        folder / "model.safetensors", shapes, ((name, values(name, shape)) for name, shape in shapes.items())
-    )
-    words = ["<end>", *byte_level_alphabet(), *(f"\u0120w{index}" for index in range(vocab))][:vocab]
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": {word: index for index, word in enumerate(words)}, "merges": []},
-    }
-    files = {
-        "config.json": SMALL,
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"},
-    }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    return folder
 
 
 def commands(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
@@ -204,7 +138,7 @@ def main() -> int:
         raise SystemExit("error: --keep-vllm: --json is no earlier report of these models and settings")
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.models:
-            folder = make_small_model(Path(scratch) / name) if name == "15m" else resolve_model(name).path
+            folder = write_random_model(Path(scratch) / name, SMALL) if name == "15m" else resolve_model(name).path
             rows[name] = measure(name, folder, options, rows[name]["vllm"] if options.keep_vllm else None)
     text = json.dumps({**settings, "rows": list(rows.values())}, indent=1)
     print(text)

@@ -34,6 +34,11 @@ const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::
   return (scaling.token_group != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
 }
 
+// Of channels beside quantized ones.
+const kernels::KeyKernel& UnquantizedKeyKernel(const AttentionKernels& kernels, formats::ElementType code) noexcept {
+  return code == formats::ElementType::kBf16 ? kernels.exact_keys : kernels.keys[Index(code)];
+}
+
 }  // namespace
 
 void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
@@ -42,13 +47,12 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   int head_dim = 0;
   for (const LayerView& layer : layers) {
     head_dim = std::max(head_dim, layer.scheme->shape.head_dim);
-    for (const formats::Format* keys : {layer.scheme->k.format, &ExactFormat()}) {
-      const kernels::KeyKernel& kernel = KeyKernelOf(kernels, keys->code, keys->scaling);
-      query_bytes = std::max(query_bytes, kernel.query_bytes(layer.scheme->shape.head_dim));
-    }
     const formats::LayerScheme& scheme = *layer.scheme;
-    const kernels::KeyKernel& unquantized = KeyKernelOf(kernels, scheme.unquantized_format->code, {});
-    query_bytes = std::max(query_bytes, unquantized.query_bytes(scheme.UnquantizedShape().head_dim));
+    const kernels::KeyKernel& quantized = KeyKernelOf(kernels, scheme.k.format->code, scheme.k.format->scaling);
+    const kernels::KeyKernel& unquantized = UnquantizedKeyKernel(kernels, scheme.unquantized_format->code);
+    query_bytes = std::max({query_bytes, quantized.query_bytes(scheme.shape.head_dim),
+                            kernels.exact_keys.query_bytes(scheme.shape.head_dim),
+                            unquantized.query_bytes(scheme.UnquantizedShape().head_dim)});
     if (!scheme.SharesCell()) continue;
     latent_bytes = std::max({latent_bytes, scheme.k.sections.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
   }
@@ -118,8 +122,8 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
   const int kv_head = tile_.kv_head + head;
   const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
-  const kernels::KeyKernel& exact = kernels_.keys[Index(formats::ElementType::kBf16)];
-  const kernels::KeyKernel& unquantized = kernels_.keys[Index(layer_.scheme->unquantized_format->code)];
+  const kernels::KeyKernel& exact = kernels_.exact_keys;
+  const kernels::KeyKernel& unquantized = UnquantizedKeyKernel(kernels_, layer_.scheme->unquantized_format->code);
   const float static_scale =
       side.format->scaling.per_head ? layer_.scales->k.scale[static_cast<size_t>(kv_head)] : 1.0f;
   const int block = formats::BlockChannels(side.format->scaling, head_dim_);
@@ -226,25 +230,27 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Prefetc
 // Computes the QK scores of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
 void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows, WorkspaceUse workspace_use,
                               const kernels::Prefetch& prefetch) noexcept {
-  const auto pass = [&](const CellSide& keys, int which, float* scores, WorkspaceUse cell_use,
-                        const kernels::Prefetch& next) {
-    KeyKernelOf(kernels_, keys.code, keys.scaling)
-        .score({.cell = keys.At(view.record),
-                .groups = groups,
-                .rows = rows,
-                .query = work_.queries_[which] + first_row * work_.query_stride_,
-                .query_stride = work_.query_stride_,
-                .row_scale = work_.row_scale_[which] + first_row,
-                .scores = scores,
-                .workspace = work_.workspace_,
-                .workspace_use = cell_use,
-                .allocation =
-                    which == 0 && layer_.scheme->k.query ? layer_.scales->k.query->Allocation(view.kv_head) : nullptr,
-                .prefetch = next});
+  const auto pass = [&](const kernels::KeyKernel& kernel, const CellSide& keys, int which, float* scores,
+                        WorkspaceUse cell_use, const kernels::Prefetch& next) {
+    kernel.score({.cell = keys.At(view.record),
+                  .groups = groups,
+                  .rows = rows,
+                  .query = work_.queries_[which] + first_row * work_.query_stride_,
+                  .query_stride = work_.query_stride_,
+                  .row_scale = work_.row_scale_[which] + first_row,
+                  .scores = scores,
+                  .workspace = work_.workspace_,
+                  .workspace_use = cell_use,
+                  .allocation =
+                      which == 0 && layer_.scheme->k.query ? layer_.scales->k.query->Allocation(view.kv_head) : nullptr,
+                  .prefetch = next});
   };
-  pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, workspace_use, prefetch);
-  if (view.cells->unquantized.bytes == 0) return;
-  pass(view.cells->unquantized, 2, work_.unquantized_scores_, WorkspaceUse::kNone, {});
+  const CellSide &keys = view.cells->k, &unquantized = view.cells->unquantized;
+  const kernels::KeyKernel& kernel = view.exact ? kernels_.exact_keys : KeyKernelOf(kernels_, keys.code, keys.scaling);
+  pass(kernel, keys, view.exact ? 1 : 0, work_.scores_, workspace_use, prefetch);
+  if (unquantized.bytes == 0) return;
+  pass(UnquantizedKeyKernel(kernels_, unquantized.code), unquantized, 2, work_.unquantized_scores_, WorkspaceUse::kNone,
+       {});
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
     const float* more = work_.unquantized_scores_ + row * kMaxPageTokens;
@@ -281,7 +287,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                           .workspace_use = workspace_use,
                           .prefetch = ahead.pv};
   if (scheme.SharesCell()) pass.cell.codes = work_.values_;
-  kernels_.values[Index(cells.v.code)].accumulate(pass);
+  (view.exact ? kernels_.exact_values : kernels_.values[Index(cells.v.code)]).accumulate(pass);
 }
 
 void TileAttention::Finish() noexcept {

@@ -28,12 +28,14 @@ inline bool HasUnit(const std::vector<Unit>& units, std::string_view name) {
   return std::ranges::any_of(units, [&](const Unit& unit) { return unit.name == name; });
 }
 
-// True for units that differ from zen4, which the machine has, in the products of bf16 weights or fp8 codes alone.
+// True for units that differ from zen4, which the machine has, in the products of bf16 weights, or of bf16 and fp8
+// codes, alone.
 inline bool IsLikeZen4(const std::vector<Unit>& units, std::string_view isa) {
   return HasUnit(units, "zen4") && isa.starts_with("avx512");
 }
 
-// Units that differ in more than the products of bf16 weights and of fp8 codes; for the thread sanitizer, the best one.
+// Units that differ in more than the products of bf16 weights, and of bf16 and fp8 codes; for the thread sanitizer, the
+// best one.
 inline std::vector<Unit> Units() {
   std::vector<Unit> units;
   for (const char* isa : kernels::RunnableIsas()) {
@@ -54,7 +56,7 @@ inline std::vector<Unit> Units() {
   return units;
 }
 
-// The same, and AVX-512 with both kinds of products of fp8 codes.
+// The same, and AVX-512 with both kinds of products of bf16 and fp8 codes.
 inline std::vector<Unit> AttentionUnits() {
   std::vector<Unit> units = Units();
 #ifdef KVANTA_THREAD_SANITIZED

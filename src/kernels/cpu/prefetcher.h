@@ -10,6 +10,12 @@ namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kLineBytes = 64;
+// Locality argument of __builtin_prefetch: 3 for the first-level cache, 2 for the second-level one.
+#ifdef KVANTA_PREFETCH_LEVEL2
+inline constexpr int kPrefetchLocality = 2;
+#else
+inline constexpr int kPrefetchLocality = 3;
+#endif
 
 // Spreads cache-line prefetches evenly over the Step() calls of a kernel: many at once would fill the line-fill buffers
 // and stall the computation. With more steps than lines, some lines are prefetched twice.
@@ -38,8 +44,8 @@ class Prefetcher {
 
  private:
   KVANTA_INLINE void Touch(uint32_t bytes) {
-    __builtin_prefetch(next_);
-    __builtin_prefetch(next_ + second_);
+    __builtin_prefetch(next_, 0, kPrefetchLocality);
+    __builtin_prefetch(next_ + second_, 0, kPrefetchLocality);
     next_ += bytes;
   }
 

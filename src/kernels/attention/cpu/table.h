@@ -31,6 +31,10 @@ using formats::IsSubbyte;
 constexpr bool HasByteOperands(formats::ElementType type) noexcept {
   return IsSubbyte(type) || formats::IsTrellis(type);
 }
+// Element types whose values are those of bf16: units may round their queries and scaled probabilities to it.
+constexpr bool IsExactInBf16(formats::ElementType type) noexcept {
+  return type == formats::ElementType::kBf16 || (!formats::IsInteger(type) && formats::CodeBits(type) <= 8);
+}
 inline constexpr float kMaxByteQuery = 127;  // a signed byte
 inline constexpr float kMaxByteProb = 255;   // an unsigned byte
 
@@ -97,8 +101,8 @@ struct KeyPass {
 struct KeyKernel {
   // Bytes of one prepared query row, a multiple of 64.
   int64_t (*query_bytes)(int head_dim);
-  // Prepares a transformed query row: quantizes it to 8 or 16 bits for integer codes, may round it to bf16 for fp8
-  // (AttentionKernels::fp8_has_bf16_operands), and stores the sum of each block
+  // Prepares a transformed query row: quantizes it to 8 or 16 bits for integer codes, may round it to bf16
+  // (AttentionKernels::HasBf16Operands), and stores the sum of each block
   // of `block` channels. Returns the factor for its dots.
   float (*prepare)(const float* query, int head_dim, int block, uint8_t* out);
   void (*score)(const KeyPass& pass);
@@ -155,18 +159,19 @@ struct AttentionKernels {
   // A thread calls these before and after it calls the other kernels, where they need CPU state (AMX tiles); else null.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
-  int pass_rows = 8;                   // preferred number of rows per call
-  bool fp8_has_bf16_operands = false;  // queries and scaled probabilities of fp8 and e3m2 are rounded to bf16
+  int pass_rows = 8;           // preferred number of rows per call
+  bool bf16_operands = false;  // queries and scaled probabilities of bf16, fp8 and e3m2 are rounded to bf16
   // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
   // rest while the page's own keys are scored, since L1 holds half of it next to queries and scores. Larger pages:
   // whole, one page ahead.
   int64_t two_part_prefetch_bytes = 20 << 10;
-  bool HasBf16Operands(formats::ElementType type) const noexcept {
-    return fp8_has_bf16_operands && !formats::IsInteger(type) && formats::CodeBits(type) <= 8;
-  }
+  bool HasBf16Operands(formats::ElementType type) const noexcept { return bf16_operands && IsExactInBf16(type); }
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];
+  // bf16 beside quantized cells: exact pages and unquantized channels. Operands have 16 bits or more on every unit.
+  KeyKernel exact_keys;
+  ValueKernel exact_values;
   formats::TrellisSearch search_trellis;
   formats::KltSearch search_klt;
   // out = formats::Hadamard(x), bit-identical; f32 [head_dim]; out may be x.

@@ -117,6 +117,8 @@ AttentionKernels MakeKernels() {
   kernels.leave = [] { Tiles::Release(); };
   kernels.pass_rows = kTileRows;
   SetTiles<ElementType::kBf16, Bf16Keys, Bf16Values>(kernels);
+  kernels.exact_keys = kernels.keys[static_cast<int>(ElementType::kBf16)];
+  kernels.exact_values = kernels.values[static_cast<int>(ElementType::kBf16)];
   SetTiles<ElementType::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
   SetTiles<ElementType::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
   SetTiles<ElementType::kInt8, Int8Keys, Int8Values>(kernels);

@@ -1,5 +1,5 @@
 // Dot products with the codes of the cache on AVX-512; codes_avx2.h describes Dot(). bf16 and fp8 (by exact byte
-// tables; fp8_dots_avx512.h has another way) become f32 lanes for multiply-adds; integers are multiplied by vpdpbusd
+// tables; bf16_dots_avx512.h has another way) become f32 lanes for multiply-adds; integers are multiplied by vpdpbusd
 // with operands split into two signed bytes, which keeps the 16 bits that operands have on every ISA.
 #pragma once
 

@@ -1,6 +1,5 @@
-// Dot products with fp8 codes by vdpbf16ps: operands are rounded to bf16, which loses far less than the codes did
-// (three bits of mantissa or two), and half as many instructions remain as with f32 multiply-adds. Included by
-// isa_zen4.cc.
+// Dot products with bf16 and fp8 codes by vdpbf16ps: operands are rounded to bf16, as the codes were or far more
+// precisely, and half as many instructions remain as with f32 multiply-adds. Included by isa_zen4.cc.
 #pragma once
 
 #include <cstdint>
@@ -14,32 +13,33 @@
 namespace kvanta::kernels {
 namespace {
 
-template <const ByteTables& kTables>
-struct Fp8DotCode {
+template <class Decode>
+struct Bf16DotCode {
   static constexpr int kDotUnroll = kGroupsUnroll;       // as many sums as hide the latency of a dot
   static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // shares the decoding among as many rows as registers allow
-  static constexpr int kSub = 4;
+  static constexpr int kSub = 2 * Decode::kPairs;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
   static constexpr int kOperandBytes = 2;
 
-  // Stores the even ones of every four first, as DecodeFp8 pairs codes.
+  // Of two pairs, stores the even ones of every four first, as DecodeFp8 pairs codes.
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
-    Vec16::StoreBf16(_mm512_permute_ps(x, _MM_SHUFFLE(3, 1, 2, 0)), out);
+    if constexpr (Decode::kPairs == 2) x = _mm512_permute_ps(x, _MM_SHUFFLE(3, 1, 2, 0));
+    Vec16::StoreBf16(x, out);
   }
 
   template <int kUnroll, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
                                 Vec16::F* sums, Prefetcher& prefetch) {
-    const DecodeFp8<kTables> decode;
+    const Decode decode;
     Vec16::F sum[kRows * kUnroll];
     for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = Vec16::Zero();
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-          __m512i pairs[kUnroll][2];
+          __m512i pairs[kUnroll][Decode::kPairs];
           for (int v = 0; v < kUnroll; ++v) decode.Pairs(LoadLine<kTail>(lines, i, v), pairs[v]);
 #pragma GCC unroll 2
-          for (int pair = 0; pair < 2; ++pair) {
+          for (int pair = 0; pair < Decode::kPairs; ++pair) {
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
               const __m512i operand = Broadcast32(operands[r] + i * (kSub * kOperandBytes) + pair * 4);
@@ -52,6 +52,10 @@ struct Fp8DotCode {
     for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = sum[i];
   }
 };
+
+using Bf16DotBf16 = Bf16DotCode<DecodeBf16>;
+using Bf16DotE4M3 = Bf16DotCode<DecodeFp8<kE4M3Tables>>;
+using Bf16DotE5M2 = Bf16DotCode<DecodeFp8<kE5M2Tables>>;
 
 }  // namespace
 }  // namespace kvanta::kernels

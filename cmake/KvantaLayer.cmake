@@ -34,7 +34,7 @@ set(KVANTA_ISA_FLAGS_avx512vnni -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno
                                 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
                                 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
 set(KVANTA_ISA_FLAGS_avx512 ${KVANTA_ISA_FLAGS_avx512vnni} -mavx512bf16)
-set(KVANTA_ISA_FLAGS_zen4 ${KVANTA_ISA_FLAGS_avx512})
+set(KVANTA_ISA_FLAGS_zen4 ${KVANTA_ISA_FLAGS_avx512} -DKVANTA_PREFETCH_LEVEL2)
 set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512})  # tile instructions are inline assembly
 
 set(KVANTA_ISA_FLAGS_neon "")

@@ -56,8 +56,8 @@ inline constexpr double kOperandRelative = 6 * kUnitF32;
 
 // Precision of the operands of a side's codes: `steps` of the largest one of a row for integer codes, of 16 bits for
 // 8-bit codes and Lloyd-Max levels, of 8 for narrower integers and trellis codes, with unsigned probabilities. 0 steps:
-// floating point, `relative` to each operand: 2^-17 for two terms of bf16, 2^-8 (kUnitBf16) for one, where fp8 codes
-// have those.
+// floating point, `relative` to each operand: 2^-17 for two terms of bf16, 2^-8 (kUnitBf16) for one
+// (AttentionKernels::HasBf16Operands).
 struct Operands {
   double steps = 0;
   double relative = 0x1p-17;

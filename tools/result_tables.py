@@ -15,6 +15,7 @@ from llama_tables import LLAMA_TABLES
 from peer_rows import compare
 from rank_tables import RANK_TABLES
 from result_table import Rows, Table
+from vllm_tables import VLLM_TABLES
 
 
 def _compare_with_own(result: Mapping[str, Any], folder: Path) -> Rows:
@@ -304,6 +305,7 @@ TABLES = {
     **GPU_TABLES,
     **LLAMA_TABLES,
     **RANK_TABLES,
+    **VLLM_TABLES,
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",
         lambda result, _: [result],
@@ -348,18 +350,15 @@ TABLES = {
             ("times of their prefill", "times", ".2f"),
         ),
     ),
-    "vllm-cpu": Table(
-        "benchmarks/vllm_cpu.py --vllm V --vllm-threads 0-1 --pairs 1 --json docs/results/vllm-cpu.json",
+    "weight-batches": Table(
+        "benchmarks/weight_batches.py --repeats 2 --json docs/results/weight-batches.json",
         "rows",
         (
-            ("model", "model", ""),
-            ("new tokens/s", "kvanta.output_throughput", ",.0f"),
-            ("vLLM's", "vllm.output_throughput", ",.0f"),
-            ("times", "times", ".1f"),
-            ("of bench engine's", "serve_share", ".0%"),
-            ("start (s)", "kvanta.start_s", ".1f"),
-            ("vLLM's", "vllm.start_s", ".1f"),
-            ("memory beside the weights (MiB)", "beside_weights_mib", ".0f"),
+            ("weights", "weights", ""),
+            ("prompt tokens/s", "prompt_tokens_s", ",.0f"),
+            ("times", "prompt_tokens_s_ratio", ".2f"),
+            ("new tokens/s", "new_tokens_s", ",.1f"),
+            ("times", "new_tokens_s_ratio", ".2f"),
         ),
     ),
     "demo": Table(

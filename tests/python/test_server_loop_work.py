@@ -120,10 +120,13 @@ def send(server: LiveServer, path: str, body: str) -> int:
 
 
 def reading_seconds() -> float:
-    """CPU time that LONGEST_BODY takes now."""
-    begin = time.thread_time()
-    json.loads(LONGEST_BODY)
-    return time.thread_time() - begin
+    """CPU time that LONGEST_BODY takes now, the shortest of three: a slow one would hide a long callback."""
+    times = []
+    for _ in range(3):
+        begin = time.thread_time()
+        json.loads(LONGEST_BODY)
+        times.append(time.thread_time() - begin)
+    return min(times)
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -27,7 +27,7 @@ LATENT_ROUNDING_RATIO = 1.5
 ROUNDED_SHARE = {"bf16": 0.9, "fp16": 0.2}
 
 # Attention compared with the reference on the same bytes, as a share of the largest output: ten times the error of
-# 16-bit operands, of bf16 ones, which fp8 has on some units, and of the 8-bit operands of sub-byte codes
+# 16-bit operands, of bf16 ones, which bf16 and fp8 have on some units, and of the 8-bit operands of sub-byte codes
 # (tests/tolerance.h derives the bounds).
 ATTENTION = 1e-3
 BF16_OPERANDS_ATTENTION = 2e-2

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from kvanta.errors import InputError
-from kvanta.outputs import TokenLogprobs
+from kvanta.outputs import RequestOutput, TokenLogprobs
 from kvanta.server.bites import MAX_FIELDS
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import Delta, GenerationJob
@@ -199,14 +199,22 @@ class GenerateResponse(GenerationResponse):
         return super()._entries(max(tokens, longest), choices)
 
     def _delta_entries(self, delta: Delta) -> int:
-        """Every event has the prompts' entries, not the first alone."""
-        return self._entries(delta.end - delta.begin, 1) + self._prompt_entries
+        """Every event repeats the entries of its prompt."""
+        entries = super()._delta_entries(delta)
+        most = self._job.generations[0].params.prompt_logprobs
+        if most is None or delta.begin == 0:
+            return entries
+        return entries + len(self._prompt_of(delta.choice).prompt_token_ids) * (most + 1)
+
+    def _prompt_of(self, choice: int) -> RequestOutput:
+        """The output with the prompt of a text."""
+        texts = len(self._job.outputs) // len(self._job.generations)
+        return self._job.generations[choice // texts].output
 
     def _fields(self, delta: Delta, text: str) -> dict[str, Any]:
         index, end = delta.choice, delta.end
         output = self._job.outputs[index]
-        texts = len(self._job.outputs) // len(self._job.generations)
-        prompt = self._job.generations[index // texts].output
+        prompt = self._prompt_of(index)
         meta: dict[str, Any] = {
             "id": self._id if len(self._job.outputs) == 1 else f"{self._id}-{index}",
             "finish_reason": self._finish(delta, output.token_ids),

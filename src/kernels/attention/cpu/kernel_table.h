@@ -51,8 +51,8 @@ constexpr AttentionKernels MakeAttentionKernels() {
   AttentionKernels kernels{};
   Set<CodeFp32>(kernels, ElementType::kFp32);
   Set<CodeBf16>(kernels, ElementType::kBf16);
-  kernels.exact_keys = KeyKernelOf<CodeBf16>();
-  kernels.exact_values = ValueKernelOf<CodeBf16>();
+  kernels.exact_keys = kernels.keys[static_cast<int>(ElementType::kBf16)];
+  kernels.exact_values = kernels.values[static_cast<int>(ElementType::kBf16)];
   Set<CodeFp16>(kernels, ElementType::kFp16);
   SetFp8<CodeE4M3, CodeE5M2>(kernels);
   Set<CodeInt8, CodeInt8Values>(kernels, ElementType::kInt8);

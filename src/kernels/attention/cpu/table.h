@@ -31,7 +31,7 @@ using formats::IsSubbyte;
 constexpr bool HasByteOperands(formats::ElementType type) noexcept {
   return IsSubbyte(type) || formats::IsTrellis(type);
 }
-// Element types whose values are those of bf16: units may round their queries and scaled probabilities to it.
+// Element types whose values bf16 holds exactly: units may round their queries and scaled probabilities to it.
 constexpr bool IsExactInBf16(formats::ElementType type) noexcept {
   return type == formats::ElementType::kBf16 || (!formats::IsInteger(type) && formats::CodeBits(type) <= 8);
 }
@@ -102,8 +102,8 @@ struct KeyKernel {
   // Bytes of one prepared query row, a multiple of 64.
   int64_t (*query_bytes)(int head_dim);
   // Prepares a transformed query row: quantizes it to 8 or 16 bits for integer codes, may round it to bf16
-  // (AttentionKernels::HasBf16Operands), and stores the sum of each block
-  // of `block` channels. Returns the factor for its dots.
+  // (AttentionKernels::HasBf16Operands), and stores the sum of each block of `block` channels. Returns the factor for
+  // its dots.
   float (*prepare)(const float* query, int head_dim, int block, uint8_t* out);
   void (*score)(const KeyPass& pass);
 };
@@ -162,14 +162,15 @@ struct AttentionKernels {
   int pass_rows = 8;           // preferred number of rows per call
   bool bf16_operands = false;  // queries and scaled probabilities of bf16, fp8 and e3m2 are rounded to bf16
   // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
-  // rest while the page's own keys are scored, since L1 holds half of it next to queries and scores. Larger pages:
-  // whole, one page ahead.
+  // rest while the page's own keys are scored: where prefetches go to L1, it holds half of such a page next to queries
+  // and scores. Larger pages: whole, one page ahead.
   int64_t two_part_prefetch_bytes = 20 << 10;
   bool HasBf16Operands(formats::ElementType type) const noexcept { return bf16_operands && IsExactInBf16(type); }
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];
-  // bf16 beside quantized cells: exact pages and unquantized channels. Operands have 16 bits or more on every unit.
+  // bf16 of exact pages and of unquantized channels (outliers, the rotary part of latents). Operands have 16 bits or
+  // more on every unit.
   KeyKernel exact_keys;
   ValueKernel exact_values;
   formats::TrellisSearch search_trellis;

@@ -1,5 +1,6 @@
-// Dot products with bf16 and fp8 codes by vdpbf16ps: operands are rounded to bf16, as the codes were or far more
-// precisely, and half as many instructions remain as with f32 multiply-adds. Included by isa_zen4.cc.
+// Dot products with bf16 and fp8 codes by vdpbf16ps: operands are rounded to bf16, which is as precise as
+// bf16 codes and far more so than fp8, and half as many instructions remain as with f32 multiply-adds. Included by
+// isa_zen4.cc.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +17,13 @@ namespace {
 template <class Decode>
 struct Bf16DotCode {
   static constexpr int kDotUnroll = kGroupsUnroll;       // as many sums as hide the latency of a dot
-  static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // shares the decoding among as many rows as registers allow
+  static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // shares loads and decoding among as many rows as fit
   static constexpr int kSub = 2 * Decode::kPairs;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
   static constexpr int kOperandBytes = 2;
 
-  // Of two pairs, stores the even ones of every four first, as DecodeFp8 pairs codes.
+  // Stores the even ones of every four first if there are two pairs, as DecodeFp8 pairs codes.
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
     if constexpr (Decode::kPairs == 2) x = _mm512_permute_ps(x, _MM_SHUFFLE(3, 1, 2, 0));
     Vec16::StoreBf16(x, out);

@@ -1,6 +1,7 @@
-// Dot products with the codes of the cache on AVX-512; codes_avx2.h describes Dot(). bf16 and fp8 (by exact byte
-// tables; bf16_dots_avx512.h has another way) become f32 lanes for multiply-adds; integers are multiplied by vpdpbusd
-// with operands split into two signed bytes, which keeps the 16 bits that operands have on every ISA.
+// Dot products with the codes of the cache on AVX-512; codes_avx2.h describes Dot(). bf16 and fp8 become f32
+// lanes (fp8 by exact byte tables) for multiply-adds; bf16_dots_avx512.h multiplies both by bf16. Integers are
+// multiplied by vpdpbusd with operands split into two signed bytes, which keeps the 16 bits that operands have on every
+// ISA.
 #pragma once
 
 #include <cstdint>

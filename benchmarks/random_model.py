@@ -66,7 +66,9 @@ def write_random_model(folder: Path, config: Mapping[str, Any]) -> Path:
     def values(shape: tuple[int, ...]) -> NDArray[np.float32]:
         if len(shape) == 1:
             return np.ones(shape, np.float32)
-        return np.multiply(random.standard_normal(shape, np.float32), shape[1] ** -0.5, dtype=np.float32)
+        weights = random.standard_normal(shape, np.float32)
+        weights *= shape[1] ** -0.5
+        return weights
 
     write_safetensors(folder / "model.safetensors", shapes, ((name, values(shape)) for name, shape in shapes.items()))
     words = ["<end>", *byte_level_alphabet(), *(f"\u0120w{index}" for index in range(vocab))][:vocab]

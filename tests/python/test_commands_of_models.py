@@ -68,7 +68,7 @@ def test_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     rows = report("eval", folder, *words, *ENGINE, tmp_path / "eval.json")["formats"]
     assert rows.keys() == {"int8", "int4"}
     for row in rows.values():
-        assert 0 < row["kl_mean"] < 0.5, rows
+        assert 0 < row["kl_mean"] < 1, rows  # of random weights; one row that gets another expert is most of it
     assert rows["int8"]["bits_per_element"] > rows["int4"]["bits_per_element"]
 
 

@@ -104,7 +104,10 @@ def test_16_bit_checkpoints_in_float32(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
-    """Over several models: one row that gets another expert outweighs all rounding of a model."""
+    """Over several models: one row that gets another expert outweighs all rounding of a model.
+
+    On a unit that keeps operands: that of bf16 ones rounds as transformers does, and chance decides.
+    """
     found, transformers = [], []
     for seed in range(4):
         folder = tmp_path / str(seed)
@@ -112,7 +115,7 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
         tiny_models.save(model, folder, torch.bfloat16)
         exact = tiny_models.expected_logits(model, TOKENS)
         rounded = tiny_models.expected_logits(tiny_models.load(folder, torch.bfloat16), TOKENS)
-        found.append(rms_error(logits(folder, "auto", "bf16"), exact))
+        found.append(rms_error(logits(folder, "auto", "bf16", isa=tolerance.EXACT_ISA), exact))
         transformers.append(rms_error(rounded, exact))
     assert np.linalg.norm(found) < np.linalg.norm(transformers)
 

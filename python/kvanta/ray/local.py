@@ -20,6 +20,7 @@ def cpus_of_each(replicas: int) -> int:
 def replicated_model(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Iterator[LoadedModel]:
     """The model with options.replicas engines, which end with the context. Raises InputError or ResourceError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # Ray's 30 are too few on a busy machine
     import ray
     from ray import serve
 

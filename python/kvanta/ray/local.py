@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,17 +11,34 @@ from typing import Any
 from kvanta.loaded_model import LoadedModel
 from kvanta.server.options import ServerOptions
 
+_log = logging.getLogger("kvanta.server")
+_STARTS = 3
+
 
 def cpus_of_each(replicas: int) -> int:
     """CPU threads of one of several engines on this machine."""
     return max(1, len(os.sched_getaffinity(0)) // replicas)
 
 
+def start_ray(address: str, **options: Any) -> None:
+    """ray.init. Starts a node that died again: Ray ends it if its agent takes 15 s to start, on a busy machine."""
+    import ray
+
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(address, **options)
+            return
+        except Exception as error:  # Ray raises nothing more specific
+            if left == 0 or "timed out during startup" not in str(error):
+                raise
+            _log.warning("Ray's node did not start; starting it again")
+            ray.shutdown()
+
+
 @contextmanager
 def replicated_model(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Iterator[LoadedModel]:
     """The model with options.replicas engines, which end with the context. Raises InputError or ResourceError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # Ray's 30 are too few on a busy machine
     import ray
     from ray import serve
 
@@ -35,7 +53,7 @@ def replicated_model(model: str, arguments: Mapping[str, Any], options: ServerOp
     actor = {"num_cpus": 0} if local else None
     engines = engine_app(model, arguments, server, options.replicas, ray_actor_options=actor)
     prefill = prefill_app(model, arguments, server, options.replicas, ray_actor_options=actor)
-    ray.init(address or "local", log_to_driver=True, include_dashboard=False if local else None)
+    start_ray(address or "local", log_to_driver=True, include_dashboard=False if local else None)
     try:
         serve.start(proxy_location="Disabled")
         apps = {"kvanta": engines} if prefill is None else {"kvanta": engines, "kvanta-prefill": prefill}

@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from reports import earlier_rows
 
 from kvanta import _core
 from kvanta.engine_options import engine_config
@@ -185,15 +186,6 @@ def write_plot(file: str, report: dict[str, Any]) -> None:
     save_figure(figure, file)
 
 
-def earlier_rows(file: Path | None, settings: Row) -> dict[str, Row]:
-    """Rows by format that the file has of the same model and prompt."""
-    if not file or not file.is_file():
-        return {}
-    report = json.loads(file.read_text(encoding="utf-8"))
-    same = all(report.get(key) == value for key, value in settings.items())
-    return {row["format"]: row for row in report["rows"]} if same else {}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -224,7 +216,7 @@ def main() -> int:
         "weight_dtype": options.weight_dtype,
         "dropped_caches": options.drop_caches,
     }
-    rows = earlier_rows(options.json, settings)
+    rows = {row["format"]: row for row in earlier_rows(options.json, settings)}
     for name in options.formats:
         rows.setdefault(name, {"format": name})
     samples: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in options.formats}

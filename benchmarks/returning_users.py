@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from more_users import REFERENCE, page_size, steps
+from reports import earlier_rows
 
 from kvanta import _core
 from kvanta.engine_options import engine_config
@@ -170,15 +171,6 @@ def beside_others(rows: list[dict[str, Any]]) -> None:
         row["times"] = {"turns": row["turns_per_s"] / rates[REFERENCE, row["disk"]]}
         if row["disk"]:
             row["times"]["without_disk"] = row["turns_per_s"] / rates[row["format"], False]
-
-
-def earlier_rows(file: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows that the file has of the same settings."""
-    if not file or not file.is_file():
-        return []
-    report = json.loads(file.read_text(encoding="utf-8"))
-    same = all(report.get(key) == value for key, value in settings.items())
-    return list(report["rows"]) if same else []
 
 
 def main() -> int:

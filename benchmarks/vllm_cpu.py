@@ -21,26 +21,25 @@ from statistics import median
 from typing import Any
 
 from random_model import llama_config, write_random_model
+from reports import earlier_rows
 from server_process import KVANTA, server_process
+from vllm_server import CACHE_GIB, vllm_environment, vllm_version
 
 from kvanta import _core
 from kvanta.models import resolve_model
 
 SMALL = llama_config(hidden=512, inner=1664, layers=4, heads=8, kv_heads=2, head_dim=64, vocab=4096, context=2048)
 BARS = {"15m": 3.0, "smollm2": 1.3}
-_CACHE_GIB = 2
 
 
 def commands(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Command and environment of each server: bf16 weights and cache, all CPUs, default prefix caching."""
     common = ["--port", str(options.port), "--max-model-len", str(options.input_len + options.output_len)]
     common += ["--max-num-seqs", str(options.requests), "--served-model-name", "model"]
-    memory = ["--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    environment["VLLM_CPU_OMP_THREADS_BIND"] = options.vllm_threads
+    memory = ["--kv-cache-memory-bytes", f"{CACHE_GIB}GiB"]
     return {
         "kvanta": ([*KVANTA, str(folder), *common, *memory], {}),
-        "vllm": ([str(options.vllm), "serve", str(folder), *common], environment),
+        "vllm": ([str(options.vllm), "serve", str(folder), *common], vllm_environment(options.vllm_threads)),
     }
 
 
@@ -88,7 +87,7 @@ def measure(
             runs[server].append(serve_figures(*servers[server], options))
             print(name, server, {key: round(value, 2) for key, value in runs[server][-1].items()}, flush=True)
         words = ["engine", str(folder), "--max-num-seqs", str(options.requests)]
-        engine.append(bench([*words, "--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"], options)["output_throughput"])
+        engine.append(bench([*words, "--kv-cache-memory-bytes", f"{CACHE_GIB}GiB"], options)["output_throughput"])
     row: dict[str, Any] = {"model": name, "bar": BARS[name]}
     for server, figures in runs.items():
         row[server] = {key: median(each[key] for each in figures) for key in figures[0]}
@@ -102,15 +101,6 @@ def measure(
     row["weights_mib"] = _core.read_model_info(str(folder)).weight_bytes / 2**20
     row["beside_weights_mib"] = row["kvanta"]["idle_mib"] - row["weights_mib"]
     return row
-
-
-def earlier_rows(path: Path | None, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Rows of an earlier report with the same settings, by model."""
-    if path is None or not path.exists():
-        return {}
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    rows = report.pop("rows")
-    return {row["model"]: row for row in rows} if report == settings else {}
 
 
 def main() -> int:
@@ -128,12 +118,11 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8700)
     parser.add_argument("--json", type=Path, help="report file; keeps rows of --models that are not measured now")
     options = parser.parse_args()
-    version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
     settings = {
-        "vllm": version.split()[-1],
+        "vllm": vllm_version(options.vllm),
         **{key: getattr(options, key) for key in ("vllm_threads", "pairs", "requests", "input_len", "output_len")},
     }
-    rows = earlier_rows(options.json, settings)
+    rows = {row["model"]: row for row in earlier_rows(options.json, settings)}
     if options.keep_vllm and not rows.keys() >= set(options.models):
         raise SystemExit("error: --keep-vllm: --json is no earlier report of these models and settings")
     with tempfile.TemporaryDirectory() as scratch:

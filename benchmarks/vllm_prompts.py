@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,20 +26,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from random_model import LLAMA_1B, write_random_model
+from reports import earlier_rows
 from server_process import KVANTA, free_port, server_process
+from vllm_server import CACHE_GIB, vllm_environment, vllm_version
 
 from kvanta.cli.machine import cpu_name
 
 VLLM = "vllm"
-_CACHE_GIB = 2
 _TIMEOUT_S = 1800
 _WARM_UP = 256
 _REST_S = 0.5  # threads of OpenMP wait busily for 0.2 s
 _MOST_REPEATED = 4096
+
+
+class Prompt(NamedTuple):
+    """New tokens behind cached ones."""
+
+    depth: int
+    tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Prompt:
+        """TOKENS@DEPTH. Raises ValueError."""
+        tokens, _, depth = text.partition("@")
+        return cls(int(depth or 0), int(tokens))
 
 
 @dataclass(frozen=True)
@@ -82,13 +95,8 @@ def prefix_of(depth: int) -> list[int]:
 def servers(folder: Path, options: argparse.Namespace, context: int) -> Iterator[dict[str, str]]:
     """URLs of vLLM's server and of Kvanta's, by name of the cache."""
     common = ["--max-model-len", str(context), "--max-num-seqs", "4", "--served-model-name", "model", "--port"]
-    environment = {
-        "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "LD_PRELOAD": ":".join(map(str, options.preload)),
-    }
+    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    environment = {**vllm_environment(cpus), "LD_PRELOAD": ":".join(map(str, options.preload))}
     with contextlib.ExitStack() as stack:
 
         def start(command: Sequence[str], variables: Mapping[str, str]) -> str:
@@ -101,7 +109,7 @@ def servers(folder: Path, options: argparse.Namespace, context: int) -> Iterator
         command = [str(options.vllm), "serve", str(folder), "--enable-prompt-tokens-details"]
         urls = {VLLM: start([*command, *options.vllm_options], environment)}
         for cache in options.caches:
-            command = [*KVANTA, str(folder), "--kv-cache-dtype", cache, "--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"]
+            command = [*KVANTA, str(folder), "--kv-cache-dtype", cache, "--kv-cache-memory-bytes", f"{CACHE_GIB}GiB"]
             urls[cache] = start(command, {})
         yield urls
 
@@ -125,19 +133,14 @@ def repeat(urls: Mapping[str, str], tokens: int, depth: int, number: int) -> dic
     return {name: tokens / answer.seconds for name, answer in answers.items()}
 
 
-def depth_of(work: str) -> int:
-    """DEPTH of TOKENS@DEPTH."""
-    return int(work.partition("@")[2] or 0)
-
-
-def measure(urls: Mapping[str, str], work: str, repeats: int) -> dict[str, Any]:
+def measure(urls: Mapping[str, str], prompt: Prompt, repeats: int) -> dict[str, Any]:
     """One row of the report; a warm-up or the cached prefix comes first."""
-    tokens, depth = work.partition("@")[0], depth_of(work)
+    depth, tokens = prompt
     for url in urls.values():
         complete(url, prefix_of(depth) or tokens_of([0], _WARM_UP))
-    count = repeats if int(tokens) <= _MOST_REPEATED else 1
-    runs = [repeat(urls, int(tokens), depth, number) for number in range(count)]
-    row: dict[str, Any] = {"tokens": int(tokens), "depth": depth, "repeats": count}
+    count = repeats if tokens <= _MOST_REPEATED else 1
+    runs = [repeat(urls, tokens, depth, number) for number in range(count)]
+    row: dict[str, Any] = {"tokens": tokens, "depth": depth, "repeats": count}
     for name in urls:
         row[name] = median(run[name] for run in runs)
         if name != VLLM:
@@ -157,16 +160,16 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
-    context = max(sum(int(part or 0) for part in work.split("@")) for work in options.prompts) + 64
-    report: dict[str, Any] = {"vllm": version.split()[-1], "cpu": cpu_name()}
+    prompts = sorted(map(Prompt.parse, options.prompts))
+    context = max(map(sum, prompts)) + 64
+    report: dict[str, Any] = {"vllm": vllm_version(options.vllm), "cpu": cpu_name()}
     rows = earlier_rows(options.json, report)
     with tempfile.TemporaryDirectory() as scratch:
         for head_dim in options.head_dim:
             folder = write_random_model(Path(scratch) / str(head_dim), {**LLAMA_1B, "head_dim": head_dim})
             with servers(folder, options, context) as urls:
-                for work in sorted(options.prompts, key=depth_of):  # those without come first: prefix_of
-                    row = {"head_dim": head_dim, **measure(urls, work, options.repeats)}
+                for prompt in prompts:  # cold ones first: prefix_of
+                    row = {"head_dim": head_dim, **measure(urls, prompt, options.repeats)}
                     rows = sorted([each for each in rows if key_of(each) != key_of(row)] + [row], key=key_of)
                     if options.json:
                         text = json.dumps({**report, "rows": rows}, indent=1)
@@ -177,15 +180,6 @@ def main() -> int:
 def key_of(row: Mapping[str, Any]) -> tuple[int, ...]:
     """Identifies a row, and orders rows."""
     return tuple(row[name] for name in ("head_dim", "depth", "tokens"))
-
-
-def earlier_rows(path: Path | None, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of an earlier report of the same version on the same CPU."""
-    if path is None or not path.exists():
-        return []
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    rows: list[dict[str, Any]] = report.pop("rows")
-    return rows if report == settings else []
 
 
 if __name__ == "__main__":

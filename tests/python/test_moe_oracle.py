@@ -106,7 +106,7 @@ def test_16_bit_checkpoints_in_float32(
 def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
     """Over several models: one row that gets another expert outweighs all rounding of a model.
 
-    On a unit that keeps operands: that of bf16 ones rounds as transformers does, and chance decides.
+    On a unit with f32 operands: with bf16 ones the engine rounds where transformers does, and chance decides.
     """
     found, transformers = [], []
     for seed in range(4):

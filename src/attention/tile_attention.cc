@@ -264,16 +264,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
   const formats::LayerScheme& scheme = *layer_.scheme;
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
   ScoreRows(view, static_cast<int>(CeilDiv(end, 16)), first_row, rows, workspace_use, ahead.qk);
-  kernels_.softmax({.begin = begin,
-                    .end = end,
-                    .page_tokens = page_size_,
-                    .rows = rows,
-                    .softcap = layer_.attention->softcap,
-                    .bias = NeedsBias() ? work_.bias_ + first_row : nullptr,
-                    .scores = work_.scores_,
-                    .state = work_.split_state_ + first_row,
-                    .rescale = work_.rescale_,
-                    .prefetch = ahead.softmax});
+  const kernels::ValueKernel& values = view.exact ? kernels_.exact_values : kernels_.values[Index(cells.v.code)];
   kernels::ValuePass pass{.cell = cells.v.At(view.record),
                           .begin = begin,
                           .end = end,
@@ -286,8 +277,22 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                           .workspace = work_.workspace_,
                           .workspace_use = workspace_use,
                           .prefetch = ahead.pv};
+  const bool packs = values.softmax != nullptr && !pass.cell.token_scales && !pass.cell.block_scales;
+  if (packs) pass.p = nullptr;
+  (packs ? values.softmax : kernels_.softmax)({.begin = begin,
+                                               .end = end,
+                                               .page_tokens = page_size_,
+                                               .rows = rows,
+                                               .softcap = layer_.attention->softcap,
+                                               .bias = NeedsBias() ? work_.bias_ + first_row : nullptr,
+                                               .scores = work_.scores_,
+                                               .operands = pass.workspace,
+                                               .value_scale = pass.scale,
+                                               .state = work_.split_state_ + first_row,
+                                               .rescale = work_.rescale_,
+                                               .prefetch = ahead.softmax});
   if (scheme.SharesCell()) pass.cell.codes = work_.values_;
-  (view.exact ? kernels_.exact_values : kernels_.values[Index(cells.v.code)]).accumulate(pass);
+  values.accumulate(pass);
 }
 
 void TileAttention::Finish() noexcept {

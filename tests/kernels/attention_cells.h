@@ -50,6 +50,12 @@ inline void FillOffsets(bool present, uint8_t* bytes, int64_t count) {
   }
 }
 
+// A workspace of the kernels, shared by all calls.
+inline uint8_t* Workspace() {
+  alignas(64) static uint8_t workspace[kWorkspaceBytes];
+  return workspace;
+}
+
 inline int Tokens(const formats::Format& format) {
   return std::max(16, format.scaling.token_group);
 }

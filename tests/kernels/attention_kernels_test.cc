@@ -36,11 +36,6 @@ using formats::SideKind;
   return ::testing::AssertionFailure() << found << " instead of " << expected;
 }
 
-uint8_t* Workspace() {
-  alignas(64) static uint8_t workspace[kWorkspaceBytes];
-  return workspace;
-}
-
 class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
  protected:
   const AttentionKernels& Kernels() const { return *GetParam().table->attention; }

@@ -10,7 +10,9 @@
 #include "emulated/units.h"
 #include "formats/transform.h"
 #include "kernels/attention/cpu/table.h"
+#include "kernels/attention_cells.h"
 #include "kernels/cpu/isa_table.h"
+#include "normal_floats.h"
 #include "tolerance.h"
 
 namespace kvanta::kernels {
@@ -58,6 +60,82 @@ TEST_P(AttentionSoftmaxTest, SoftmaxOverPagesEqualsSoftmaxOverAll) {
   EXPECT_NEAR(state.sum, sum, 32 * testing::kExpRelative * sum);
   for (size_t i = 0; i < p.size(); ++i) {
     EXPECT_NEAR(p[i], std::exp2(double{logits[i]} - state.max), 32 * testing::kExpRelative);
+  }
+}
+
+// Scores, states and results of a page's rows.
+struct SoftmaxRows {
+  std::vector<float> scores = std::vector<float>(kPassRows * kMaxPageTokens);
+  SoftmaxState state[kPassRows];
+  float rescale[kPassRows] = {};
+
+  SoftmaxRows() {
+    NormalFloats normal;
+    std::mt19937 random(5);
+    for (float& x : scores) x = 5 * normal(random);
+    for (SoftmaxState& row : state) row = {normal(random), 1};
+    state[2].max = -std::numeric_limits<float>::infinity();
+  }
+  // The pass of `rows` rows from `first` on.
+  SoftmaxPass Pass(int first, int rows, int begin, int end) {
+    return {.begin = begin,
+            .end = end,
+            .page_tokens = 64,
+            .rows = rows,
+            .scores = &scores[static_cast<size_t>(first) * kMaxPageTokens],
+            .state = state + first,
+            .rescale = rescale + first};
+  }
+};
+
+TEST_P(AttentionSoftmaxTest, RowsAreBatchInvariant) {
+  for (const auto& [begin, end] : {std::pair(0, 64), std::pair(3, 37)}) {
+    SoftmaxRows alone;
+    for (int row = 0; row < kPassRows; ++row) Kernels().softmax(alone.Pass(row, 1, begin, end));
+    for (const int rows : {2, 3, 4, 5, 7, 8, kPassRows}) {
+      SoftmaxRows together;
+      Kernels().softmax(together.Pass(0, rows, begin, end));
+      EXPECT_EQ(std::memcmp(together.scores.data(), alone.scores.data(),
+                            sizeof(float) * kMaxPageTokens * static_cast<size_t>(rows)),
+                0);
+      EXPECT_EQ(std::memcmp(together.state, alone.state, sizeof(SoftmaxState) * static_cast<size_t>(rows)), 0) << rows;
+      EXPECT_EQ(std::memcmp(together.rescale, alone.rescale, sizeof(float) * static_cast<size_t>(rows)), 0) << rows;
+    }
+  }
+}
+
+// A softmax that packs its results has the bits of one that stores them and a value kernel that packs them.
+TEST_P(AttentionSoftmaxTest, PackedProbabilitiesHaveTheBitsOfOthers) {
+  constexpr formats::CellShape kShape{.tokens = 64, .head_dim = 64};
+  for (const char* name : {"bf16", "fp8_e4m3", "fp8_e5m2"}) {
+    const formats::Format& format = formats::OnSide(formats::Find(name), false);
+    const ValueKernel& kernel = Kernels().values[static_cast<size_t>(format.code)];
+    if (kernel.softmax == nullptr) continue;
+    const Cell values = MakeCell(format, formats::SideKind::kV, kShape, 3);
+    for (const auto& [begin, end] : {std::pair(0, 64), std::pair(3, 37)}) {
+      SoftmaxRows rows[2];
+      std::vector<float> out[2];
+      for (const bool packed : {false, true}) {
+        SoftmaxPass softmax = rows[packed].Pass(0, kPassRows, begin, end);
+        softmax.operands = Workspace();
+        softmax.value_scale = 0.3f;
+        (packed ? kernel.softmax : Kernels().softmax)(softmax);
+        out[packed].resize(kPassRows * kShape.head_dim, 1);
+        kernel.accumulate({.cell = values.view,
+                           .begin = begin,
+                           .end = end,
+                           .rows = kPassRows,
+                           .p = packed ? nullptr : softmax.scores,
+                           .scale = softmax.value_scale,
+                           .rescale = softmax.rescale,
+                           .out = out[packed].data(),
+                           .out_stride = kShape.head_dim,
+                           .workspace = Workspace(),
+                           .prefetch = {}});
+      }
+      EXPECT_EQ(std::memcmp(rows[0].state, rows[1].state, sizeof rows[0].state), 0) << name;
+      EXPECT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * sizeof(float)), 0) << name << " to " << end;
+    }
   }
 }
 

@@ -62,7 +62,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
   kernels.transform = TransformRow;
   kernels.multiply = MultiplyRow;
   kernels.transpose = Transpose;
-  kernels.softmax = Softmax;
+  kernels.softmax = Softmax<InPlace>;
   kernels.combine = Combine;
   kernels.normalize = Normalize;
   return kernels;

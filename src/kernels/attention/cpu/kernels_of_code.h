@@ -5,6 +5,7 @@
 #include "kernels/attention/cpu/keys.h"
 #include "kernels/attention/cpu/lookup8.h"
 #include "kernels/attention/cpu/operands.h"
+#include "kernels/attention/cpu/softmax.h"
 #include "kernels/attention/cpu/table.h"
 #include "kernels/attention/cpu/values.h"
 
@@ -24,6 +25,8 @@ template <class Decoder>
 constexpr ValueKernel ValueKernelOf() {
   if constexpr (requires { typename Decoder::Fp16Code; }) {
     return {AccumulateFp8AsFp16<Decoder>};
+  } else if constexpr (requires { requires Decoder::kPackedBySoftmax; }) {
+    return {Accumulate<Decoder>, Softmax<AsOperands<Decoder>>};
   } else {
     return {Accumulate<Decoder>};
   }

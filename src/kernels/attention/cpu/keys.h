@@ -24,30 +24,35 @@ KVANTA_INLINE const float* QuerySums(const KeyPass& pass, int row) {
 // Stores the scores of rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on: sums times scales.
 template <int kGroups, int kRows>
 KVANTA_INLINE void StoreScores(const KeyPass& pass, int group, int row, Vec16::F* sums) {
-  for (int g = 0; pass.cell.token_scales && g < kGroups; ++g) {
-    const Vec16::F scale = LoadScales(pass.cell.token_scales, (group + g) * 16);
-    for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Mul(sums[i], scale);
+  if (pass.cell.token_scales) {
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      const Vec16::F scale = LoadScales(pass.cell.token_scales, (group + g) * 16);
+#pragma GCC unroll 8
+      for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Mul(sums[i], scale);
+    }
   }
-  for (int i = 0; i < kRows * kGroups; ++i) {
-    const int r = row + i / kGroups;
-    Vec16::Store(pass.scores + r * kMaxPageTokens + (group + i % kGroups) * 16,
-                 Vec16::Mul(sums[i], Vec16::Set1(pass.row_scale[r])));
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const Vec16::F scale = Vec16::Set1(pass.row_scale[row + r]);
+    float* scores = pass.scores + (row + r) * kMaxPageTokens + group * 16;
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) Vec16::Store(scores + g * 16, Vec16::Mul(sums[r * kGroups + g], scale));
   }
 }
 
-// Scores rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.
-template <class Decoder, int kGroups, int kRows>
+// Scores rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`. kBlocks:
+// channels have scales per block.
+template <class Decoder, int kGroups, bool kBlocks, int kRows>
 KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
-  const int channels = cell.block_scales ? cell.block : cell.head_dim;  // per block
+  const int channels = kBlocks ? cell.block : cell.head_dim;  // per block
   const int64_t bias_offset = BiasOffset<Decoder>(cell.head_dim);
   const int64_t group_bytes = int64_t{cell.head_dim} * (32 / Decoder::kSub) * 2;
   Vec16::F sums[kRows * kGroups];
-  for (int i = 0; i < kRows * kGroups; ++i) sums[i] = Vec16::Zero();
-  for (int b = 0; b * channels < cell.head_dim; ++b) {
+  const auto dots_of = [&](int b, Vec16::F* dots) __attribute__((always_inline)) {
     const uint8_t* operands[kRows];
     int32_t bias[kRows];
-    Vec16::F dots[kRows * kGroups];
     for (int r = 0; r < kRows; ++r) {
       const uint8_t* query = pass.query + (row + r) * pass.query_stride;
       operands[r] = query + int64_t{b} * channels * Decoder::kOperandBytes;
@@ -56,35 +61,51 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int grou
     const StridedLines block{lines + int64_t{b} * channels / Decoder::kSub * 64, 64, channels / Decoder::kSub,
                              group_bytes, 16 * kGroups};
     Decoder::template Dot<kGroups, kRows, false>(block, operands, bias, dots, prefetch);
-    if (!cell.block_scales) {
-      for (int i = 0; i < kRows * kGroups; ++i) sums[i] = dots[i];
-      break;
-    }
-    for (int g = 0; g < kGroups; ++g) {
-      const Vec16::F scale = LoadScales(cell.block_scales, b * cell.page_tokens + (group + g) * 16);
-      for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Fma(dots[i], scale, sums[i]);
+  };
+  if constexpr (!kBlocks) {
+    dots_of(0, sums);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows * kGroups; ++i) sums[i] = Vec16::Zero();
+    for (int b = 0; b * channels < cell.head_dim; ++b) {
+      Vec16::F dots[kRows * kGroups];
+      dots_of(b, dots);
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; ++g) {
+        const Vec16::F scale = LoadScales(cell.block_scales, b * cell.page_tokens + (group + g) * 16);
+#pragma GCC unroll 8
+        for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Fma(dots[i], scale, sums[i]);
+      }
     }
   }
   StoreScores<kGroups, kRows>(pass, group, row, sums);
 }
 
-template <class Decoder, int kGroups>
-KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
+// ScoreTile() of all rows.
+template <class Decoder, int kGroups, bool kBlocks>
+KVANTA_INLINE void ScoreRowTiles(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
   int row = 0;
   if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) {
     for (; row + kRows <= pass.rows; row += kRows)
-      ScoreTile<Decoder, kGroups, kRows>(pass, lines, group, row, prefetch);
+      ScoreTile<Decoder, kGroups, kBlocks, kRows>(pass, lines, group, row, prefetch);
   }
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
-    ScoreTile<Decoder, kGroups, kQueryTile>(pass, lines, group, row, prefetch);
+    ScoreTile<Decoder, kGroups, kBlocks, kQueryTile>(pass, lines, group, row, prefetch);
   }
   if constexpr (kQueryTile > 3) {
-    if (pass.rows - row == 3) ScoreTile<Decoder, kGroups, 3>(pass, lines, group, row, prefetch);
+    if (pass.rows - row == 3) ScoreTile<Decoder, kGroups, kBlocks, 3>(pass, lines, group, row, prefetch);
   }
   if constexpr (kQueryTile > 2) {
-    if (pass.rows - row == 2) ScoreTile<Decoder, kGroups, 2>(pass, lines, group, row, prefetch);
+    if (pass.rows - row == 2) ScoreTile<Decoder, kGroups, kBlocks, 2>(pass, lines, group, row, prefetch);
   }
-  if (pass.rows - row == 1) ScoreTile<Decoder, kGroups, 1>(pass, lines, group, row, prefetch);
+  if (pass.rows - row == 1) ScoreTile<Decoder, kGroups, kBlocks, 1>(pass, lines, group, row, prefetch);
+}
+
+// Scores all rows on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.
+template <class Decoder, int kGroups>
+KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
+  pass.cell.block_scales ? ScoreRowTiles<Decoder, kGroups, true>(pass, lines, group, prefetch)
+                         : ScoreRowTiles<Decoder, kGroups, false>(pass, lines, group, prefetch);
 }
 
 // Prefetcher steps of a QK call of `tiles` tiles of rows that scores `groups` groups at a time and steps every

@@ -113,7 +113,7 @@ struct ValuePass {
   int begin = 0;  // visible tokens [begin, end) of the page, the same for all rows
   int end = 0;
   int rows = 0;                    // 1..kPassRows
-  const float* p = nullptr;        // [rows][kMaxPageTokens], 0 outside [begin, end)
+  const float* p = nullptr;        // [rows][kMaxPageTokens], 0 outside [begin, end); or null: ValueKernel::softmax
   float scale = 1;                 // static scale of the side
   const float* rescale = nullptr;  // [rows], factor for the previous contents of `out`
   float* out = nullptr;            // [rows], `out_stride` floats apart: [head_dim]
@@ -121,10 +121,6 @@ struct ValuePass {
   uint8_t* workspace = nullptr;  // kWorkspaceBytes, 64-byte aligned
   WorkspaceUse workspace_use = WorkspaceUse::kNone;
   Prefetch prefetch;
-};
-
-struct ValueKernel {
-  void (*accumulate)(const ValuePass& pass);
 };
 
 // Online-softmax state of one row over the pages so far.
@@ -141,9 +137,18 @@ struct SoftmaxPass {
   float softcap = 0;              // 0: none
   const float* bias = nullptr;    // [rows] added to the scores before the softcap, or null
   float* scores = nullptr;        // in: scores, out: p; [rows][kMaxPageTokens]
+  uint8_t* operands = nullptr;    // ValueKernel::softmax: ValuePass::workspace
+  float value_scale = 1;          // ValueKernel::softmax: ValuePass::scale
   SoftmaxState* state = nullptr;  // [rows]
   float* rescale = nullptr;       // out: [rows]
   Prefetch prefetch = {};
+};
+
+struct ValueKernel {
+  void (*accumulate)(const ValuePass& pass);
+  // AttentionKernels::softmax that leaves p as accumulate()'s operands in its workspace, not in `scores`; or null. For
+  // cells without scales per token or block. The workspace must not be written in between.
+  void (*softmax)(const SoftmaxPass& pass) = nullptr;
 };
 
 // Transposes codes of latents, which are stored in K's order (src/formats/cell_layout.h), to V's order.

@@ -69,6 +69,9 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
   const int64_t block_bytes = int64_t{cell.page_tokens} * Decoder::kOperandBytes;
   probs.Place(pass.workspace, kScaledProbBytes, block_bytes, int64_t{64} * Decoder::kOperandBytes);
   probs.SetBlocks(cell);
+  if constexpr (requires { requires Decoder::kPackedBySoftmax; }) {
+    if (pass.p == nullptr) return;
+  }
   alignas(64) float w[kPassRows][kMaxPageTokens];  // for integer codes
   alignas(64) float scale[kMaxPageTokens];         // of the block, shared by all rows
   for (int b = 0; b < blocks; ++b) {

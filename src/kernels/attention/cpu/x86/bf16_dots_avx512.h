@@ -22,6 +22,7 @@ struct Bf16DotCode {
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
   static constexpr int kOperandBytes = 2;
+  static constexpr bool kPackedBySoftmax = true;
 
   // Stores the even ones of every four first if there are two pairs, as DecodeFp8 pairs codes.
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
@@ -34,6 +35,7 @@ struct Bf16DotCode {
                                 Vec16::F* sums, Prefetcher& prefetch) {
     const Decode decode;
     Vec16::F sum[kRows * kUnroll];
+#pragma GCC unroll 16
     for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = Vec16::Zero();
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
@@ -50,6 +52,7 @@ struct Bf16DotCode {
             }
           }
         });
+#pragma GCC unroll 16
     for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = sum[i];
   }
 };

@@ -20,8 +20,7 @@ VLLM_TABLES = {
         ),
     ),
     "vllm-prompts": Table(
-        "benchmarks/vllm_prompts.py --vllm V --preload TCMALLOC IOMP5 --head-dim 64 "
-        "--json docs/results/vllm-prompts.json",
+        "benchmarks/vllm_prompts.py --vllm V --preload TCMALLOC IOMP5 --json docs/results/vllm-prompts.json",
         "rows",
         (
             ("head_dim", "head_dim", "d"),

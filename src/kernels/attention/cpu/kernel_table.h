@@ -1,6 +1,7 @@
 // Table of an ISA unit's attention kernels; included by isa_<isa>.cc after the unit's codes.
 #pragma once
 
+#include "kernels/attention/cpu/combine.h"
 #include "kernels/attention/cpu/kernels_of_code.h"
 #include "kernels/attention/cpu/keys.h"
 #include "kernels/attention/cpu/klt.h"

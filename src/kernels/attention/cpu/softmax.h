@@ -23,11 +23,10 @@ KVANTA_INLINE void MaskLogits(const SoftmaxPass& pass, int row, int first, int l
   float* scores = pass.scores + row * kMaxPageTokens;
   for (int t = first; t < last; t += 16) {
     Vec16::F x = Vec16::Load(scores + t);
-    const bool whole = pass.begin <= t && t + 16 <= pass.end;
     if (pass.bias) x = Vec16::Add(x, Vec16::Set1(pass.bias[row]));
     if (pass.softcap > 0) x = Softcap(x, pass.softcap);
-    if (!whole) x = SelectRange(x, kNegativeInfinity, pass.begin - t, pass.end - t);
-    if (!whole || pass.bias || pass.softcap > 0) Vec16::Store(scores + t, x);
+    if (t < pass.begin || pass.end < t + 16) x = SelectRange(x, kNegativeInfinity, pass.begin - t, pass.end - t);
+    Vec16::Store(scores + t, x);
   }
 }
 

@@ -61,9 +61,8 @@ struct Unit {
 };
 constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
-    {"amx", AmxRooflineTable},           {"zen4", Avx512RooflineTable},
-    {"avx512", Avx512RooflineTable},     {"avx512vnni", Avx512VnniRooflineTable},
-    {"avx2", Avx2RooflineTable},
+    {"amx", AmxRooflineTable},           {"zen4", Zen4RooflineTable},
+    {"avx512", Avx512RooflineTable},     {"avx2", Avx2RooflineTable},
 #elif defined(__aarch64__)
     {"i8mm", I8mmRooflineTable},
     {"dotprod", DotprodRooflineTable},

@@ -29,7 +29,7 @@ struct RooflineTable {
 
 const RooflineTable& PortableRooflineTable();
 const RooflineTable& Avx2RooflineTable();
-const RooflineTable& Avx512VnniRooflineTable();
+const RooflineTable& Zen4RooflineTable();
 const RooflineTable& Avx512RooflineTable();
 const RooflineTable& AmxRooflineTable();
 const RooflineTable& NeonRooflineTable();

@@ -50,7 +50,7 @@ _SEARCH = (
     ("difference", "difference", "+.5f"),
     ("95 %", "interval", ""),
 )
-_UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
+_UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "zen4_emulated", "zen4", "amx_emulated", "amx")
 _MODELS = "tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test"
 _MODEL_COLUMNS = (
     ("F32, BF16, F16", "floats"),
@@ -134,6 +134,11 @@ TABLES = {
     ),
     "linear-torch": Table(
         "python benchmarks/linear_vs_torch.py --turns 3 --seconds 0.06 --json docs/results/linear-torch.json",
+        "rows",
+        TORCH_COLUMNS,
+    ),
+    "linear-torch-avx512": Table(
+        "python benchmarks/linear_vs_torch.py --turns 3 --seconds 0.06 --json docs/results/linear-torch-avx512.json",
         "rows",
         TORCH_COLUMNS,
     ),

@@ -19,20 +19,23 @@ VLLM_TABLES = {
             ("memory beside the weights (MiB)", "beside_weights_mib", ".0f"),
         ),
     ),
-    "vllm-prompts": Table(
-        "benchmarks/vllm_prompts.py --vllm V --preload TCMALLOC IOMP5 --json docs/results/vllm-prompts.json",
-        "rows",
-        (
-            ("head_dim", "head_dim", "d"),
-            ("new tokens", "tokens", ",d"),
-            ("after", "depth", ",d"),
-            ("vLLM (tokens/s)", "vllm", ".1f"),
-            ("bf16 cache", "bf16", ".1f"),
-            ("times", "bf16_times", ".2f"),
-            ("int8 cache", "int8", ".1f"),
-            ("times", "int8_times", ".2f"),
-            ("int4 cache", "int4", ".1f"),
-            ("times", "int4_times", ".2f"),
-        ),
-    ),
+    **{
+        name: Table(
+            f"benchmarks/vllm_prompts.py --vllm V --preload TCMALLOC IOMP5 --json docs/results/{name}.json",
+            "rows",
+            (
+                ("head_dim", "head_dim", "d"),
+                ("new tokens", "tokens", ",d"),
+                ("after", "depth", ",d"),
+                ("vLLM (tokens/s)", "vllm", ".1f"),
+                ("bf16 cache", "bf16", ".1f"),
+                ("times", "bf16_times", ".2f"),
+                ("int8 cache", "int8", ".1f"),
+                ("times", "int8_times", ".2f"),
+                ("int4 cache", "int4", ".1f"),
+                ("times", "int4_times", ".2f"),
+            ),
+        )
+        for name in ("vllm-prompts", "vllm-prompts-avx512")
+    },
 }

@@ -216,8 +216,8 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Prefetc
     const int begin = begin_of(token), end = end_of(token);
     int same = token + 1;
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
-    for (int row = token * group_; row < same * group_; row += kernels_.pass_rows) {
-      const int rows = std::min(kernels_.pass_rows, same * group_ - row);
+    for (int row = token * group_; row < same * group_; row += kPassRows) {
+      const int rows = std::min(kPassRows, same * group_ - row);
       WorkspaceUse workspace_use = row == token * group_ ? WorkspaceUse::kFill : WorkspaceUse::kReuse;
       if (workspace_use == WorkspaceUse::kFill && row + rows == same * group_) workspace_use = WorkspaceUse::kNone;
       AttendRows(view, begin, end, (view.kv_head - tile_.kv_head) * HeadRows() + row, rows, workspace_use, *next);

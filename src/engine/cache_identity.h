@@ -9,7 +9,7 @@ namespace kvanta::engine {
 
 // Version of the arithmetic: to be raised whenever a page's bytes for the same weights and tokens change, so that pages
 // of earlier builds are not found any more. A test compares the bytes with those recorded for this version.
-inline constexpr int kNumericsVersion = 2;
+inline constexpr int kNumericsVersion = 3;
 
 // JSON. Of weights without components.weights_hash, it has the fast hash of page files alone.
 std::string CacheIdentity(const EngineComponents& components);

@@ -185,7 +185,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   std::map<std::string, double> worst_;  // by cell: largest error relative to its tolerance
 };
 
-INSTANTIATE_TEST_SUITE_P(Units, AccuracyTest, ::testing::ValuesIn(testing::AttentionUnits()),
+INSTANTIATE_TEST_SUITE_P(Units, AccuracyTest, ::testing::ValuesIn(testing::AllUnits()),
                          [](const TestParamInfo<testing::Unit>& unit) { return unit.param.name; });
 
 // A prefill, a decode step, and a chunk that crosses pages; each reads a page other than the first and the open one.

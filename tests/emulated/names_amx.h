@@ -2,6 +2,7 @@
 #pragma once
 
 #ifdef KVANTA_EMULATED_AVX512
+#define KVANTA_EMULATE_AVX512_BF16 1
 #include "emulated/names_avx512.h"
 #endif
 #define KVANTA_EMULATE_AMX 1

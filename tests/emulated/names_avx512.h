@@ -4,7 +4,6 @@
 #define KVANTA_EMULATE_AVX512 1
 #include "emulated/avx512.h"
 
-#define Avx512VnniTable EmulatedAvx512VnniTable
 #define Avx512Table EmulatedAvx512Table
 #define Zen4Table EmulatedZen4Table
 #define Avx512BlockKernels EmulatedAvx512BlockKernels

@@ -51,7 +51,7 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
   KernelScope scope_{Kernels()};
 };
 
-INSTANTIATE_TEST_SUITE_P(Units, AttentionKernelsTest, ::testing::ValuesIn(testing::AttentionUnits()),
+INSTANTIATE_TEST_SUITE_P(Units, AttentionKernelsTest, ::testing::ValuesIn(testing::AllUnits()),
                          [](const ::testing::TestParamInfo<testing::Unit>& unit) { return unit.param.name; });
 
 // Cells never hold infinities (encoders saturate), and infinity times an operand of 0 is NaN.

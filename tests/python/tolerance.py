@@ -7,7 +7,7 @@ from math import sqrt
 from kvanta import attention
 
 # True if the best unit of this CPU rounds operands of bf16 and fp8 caches to bf16 (ADR 0067).
-HAS_BF16_OPERANDS = "cpu-zen4" in attention.backends()
+HAS_BF16_OPERANDS = attention.backends()[0] == "cpu-zen4"
 # A unit that does not.
 EXACT_ISA = "avx512" if HAS_BF16_OPERANDS else "auto"
 

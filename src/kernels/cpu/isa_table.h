@@ -58,7 +58,6 @@ struct IsaTable {
 
 const IsaTable& PortableTable();
 const IsaTable& Avx2Table();
-const IsaTable& Avx512VnniTable();
 const IsaTable& Avx512Table();
 const IsaTable& Zen4Table();
 const IsaTable& AmxTable();

@@ -29,9 +29,9 @@ struct Unit {
 constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
     {AmxTable, [] { return DetectCpuFeatures().amx; }, RequestAmxPermission},
-    {Zen4Table, [] { return DetectCpuFeatures().zen4; }, nullptr},
+    {Zen4Table, [] { return DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
     {Avx512Table, [] { return DetectCpuFeatures().avx512; }, nullptr},
-    {Avx512VnniTable, [] { return DetectCpuFeatures().avx512vnni; }, nullptr},
+    {Zen4Table, [] { return DetectCpuFeatures().avx512_bf16 && !DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
     {Avx2Table, [] { return DetectCpuFeatures().avx2; }, nullptr},
 #elif defined(__aarch64__)
     {I8mmTable, [] { return DetectCpuFeatures().i8mm; }, nullptr},

@@ -1,6 +1,7 @@
 // Entries of a table of attention kernels for element types with primitives in codes_<isa>.h; included by isa_<isa>.cc.
 #pragma once
 
+#include "kernels/attention/cpu/expanded_cells.h"
 #include "kernels/attention/cpu/fp8_as_fp16.h"
 #include "kernels/attention/cpu/keys.h"
 #include "kernels/attention/cpu/lookup8.h"
@@ -17,6 +18,8 @@ template <class Decoder>
 constexpr KeyKernel KeyKernelOf() {
   if constexpr (requires { typename Decoder::Fp16Code; }) {
     return {QueryBytes<Decoder>, PrepareFp8AsFp16<Decoder>, ScoreFp8AsFp16<Decoder>};
+  } else if constexpr (requires { typename Decoder::Expanded; }) {
+    return {QueryBytes<Decoder>, PrepareQuery<Decoder>, ScoreSharedCells<Decoder>};
   } else {
     return {QueryBytes<Decoder>, PrepareQuery<Decoder>, Score<Decoder>};
   }
@@ -25,6 +28,8 @@ template <class Decoder>
 constexpr ValueKernel ValueKernelOf() {
   if constexpr (requires { typename Decoder::Fp16Code; }) {
     return {AccumulateFp8AsFp16<Decoder>};
+  } else if constexpr (requires { typename Decoder::Expanded; }) {
+    return {AccumulateSharedCells<Decoder>};
   } else if constexpr (requires { requires Decoder::kPackedBySoftmax; }) {
     return {Accumulate<Decoder>, Softmax<AsOperands<Decoder>>};
   } else {

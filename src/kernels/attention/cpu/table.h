@@ -164,7 +164,6 @@ struct AttentionKernels {
   // A thread calls these before and after it calls the other kernels, where they need CPU state (AMX tiles); else null.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
-  int pass_rows = 8;           // preferred number of rows per call
   bool bf16_operands = false;  // queries and scaled probabilities of bf16, fp8 and e3m2 are rounded to bf16
   // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
   // rest while the page's own keys are scored: where prefetches go to L1, it holds half of such a page next to queries

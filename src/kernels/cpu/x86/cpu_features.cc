@@ -55,16 +55,17 @@ CpuFeatures Detect() {
   CpuFeatures features;
   features.avx2 = HasAll(states, kYmmStates) && HasAll(leaf1.ecx, Bit(12) | Bit(28) | Bit(29)) &&  // FMA AVX F16C
                   HasAll(leaf7.ebx, Bit(5) | Bit(8));                                              // AVX2 BMI2
-  features.avx512vnni = features.avx2 && HasAll(states, kZmmStates) &&
-                        HasAll(leaf7.ebx, Bit(16) | Bit(17) | Bit(30) | Bit(31)) &&  // F DQ BW VL
-                        HasAll(leaf7.ecx, Bit(1) | Bit(11));                         // VBMI VNNI
-  features.avx512 = features.avx512vnni && HasAll(leaf7_1.eax, Bit(5));              // BF16
-  features.amx = features.avx512 && HasAll(states, kTileStates) &&
+  features.avx512 = features.avx2 && HasAll(states, kZmmStates) &&
+                    HasAll(leaf7.ebx, Bit(16) | Bit(17) | Bit(30) | Bit(31)) &&  // F DQ BW VL
+                    HasAll(leaf7.ecx, Bit(1) | Bit(11));                         // VBMI VNNI
+  features.avx512_bf16 = features.avx512 && HasAll(leaf7_1.eax, Bit(5));
+  features.amx = features.avx512_bf16 && HasAll(states, kTileStates) &&
                  HasAll(leaf7.edx, Bit(22) | Bit(24) | Bit(25)) &&  // BF16, TILE, INT8
                  KernelSupportsTiles();
-  // "AuthenticAMD". Sapphire Rapids takes two cycles where two multiply-adds take one, and no CPUID bit says so.
+  // "AuthenticAMD". Intel's Sapphire and Emerald Rapids take two cycles, and half of one for a multiply-add (measured:
+  // ADR 0068). No CPUID bit says so.
   const CpuidResult vendor = Cpuid(0, 0);
-  features.zen4 = features.avx512 && vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65;
+  features.fast_avx512_bf16 = features.avx512_bf16 && vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65;
   return features;
 }
 

@@ -5,11 +5,11 @@ namespace kvanta::kernels {
 
 // Instruction sets that the CPU has and whose registers the operating system saves.
 struct CpuFeatures {
-  bool avx2 = false;        // AVX2, FMA, F16C, BMI2
-  bool avx512vnni = false;  // AVX2 and AVX-512 F, BW, VL, DQ, VBMI, VNNI: Ice Lake
-  bool avx512 = false;      // the same and BF16: Zen 4, Sapphire Rapids
-  bool amx = false;         // AVX-512 and AMX TILE, INT8, BF16
-  bool zen4 = false;        // avx512, and vdpbf16ps takes no longer than an f32 multiply-add: AMD
+  bool avx2 = false;              // AVX2, FMA, F16C, BMI2
+  bool avx512 = false;            // AVX2 and AVX-512 F, BW, VL, DQ, VBMI, VNNI
+  bool avx512_bf16 = false;       // AVX-512 and BF16
+  bool fast_avx512_bf16 = false;  // the same, and vdpbf16ps takes no longer than an f32 multiply-add
+  bool amx = false;               // AVX-512 with BF16 and AMX TILE, INT8, BF16
 };
 
 const CpuFeatures& DetectCpuFeatures();

@@ -115,7 +115,6 @@ AttentionKernels MakeKernels() {
   AttentionKernels kernels = *Avx512Table().attention;
   kernels.enter = [] { Tiles::Configure(); };
   kernels.leave = [] { Tiles::Release(); };
-  kernels.pass_rows = kTileRows;
   SetTiles<ElementType::kBf16, Bf16Keys, Bf16Values>(kernels);
   kernels.exact_keys = kernels.keys[static_cast<int>(ElementType::kBf16)];
   kernels.exact_values = kernels.values[static_cast<int>(ElementType::kBf16)];

@@ -1,20 +1,23 @@
-// The unit of CPUs with AVX-512 BF16: that of CPUs with VNNI alone, but for the products of bf16 weights.
+#include "kernels/attention/cpu/x86/codes_avx512.h"
+#include "kernels/attention/cpu/x86/klt_avx512.h"
+#include "kernels/attention/cpu/x86/trellis_avx512.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
 // Primitives first, then the kernels written over them.
+#include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
-#include "kernels/linear/cpu/kernels.h"
-#include "kernels/linear/cpu/weights.h"
+#include "kernels/cpu/row_kernels.h"
+#include "kernels/linear/cpu/element_kernels.h"
+#include "kernels/linear_attention/cpu/delta_kernels.h"
 
 namespace kvanta::kernels {
 
 const IsaTable& Avx512Table() {
-  static const IsaTable table = [] {
-    IsaTable result = Avx512VnniTable();
-    result.name = "avx512";
-    result.linear.bf16 = kWeightKernels<Bf16Weight>;
-    return result;
-  }();
-  return table;
+  static const IsaTable kTable{.name = "avx512",
+                               .linear = MakeLinearKernels(Avx512BlockKernels(), Avx512QuantizedKernels()),
+                               .rows = kRowKernels,
+                               .gated_delta = kGatedDeltaKernels,
+                               .attention = &kAttentionKernels};
+  return kTable;
 }
 
 }  // namespace kvanta::kernels

@@ -159,7 +159,7 @@ struct Vec16 {
 
   // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts
   // one Bf16X: a pair of codes for vdpbf16ps, else one as f32, as on AVX2 and with the same bits.
-#if defined(__AVX512BF16__) || defined(KVANTA_EMULATE_AVX512)
+#if defined(__AVX512BF16__) || defined(KVANTA_EMULATE_AVX512_BF16)
   using Bf16X = uint32_t;
   using Bf16W = __m512bh;
   static constexpr int kBf16Phases = 1;

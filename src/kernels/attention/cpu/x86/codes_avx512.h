@@ -61,6 +61,7 @@ KVANTA_INLINE __m512 BroadcastFloat(const uint8_t* bytes) {
 // fp32 and fp16: one f32 lane per element of a word.
 template <class Decode>
 struct LaneCode {
+  static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // two lines for as many rows as have sums in registers
   static constexpr int kSub = Decode::kSub;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
@@ -71,23 +72,28 @@ struct LaneCode {
   template <int kUnroll, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
                                 Vec16::F* sums, Prefetcher& prefetch) {
-    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = Vec16::Zero();
+    __m512 sum[kRows * kUnroll];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = _mm512_setzero_ps();
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i words[kUnroll];
+          for (int v = 0; v < kUnroll; ++v) words[v] = LoadLine<kTail>(lines, i, v);
 #pragma GCC unroll 2
-          for (int v = 0; v < kUnroll; ++v) {
-            const __m512i words = LoadLine<kTail>(lines, i, v);
-#pragma GCC unroll 2
-            for (int s = 0; s < kSub; ++s) {
-              const __m512 x = Decode::Element(words, s);
-#pragma GCC unroll 4
-              for (int r = 0; r < kRows; ++r) {
-                __m512& sum = sums[r * kUnroll + v];
-                sum = _mm512_fmadd_ps(x, BroadcastFloat(operands[r] + (i * kSub + s) * 4), sum);
+          for (int s = 0; s < kSub; ++s) {
+            __m512 x[kUnroll];
+            for (int v = 0; v < kUnroll; ++v) x[v] = Decode::Element(words[v], s);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+              const __m512 operand = BroadcastFloat(operands[r] + (i * kSub + s) * 4);
+              for (int v = 0; v < kUnroll; ++v) {
+                sum[r * kUnroll + v] = _mm512_fmadd_ps(x[v], operand, sum[r * kUnroll + v]);
               }
             }
           }
         });
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = sum[i];
   }
 };
 
@@ -103,49 +109,65 @@ struct DecodeFp16 {
   }
 };
 
+using CodeFp32 = LaneCode<DecodeFp32>;
+
 // bf16 and fp8 as pairs of bf16 in a lane, which shifts and masks convert to f32. vdpbf16ps would multiply pairs, but
-// needs two terms for every f32 operand and takes four times as long as a multiply-add on some CPUs (ADRs 0014, 0067).
+// needs two terms for every f32 operand and takes four times as long as a multiply-add on Intel's (ADRs 0014, 0068).
 template <class Decode>
 struct PairCode {
-  static constexpr int kDotUnroll = Decode::kPairs == 1 ? kGroupsUnroll : 1;  // more would not fit in the registers
+  static constexpr int kManyRows = CodeFp32::kManyRows;
   static constexpr int kSub = 2 * Decode::kPairs;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
   static constexpr int kOperandBytes = 4;
+  using Expanded = CodeFp32;  // sums in the same order
 
-  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { CodeFp32::Pack(x, out); }
+
+  // Element s of a word, of the pairs that Decode makes of it.
+  static KVANTA_INLINE __m512 Element(const __m512i* pairs, int s) {
+    const __m512i pair = pairs[s % Decode::kPairs];
+    return _mm512_castsi512_ps(s < Decode::kPairs ? _mm512_slli_epi32(pair, 16)
+                                                  : _mm512_and_si512(pair, _mm512_set1_epi32(-0x10000)));
+  }
+
+  // Stores the elements of `count` lines of 16 words, in f32: element s of line i at out + s * stride + 64 i.
+  static KVANTA_INLINE void Expand(const uint8_t* lines, int count, uint8_t* out, int64_t stride) {
+    const Decode decode;
+    for (int i = 0; i < count; ++i, lines += 64, out += 64) {
+      __m512i pairs[Decode::kPairs];
+      decode.Pairs(_mm512_loadu_si512(lines), pairs);
+#pragma GCC unroll 4
+      for (int s = 0; s < kSub; ++s) _mm512_store_ps(out + s * stride, Element(pairs, s));
+    }
+  }
 
   template <int kUnroll, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
                                 Vec16::F* sums, Prefetcher& prefetch) {
     const Decode decode;
-    __m512 low[kRows * kUnroll], high[kRows * kUnroll];  // two chains a row hide the latency
-    for (int i = 0; i < kRows * kUnroll; ++i) low[i] = high[i] = _mm512_setzero_ps();
+    __m512 sum[kRows * kUnroll];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = _mm512_setzero_ps();
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
           __m512i pairs[kUnroll][Decode::kPairs];
-          for (int v = 0; v < kUnroll; ++v) {
-            decode.Pairs(LoadLine<kTail>(lines, i, v), pairs[v]);
-          }
-#pragma GCC unroll 2
-          for (int pair = 0; pair < Decode::kPairs; ++pair) {
-            __m512 x[kUnroll], y[kUnroll];
-            for (int v = 0; v < kUnroll; ++v) {
-              x[v] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[v][pair], 16));
-              y[v] = _mm512_castsi512_ps(_mm512_and_si512(pairs[v][pair], _mm512_set1_epi32(-0x10000)));
-            }
+          for (int v = 0; v < kUnroll; ++v) decode.Pairs(LoadLine<kTail>(lines, i, v), pairs[v]);
 #pragma GCC unroll 4
+          for (int s = 0; s < kSub; ++s) {
+            __m512 x[kUnroll];
+            for (int v = 0; v < kUnroll; ++v) x[v] = Element(pairs[v], s);
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
-              const uint8_t* c = operands[r] + (i * kSub + pair) * 4;
-              const __m512 first = BroadcastFloat(c), second = BroadcastFloat(c + 4 * Decode::kPairs);
+              const __m512 operand = BroadcastFloat(operands[r] + (i * kSub + s) * 4);
               for (int v = 0; v < kUnroll; ++v) {
-                low[r * kUnroll + v] = _mm512_fmadd_ps(x[v], first, low[r * kUnroll + v]);
-                high[r * kUnroll + v] = _mm512_fmadd_ps(y[v], second, high[r * kUnroll + v]);
+                sum[r * kUnroll + v] = _mm512_fmadd_ps(x[v], operand, sum[r * kUnroll + v]);
               }
             }
           }
         });
-    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = _mm512_add_ps(low[i], high[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = sum[i];
   }
 };
 
@@ -345,7 +367,6 @@ KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
   }
 }
 
-using CodeFp32 = LaneCode<DecodeFp32>;
 using CodeFp16 = LaneCode<DecodeFp16>;
 using CodeBf16 = PairCode<DecodeBf16>;
 using CodeE4M3 = PairCode<DecodeFp8<kE4M3Tables>>;

@@ -4,7 +4,7 @@
 
 namespace kvanta::kernels {
 
-const RooflineTable& Avx512VnniRooflineTable() {
+const RooflineTable& Zen4RooflineTable() {
   return kRooflineTable;
 }
 

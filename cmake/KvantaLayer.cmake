@@ -40,7 +40,7 @@ set(KVANTA_ISA_FLAGS_neon "")
 set(KVANTA_ISA_FLAGS_dotprod -march=armv8.2-a+dotprod)
 set(KVANTA_ISA_FLAGS_i8mm -march=armv8.2-a+dotprod+i8mm+bf16)
 
-set(KVANTA_RUNS_AVX512 FALSE)
+set(KVANTA_RUNS_AVX512 FALSE)  # with BF16: all units but amx
 set(KVANTA_RUNS_AMX FALSE)
 if(EXISTS /proc/cpuinfo)
   file(STRINGS /proc/cpuinfo cpu_flags REGEX "^flags.* avx512_bf16" LIMIT_COUNT 1)

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kernels/cpu/select.h"
@@ -44,11 +43,12 @@ inline std::vector<Unit> AllUnits() {
 
 // The same without the worse one of avx512 and zen4, which differ in the products of bf16 and fp8 alone.
 inline std::vector<Unit> Units() {
+  const auto is_avx512 = [](const Unit& unit) {
+    return unit.name.starts_with("avx512") || unit.name.starts_with("zen4");
+  };
   std::vector<Unit> units;
   for (const Unit& unit : AllUnits()) {
-    const bool is_avx512 = unit.name.starts_with("avx512") || unit.name.starts_with("zen4");
-    const auto is_other = [](const Unit& u) { return u.name.starts_with("avx512") || u.name.starts_with("zen4"); };
-    if (!is_avx512 || std::ranges::none_of(units, is_other)) units.push_back(unit);
+    if (!is_avx512(unit) || std::ranges::none_of(units, is_avx512)) units.push_back(unit);
   }
   return units;
 }

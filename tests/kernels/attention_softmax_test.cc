@@ -23,7 +23,7 @@ class AttentionSoftmaxTest : public ::testing::TestWithParam<testing::Unit> {
   const AttentionKernels& Kernels() const { return *GetParam().table->attention; }
 };
 
-INSTANTIATE_TEST_SUITE_P(Units, AttentionSoftmaxTest, ::testing::ValuesIn(testing::Units()),
+INSTANTIATE_TEST_SUITE_P(Units, AttentionSoftmaxTest, ::testing::ValuesIn(testing::AllUnits()),
                          [](const auto& unit) { return unit.param.name; });
 
 TEST_P(AttentionSoftmaxTest, SoftmaxOverPagesEqualsSoftmaxOverAll) {

@@ -25,7 +25,7 @@ struct Unit {
   bool Enable() const { return enable == nullptr || enable(); }
 };
 
-// Every unit of this architecture, best first.
+// Every unit of this architecture, best first. The place of zen4 depends on the CPU.
 constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
     {AmxTable, [] { return DetectCpuFeatures().amx; }, RequestAmxPermission},

@@ -36,7 +36,7 @@ void ScoreSharedCells(const KeyPass& pass) {
 template <class Decoder>
 void AccumulateSharedCells(const ValuePass& pass) {
   const CellView& cell = pass.cell;
-  // Tokens of a word that are in part outside the range are masked and summed apart.
+  // Words of which the range has a part of the tokens are masked and added apart, in another order of sums.
   const bool has_whole_words = pass.begin % Decoder::kSub == 0 && pass.end % Decoder::kSub == 0;
   if (!has_whole_words || !SharesExpandedCodes(cell, pass.workspace_use)) return Accumulate<Decoder>(pass);
   uint8_t* const out = pass.workspace + kCallWorkspaceBytes + kReusedCodeBytes;

@@ -113,7 +113,7 @@ KVANTA_INLINE constexpr int DotUnroll() {
   return kGroupsUnroll;
 }
 
-// Rows of a larger tile, which covers one column of values, where codes that cost much to decode have one; else 0.
+// Rows of a larger tile, which shares loads and decoding among them, where element types have one; else 0.
 template <class Decoder>
 KVANTA_INLINE constexpr int ManyRows() {
   if constexpr (requires { Decoder::kManyRows; }) return Decoder::kManyRows;

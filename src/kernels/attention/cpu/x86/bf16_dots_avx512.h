@@ -16,7 +16,6 @@ namespace {
 
 template <class Decode>
 struct Bf16DotCode {
-  static constexpr int kDotUnroll = kGroupsUnroll;       // as many sums as hide the latency of a dot
   static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // shares loads and decoding among as many rows as fit
   static constexpr int kSub = 2 * Decode::kPairs;
   static constexpr bool kInteger = false;

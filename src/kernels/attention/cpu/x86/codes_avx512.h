@@ -61,7 +61,7 @@ KVANTA_INLINE __m512 BroadcastFloat(const uint8_t* bytes) {
 // fp32 and fp16: one f32 lane per element of a word.
 template <class Decode>
 struct LaneCode {
-  static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // two lines for as many rows as have sums in registers
+  static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // 16 sums fit in the registers
   static constexpr int kSub = Decode::kSub;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;

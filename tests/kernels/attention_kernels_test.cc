@@ -328,6 +328,7 @@ TEST_P(AttentionKernelsTest, RowsAreBatchInvariant) {
     const bool latents = format.name.starts_with("mla_");
     for (const formats::CellShape shape : {formats::CellShape{64, 64}, formats::CellShape{128, latents ? 512 : 128}}) {
       for (const auto& [begin, end] : {std::pair(2, 15), std::pair(4, 44), std::pair(0, shape.tokens)}) {
+        if (begin == 4 && shape.head_dim != 64) continue;  // whole words of a part of a page: one shape will do
         SCOPED_TRACE(fmt::format("{} of {}, slots {} to {}", format.name, shape.head_dim, begin, end));
         const formats::Format& value_format = formats::OnSide(format, false);
         ExpectSameRows(RowsOfPass(Key(format), Value(value_format), format, shape, begin, end), shape);

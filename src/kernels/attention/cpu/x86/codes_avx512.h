@@ -58,7 +58,8 @@ KVANTA_INLINE __m512 BroadcastFloat(const uint8_t* bytes) {
   return _mm512_set1_ps(value);
 }
 
-// fp32 and fp16: one f32 lane per element of a word.
+// Codes that become f32 lanes, one per element of a word: Decode splits a line of words, then converts element by
+// element.
 template <class Decode>
 struct LaneCode {
   static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // 16 sums fit in the registers
@@ -72,17 +73,18 @@ struct LaneCode {
   template <int kUnroll, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
                                 Vec16::F* sums, Prefetcher& prefetch) {
+    const Decode decode;
     __m512 sum[kRows * kUnroll];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = _mm512_setzero_ps();
     ForLines(
         lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-          __m512i words[kUnroll];
-          for (int v = 0; v < kUnroll; ++v) words[v] = LoadLine<kTail>(lines, i, v);
-#pragma GCC unroll 2
+          typename Decode::Line line[kUnroll];
+          for (int v = 0; v < kUnroll; ++v) line[v] = decode.Split(LoadLine<kTail>(lines, i, v));
+#pragma GCC unroll 4
           for (int s = 0; s < kSub; ++s) {
             __m512 x[kUnroll];
-            for (int v = 0; v < kUnroll; ++v) x[v] = Decode::Element(words[v], s);
+            for (int v = 0; v < kUnroll; ++v) x[v] = Decode::Element(line[v], s);
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
               const __m512 operand = BroadcastFloat(operands[r] + (i * kSub + s) * 4);
@@ -98,76 +100,59 @@ struct LaneCode {
 };
 
 struct DecodeFp32 {
+  using Line = __m512i;
   static constexpr int kSub = 1;
-  static KVANTA_INLINE __m512 Element(__m512i words, int /*s*/) { return _mm512_castsi512_ps(words); }
+  static KVANTA_INLINE Line Split(__m512i words) { return words; }
+  static KVANTA_INLINE __m512 Element(Line words, int /*s*/) { return _mm512_castsi512_ps(words); }
 };
 
 struct DecodeFp16 {
+  using Line = __m512i;
   static constexpr int kSub = 2;
-  static KVANTA_INLINE __m512 Element(__m512i words, int s) {
+  static KVANTA_INLINE Line Split(__m512i words) { return words; }
+  static KVANTA_INLINE __m512 Element(Line words, int s) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(s == 0 ? words : _mm512_srli_epi32(words, 16)));
   }
 };
 
 using CodeFp32 = LaneCode<DecodeFp32>;
 
-// bf16 and fp8 as pairs of bf16 in a lane, which shifts and masks convert to f32. vdpbf16ps would multiply pairs, but
-// needs two terms for every f32 operand and takes four times as long as a multiply-add on Intel's (ADRs 0014, 0068).
+// Words as Decode's pairs of bf16, which shifts and masks convert to f32.
 template <class Decode>
-struct PairCode {
-  static constexpr int kManyRows = CodeFp32::kManyRows;
+struct SplitPairs {
+  struct Line {
+    __m512i pairs[Decode::kPairs];
+  };
   static constexpr int kSub = 2 * Decode::kPairs;
-  static constexpr bool kInteger = false;
-  static constexpr int kOffset = 0;
-  static constexpr int kOperandBytes = 4;
-  using Expanded = CodeFp32;  // sums in the same order
+  Decode decode;
 
-  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { CodeFp32::Pack(x, out); }
-
-  // Element s of a word, of the pairs that Decode makes of it.
-  static KVANTA_INLINE __m512 Element(const __m512i* pairs, int s) {
-    const __m512i pair = pairs[s % Decode::kPairs];
+  KVANTA_INLINE Line Split(__m512i words) const {
+    Line line;
+    decode.Pairs(words, line.pairs);
+    return line;
+  }
+  static KVANTA_INLINE __m512 Element(const Line& line, int s) {
+    const __m512i pair = line.pairs[s % Decode::kPairs];
     return _mm512_castsi512_ps(s < Decode::kPairs ? _mm512_slli_epi32(pair, 16)
                                                   : _mm512_and_si512(pair, _mm512_set1_epi32(-0x10000)));
   }
+};
+
+// bf16 and fp8. vdpbf16ps would multiply pairs, but needs two terms for every f32 operand and takes four times as long
+// as a multiply-add on Intel's (ADRs 0014, 0068).
+template <class Decode>
+struct PairCode : LaneCode<SplitPairs<Decode>> {
+  using Expanded = CodeFp32;  // sums in the same order
 
   // Stores the elements of `count` lines of 16 words, in f32: element s of line i at out + s * stride + 64 i.
   static KVANTA_INLINE void Expand(const uint8_t* lines, int count, uint8_t* out, int64_t stride) {
-    const Decode decode;
+    using Pairs = SplitPairs<Decode>;
+    const Pairs split;
     for (int i = 0; i < count; ++i, lines += 64, out += 64) {
-      __m512i pairs[Decode::kPairs];
-      decode.Pairs(_mm512_loadu_si512(lines), pairs);
+      const typename Pairs::Line line = split.Split(_mm512_loadu_si512(lines));
 #pragma GCC unroll 4
-      for (int s = 0; s < kSub; ++s) _mm512_store_ps(out + s * stride, Element(pairs, s));
+      for (int s = 0; s < Pairs::kSub; ++s) _mm512_store_ps(out + s * stride, Pairs::Element(line, s));
     }
-  }
-
-  template <int kUnroll, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
-                                Vec16::F* sums, Prefetcher& prefetch) {
-    const Decode decode;
-    __m512 sum[kRows * kUnroll];
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = _mm512_setzero_ps();
-    ForLines(
-        lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-          __m512i pairs[kUnroll][Decode::kPairs];
-          for (int v = 0; v < kUnroll; ++v) decode.Pairs(LoadLine<kTail>(lines, i, v), pairs[v]);
-#pragma GCC unroll 4
-          for (int s = 0; s < kSub; ++s) {
-            __m512 x[kUnroll];
-            for (int v = 0; v < kUnroll; ++v) x[v] = Element(pairs[v], s);
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-              const __m512 operand = BroadcastFloat(operands[r] + (i * kSub + s) * 4);
-              for (int v = 0; v < kUnroll; ++v) {
-                sum[r * kUnroll + v] = _mm512_fmadd_ps(x[v], operand, sum[r * kUnroll + v]);
-              }
-            }
-          }
-        });
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = sum[i];
   }
 };
 

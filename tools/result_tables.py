@@ -355,17 +355,20 @@ TABLES = {
             ("times of their prefill", "times", ".2f"),
         ),
     ),
-    "weight-batches": Table(
-        "benchmarks/weight_batches.py --repeats 2 --json docs/results/weight-batches.json",
-        "rows",
-        (
-            ("weights", "weights", ""),
-            ("prompt tokens/s", "prompt_tokens_s", ",.0f"),
-            ("times", "prompt_tokens_s_ratio", ".2f"),
-            ("new tokens/s", "new_tokens_s", ",.1f"),
-            ("times", "new_tokens_s_ratio", ".2f"),
-        ),
-    ),
+    **{
+        name: Table(
+            f"benchmarks/weight_batches.py --repeats 2 --json docs/results/{name}.json",
+            "rows",
+            (
+                ("weights", "weights", ""),
+                ("prompt tokens/s", "prompt_tokens_s", ",.0f"),
+                ("times", "prompt_tokens_s_ratio", ".2f"),
+                ("new tokens/s", "new_tokens_s", ",.1f"),
+                ("times", "new_tokens_s_ratio", ".2f"),
+            ),
+        )
+        for name in ("weight-batches", "weight-batches-avx512")
+    },
     "demo": Table(
         "scripts/demo --json docs/results/demo.json",
         "formats",

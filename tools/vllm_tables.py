@@ -21,7 +21,7 @@ VLLM_TABLES = {
     ),
     **{
         name: Table(
-            f"benchmarks/vllm_prompts.py --vllm V --preload TCMALLOC IOMP5{options} --json docs/results/{name}.json",
+            f"benchmarks/vllm_prompts.py --vllm V --preload TCMALLOC IOMP5 --json docs/results/{name}.json",
             "rows",
             (
                 ("head_dim", "head_dim", "d"),
@@ -36,6 +36,6 @@ VLLM_TABLES = {
                 ("times", "int4_times", ".2f"),
             ),
         )
-        for name, options in (("vllm-prompts", ""), ("vllm-prompts-avx512", " --head-dim 64"))
+        for name in ("vllm-prompts", "vllm-prompts-avx512")
     },
 }

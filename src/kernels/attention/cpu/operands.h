@@ -34,12 +34,29 @@ struct Quantizer {
   float inverse;
 };
 template <class Decoder>
+constexpr float MaxOperand() {
+  if constexpr (requires { Decoder::kMaxOperand; }) return Decoder::kMaxOperand;
+  return kMaxOperand16;
+}
+template <class Decoder>
 KVANTA_INLINE Quantizer QuantizerOf(Vec16::F max) {
   float largest = Vec16::MaxOf(max);
   largest = largest > kMinAbsMax ? largest : kMinAbsMax;
-  if constexpr (requires { Decoder::kMaxOperand; })
-    return {largest / Decoder::kMaxOperand, Decoder::kMaxOperand / largest};
-  return {largest / kMaxOperand16, kMaxOperand16 / largest};
+  return {largest / MaxOperand<Decoder>(), MaxOperand<Decoder>() / largest};
+}
+
+// Maxima of `rows` rows: largest[i], the maximum lane of maxima[i], at least kMinAbsMax; inverse[i], max_operand
+// divided by it. All have room for a multiple of 4. By four: loads match the stores of MaximaOf(), which avoids
+// store-forwarding stalls.
+KVANTA_INLINE void ReduceMaxima(Vec16::F* maxima, int rows, float max_operand, float* largest, float* inverse) {
+  for (int i = rows; i % 4 != 0; ++i) maxima[i] = Vec16::Zero();
+  for (int first = 0; first < rows; first += 4) {
+    float four[4];
+    Vec16::MaximaOf(maxima + first, four);
+    for (int i = 0; i < 4; ++i) four[i] = four[i] > kMinAbsMax ? four[i] : kMinAbsMax;
+    for (int i = 0; i < 4; ++i) inverse[first + i] = max_operand / four[i];
+    __builtin_memcpy(largest + first, four, sizeof four);
+  }
 }
 
 // Packs x[0, n) as operands of a Decoder, rounded to integers for integer codes; n is a multiple of 16. Returns the

@@ -60,7 +60,7 @@ template <class Decoder>
 struct AsOperands {
   static KVANTA_INLINE void Store(const SoftmaxPass& pass, int row, int token, Vec16::F p) {
     Decoder::Pack(Vec16::Mul(p, Vec16::Set1(pass.value_scale)),
-                  pass.operands + row * kScaledProbBytes + token * Decoder::kOperandBytes);
+                  pass.operands + row * kProbRowBytes<Decoder::kOperandBytes> + token * Decoder::kOperandBytes);
   }
 };
 

@@ -89,16 +89,14 @@ struct SubbyteQuery {
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { Bytes16::PackEvenFirst(x, out); }
 };
 
-// Distance between the scaled probabilities of consecutive rows: constant, so that one register addresses all rows.
-inline constexpr int64_t kProbRowBytes = kMaxPageTokens;
-
 // K: a line holds one word of each of 16 tokens; equal fields of its bytes are four channels.
 template <class Base>
 struct SubbyteKey : Base {
   static constexpr int kMinBits = Base::kHigh != 0 ? Base::kHigh : Base::kLow;
   static constexpr int kStep = 32 / kMinBits;  // channels of a word of the narrowest section
   static constexpr int kBlock = Base::kLevelsOfE2M1 ? 16 : 32;
-  static constexpr int kChannelsOfStep = 8;  // channels per prefetcher step
+  static constexpr int kManyRows = ValueBytes::kManyRows;  // share unpacked codes
+  static constexpr int kChannelsOfStep = 8;                // channels per prefetcher step
   static constexpr int kMaxByte = Base::kLevelsOfE2M1 ? Base::kLevels.max_byte : (1 << Base::kBits) - 1;
 
   // Dot products of channels [0, kChannels), a multiple of kStep, of 16 tokens with `operands`. low, high: the sections
@@ -128,7 +126,7 @@ struct SubbyteKey : Base {
           x[g] = Base::template Fields<B>(word, shift, top, line % kHighFields * Base::kHigh);
         }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < kRows * kGroups; ++i) {
         const uint8_t* four = operands[i / kGroups] + line * 4;
         if constexpr (B::kSumsAreWide) {
@@ -138,7 +136,7 @@ struct SubbyteKey : Base {
         }
       }
       if (B::kSumsAreWide ? line + 1 == kLines : (line + 1) % kPartialLength == 0 || line + 1 == kLines) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < kRows * kGroups; ++i) {
           if constexpr (B::kSumsAreWide) {
             sums[i] = partial[i];
@@ -192,8 +190,8 @@ struct SubbyteValue : Base {
 
   // Channels [column, column + kCount * kChannels). dots[(r * kCount + c) * kVectors + v]: row r with the v-th 16
   // channels of register c. kTail: fewer than kChannels are left. probs[c * kVectors + v]: operands of row 0 for these
-  // channels, those of the next row kProbRowBytes after them; all channels of a register share them unless blocks are
-  // small. signs[c]: signs of register c's scales. initial[c]: initial values of the sums, where kHasInitialSums,
+  // channels, those of the next row kProbRowBytes<1> after them; all channels of a register share them unless blocks
+  // are small. signs[c]: signs of register c's scales. initial[c]: initial values of the sums, where kHasInitialSums,
   // those of the next row kMaxBlocks after them.
   template <int kRows, bool kTail, int kCount>
   static KVANTA_INLINE void DotValues(const uint8_t* words, int head_dim, int column, int count,
@@ -256,7 +254,7 @@ struct SubbyteValue : Base {
           const typename B::V y = Levels<B, 1>(low, top, signs[c] + i * 4);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
-            const int64_t four = r * kProbRowBytes + i * 4;
+            const int64_t four = r * kProbRowBytes<1> + i * 4;
             const auto w =
                 B::template LoadProbs<kSmallBlocks>(probs[c * kVectors] + four, probs[(c + 1) * kVectors - 1] + four);
             partial_even[c * kRows + r] = MulAdd<B>(partial_even[c * kRows + r], w, x);

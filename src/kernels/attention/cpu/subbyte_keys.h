@@ -66,7 +66,7 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
     query[r] = pass.query + (row + r) * pass.query_stride;
     bias[r] = reinterpret_cast<const int32_t*>(query[r] + bias_offset);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kSums; ++i) sums[i] = Vec16::Zero();
   const int32_t zero = 0;
   const float* block_scale = scales.scale + group * 16;
@@ -82,7 +82,7 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
       Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, initial, dots, prefetch);
     }
     const int channels = whole ? Key::kBlock : Key::kStep;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) {
       sums[i] = Vec16::Fma(Bytes16::ToFloat(dots[i]), Vec16::Load(block_scale + 16 * (i % kGroups)), sums[i]);
     }
@@ -99,7 +99,7 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
   }
   for (int b = 0; cell.block_offsets && b < cell.head_dim / block; ++b) {
     const float* offsets = scales.offset + b * cell.page_tokens + group * 16;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) {
       const Vec16::F total = Vec16::Set1(QuerySums<Key>(pass, row + i / kGroups)[b]);
       sums[i] = Vec16::Fma(total, Vec16::Load(offsets + 16 * (i % kGroups)), sums[i]);
@@ -109,20 +109,20 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
   if (cell.token_scales) {
     Vec16::F scale[kGroups];
     for (int g = 0; g < kGroups; ++g) scale[g] = LoadScales(cell.token_scales, (group + g) * 16);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) sums[i] = Vec16::Mul(sums[i], scale[i % kGroups]);
   }
   if (cell.token_offsets) {
     Vec16::F offset[kGroups];
     for (int g = 0; g < kGroups; ++g) offset[g] = Vec16::LoadFp16(cell.token_offsets + (group + g) * 16);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) {
       sums[i] = Vec16::Fma(Vec16::Set1(QuerySums<Key>(pass, row + i / kGroups)[0]), offset[i % kGroups], sums[i]);
     }
   }
   float* scores = pass.scores + row * kMaxPageTokens + group * 16;
   const float* row_scale = pass.row_scale + row;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kSums; ++i) {
     Vec16::Store(scores + i / kGroups * kMaxPageTokens + i % kGroups * 16,
                  Vec16::Mul(sums[i], Vec16::Set1(row_scale[i / kGroups])));
@@ -133,6 +133,10 @@ template <class Key, int kGroups>
 KVANTA_INLINE void ScoreSubbyteGroups(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
                                       Prefetcher& prefetch) {
   int row = 0;
+  if constexpr (constexpr int kRows = ManyRows<Key>(); kRows != 0) {
+    for (; row + kRows <= pass.rows; row += kRows)
+      ScoreSubbyteTile<Key, kGroups, kRows>(pass, scales, lines, group, row, prefetch);
+  }
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
     ScoreSubbyteTile<Key, kGroups, kQueryTile>(pass, scales, lines, group, row, prefetch);
   }
@@ -159,7 +163,7 @@ KVANTA_INLINE void AddScores(const KeyPass& pass, const KeyScales& scales, int f
 template <class Key>
 void ScoreSubbyte(const KeyPass& pass) {
   KeyScales scales;
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, QueryTiles(pass.rows), kGroupsUnroll, Key::kChannelsOfStep)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, RowTiles<Key>(pass.rows), kGroupsUnroll, Key::kChannelsOfStep)};
   LoadKeyScales(pass.cell, pass.groups, scales);
   AddScores<Key>(pass, scales, 0, pass.groups, prefetch);
 }
@@ -297,7 +301,7 @@ KVANTA_INLINE void ScoreByTokenGroup(const KeyPass& pass, F score) {
 template <formats::ElementType kElementType>
 void ScoreChannelScaled(const KeyPass& pass) {
   using Key = SubbyteKey<SubbyteTypeOf<kElementType>>;
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, QueryTiles(pass.rows), kGroupsUnroll, Key::kChannelsOfStep)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, RowTiles<Key>(pass.rows), kGroupsUnroll, Key::kChannelsOfStep)};
   ScoreByTokenGroup<kElementType, true>(
       pass, [&](const KeyPass& scaled, const KeyScales& scales, int first, int last)
                 __attribute__((always_inline)) { AddScores<Key>(scaled, scales, first, last, prefetch); });

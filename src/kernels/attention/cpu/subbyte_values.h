@@ -33,12 +33,6 @@ struct SlotScales {
   float largest[kMaxBlocks];
 };
 
-// largest[i]: maximum lane of maxima[i]; both have room for a multiple of 4.
-KVANTA_INLINE void ReduceMaxima(Vec16::F* maxima, int count, float* largest) {
-  for (int i = count; i % 4 != 0; ++i) maxima[i] = Vec16::Zero();
-  for (int i = 0; i < count; i += 4) Vec16::MaximaOf(maxima + i, largest + i);
-}
-
 struct NoCodeOffsets {
   static KVANTA_INLINE void Offsets(Vec16::F /*scale*/, int /*middle*/, uint8_t* /*out*/) {}
 };
@@ -128,7 +122,7 @@ KVANTA_INLINE void SetInitialSums(const ValuePass& pass, SlotRange range, int mi
         const uint8_t* operands = pass.workspace + probs.ByteOffset(row, b, t);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-          sums[i] = B::MulAddFields(sums[i], B::Load(operands + i * kProbRowBytes), code_offsets);
+          sums[i] = B::MulAddFields(sums[i], B::Load(operands + i * kProbRowBytes<1>), code_offsets);
         }
       }
       int32_t excess[4];
@@ -192,12 +186,11 @@ __attribute__((noinline)) void ScaleSlots(const ValuePass& pass, SlotRange range
     }
     maxima[row] = max;
   }
-  float largest[kPassRows];
-  ReduceMaxima(maxima, pass.rows, largest);
+  float largest[kPassRows], factors[kPassRows];
+  ReduceMaxima(maxima, pass.rows, kMaxByteProb, largest, factors);
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
-    largest[row] = largest[row] > kMinAbsMax ? largest[row] : kMinAbsMax;
-    const float factor = kMaxByteProb / largest[row];
+    const float factor = factors[row];
     for (int t = first; t < last; t += 64) {
       uint8_t* out = pass.workspace + probs.ByteOffset(row, 0, t);
       if (t + 64 <= last) {
@@ -238,7 +231,7 @@ void AccumulateSubbyte(const ValuePass& pass) {
                       pass.rows * ((blocks + 1) / 2) * ((tokens + 63) / 64) + AddSteps<Value>(pass, tokens / 4)};
   SlotScales slots;
   ScaledProbs probs;
-  probs.Place(pass.workspace, kProbRowBytes, kPassRows * kProbRowBytes, 64);
+  probs.Place(pass.workspace, kProbRowBytes<1>, kPassRows * kProbRowBytes<1>, 64);
   probs.SetBlocks(pass.cell);
   probs.signs = slots.signs;
   SlotRange range{pass.begin, pass.begin};

@@ -60,6 +60,10 @@ struct CellView {
   int token_group = 0;                        // tokens per channel scale; 0: none
 };
 
+// Distance between the scaled probabilities of consecutive rows, for one block: constant, so that one register
+// addresses all rows.
+template <int kOperandBytes>
+inline constexpr int64_t kProbRowBytes = int64_t{kMaxPageTokens} * kOperandBytes;
 inline constexpr int64_t kScaledProbBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadDim / 16) + 256;  // per query row
 
 // Kernel workspace: scratch of one call, then for each side the decoded codes and scales of a cell, which later calls

@@ -27,7 +27,7 @@ KVANTA_INLINE constexpr int EndOfScale(int begin, int end) {
   return end_of_scale < end ? end_of_scale : end;
 }
 
-// p times the scales of V, per row and block: [blocks][page_tokens] operands.
+// p times the scales of V: operands of the tokens of a page, per row and block.
 struct ScaledProbs {
   const uint8_t* rows;
   int64_t row_stride;
@@ -62,12 +62,13 @@ struct ScaledProbs {
 // For all but the sub-byte codes (subbyte_values.h): these formats have no offsets and no negative scales.
 template <class Decoder>
 KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
+  static_assert(Decoder::kOffset == 0);  // dots have no initial values
   const CellView& cell = pass.cell;
   const int blocks = ScaleBlocks(cell);
-  const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
+  const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
   const ScaleSection& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
-  const int64_t block_bytes = int64_t{cell.page_tokens} * Decoder::kOperandBytes;
-  probs.Place(pass.workspace, kScaledProbBytes, block_bytes, int64_t{64} * Decoder::kOperandBytes);
+  constexpr int64_t kRowBytes = kProbRowBytes<Decoder::kOperandBytes>, kBlockBytes = kPassRows * kRowBytes;
+  probs.Place(pass.workspace, kRowBytes, kBlockBytes, int64_t{64} * Decoder::kOperandBytes);
   probs.SetBlocks(cell);
   if constexpr (requires { requires Decoder::kPackedBySoftmax; }) {
     if (pass.p == nullptr) return;
@@ -75,18 +76,18 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
   alignas(64) float w[kPassRows][kMaxPageTokens];  // for integer codes
   alignas(64) float scale[kMaxPageTokens];         // of the block, shared by all rows
   for (int b = 0; b < blocks; ++b) {
-    for (int t = first; t < first + count; t += 16) {
+    for (int t = first; t < last; t += 16) {
       Vec16::F x = Vec16::Mul(LoadScales(scales, b * cell.page_tokens + t), Vec16::Set1(pass.scale));
       // Scales of unused slots are undefined.
       if (t < pass.begin || pass.end < t + 16) x = SelectRange(x, 0.0f, pass.begin - t, pass.end - t);
       Vec16::Store(scale + t, x);
     }
-    Quantizer quantizers[kPassRows];
+    Vec16::F maxima[kPassRows];
     for (int row = 0; row < pass.rows; ++row) {
       const float* p = pass.p + row * kMaxPageTokens;
-      uint8_t* out = pass.workspace + row * kScaledProbBytes + b * probs.block_stride;
+      uint8_t* out = pass.workspace + row * kRowBytes + b * kBlockBytes;
       Vec16::F max = Vec16::Zero();
-      for (int t = first; t < first + count; t += 16) {
+      for (int t = first; t < last; t += 16) {
         const Vec16::F x = Vec16::Mul(Vec16::Load(p + t), Vec16::Load(scale + t));
         if constexpr (Decoder::kInteger) {
           max = Vec16::Max(max, x);
@@ -95,16 +96,21 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
           Decoder::Pack(x, out + t * Decoder::kOperandBytes);
         }
       }
-      if constexpr (Decoder::kInteger) quantizers[row] = QuantizerOf<Decoder>(max);
+      maxima[row] = max;
       probs.offset[row][b] = 0;
       probs.bias[row][b] = 0;
     }
-    // A second loop, so that the rows' reductions overlap.
-    for (int row = 0; Decoder::kInteger && row < pass.rows; ++row) {
-      uint8_t* out = pass.workspace + row * kScaledProbBytes + b * probs.block_stride + first * Decoder::kOperandBytes;
-      const Vec16::F total = PackOperands<Decoder>(w[row] + first, count, quantizers[row].inverse, out);
-      probs.scale[row][b] = quantizers[row].scale;
-      probs.bias[row][b] = Bias(Vec16::Sum(total), Decoder::kOffset);
+    if constexpr (Decoder::kInteger) {
+      float largest[kPassRows], inverse[kPassRows];
+      ReduceMaxima(maxima, pass.rows, MaxOperand<Decoder>(), largest, inverse);
+      for (int row = 0; row < pass.rows; ++row) {
+        uint8_t* out = pass.workspace + row * kRowBytes + b * kBlockBytes;
+        const Vec16::F factor = Vec16::Set1(inverse[row]);
+        for (int t = first; t < last; t += 16) {
+          Decoder::Pack(Vec16::Mul(Vec16::Load(w[row] + t), factor), out + t * Decoder::kOperandBytes);
+        }
+        probs.scale[row][b] = largest[row] / MaxOperand<Decoder>();
+      }
     }
   }
 }

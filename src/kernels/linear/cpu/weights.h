@@ -20,7 +20,7 @@ KVANTA_INLINE uint32_t RoundToBf16(float value) {
   return (bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
 }
 
-// Weights stored as elements; a block of steps is 16 KiB of a bf16 or f32 panel.
+// Weights stored as elements; a block of steps is 16 KiB of a panel (bf16 in two phases: 32 KiB).
 struct ElementTile {
   static constexpr bool kIsBlock = false;
   static constexpr int kBlockSteps = 256;
@@ -34,6 +34,8 @@ struct Bf16Weight : ElementTile {
   using X = Vec16::Bf16X;
   static constexpr int kStepK = 2;
   static constexpr int kPhases = Vec16::kBf16Phases;
+  // With two phases, twice as many steps hide as much more of loading and storing sums (3 % on Emerald Rapids).
+  static constexpr int kBlockSteps = 256 * kPhases;
   static constexpr int kPanelStepBytes = 64;
   template <int kPhase>
   static KVANTA_INLINE Vec16::Bf16W LoadW(const uint8_t* p) {

@@ -210,16 +210,15 @@ KVANTA_INLINE void ScaleTiles(const ValuePass& pass, ScaledProbs& probs) {
     } else {
       constexpr float kMaxOperand = CodeInt8Values::kMaxOperand;
       Vec16::F maxima[kPassRows];
-      float largest[kPassRows];
+      float largest[kPassRows], inverses[kPassRows];
       for (int row = 0; row < pass.rows; ++row) {
         maxima[row] = Vec16::Zero();
         for (int t = 0; t < tokens; t += 16) maxima[row] = Vec16::Max(maxima[row], product(row, t));
       }
-      ReduceMaxima(maxima, pass.rows, largest);
+      ReduceMaxima(maxima, pass.rows, kMaxOperand, largest, inverses);
       for (int row = 0; row < pass.rows; ++row) {
-        const float max = largest[row] > kMinAbsMax ? largest[row] : kMinAbsMax;
-        const Vec16::F inverse = Vec16::Set1(kMaxOperand / max);
-        probs.scale[row][b] = max / kMaxOperand;
+        const Vec16::F inverse = Vec16::Set1(inverses[row]);
+        probs.scale[row][b] = largest[row] / kMaxOperand;
         probs.offset[row][b] = 0;
         for (int t = 0; t < tokens; t += 64) {
           Vec16::F x[4];

@@ -181,7 +181,7 @@ class TrellisValues {
     }
   }
 
-  // As SubbyteValue::DotValues, but that the probabilities of rows are kScaledProbBytes apart.
+  // As SubbyteValue::DotValues, but that the probabilities of rows are kProbRowBytes<1> apart.
   template <int kRows, bool kTail, int kCount>
   static KVANTA_INLINE void DotValues(const uint8_t* words, int head_dim, int column, int count,
                                       const uint8_t* const* probs, const uint8_t* const* /*signs*/,
@@ -197,7 +197,7 @@ class TrellisValues {
       for (int c = 0; c < kCount; ++c) codes[c] = values.Decode(WordsOf(words, column + 16 * c, head_dim));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const __m512i prob = Broadcast32(four + r * kScaledProbBytes);
+        const __m512i prob = Broadcast32(four + r * kProbRowBytes<1>);
         for (int c = 0; c < kCount; ++c) sums[r * kCount + c] = DotBytes(sums[r * kCount + c], prob, codes[c]);
       }
     }

@@ -84,21 +84,10 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int grou
 // ScoreTile() of all rows.
 template <class Decoder, int kGroups, bool kBlocks>
 KVANTA_INLINE void ScoreRowTiles(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
-  int row = 0;
-  if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) {
-    for (; row + kRows <= pass.rows; row += kRows)
-      ScoreTile<Decoder, kGroups, kBlocks, kRows>(pass, lines, group, row, prefetch);
-  }
-  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
-    ScoreTile<Decoder, kGroups, kBlocks, kQueryTile>(pass, lines, group, row, prefetch);
-  }
-  if constexpr (kQueryTile > 3) {
-    if (pass.rows - row == 3) ScoreTile<Decoder, kGroups, kBlocks, 3>(pass, lines, group, row, prefetch);
-  }
-  if constexpr (kQueryTile > 2) {
-    if (pass.rows - row == 2) ScoreTile<Decoder, kGroups, kBlocks, 2>(pass, lines, group, row, prefetch);
-  }
-  if (pass.rows - row == 1) ScoreTile<Decoder, kGroups, kBlocks, 1>(pass, lines, group, row, prefetch);
+  ForRowTiles<Decoder>(
+      pass.rows, [&]<int kRows>(RowCount<kRows>, int row) __attribute__((always_inline)) {
+        ScoreTile<Decoder, kGroups, kBlocks, kRows>(pass, lines, group, row, prefetch);
+      });
 }
 
 // Scores all rows on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.

@@ -45,12 +45,12 @@ KVANTA_INLINE Quantizer QuantizerOf(Vec16::F max) {
   return {largest / MaxOperand<Decoder>(), MaxOperand<Decoder>() / largest};
 }
 
-// Maxima of `rows` rows: largest[i], the maximum lane of maxima[i], at least kMinAbsMax; inverse[i], max_operand
+// Reduces `count` maxima: largest[i] is the maximum lane of maxima[i], at least kMinAbsMax; inverse[i] is max_operand
 // divided by it. All have room for a multiple of 4. By four: loads match the stores of MaximaOf(), which avoids
 // store-forwarding stalls.
-KVANTA_INLINE void ReduceMaxima(Vec16::F* maxima, int rows, float max_operand, float* largest, float* inverse) {
-  for (int i = rows; i % 4 != 0; ++i) maxima[i] = Vec16::Zero();
-  for (int first = 0; first < rows; first += 4) {
+KVANTA_INLINE void ReduceMaxima(Vec16::F* maxima, int count, float max_operand, float* largest, float* inverse) {
+  for (int i = count; i % 4 != 0; ++i) maxima[i] = Vec16::Zero();
+  for (int first = 0; first < count; first += 4) {
     float four[4];
     Vec16::MaximaOf(maxima + first, four);
     for (int i = 0; i < 4; ++i) four[i] = four[i] > kMinAbsMax ? four[i] : kMinAbsMax;
@@ -147,6 +147,27 @@ template <class Decoder>
 KVANTA_INLINE constexpr int RowTiles(int rows) {
   if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) return rows / kRows + QueryTiles(rows % kRows);
   return QueryTiles(rows);
+}
+
+// A number of rows as a type.
+template <int kRows>
+struct RowCount {};
+
+// Calls f(RowCount<rows of a tile>, its first row) for each tile of a call, the larger ones first.
+template <class Decoder, class F>
+KVANTA_INLINE void ForRowTiles(int rows, F f) {
+  int row = 0;
+  if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) {
+    for (; row + kRows <= rows; row += kRows) f(RowCount<kRows>{}, row);
+  }
+  for (; row + kQueryTile <= rows; row += kQueryTile) f(RowCount<kQueryTile>{}, row);
+  if constexpr (kQueryTile > 3) {
+    if (rows - row == 3) f(RowCount<3>{}, row);
+  }
+  if constexpr (kQueryTile > 2) {
+    if (rows - row == 2) f(RowCount<2>{}, row);
+  }
+  if (rows - row == 1) f(RowCount<1>{}, row);
 }
 
 }  // namespace

@@ -93,8 +93,6 @@ KVANTA_INLINE void PowersOfRows(const SoftmaxPass& pass, int row, int first, int
 }
 
 // Calls f(RowCount<4>, row) for rows by four, then f(RowCount<1>, row) for the others.
-template <int kRows>
-struct RowCount {};
 template <class F>
 KVANTA_INLINE void ByFourRows(int rows, F f) {
   int row = 0;

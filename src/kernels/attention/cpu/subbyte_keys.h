@@ -132,21 +132,10 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
 template <class Key, int kGroups>
 KVANTA_INLINE void ScoreSubbyteGroups(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
                                       Prefetcher& prefetch) {
-  int row = 0;
-  if constexpr (constexpr int kRows = ManyRows<Key>(); kRows != 0) {
-    for (; row + kRows <= pass.rows; row += kRows)
-      ScoreSubbyteTile<Key, kGroups, kRows>(pass, scales, lines, group, row, prefetch);
-  }
-  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
-    ScoreSubbyteTile<Key, kGroups, kQueryTile>(pass, scales, lines, group, row, prefetch);
-  }
-  if constexpr (kQueryTile > 3) {
-    if (pass.rows - row == 3) ScoreSubbyteTile<Key, kGroups, 3>(pass, scales, lines, group, row, prefetch);
-  }
-  if constexpr (kQueryTile > 2) {
-    if (pass.rows - row == 2) ScoreSubbyteTile<Key, kGroups, 2>(pass, scales, lines, group, row, prefetch);
-  }
-  if (pass.rows - row == 1) ScoreSubbyteTile<Key, kGroups, 1>(pass, scales, lines, group, row, prefetch);
+  ForRowTiles<Key>(
+      pass.rows, [&]<int kRows>(RowCount<kRows>, int row) __attribute__((always_inline)) {
+        ScoreSubbyteTile<Key, kGroups, kRows>(pass, scales, lines, group, row, prefetch);
+      });
 }
 
 // Scores groups [first, last).
@@ -248,14 +237,13 @@ KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t first_scale, uint8_
       maxima[i] = row.max;
       sums[i] = row.offset;
     }
-    float largest[4];
-    Vec16::MaximaOf(maxima, largest);
+    float largest[4], inverse[4];
+    ReduceMaxima(maxima, rows, kMaxOperand, largest, inverse);
     Vec16::SumsOf(sums, query_offsets + first);
     for (int i = 0; i < rows; ++i) {
-      const float max = largest[i] > kMinAbsMax ? largest[i] : kMinAbsMax;
       uint8_t* out = queries + (first + i) * stride;
-      factors[first + i] = max / kMaxOperand;
-      for (int c = 0; c < width; c += 64) Bytes16::PackSigned(scaled + i * width + c, kMaxOperand / max, out + c);
+      factors[first + i] = largest[i] / kMaxOperand;
+      for (int c = 0; c < width; c += 64) Bytes16::PackSigned(scaled + i * width + c, inverse[i], out + c);
       if constexpr (kBias) {
         const int32_t total = Bytes16::SumOf(out, width);
         int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<SubbyteQuery>(head_dim));

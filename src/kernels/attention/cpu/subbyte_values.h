@@ -84,18 +84,10 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
       cell.block_scales ? cell.block_scales : cell.token_scales, [&](auto type) __attribute__((always_inline)) {
         LoadSlotsOf<kScaleSigns, CodeOffsets, decltype(type)::kScale>(cell, range, midpoint, slots, maxima);
       });
-  for (int b = blocks; b % 4 != 0; ++b) maxima[b] = Vec16::Zero();
   // ScaleSlots() multiplies by whole vectors: leftovers that happen to be subnormal would cost it 80 cycles a row.
   for (int b = 0; b < blocks; b += 16) Vec16::Store(slots.largest + b, Vec16::Zero());
   float inverse[kMaxBlocks];
-  // By four: loads match the stores of MaximaOf(), which avoids store-forwarding stalls.
-  for (int b = 0; b < blocks; b += 4) {
-    float largest[4];
-    Vec16::MaximaOf(maxima + b, largest);
-    for (int i = 0; i < 4; ++i) largest[i] = largest[i] > kMinAbsMax ? largest[i] : kMinAbsMax;
-    for (int i = 0; i < 4; ++i) inverse[b + i] = 1 / largest[i];
-    __builtin_memcpy(slots.largest + b, largest, sizeof largest);
-  }
+  ReduceMaxima(maxima, blocks, 1, slots.largest, inverse);
   for (int t = first; t < last; t += 16) {
     Vec16::F max_share = Vec16::Zero();
     for (int b = 0; b < blocks; ++b) {

@@ -227,20 +227,9 @@ KVANTA_INLINE void AddTile(const ValuePass& pass, const ScaledProbs& probs, cons
 template <class Decoder>
 KVANTA_INLINE void AddTokenRange(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range,
                                  Prefetcher& prefetch) {
-  int row = 0;
-  if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) {
-    for (; row + kRows <= pass.rows; row += kRows) AddTile<Decoder, kRows>(pass, probs, range, row, prefetch);
-  }
-  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
-    AddTile<Decoder, kQueryTile>(pass, probs, range, row, prefetch);
-  }
-  if constexpr (kQueryTile > 3) {
-    if (pass.rows - row == 3) AddTile<Decoder, 3>(pass, probs, range, row, prefetch);
-  }
-  if constexpr (kQueryTile > 2) {
-    if (pass.rows - row == 2) AddTile<Decoder, 2>(pass, probs, range, row, prefetch);
-  }
-  if (pass.rows - row == 1) AddTile<Decoder, 1>(pass, probs, range, row, prefetch);
+  ForRowTiles<Decoder>(
+      pass.rows, [&]<int kRows>(RowCount<kRows>, int row)
+                     __attribute__((always_inline)) { AddTile<Decoder, kRows>(pass, probs, range, row, prefetch); });
 }
 
 // Copies the words of token `first` with tokens outside [begin, end) zeroed: unused slots may hold NaN, which a

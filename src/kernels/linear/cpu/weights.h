@@ -34,7 +34,7 @@ struct Bf16Weight : ElementTile {
   using X = Vec16::Bf16X;
   static constexpr int kStepK = 2;
   static constexpr int kPhases = Vec16::kBf16Phases;
-  // With two phases, twice as many steps hide as much more of loading and storing sums (3 % on Emerald Rapids).
+  // Two phases: blocks of twice as many steps load and store sums half as often, 3 % of the time on Emerald Rapids.
   static constexpr int kBlockSteps = 256 * kPhases;
   static constexpr int kPanelStepBytes = 64;
   template <int kPhase>

@@ -23,7 +23,7 @@ struct Cell {
   CellView view;
 };
 
-// Fills scales near 1 that differ from element to element, and offsets near -2, in their storage type.
+// Fills scales that differ from element to element, near 1 but for E4M3, and offsets near -2, in their storage type.
 inline void FillScales(formats::ScaleType type, uint8_t* bytes, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float value = 1.0f + static_cast<float>(i % 7) / 1024.0f;
@@ -37,7 +37,7 @@ inline void FillScales(formats::ScaleType type, uint8_t* bytes, int64_t count) {
         formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0x3c00 + i % 7));
         break;
       case formats::ScaleType::kE4M3:
-        bytes[i] = static_cast<uint8_t>(0x30 + i % 16);
+        bytes[i] = static_cast<uint8_t>(1 + 5 * i % 126);  // all but 0 and NaN, subnormals included
         break;
       case formats::ScaleType::kE8M0:
         bytes[i] = static_cast<uint8_t>(125 + i % 5);

@@ -61,17 +61,11 @@ struct DecodeFp16 {
   static constexpr int kSub = 2;
   static KVANTA_INLINE F4 Element(U4 word, int s) { return Vec16::FromFp16(s == 0 ? word & 0xffffU : word >> 16); }
 };
-// Normal codes are shifted into place as f32. A subnormal code then reads (1 + m / 8) 2^-7 instead of (m / 8) 2^-6: add
-// one to the exponent and subtract 2^-6. (Multiplying by a subnormal f32 would take some CPUs a hundred cycles.)
 struct DecodeE4M3 {
   static constexpr int kSub = 4;
   static KVANTA_INLINE F4 Element(U4 word, int s) {
-    const U4 code = s == 3 ? word : word << (24 - 8 * s);  // in the highest byte
-    const U4 magnitude = code & 0x7f000000U;
-    const U4 subnormal = (U4)((I4)magnitude < 0x08000000);
-    const F4 bits = (F4)((magnitude >> 4) + 0x3c000000U + (subnormal & 0x00800000U));
-    const F4 value = bits - (F4)(subnormal & 0x3c800000U);  // 2^-6
-    return (F4)((U4)value | (code & 0x80000000U) | (U4)(magnitude == 0x7f000000U));
+    const U4 code = s == 3 ? word : word << (24 - 8 * s);
+    return (F4)((U4)Vec16::FromUpperE4M3(code) | (U4)((code & 0x7f000000U) == 0x7f000000U));
   }
 };
 struct DecodeE5M2 {

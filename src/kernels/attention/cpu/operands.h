@@ -46,19 +46,23 @@ KVANTA_INLINE Quantizer QuantizerOf(Vec16::F max) {
 }
 
 // Reduces `count` maxima: largest[i] is the maximum lane of maxima[i], at least kMinAbsMax; inverse[i] is max_operand
-// divided by it. All have room for a multiple of 4. By four: loads match the stores of MaximaOf(), which avoids
-// store-forwarding stalls.
+// divided by it. All have room for a multiple of 4. By vectors of four: loads match the stores of MaximaOf(), which
+// avoids store-forwarding stalls.
 KVANTA_INLINE void ReduceMaxima(Vec16::F* maxima, int count, float max_operand, float* largest, float* inverse) {
+  using Four = float __attribute__((vector_size(16)));
+  const Four min = Four{} + kMinAbsMax, operand = Four{} + max_operand;
   for (int i = count; i % 4 != 0; ++i) maxima[i] = Vec16::Zero();
   for (int first = 0; first < count; first += 4) {
-    float four[4];
-    Vec16::MaximaOf(maxima + first, four);
-    for (int i = 0; i < 4; ++i) four[i] = four[i] > kMinAbsMax ? four[i] : kMinAbsMax;
-    for (int i = 0; i < 4; ++i) inverse[first + i] = max_operand / four[i];
-    __builtin_memcpy(largest + first, four, sizeof four);
+    float maxima_of_four[4];
+    Vec16::MaximaOf(maxima + first, maxima_of_four);
+    Four four;
+    __builtin_memcpy(&four, maxima_of_four, sizeof four);
+    four = four > min ? four : min;
+    const Four inverses = operand / four;
+    __builtin_memcpy(largest + first, &four, sizeof four);
+    __builtin_memcpy(inverse + first, &inverses, sizeof inverses);
   }
 }
-
 // Packs x[0, n) as operands of a Decoder, rounded to integers for integer codes; n is a multiple of 16. Returns the
 // integers' sum: below 2^24, exact in f32.
 template <class Decoder>

@@ -21,7 +21,20 @@ struct SlotRange {
   // Rounded to whole vectors.
   KVANTA_INLINE int First() const { return begin / 16 * 16; }
   KVANTA_INLINE int Last() const { return static_cast<int>(RoundUp(end, 16)); }
+  // True for the 64 slots of most pages, for which loops over vectors are unrolled (kWhole below).
+  KVANTA_INLINE bool IsWhole() const { return begin % 16 == 0 && end - begin == 64; }
 };
+
+// Calls f(i) for every vector i of a range.
+template <bool kWhole, class F>
+KVANTA_INLINE void ForVectors(int vectors, F f) {
+  if constexpr (kWhole) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) f(i);
+  } else {
+    for (int i = 0; i < vectors; ++i) f(i);
+  }
+}
 
 // Scales of a range of slots, split into a part per block and the share of each slot, which all rows use.
 struct SlotScales {
@@ -31,6 +44,7 @@ struct SlotScales {
   alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens + 64];    // [blocks][page_tokens], by Bytes16::Signs()
   alignas(64) uint8_t code_offsets[kMaxBlocks * kMaxPageTokens];  // subtracted from codes, where kept (AMX)
   float largest[kMaxBlocks];
+  int blocks;
 };
 
 struct NoCodeOffsets {
@@ -38,114 +52,88 @@ struct NoCodeOffsets {
 };
 
 // Loads scales of a type into `share`, not yet divided; maxima[b]: of block b, without signs.
-template <bool kScaleSigns, class CodeOffsets, formats::ScaleType kType>
+template <bool kWhole, bool kScaleSigns, class CodeOffsets, formats::ScaleType kType>
 KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int midpoint, SlotScales& slots,
                                Vec16::F* maxima) {
-  const int first = range.First(), last = range.Last();
+  const int first = range.First(), vectors = (range.Last() - first) / 16;
   const bool has_blocks = static_cast<bool>(cell.block_scales);
   const uint8_t* scales = has_blocks ? cell.block_scales.data : cell.token_scales.data;
   const uint16_t* offsets = has_blocks ? cell.block_offsets : cell.token_offsets;
-  const int blocks = ScaleBlocks(cell);
-  for (int b = 0; b < blocks; ++b) {
+  const int blocks = slots.blocks, page_tokens = cell.page_tokens;
+  int block_slot = first;
+  for (int b = 0; b < blocks; ++b, block_slot += page_tokens) {
     Vec16::F max = Vec16::Zero();
-    for (int t = first; t < last; t += 16) {
-      const int slot = b * cell.page_tokens + t;
-      // Scales and offsets of unused slots are undefined.
-      const bool whole = range.begin <= t && t + 16 <= range.end;
-      Vec16::F scale = LoadScalesOf<kType>(scales, slot);
-      if (!whole) scale = SelectRange(scale, 0.0f, range.begin - t, range.end - t);
-      if (offsets) {
-        Vec16::F offset = Vec16::LoadFp16(offsets + slot);
-        if (!whole) offset = SelectRange(offset, 0.0f, range.begin - t, range.end - t);
-        Vec16::Store(slots.offset[b] + t, Vec16::Fma(scale, Vec16::Set1(static_cast<float>(midpoint)), offset));
-      }
-      if constexpr (kScaleSigns) {
-        Bytes16::Signs(scale, 2 * midpoint - 1, slots.signs + slot);
-        CodeOffsets::Offsets(scale, midpoint, slots.code_offsets + slot);
-        scale = Vec16::Abs(scale);
-      }
-      max = Vec16::Max(max, scale);
-      Vec16::Store(slots.share[b] + t, scale);
-    }
+    ForVectors<kWhole>(
+        vectors, [&](int i) __attribute__((always_inline)) {
+          const int t = first + 16 * i, slot = block_slot + 16 * i;
+          // Scales and offsets of unused slots are undefined.
+          const bool whole = kWhole || (range.begin <= t && t + 16 <= range.end);
+          Vec16::F scale = LoadScalesOf<kType>(scales, slot);
+          if (!whole) scale = SelectRange(scale, 0.0f, range.begin - t, range.end - t);
+          if (offsets) {
+            Vec16::F offset = Vec16::LoadFp16(offsets + slot);
+            if (!whole) offset = SelectRange(offset, 0.0f, range.begin - t, range.end - t);
+            Vec16::Store(slots.offset[b] + t, Vec16::Fma(scale, Vec16::Set1(static_cast<float>(midpoint)), offset));
+          }
+          if constexpr (kScaleSigns) {
+            Bytes16::Signs(scale, 2 * midpoint - 1, slots.signs + slot);
+            CodeOffsets::Offsets(scale, midpoint, slots.code_offsets + slot);
+            scale = Vec16::Abs(scale);
+          }
+          max = Vec16::Max(max, scale);
+          Vec16::Store(slots.share[b] + t, scale);
+        });
     maxima[b] = max;
   }
   for (int b = blocks; offsets && b % 4 != 0; ++b) {  // ScaleOffsets() reads four blocks at a time
-    for (int t = first; t < last; t += 16) Vec16::Store(slots.offset[b] + t, Vec16::Zero());
+    for (int i = 0; i < vectors; ++i) Vec16::Store(slots.offset[b] + first + 16 * i, Vec16::Zero());
   }
+}
+
+template <bool kWhole, bool kScaleSigns, class CodeOffsets>
+__attribute__((noinline)) void LoadSlotsIn(const CellView& cell, SlotRange range, int midpoint, SlotScales& slots) {
+  const int first = range.First(), vectors = (range.Last() - first) / 16;
+  const int blocks = ScaleBlocks(cell);
+  slots.blocks = blocks;
+  Vec16::F maxima[kMaxBlocks];
+  DispatchScaleType(
+      cell.block_scales ? cell.block_scales : cell.token_scales, [&](auto type) __attribute__((always_inline)) {
+        LoadSlotsOf<kWhole, kScaleSigns, CodeOffsets, decltype(type)::kScale>(cell, range, midpoint, slots, maxima);
+      });
+  // ScaleSlots() multiplies by whole vectors: leftovers that happen to be subnormal would cost it 80 cycles a row.
+  Vec16::Store(slots.largest, Vec16::Zero());
+  if (blocks > 16) Vec16::Store(slots.largest + 16, Vec16::Zero());
+  float inverse[kMaxBlocks];
+  ReduceMaxima(maxima, blocks, 1, slots.largest, inverse);
+  Vec16::F max_share[kWhole ? 4 : kMaxPageTokens / 16];
+  ForVectors<kWhole>(
+      vectors, [&](int i) __attribute__((always_inline)) { max_share[i] = Vec16::Zero(); });
+  for (int b = 0; b < blocks; ++b) {
+    float* shares = slots.share[b] + first;
+    const Vec16::F factor = Vec16::Set1(inverse[b]);
+    ForVectors<kWhole>(
+        vectors, [&](int i) __attribute__((always_inline)) {
+          const Vec16::F share = Vec16::Mul(Vec16::Load(shares + 16 * i), factor);
+          Vec16::Store(shares + 16 * i, share);
+          max_share[i] = Vec16::Max(max_share[i], share);
+        });
+  }
+  ForVectors<kWhole>(
+      vectors, [&](int i)
+                   __attribute__((always_inline)) { Vec16::Store(slots.max_share + first + 16 * i, max_share[i]); });
 }
 
 // midpoint: subtracted from codes that have offsets.
 template <bool kScaleSigns, class CodeOffsets = NoCodeOffsets>
-__attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, int midpoint, SlotScales& slots) {
-  const int first = range.First(), last = range.Last();
-  const int blocks = ScaleBlocks(cell);
-  Vec16::F maxima[kMaxBlocks];
-  DispatchScaleType(
-      cell.block_scales ? cell.block_scales : cell.token_scales, [&](auto type) __attribute__((always_inline)) {
-        LoadSlotsOf<kScaleSigns, CodeOffsets, decltype(type)::kScale>(cell, range, midpoint, slots, maxima);
-      });
-  // ScaleSlots() multiplies by whole vectors: leftovers that happen to be subnormal would cost it 80 cycles a row.
-  for (int b = 0; b < blocks; b += 16) Vec16::Store(slots.largest + b, Vec16::Zero());
-  float inverse[kMaxBlocks];
-  ReduceMaxima(maxima, blocks, 1, slots.largest, inverse);
-  for (int t = first; t < last; t += 16) {
-    Vec16::F max_share = Vec16::Zero();
-    for (int b = 0; b < blocks; ++b) {
-      const Vec16::F share = Vec16::Mul(Vec16::Load(slots.share[b] + t), Vec16::Set1(inverse[b]));
-      Vec16::Store(slots.share[b] + t, share);
-      max_share = Vec16::Max(max_share, share);
-    }
-    Vec16::Store(slots.max_share + t, max_share);
-  }
-}
-
-// Sets the initial sums: minus the midpoint of the codes, or minus one less for complements where scales are negative,
-// times the probabilities.
-template <bool kScaleSigns, class B>
-KVANTA_INLINE void SetInitialSums(const ValuePass& pass, SlotRange range, int midpoint, const SlotScales& slots,
-                                  ScaledProbs& probs) {
-  const int blocks = ScaleBlocks(pass.cell);
-  for (int b = 0; b < blocks; ++b) {
-    for (int row = 0; row < pass.rows; row += 4) {  // rows beyond the last are computed but never read
-      typename B::Sum sums[4] = {B::Start(), B::Start(), B::Start(), B::Start()};
-      for (int t = range.First(); t < range.Last(); t += 64) {
-        const auto code_offsets = B::template CodeOffsets<kScaleSigns>(
-            midpoint, slots.signs + b * pass.cell.page_tokens + t, range.Last() - t);
-        const uint8_t* operands = pass.workspace + probs.ByteOffset(row, b, t);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          sums[i] = B::MulAddFields(sums[i], B::Load(operands + i * kProbRowBytes<1>), code_offsets);
-        }
-      }
-      int32_t excess[4];
-      B::SumsOf(sums, excess);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) probs.bias[row + i][b] = -excess[i];
-    }
-  }
-}
-
-// Quantizes a row's probabilities of up to 64 slots in all blocks: factor * p * share. Not inlined because it needs all
-// registers. kWhole: all 64 slots, else `left` of them, whole vectors.
-template <bool kWhole>
-__attribute__((noinline)) void PackProbs(const float* p, float factor, const float* share, int left, int blocks,
-                                         uint8_t* out, int64_t block_stride) {
-  Vec16::F scaled[4];
-  for (int i = 0; i < 4; ++i) {
-    const Vec16::F scale = Vec16::Set1(factor * Bytes16::kPackFactor[i]);
-    scaled[i] = kWhole || 16 * i < left ? Vec16::Mul(Vec16::Load(p + 16 * i), scale) : Vec16::Zero();
-  }
-  for (int b = 0; b < blocks; ++b, share += kMaxPageTokens, out += block_stride) {
-    Vec16::F x[4];
-    for (int i = 0; i < 4; ++i) x[i] = kWhole || 16 * i < left ? Vec16::Load(share + 16 * i) : Vec16::Zero();
-    Bytes16::PackProducts(scaled, x, out);
-  }
+KVANTA_INLINE void LoadSlots(const CellView& cell, SlotRange range, int midpoint, SlotScales& slots) {
+  range.IsWhole() ? LoadSlotsIn<true, kScaleSigns, CodeOffsets>(cell, range, midpoint, slots)
+                  : LoadSlotsIn<false, kScaleSigns, CodeOffsets>(cell, range, midpoint, slots);
 }
 
 // Sums p times the slots' offsets per row.
 __attribute__((noinline)) void ScaleOffsets(const ValuePass& pass, SlotRange range, float scale,
                                             const SlotScales& slots, ScaledProbs& probs) {
-  const int first = range.First(), last = range.Last(), blocks = ScaleBlocks(pass.cell);
+  const int first = range.First(), last = range.Last(), blocks = slots.blocks;
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
     for (int b = 0; b < blocks; b += 4) {  // blocks beyond the last are zero
@@ -161,34 +149,79 @@ __attribute__((noinline)) void ScaleOffsets(const ValuePass& pass, SlotRange ran
   }
 }
 
-// Quantizes p times the slots' scales to bytes. A row's scale is that of its largest p times a slot's maximum share, so
-// p is scaled once for all blocks; the quantization step is somewhat coarser than with one scale per block. scale: of
-// the side and of the code's levels.
-__attribute__((noinline)) void ScaleSlots(const ValuePass& pass, SlotRange range, float scale, const SlotScales& slots,
-                                          ScaledProbs& probs, Prefetcher& prefetch) {
-  const int first = range.First(), last = range.Last();
-  const CellView& cell = pass.cell;
-  const int blocks = ScaleBlocks(cell);
+// Initial sums of dots that multiply fields as they are: minus the midpoint of the codes, or minus one less for
+// complements where scales are negative (kSigned), times the probabilities.
+enum class InitialSums : uint8_t { kNone, kUnsigned, kSigned };
+
+// Quantizes a row's probabilities of the `left` slots from `t` on, at most 64 and whole vectors, in all blocks:
+// factor * p * share. Sets the initial sums, or, after the first slots of a range, adds to them. kWhole: 64 slots. B:
+// Bytes16, dependent because not all units have its members for sums.
+template <class B, bool kWhole, InitialSums kSums>
+KVANTA_INLINE void PackProbs(const ValuePass& pass, const SlotScales& slots, int row, int t, int left, float factor,
+                             int midpoint, bool is_first, ScaledProbs& probs) {
+  const float* p = pass.p + row * kMaxPageTokens + t;
+  const float* share = slots.share[0] + t;
+  const uint8_t* signs = slots.signs + t;
+  uint8_t* out = pass.workspace + probs.ByteOffset(row, 0, t);
+  const int blocks = slots.blocks, page_tokens = pass.cell.page_tokens;
+  const int64_t block_stride = probs.block_stride;
+  int32_t* bias = probs.bias[row];
+  Vec16::F scaled[4];
+  for (int i = 0; i < 4; ++i) {
+    const Vec16::F scale = Vec16::Set1(factor * B::kPackFactor[i]);
+    scaled[i] = kWhole || 16 * i < left ? Vec16::Mul(Vec16::Load(p + 16 * i), scale) : Vec16::Zero();
+  }
+  for (int b = 0; b < blocks; b += 4) {
+    [[maybe_unused]] typename B::Sum sums[4];
+#pragma GCC unroll 4
+    for (int of_four = 0; of_four < 4; ++of_four) {
+      if constexpr (kSums != InitialSums::kNone) sums[of_four] = B::Start();
+      if (b + of_four >= blocks) continue;
+      Vec16::F x[4];
+      for (int i = 0; i < 4; ++i) x[i] = kWhole || 16 * i < left ? Vec16::Load(share + 16 * i) : Vec16::Zero();
+      B::PackProducts(scaled, x, out);  // 0 beyond the last slot
+      if constexpr (kSums != InitialSums::kNone) {
+        const auto offsets = B::template CodeOffsets<kSums == InitialSums::kSigned>(midpoint, signs);
+        sums[of_four] = B::MulAddFields(sums[of_four], B::Load(out), offsets);
+      }
+      share += kMaxPageTokens;
+      signs += page_tokens;
+      out += block_stride;
+    }
+    if constexpr (kSums != InitialSums::kNone) {
+      if (is_first) {
+        B::template SumsOf<true>(sums, bias + b);
+      } else {
+        int32_t more[4];
+        B::template SumsOf<true>(sums, more);
+        for (int i = 0; i < 4; ++i) bias[b + i] += more[i];
+      }
+    }
+  }
+}
+
+template <bool kWhole, InitialSums kSums>
+__attribute__((noinline)) void ScaleSlotsIn(const ValuePass& pass, SlotRange range, float scale, int midpoint,
+                                            const SlotScales& slots, ScaledProbs& probs, Prefetcher& prefetch) {
+  const int first = range.First(), last = range.Last(), blocks = slots.blocks;
   Vec16::F maxima[kPassRows];
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
     Vec16::F max = Vec16::Zero();
-    for (int t = first; t < last; t += 16) {
+    ForVectors<kWhole>((last - first) / 16, [&](int i) __attribute__((always_inline)) {
+      const int t = first + 16 * i;
       max = Vec16::Max(max, Vec16::Mul(Vec16::Load(p + t), Vec16::Load(slots.max_share + t)));
-    }
+    });
     maxima[row] = max;
   }
   float largest[kPassRows], factors[kPassRows];
   ReduceMaxima(maxima, pass.rows, kMaxByteProb, largest, factors);
   for (int row = 0; row < pass.rows; ++row) {
-    const float* p = pass.p + row * kMaxPageTokens;
-    const float factor = factors[row];
     for (int t = first; t < last; t += 64) {
-      uint8_t* out = pass.workspace + probs.ByteOffset(row, 0, t);
-      if (t + 64 <= last) {
-        PackProbs<true>(p + t, factor, slots.share[0] + t, 64, blocks, out, probs.block_stride);
+      if (kWhole || t + 64 <= last) {
+        PackProbs<Bytes16, true, kSums>(pass, slots, row, t, 64, factors[row], midpoint, t == first, probs);
       } else {
-        PackProbs<false>(p + t, factor, slots.share[0] + t, last - t, blocks, out, probs.block_stride);
+        PackProbs<Bytes16, false, kSums>(pass, slots, row, t, last - t, factors[row], midpoint, t == first, probs);
       }
       for (int b = 0; b < blocks; b += 2) prefetch.Step();
     }
@@ -198,7 +231,17 @@ __attribute__((noinline)) void ScaleSlots(const ValuePass& pass, SlotRange range
       Vec16::Store(probs.offset[row] + b, Vec16::Zero());
     }
   }
-  if (cell.block_offsets != nullptr || cell.token_offsets != nullptr) ScaleOffsets(pass, range, scale, slots, probs);
+}
+
+// Quantizes p times the slots' scales to bytes. A row's scale is that of its largest p times a slot's maximum share, so
+// p is scaled once for all blocks; the quantization step is somewhat coarser than with one scale per block. scale: of
+// the side and of the code's levels. midpoint: of codes with initial sums.
+template <InitialSums kSums>
+KVANTA_INLINE void ScaleSlots(const ValuePass& pass, SlotRange range, float scale, int midpoint,
+                              const SlotScales& slots, ScaledProbs& probs, Prefetcher& prefetch) {
+  range.IsWhole() ? ScaleSlotsIn<true, kSums>(pass, range, scale, midpoint, slots, probs, prefetch)
+                  : ScaleSlotsIn<false, kSums>(pass, range, scale, midpoint, slots, probs, prefetch);
+  if (pass.cell.block_offsets || pass.cell.token_offsets) ScaleOffsets(pass, range, scale, slots, probs);
 }
 
 // Accumulates a range of slots. One instance for the codes that share a layout of sections.
@@ -217,6 +260,9 @@ inline constexpr bool kNegativeScales = formats::Levels(kElementType).level[0] <
 template <formats::ElementType kElementType>
 void AccumulateSubbyte(const ValuePass& pass) {
   using Value = SubbyteValue<SubbyteTypeOf<kElementType>, kNegativeScales<kElementType>>;
+  constexpr InitialSums kSums = !Value::kHasInitialSums ? InitialSums::kNone
+                                : Value::kHasScaleSigns ? InitialSums::kSigned
+                                                        : InitialSums::kUnsigned;
   const int blocks = ScaleBlocks(pass.cell);
   const int tokens = pass.end - pass.begin;
   Prefetcher prefetch{pass.prefetch,
@@ -230,9 +276,7 @@ void AccumulateSubbyte(const ValuePass& pass) {
   for (; range.begin < pass.end; range.begin = range.end) {
     range.end = EndOfScale<kElementType>(range.begin, pass.end);
     LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
-    ScaleSlots(pass, range, pass.scale * kLevelScale<kElementType>, slots, probs, prefetch);
-    if constexpr (Value::kHasInitialSums)
-      SetInitialSums<Value::kHasScaleSigns, Bytes16>(pass, range, Value::kMiddle, slots, probs);
+    ScaleSlots<kSums>(pass, range, pass.scale * kLevelScale<kElementType>, Value::kMiddle, slots, probs, prefetch);
     AddSubbyte<Value>(pass, range, probs, range.begin == pass.begin, prefetch);
   }
 }

@@ -110,22 +110,22 @@ struct Bytes16 {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
     Store(_mm_maskz_mov_epi8(negative, _mm_set1_epi8(static_cast<char>(bits))), out);
   }
-  // Offsets of the codes of up to 64 slots: `middle`, or one less where the scale is negative; 0 beyond `slots`.
+  // Offsets of the codes of 64 slots: `middle`, or one less where the scale is negative.
   template <bool kSigns>
-  static KVANTA_INLINE V CodeOffsets(int middle, const uint8_t* signs, int slots) {
-    const __mmask64 in = slots >= 64 ? ~uint64_t{0} : (uint64_t{1} << static_cast<unsigned>(slots)) - 1;
-    const V middles = _mm512_maskz_mov_epi8(in, _mm512_set1_epi8(static_cast<char>(middle)));
+  static KVANTA_INLINE V CodeOffsets(int middle, const uint8_t* signs) {
+    const V middles = _mm512_set1_epi8(static_cast<char>(middle));
     if constexpr (!kSigns) return middles;
-    return _mm512_mask_sub_epi8(middles, in, middles, And(Load(signs), 1));
+    return _mm512_sub_epi8(middles, And(Load(signs), 1));
   }
-  // sums[i]: sum of the lanes of x[i], i < 4.
+  // sums[i]: sum of the lanes of x[i], i < 4, or minus the sum.
+  template <bool kNegative = false>
   static KVANTA_INLINE void SumsOf(const V* x, int32_t* sums) {
     const V a = _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
     const V b = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
     const V quarters = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
     const __m256i halves = _mm256_add_epi32(_mm512_castsi512_si256(quarters), _mm512_extracti64x4_epi64(quarters, 1));
     const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), all);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), kNegative ? _mm_sub_epi32(_mm_setzero_si128(), all) : all);
   }
 
   // Loads channels [32 group, 32 group + 32) of a section of kWidth bits: four sets of 8, whose even channels are the

@@ -120,11 +120,10 @@ struct Vec16 {
   }
 
   static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
-    // As an f32 with the exponent field unshifted: the value times 2^(7 - 127), subnormals included.
-    const __m512i x = Widened(p);
-    const __m512i bits = _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x7f)), 20),
-                                         _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x80)), 24));
-    return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0x1p120f));
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    // seeeemmm -> s0eeeemmm0000000: fp16 of 2^-8 times the value, subnormals included, whose conversion is never slow.
+    const __m256i bits = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 1), _mm256_set1_epi16(-0x4080));
+    return _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256));
   }
   static KVANTA_INLINE F LoadE8M0(const uint8_t* p) {
     const __m512i x = Widened(p);

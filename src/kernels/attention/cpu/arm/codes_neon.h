@@ -239,22 +239,22 @@ struct Bytes16 : PackedLanes<DotLanes<4>> {
     const C16 bytes = kernels::PackSigned(PackShorts(flips.v[0], flips.v[1]), PackShorts(flips.v[2], flips.v[3]));
     std::memcpy(out, &bytes, sizeof bytes);
   }
-  // Offsets of the codes of up to 64 slots, a multiple of 16: `middle`, or one less where the scale is negative; 0
-  // beyond `slots`.
+  // Offsets of the codes of 64 slots: `middle`, or one less where the scale is negative.
   template <bool kSigns>
-  static KVANTA_INLINE V CodeOffsets(int middle, const uint8_t* signs, int slots) {
+  static KVANTA_INLINE V CodeOffsets(int middle, const uint8_t* signs) {
+    const U4 middles = Broadcast(static_cast<uint32_t>(middle) * 0x01010101U);
+    if constexpr (!kSigns) return {{middles, middles, middles, middles}};
     const auto offsets = [&](int i) __attribute__((always_inline)) {
-      if (16 * i >= slots) return U4{};
-      const U4 middles = Broadcast(static_cast<uint32_t>(middle) * 0x01010101U);
-      if constexpr (!kSigns) return middles;
       return middles - (LoadVector<U4>(signs + 16 * i) & 0x01010101U);
     };
     return {{offsets(0), offsets(1), offsets(2), offsets(3)}};
   }
-  // sums[i]: sum of the lanes of x[i], i < 4.
+  // sums[i]: sum of the lanes of x[i], i < 4, or minus the sum.
+  template <bool kNegative = false>
   static KVANTA_INLINE void SumsOf(const Sum* x, int32_t* sums) {
     for (int i = 0; i < 4; ++i) {
-      sums[i] = vaddvq_s32((int32x4_t)((x[i].v[0] + x[i].v[1]) + (x[i].v[2] + x[i].v[3])));
+      const int32_t sum = vaddvq_s32((int32x4_t)((x[i].v[0] + x[i].v[1]) + (x[i].v[2] + x[i].v[3])));
+      sums[i] = kNegative ? -sum : sum;
     }
   }
 };

@@ -388,7 +388,8 @@ KVANTA_INLINE void AccumulateSubbyteTiles(const ValuePass& pass) {
     range.end = EndOfScale<kElementType>(range.begin, pass.end);
     if (pass.workspace_use != WorkspaceUse::kReuse)
       LoadSlots<kNegativeScales<kElementType>, StoreCodeOffsets>(pass.cell, range, kMiddle, *slots);
-    ScaleSlots(pass, range, pass.scale * kLevelScale<kElementType>, *slots, probs, prefetch);
+    ScaleSlots<InitialSums::kNone>(pass, range, pass.scale * kLevelScale<kElementType>, kMiddle, *slots, probs,
+                                   prefetch);
     AddByTiles<Rows>(pass, SubbyteValues<kElementType>::kUnpack, range.begin, range.end, *slots, probs,
                      range.begin == pass.begin, prefetch);
   }

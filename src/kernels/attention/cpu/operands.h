@@ -63,6 +63,7 @@ KVANTA_INLINE void ReduceMaxima(Vec16::F* maxima, int count, float max_operand, 
     __builtin_memcpy(inverse + first, &inverses, sizeof inverses);
   }
 }
+
 // Packs x[0, n) as operands of a Decoder, rounded to integers for integer codes; n is a multiple of 16. Returns the
 // integers' sum: below 2^24, exact in f32.
 template <class Decoder>

@@ -101,6 +101,7 @@ __attribute__((noinline)) void LoadSlotsIn(const CellView& cell, SlotRange range
         LoadSlotsOf<kWhole, kScaleSigns, CodeOffsets, decltype(type)::kScale>(cell, range, midpoint, slots, maxima);
       });
   // ScaleSlots() multiplies by whole vectors: leftovers that happen to be subnormal would cost it 80 cycles a row.
+  static_assert(kMaxBlocks == 32);
   Vec16::Store(slots.largest, Vec16::Zero());
   if (blocks > 16) Vec16::Store(slots.largest + 16, Vec16::Zero());
   float inverse[kMaxBlocks];

@@ -43,6 +43,9 @@ constexpr size_t ClosedSlotsOffset(int group) {
 struct LayerShape {
   WorkShape work;
   int group = 0;
+  int attend_kernel = -1;
+  int64_t small_blocks = 0;  // as in GpuPartition
+  int64_t large_blocks = 0;
   bool operator==(const LayerShape&) const = default;
 };
 
@@ -84,12 +87,12 @@ void Grow(Device& device, Buffer& buffer, int64_t bytes) {
 class GpuBackend final : public Backend {
  public:
   GpuBackend(cache::PagePool& pool, BackendConfig config, std::shared_ptr<kernels::CudaContext> gpu,
-             int64_t max_parallel_splits)
+             int64_t max_result_rows)
       : pool_(pool),
         config_(CheckConfig(std::move(config), pool.Layout())),
         spec_(SpecOf(pool, config_)),
         gpu_(std::move(gpu)),
-        max_parallel_splits_(max_parallel_splits) {
+        max_result_rows_(max_result_rows) {
     if (&pool.device() != &gpu_->device()) {
       throw InputError(fmt::format("the KV cache is on {}, attention on {}; expected the same device",
                                    pool.device().Name(), gpu_->device().Name()));
@@ -189,12 +192,21 @@ class GpuBackend final : public Backend {
 
   void AddLayer(size_t index) {
     const AttentionSpec& spec = config_.layers[index];
-    layers_.push_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
+    const GpuLayer& layer =
+        layers_.emplace_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
+    const auto blocks = [&](int32_t tile_rows) {
+      AttentionParams params = layer.attention;
+      params.tile_rows = tile_rows;
+      return gpu_->AttentionBlocks(layer.attend_kernel, params);
+    };
     const LayerShape shape{.work = {.heads = spec.heads,
                                     .kv_heads = spec.kv_heads,
                                     .head_dim = spec.head_dim,
                                     .visibility = spec.visibility},
-                           .group = pool_.Layout().layers[index].group};
+                           .group = pool_.Layout().layers[index].group,
+                           .attend_kernel = layer.attend_kernel,
+                           .small_blocks = blocks(kernels::cuda::kRowsPerMma),
+                           .large_blocks = blocks(kernels::cuda::kQueryRows)};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
     if (known == shapes_.end()) shapes_.push_back(shape);
@@ -241,9 +253,12 @@ class GpuBackend final : public Backend {
     int64_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       GpuSchedule& schedule = plan.schedules[i];
-      MakeGpuSchedule(
-          shapes_[i].work, plan.batch, plan.groups[static_cast<size_t>(shapes_[i].group)].first_pages, page_size,
-          {.max_parallel_splits = max_parallel_splits_, .multiprocessors = gpu_->Multiprocessors()}, schedule);
+      MakeGpuSchedule(shapes_[i].work, plan.batch, plan.groups[static_cast<size_t>(shapes_[i].group)].first_pages,
+                      page_size,
+                      {.small_blocks = shapes_[i].small_blocks,
+                       .large_blocks = shapes_[i].large_blocks,
+                       .max_result_rows = max_result_rows_},
+                      schedule);
       rows = std::max(rows, schedule.result_rows);
       floats = std::max(floats, schedule.result_rows * shapes_[i].work.head_dim);
     }
@@ -281,6 +296,7 @@ class GpuBackend final : public Backend {
     for (const GpuSchedule& schedule : plan.schedules) {
       offsets.push_back(metadata.Add(schedule.tiles));
       offsets.push_back(metadata.Add(schedule.tasks));
+      offsets.push_back(metadata.Add(schedule.work_indptr));
     }
     const bool moved = metadata.Reserve(device());
     if (moved || plan.backend != version_) plan.version = NextVersion();
@@ -298,10 +314,12 @@ class GpuBackend final : public Backend {
       metadata.Write(AttentionOffset(i),
                      AttentionMetadata{
                          .pages = plan.DevicePointer<PageIds>(offsets[3 * static_cast<size_t>(shapes_[i].group) + 2]),
-                         .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[first_shape + 2 * i]),
-                         .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[first_shape + 2 * i + 1]),
+                         .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[first_shape + 3 * i]),
+                         .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[first_shape + 3 * i + 1]),
+                         .work_indptr = plan.DevicePointer<int32_t>(offsets[first_shape + 3 * i + 2]),
                          .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-                         .task_count = static_cast<int32_t>(schedule.tasks.size()),
+                         .work_count = static_cast<int32_t>(schedule.work_indptr.size()) - 1,
+                         .result_stride = schedule.tile_rows,
                          .split_out = plan.split_out.as<float>(),
                          .split_state = plan.split_state.as<float>()});
     }
@@ -312,7 +330,7 @@ class GpuBackend final : public Backend {
   const BackendConfig config_;
   const cache::KvCacheSpec spec_;
   std::shared_ptr<kernels::CudaContext> gpu_;
-  const int64_t max_parallel_splits_;
+  const int64_t max_result_rows_;
   Buffer sums_;                      // AppendSums [layers][k, v]
   std::vector<AppendSums> fetched_;  // the host's copy
   mutable std::mutex fetching_;
@@ -327,8 +345,8 @@ class GpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& pool, BackendConfig config,
-                                        std::shared_ptr<kernels::CudaContext> gpu, int64_t max_parallel_splits) {
-  return std::make_unique<GpuBackend>(pool, std::move(config), std::move(gpu), max_parallel_splits);
+                                        std::shared_ptr<kernels::CudaContext> gpu, int64_t max_result_rows) {
+  return std::make_unique<GpuBackend>(pool, std::move(config), std::move(gpu), max_result_rows);
 }
 
 }  // namespace kvanta::attention

@@ -10,10 +10,10 @@
 namespace kvanta::attention {
 
 // `pool` must be in the GPU's memory and outlive the backend; pointers given to Append and Run are device memory, too.
-// Throws InputError if the config does not match the cache's layout or no kernel supports a layer. Plans run at most
-// `max_parallel_splits` KV splits as separate tasks.
+// Throws InputError if the config does not match the cache's layout or no kernel supports a layer. Plans divide
+// tiles among blocks up to `max_result_rows` rows of split results.
 std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<kernels::CudaContext> gpu,
-                                        int64_t max_parallel_splits = kMaxParallelSplits);
+                                        int64_t max_result_rows = kMaxResultRows);
 
 }  // namespace kvanta::attention

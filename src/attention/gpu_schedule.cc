@@ -8,19 +8,10 @@ namespace kvanta::attention {
 namespace {
 
 using kernels::cuda::kQueryRows;
+using kernels::cuda::SplitTask;
+using Tile = kernels::cuda::QueryTile;
 
 static_assert(kernels::cuda::kSplitTokens == kSplitTokens);
-
-struct SplitRange {
-  int32_t first;
-  int32_t last;
-
-  int32_t Count() const { return last - first; }
-};
-SplitRange SplitsOf(const kernels::cuda::QueryTile& tile, const WorkShape& shape) {
-  return {shape.visibility.First(tile.first_position) / kSplitTokens,
-          (tile.first_position + tile.tokens - 1) / kSplitTokens + 1};
-}
 
 void AddTiles(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
               GpuSchedule& schedule) {
@@ -47,21 +38,111 @@ void AddTiles(const WorkShape& shape, const Batch& batch, const std::vector<int3
   }
 }
 
-// Splits of a task: queries are loaded once per task, at about a tenth of a split's cost, but blocks that are resident
-// at once should end at once.
-int32_t TaskSplits(int64_t splits, int64_t multiprocessors) {
-  constexpr int64_t kBlocksPerSm = 4;
-  int32_t best = 1;
-  int64_t min_cost = 0;
-  for (int32_t count = 1; count <= 8; count *= 2) {
-    const int64_t rounds = CeilDiv(CeilDiv(splits, int64_t{count}), kBlocksPerSm * multiprocessors);
-    const int64_t cost = rounds * (10 * count + 1);
-    if (min_cost != 0 && cost > min_cost) continue;
-    min_cost = cost;
-    best = count;
+// Divides the tiles into as many work items of about equal cost as blocks run at once. Costs are in chunks
+// that a warp of the block takes.
+class Division {
+ public:
+  Division(const WorkShape& shape, const GpuPartition& partition, GpuSchedule& schedule)
+      : shape_(shape), partition_(partition), schedule_(schedule) {
+    const bool large = schedule.tile_rows > kernels::cuda::kRowsPerMma;
+    blocks_ = std::max<int64_t>(large ? partition.large_blocks : partition.small_blocks, 1);
+    for (const Tile& tile : schedule.tiles) {
+      const Splits splits = SplitsOf(tile);
+      remaining_ += Cost(tile, splits.first, splits.last);
+    }
+    left_ = std::max<int64_t>(remaining_ / blocks_, 1);
   }
-  return best;
-}
+
+  void Run() {
+    schedule_.work_indptr.push_back(0);
+    // Blocks are at adjacent tiles at any time: those of a prompt read the same pages, which then are in the L2 cache.
+    const int64_t tiles = std::ssize(schedule_.tiles);
+    for (int64_t block = 0; block < blocks_; ++block) {
+      for (int64_t tile = block; tile < tiles; tile += blocks_) AddTasks(static_cast<int32_t>(tile));
+    }
+    while (std::ssize(schedule_.work_indptr) <= blocks_) EndItem(0);
+  }
+
+ private:
+  static constexpr int64_t kTaskCost = 2;                                                                 // its queries
+  static constexpr int64_t kSplitCost = 4 + kernels::cuda::kQuarterTokens / kernels::cuda::kChunkTokens;  // at most
+
+  // KV splits [first, last) of a tile.
+  struct Splits {
+    int32_t first, last;
+  };
+
+  Splits SplitsOf(const Tile& tile) const {
+    return {shape_.visibility.First(tile.first_position) / kSplitTokens,
+            (tile.first_position + tile.tokens - 1) / kSplitTokens + 1};
+  }
+  // A split's warps take quarters, so only few tokens make it cheaper.
+  static int64_t Cost(const Tile& tile, int64_t first, int64_t last) {
+    const int64_t tokens = tile.first_position + tile.tokens - (last - 1) * kSplitTokens;  // of the last split
+    const int64_t chunks_less = tokens < kernels::cuda::kQuarterTokens
+                                    ? (kernels::cuda::kQuarterTokens - tokens) / kernels::cuda::kChunkTokens
+                                    : 0;
+    return kTaskCost + (last - first) * kSplitCost - chunks_less;
+  }
+
+  // The last work item takes everything.
+  bool IsLast() const { return std::ssize(schedule_.work_indptr) == blocks_; }
+  // Divides the remaining cost among the other items, with `task` for queries that are loaded again.
+  void EndItem(int64_t task) {
+    schedule_.work_indptr.push_back(static_cast<int32_t>(schedule_.tasks.size()));
+    const int64_t items = blocks_ - std::ssize(schedule_.work_indptr) + 1;
+    if (items > 0) left_ = CeilDiv(remaining_, items) + task;
+  }
+
+  void AddTasks(int32_t index) {
+    Tile& tile = schedule_.tiles[static_cast<size_t>(index)];
+    const Splits splits = SplitsOf(tile);
+    const bool divides =
+        schedule_.result_rows + int64_t{splits.last - splits.first} * schedule_.tile_rows <= partition_.max_result_rows;
+    const size_t first_task = schedule_.tasks.size();
+    for (int32_t split = splits.first; split < splits.last;) {
+      const bool is_first = split == splits.first;
+      const int64_t cost = Cost(tile, split, splits.last);
+      int32_t end = splits.last;
+      if (!IsLast() && cost > left_ + kSplitCost / 2) {  // rounded to whole splits, or tiles
+        const int64_t all = splits.last - split;
+        const int64_t fits = !divides ? (left_ >= cost / 2 ? all : 0)
+                                      : std::max<int64_t>(left_ - kTaskCost + kSplitCost / 2, 0) / kSplitCost;
+        if (fits == 0) {
+          EndItem(is_first ? 0 : kTaskCost);
+          continue;
+        }
+        end = split + static_cast<int32_t>(std::min(fits, all));
+      }
+      schedule_.tasks.push_back({.tile = index, .first_split = split, .last_split = end});
+      const int64_t taken = Cost(tile, split, end);
+      left_ -= taken;
+      remaining_ -= is_first ? taken : taken - kTaskCost;
+      split = end;
+    }
+    SetResults(tile, splits.first, first_task);
+  }
+
+  // Rows of the results of the tile's tasks: one for each split, or for all.
+  void SetResults(Tile& tile, int32_t first_split, size_t first_task) {
+    const bool whole = schedule_.tasks.size() == first_task + 1;
+    tile.result_row = static_cast<int32_t>(schedule_.result_rows);
+    tile.num_results = whole ? 1 : schedule_.tasks.back().last_split - first_split;
+    for (size_t i = first_task; i < schedule_.tasks.size(); ++i) {
+      SplitTask& task = schedule_.tasks[i];
+      task.result_rows = whole ? 0 : schedule_.tile_rows;
+      task.result_row = tile.result_row + (task.first_split - first_split) * task.result_rows;
+    }
+    schedule_.result_rows += int64_t{tile.num_results} * schedule_.tile_rows;
+  }
+
+  const WorkShape& shape_;
+  const GpuPartition& partition_;
+  GpuSchedule& schedule_;
+  int64_t blocks_ = 1;
+  int64_t remaining_ = 0;  // of all tiles, without those of cuts
+  int64_t left_ = 0;       // that the present work item still takes
+};
 
 }  // namespace
 
@@ -77,32 +158,14 @@ void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vect
                      const GpuPartition& partition, GpuSchedule& schedule) {
   schedule.tiles.clear();
   schedule.tasks.clear();
+  schedule.work_indptr.clear();
   schedule.result_rows = 0;
   AddTiles(shape, batch, first_pages, page_size, schedule);
   schedule.tile_rows = 0;
-  int64_t splits = 0;
-  for (const kernels::cuda::QueryTile& tile : schedule.tiles) {
-    splits += SplitsOf(tile, shape).Count();
+  for (const Tile& tile : schedule.tiles) {
     schedule.tile_rows = std::max(schedule.tile_rows, tile.tokens * tile.heads);
   }
-  const bool parallel = splits <= partition.max_parallel_splits;
-  const int32_t task_splits = TaskSplits(splits, partition.multiprocessors);
-  // Later tiles of a chunk see more tokens: longest first.
-  for (size_t i = schedule.tiles.size(); i-- > 0;) {
-    kernels::cuda::QueryTile& tile = schedule.tiles[i];
-    const SplitRange range = SplitsOf(tile, shape);
-    tile.result_row = static_cast<int32_t>(schedule.result_rows);
-    tile.num_results = parallel ? range.Count() : 1;
-    const int32_t step = parallel ? task_splits : range.Count();
-    for (int32_t split = range.first; split < range.last; split += step) {
-      schedule.tasks.push_back({.tile = static_cast<int32_t>(i),
-                                .result_row = tile.result_row + (split - range.first) * kQueryRows,
-                                .result_rows = parallel ? kQueryRows : 0,
-                                .first_split = split,
-                                .last_split = std::min(split + step, range.last)});
-    }
-    schedule.result_rows += int64_t{tile.num_results} * kQueryRows;
-  }
+  Division(shape, partition, schedule).Run();
 }
 
 }  // namespace kvanta::attention

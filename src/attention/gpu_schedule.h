@@ -1,5 +1,6 @@
-// Partition of a step's attention on a GPU: tiles of up to 16 query rows of one page and KV head, and tasks of KV
-// splits of a tile. Results do not depend on the partition (kernels/attention/cuda/attention_block.h).
+// Partition of a step's attention on a GPU: tiles of up to 16 query rows of one page and KV head, and tasks of
+// consecutive KV splits of a tile, in work items of about equal cost. Results do not depend on the partition
+// (kernels/attention/cuda/attention_block.h).
 #pragma once
 
 #include <cstdint>
@@ -10,20 +11,22 @@
 
 namespace kvanta::attention {
 
-// Up to this many KV splits, a tile's are divided among tasks; beyond, a tile is one task, which bounds the memory of
-// split results.
-inline constexpr int64_t kMaxParallelSplits = 16384;
+// Rows of split results: tiles are divided among tasks up to this many, which bounds their memory.
+inline constexpr int64_t kMaxResultRows = 1 << 18;
 
 struct GpuPartition {
-  int64_t max_parallel_splits = kMaxParallelSplits;
-  int64_t multiprocessors = 1;
+  // Blocks that run at once, where tiles have up to 8 query rows and where some have more.
+  int64_t small_blocks = 1;
+  int64_t large_blocks = 1;
+  int64_t max_result_rows = kMaxResultRows;
 };
 
 struct GpuSchedule {
   std::vector<kernels::cuda::QueryTile> tiles;
-  std::vector<kernels::cuda::SplitTask> tasks;  // longest first
+  std::vector<kernels::cuda::SplitTask> tasks;  // a tile's are adjacent, in order of splits
+  std::vector<int32_t> work_indptr;             // as in AttentionMetadata
   int64_t result_rows = 0;                      // rows of split results
-  int32_t tile_rows = 0;                        // of the tile with the most query rows
+  int32_t tile_rows = 0;                        // of the tile with the most query rows, and from one result to the next
 };
 
 // Tiles of a sequence with one new token, and their query rows (a bound).

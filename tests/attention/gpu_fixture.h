@@ -51,8 +51,8 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     if (!small_pages_) options.page_size = std::max(options.page_size, 32);
     return options;
   }
-  std::unique_ptr<Backend> Make(CacheHarness& harness, int64_t max_parallel_splits = kMaxParallelSplits) {
-    return MakeGpuBackend(harness.store(), harness.config(), gpu_, max_parallel_splits);
+  std::unique_ptr<Backend> Make(CacheHarness& harness, int64_t max_result_rows = kMaxResultRows) {
+    return MakeGpuBackend(harness.store(), harness.config(), gpu_, max_result_rows);
   }
 
   // Runs the steps and compares every row with the reference on the same bytes.

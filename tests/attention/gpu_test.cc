@@ -7,6 +7,7 @@
 
 #include "attention/gpu_fixture.h"
 #include "bench/gpu_bench.h"
+#include "kvanta/error.h"
 
 namespace kvanta::attention {
 namespace {
@@ -294,44 +295,6 @@ TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
     } else {
       EXPECT_NO_THROW(Make(harness)) << format.name;
     }
-  }
-}
-
-TEST(GpuScheduleTest, RunsSplitsInParallelUpToALimit) {
-  const WorkShape shape{.heads = 40, .kv_heads = 2, .head_dim = 64, .visibility = {}};  // groups of 20
-  Batch batch;
-  batch.sequences.push_back({.span = {.start = 3000, .tokens = 2, .pages = nullptr}, .first_row = 0});
-  GpuSchedule schedule;
-  MakeGpuSchedule(shape, batch, {0}, 64, {}, schedule);
-  ASSERT_EQ(schedule.tiles.size(), 2U * 2U * 2U);  // KV heads, tokens, 16 and 4 heads
-  EXPECT_EQ(schedule.tasks.size(), 8U * 2U);       // of up to 2 splits, on one multiprocessor
-  EXPECT_EQ(schedule.result_rows, 8 * 3 * 16);
-  for (const kernels::cuda::SplitTask& task : schedule.tasks) {
-    EXPECT_EQ(task.result_row, schedule.tiles[static_cast<size_t>(task.tile)].result_row + task.first_split * 16);
-    EXPECT_EQ(task.result_rows, 16);
-  }
-  MakeGpuSchedule(shape, batch, {0}, 64, {.multiprocessors = 8}, schedule);
-  EXPECT_EQ(schedule.tasks.size(), 8U * 3U);
-  MakeGpuSchedule(shape, batch, {0}, 64, {.max_parallel_splits = 23}, schedule);
-  EXPECT_EQ(schedule.tasks.size(), 8U);
-  EXPECT_EQ(schedule.tasks[0].last_split, 3);
-  EXPECT_EQ(schedule.tasks[0].result_rows, 0);
-  EXPECT_EQ(schedule.result_rows, 8 * 16);
-}
-
-// A chunk of 300 positions: the query at 1100 sees [900, 1100], in the first two splits; the one at 1200 only the
-// second.
-TEST(GpuScheduleTest, SplitsBeginAtTheFirstVisibleToken) {
-  const WorkShape shape{
-      .heads = 1, .kv_heads = 1, .head_dim = 64, .visibility = {.kind = cache::VisibilityKind::kChunked, .span = 300}};
-  for (const auto& [position, first_split] : {std::pair{1100, 0}, {1200, 1}}) {
-    Batch batch;
-    batch.sequences.push_back({.span = {.start = position, .tokens = 1, .pages = nullptr}, .first_row = 0});
-    GpuSchedule schedule;
-    MakeGpuSchedule(shape, batch, {0}, 64, {.max_parallel_splits = 0}, schedule);
-    ASSERT_EQ(schedule.tasks.size(), 1U);
-    EXPECT_EQ(schedule.tasks[0].first_split, first_split);
-    EXPECT_EQ(schedule.tasks[0].last_split, 2);
   }
 }
 

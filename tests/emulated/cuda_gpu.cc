@@ -30,6 +30,8 @@ void RunAppend(const AppendParams& params) {
   RunShape(AppendKernel<Format>::Shape(params, kMaxBlocks), [&] { AppendKernel<Format>::Run(params); });
 }
 
+constexpr int kAttentionBlocks = 5;
+
 template <class Kernel>
 struct BlockOf {
   using Type = AttentionBlock<Kernel>;
@@ -43,8 +45,8 @@ template <class Listed>
 void RunAttend(const AttentionParams& params) {
   VisitKernel<Listed>(params, [&]<class Kernel>(Kernel*) {
     using Block = typename BlockOf<Kernel>::Type;
-    constexpr int kBlocks = 3;  // exercises the grid-stride loop
-    RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(params)},
+    constexpr int kBlocks = kAttentionBlocks - 2;  // exercises the grid-stride loop
+    RunShape({.blocks = kBlocks, .threads = Block::kThreads, .shared_bytes = Block::SharedBytes(params)},
              [&] { Block::Run(params); });
   });
 }
@@ -87,6 +89,9 @@ class EmulatedGpu final : public kernels::CudaContext {
 
   void Append(int kernel, const AppendParams& params) noexcept override {
     Launch([=] { RunAppendFrom(AppendFormats{}, kernel, params); });
+  }
+  int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {
+    return kAttentionBlocks;
   }
   void Attend(int kernel, const AttentionParams& params) noexcept override {
     Launch([=] {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "base/dtype.h"
 #include "emulated/cuda_grid.h"
@@ -210,7 +211,8 @@ inline uint32_t E4m3ToF16(uint32_t bytes) {
 }
 
 inline float Exp2(float x) {
-  return std::exp2(x);
+  const float y = std::exp2(x);
+  return y < std::numeric_limits<float>::min() ? 0.0F : y;
 }
 inline float Tanh(float x) {
   return std::tanh(x);

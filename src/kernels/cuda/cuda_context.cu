@@ -231,6 +231,11 @@ class CudaRuntimeContext final : public CudaContext {
   Device& device() noexcept override { return *device_; }
   int Multiprocessors() const noexcept override { return multiprocessors_; }
 
+  int64_t AttentionBlocks(int kernel, const cuda::AttentionParams& params) noexcept override {
+    Use();
+    return cuda::AttendShape(kernel, params, multiprocessors_).blocks;
+  }
+
   void Append(int kernel, const cuda::AppendParams& params) noexcept override {
     Use();
     constexpr int kBlocksPerSm = 8;

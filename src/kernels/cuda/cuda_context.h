@@ -22,6 +22,9 @@ class CudaContext {
   virtual Device& device() noexcept = 0;
   virtual int Multiprocessors() const noexcept = 0;
 
+  // Blocks of an attention kernel (an index from cuda::FindAttend) that run at once: Attend's grid.
+  virtual int64_t AttentionBlocks(int kernel, const cuda::AttentionParams& params) noexcept = 0;
+
   // Asynchronous launches, in call order and after earlier copies; `kernel` is an index from cuda::FindAppend or
   // FindAttend. Errors are kept, and thrown by the device's Synchronize and CopyOut.
   virtual void Append(int kernel, const cuda::AppendParams& params) noexcept = 0;

@@ -16,9 +16,11 @@ bool OverlapsLaunches() noexcept;
 
 // `kernel`: index from FindAppend. max_blocks: grid limit (grid-stride loop over rows).
 void LaunchAppend(int kernel, const AppendParams& params, int max_blocks, cudaStream_t stream);
-// `kernel`: index from FindAttend. The grid is as many blocks as are resident (grid-stride loop over tasks).
+// `kernel`: index from FindAttend. The grid is as many blocks as are resident (grid-stride loop over work items).
+LaunchShape AttendShape(int kernel, const AttentionParams& params, int multiprocessors);
 void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);
-// LaunchAttend for latents, a unit of its own.
+// The same for latents, a unit of its own.
+LaunchShape LatentShape(const AttentionParams& params, int multiprocessors);
 void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream);
 void LaunchCombine(const AttentionParams& params, cudaStream_t stream);
 
@@ -58,9 +60,18 @@ void RaiseSharedLimit(Kernel* kernel, int bytes, std::atomic<int>& shared_limit)
   }
 }
 
-// Blocks of a kernel that are resident on a multiprocessor, remembered for the last size of dynamic shared memory.
+// As many blocks of a kernel as are resident at once, remembered for the last size of dynamic shared memory.
 class ResidentBlocks {
  public:
+  template <class Kernel>
+  LaunchShape Shape(Kernel* kernel, int threads, int shared_bytes, int multiprocessors) {
+    RaiseSharedLimit(kernel, shared_bytes, shared_limit_);
+    return {.blocks = int64_t{multiprocessors} * PerSm(kernel, threads, shared_bytes),
+            .threads = threads,
+            .shared_bytes = shared_bytes};
+  }
+
+ private:
   template <class Kernel>
   int PerSm(Kernel* kernel, int threads, int shared_bytes) {
     const uint64_t known = known_.load();
@@ -75,7 +86,7 @@ class ResidentBlocks {
     return blocks;
   }
 
- private:
+  std::atomic<int> shared_limit_{kDefaultSharedBytes};
   std::atomic<uint64_t> known_{0};
 };
 

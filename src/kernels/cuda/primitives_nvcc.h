@@ -186,9 +186,10 @@ KVANTA_DEVICE uint32_t E4m3ToF16(uint32_t bytes) {
 }
 #endif
 
+// Results below 2^-126 are zero.
 KVANTA_DEVICE float Exp2(float x) {
   float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 KVANTA_DEVICE float Tanh(float x) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/attention/cuda/attention_kernels.h"
+#include "kernels/attention/cuda/chunk_stream.h"
 #include "kernels/attention/cuda/combine_block.h"
 #include "kernels/attention/cuda/scores.h"
 #include "kernels/attention/cuda/weighted_values.h"
@@ -21,8 +22,10 @@ struct AttentionBlock {
   using KeyTypes = typename Kernel::KeyTypes;
   using ValueTypes = typename Kernel::ValueTypes;
   using Outputs = typename Kernel::Outputs;
+  using Stream = ChunkStream<Kernel>;
   static constexpr bool kUnrolled = Outputs::kUnrolled;
   static constexpr int kRowTiles = Outputs::kRowTiles;
+  static constexpr int kThreads = kAttendWarps * kWarp;
 
   static constexpr int SharedBytes(const AttentionParams& params) {
     return Layout::UnquantizedQueries(params, Kernel::HeadDim(params.head_dim)) +
@@ -30,39 +33,44 @@ struct AttentionBlock {
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
-    const int head_dim = Kernel::HeadDim(params.head_dim);
-    for (int index = BlockIndex(); index < params.metadata->task_count; index += Blocks()) {
-      const SplitTask task = params.metadata->tasks[index];
-      const QueryTile tile = params.metadata->tiles[task.tile];
-      const int unquantized_rows = Layout::kResults + Layout::ResultBytes(head_dim);
-      QueryRows::Load<kRowTiles, Kernel::kHasUnquantized>(params, tile, head_dim, Layout::kResults, Layout::kScales,
-                                                          Layout::kBias, Layout::kSums, unquantized_rows);
-      SyncBlock();
-      KeyTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
-        QueryRows::Pack<decltype(type), kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
-                                                   Layout::Queries(head_dim));
-      });
-      if (Kernel::kHasExact && params.exact.base != nullptr) {
-        QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
-                                                                Layout::ExactQueries(params, head_dim));
-      }
-      if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
-        QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(
-            params.unquantized_dim, unquantized_rows, Layout::kScales, Layout::UnquantizedQueries(params, head_dim));
-      }
-      SyncBlock();
-      for (int split = task.first_split; split < task.last_split; ++split) {
-        AttendQuarter(params, tile, head_dim, split);
-        SyncBlock();
-        const int index_in_task = split - task.first_split;
-        CombineQuarters(params, tile, head_dim, task.result_row + index_in_task * task.result_rows,
-                        index_in_task == 0 || task.result_rows != 0);
-        SyncBlock();
-      }
+    const AttentionMetadata& metadata = *params.metadata;
+    for (int item = BlockIndex(); item < metadata.work_count; item += Blocks()) {
+      const int end = metadata.work_indptr[item + 1];
+      for (int index = metadata.work_indptr[item]; index < end; ++index) Attend(params, metadata.tasks[index]);
     }
   }
 
  private:
+  static KVANTA_DEVICE void Attend(const AttentionParams& params, const SplitTask& task) {
+    const int head_dim = Kernel::HeadDim(params.head_dim);
+    const QueryTile tile = params.metadata->tiles[task.tile];
+    const int unquantized_rows = Layout::kResults + Layout::ResultBytes(head_dim);
+    QueryRows::Load<kRowTiles, Kernel::kHasUnquantized>(params, tile, head_dim, Layout::kResults, Layout::kScales,
+                                                        Layout::kBias, Layout::kSums, unquantized_rows);
+    SyncBlock();
+    KeyTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
+      QueryRows::Pack<decltype(type), kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
+                                                 Layout::Queries(head_dim));
+    });
+    if (Kernel::kHasExact && params.exact.base != nullptr) {
+      QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
+                                                              Layout::ExactQueries(params, head_dim));
+    }
+    if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
+      QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(params.unquantized_dim, unquantized_rows, Layout::kScales,
+                                                              Layout::UnquantizedQueries(params, head_dim));
+    }
+    SyncBlock();
+    for (int split = task.first_split; split < task.last_split; ++split) {
+      AttendQuarter(params, tile, head_dim, split);
+      SyncBlock();
+      const int index_in_task = split - task.first_split;
+      CombineQuarters(params, tile, head_dim, task.result_row + index_in_task * task.result_rows,
+                      index_in_task == 0 || task.result_rows != 0);
+      SyncBlock();
+    }
+  }
+
   static KVANTA_DEVICE void AttendQuarter(const AttentionParams& params, const QueryTile& tile, int head_dim,
                                           int split) {
     const int lane = ThreadIndex() & (kWarp - 1);
@@ -86,89 +94,38 @@ struct AttentionBlock {
                                 quarter_begin >> params.page_shift);
     pages.Load(params, tile, end, lane, Layout::kQuarterPages);
     SyncWarp();
-    Stage stage;
+    Stream stream(params, tile, warp_bytes, lane);
     if constexpr (Kernel::kStaged) {
+      // Chunks [plain_begin, plain_end) are staged and fully visible.
       const FullyVisible visible(params, tile);
-      const typename Kernel::StagedKeys::Source keys(params.k, tile.kv_head, params.page_size, lane);
-      const typename Kernel::StagedValues::Source values(params.v, tile.kv_head, params.page_size, lane);
-      // The chunk that is fetched next. Exact pages are few and not staged.
-      ChunkLocation next{};
-      int next_position = begin;
-      bool has_next = false;
-      const auto find_next = [&] {
-        if (next_position == begin || (next_position & (params.page_size - 1)) == 0) {
-          if (next_position < end) next = pages.LookUpPage(params, next_position);
-        } else {
-          next.token += kChunkTokens;
-        }
-        has_next = next_position < end && !next.exact;
-        next_position += kChunkTokens;
-      };
-      const auto fetch_keys = [&] {
-        if (has_next) stage.keys.Fetch(next.record, keys, next.token, lane);
-        CommitCopies();
-      };
-      const auto fetch_values = [&] {
-        if (has_next) stage.values.Fetch(next.record, values, next.token, lane);
-        CommitCopies();
-      };
-      for (int i = 0; i < Kernel::kStages; ++i) {
-        stage.Select(warp_bytes, i);
-        find_next();
-        fetch_keys();
-        fetch_values();
-      }
+      const int staged_begin = pages.sinks << params.page_shift;
+      const int staged_end = (pages.last_quantized + 1) << params.page_shift;
+      const int plain_begin = staged_begin > visible.first ? staged_begin : visible.first;
+      const int plain_end = staged_end < visible.last + 1 ? staged_end : visible.last + 1;
+      stream.Start(params, pages, begin, staged_begin, staged_end < end ? staged_end : end, lane);
       const auto scales = QuantizedScales(params, tile, typename KeyTypes::Stored(params.k_type), lane % 4);
-      int current = 0;
-      for (int position = begin; position < end; position += kChunkTokens) {
-        stage.Select(warp_bytes, current);
-        const auto arrived = [] {
-          WaitForCopies<2 * Kernel::kStages - 1>();
-          SyncWarp();
-        };
-        find_next();
-        const auto keys_read = [&] {
-          SyncWarp();
-          fetch_keys();
-        };
-        if (visible.Contains(position) && !pages.IsExact(position >> params.page_shift)) {
-          AttendChunk<true>(params, tile, head_dim, position, {}, scales, stage, arrived, keys_read, lane, state,
-                            outputs);
+      for (int position = begin; position < end;) {
+        if (position >= plain_begin && position < plain_end) {
+          const int plain_last = end < plain_end ? end : plain_end;
+          for (; position < plain_last; position += kChunkTokens) {
+            AttendChunk<true>(params, tile, head_dim, position, {}, scales, stream, pages, lane, state, outputs);
+          }
         } else {
-          AttendChunk<false>(params, tile, head_dim, position, pages.LookUpPage(params, position), scales, stage,
-                             arrived, keys_read, lane, state, outputs);
+          AttendChunk<false>(params, tile, head_dim, position, pages.LookUpPage(params, position), scales, stream,
+                             pages, lane, state, outputs);
+          position += kChunkTokens;
         }
-        SyncWarp();
-        fetch_values();
-        current = current + 1 == Kernel::kStages ? 0 : current + 1;
       }
       WaitForCopies<0>();
       SyncWarp();
     } else {
       for (int position = begin; position < end; position += step) {
-        AttendChunk<false>(
-            params, tile, head_dim, position, pages.LookUpPage(params, position), {}, stage, [] {}, [] {}, lane, state,
-            outputs);
+        AttendChunk<false>(params, tile, head_dim, position, pages.LookUpPage(params, position), {}, stream, pages,
+                           lane, state, outputs);
       }
     }
     StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, state, outputs);
   }
-
-  template <class K, bool kStaged = K::kStaged>
-  struct StagedChunk {
-    typename K::StagedKeys keys;
-    typename K::StagedValues values;
-
-    KVANTA_DEVICE void Select(int warp_bytes, int stage) {
-      keys.base = warp_bytes + stage * K::kChunkBytes;
-      values.base = keys.base + K::StagedKeys::kBytes;
-    }
-  };
-  template <class K>
-  struct StagedChunk<K, false> {
-    int keys, values;  // unused
-  };
-  using Stage = StagedChunk<Kernel>;
 
   // Scales of a tile that its chunks share.
   struct TileScales {
@@ -211,12 +168,11 @@ struct AttentionBlock {
     }
   }
 
-  // `staged_scales`: of staged types. `arrived` waits for the staged cells; `keys_read` is called when the staged keys
-  // may be overwritten. kPlain: a staged chunk, fully visible.
-  template <bool kPlain, class Arrived, class KeysRead>
+  // `staged_scales`: of staged types. kPlain: a staged chunk, fully visible.
+  template <bool kPlain>
   static KVANTA_DEVICE void AttendChunk(const AttentionParams& params, const QueryTile& tile, int head_dim,
                                         int position, const ChunkLocation& location, const TileScales& staged_scales,
-                                        const Stage& stage, Arrived arrived, KeysRead keys_read, int lane,
+                                        Stream& stream, const SharedPageTable& pages, int lane,
                                         RowState<kRowTiles>& state, Outputs& outputs) {
     const int g = lane / 4;
     const int t = lane % 4;
@@ -229,7 +185,7 @@ struct AttentionBlock {
 
     RowFragments<kRowTiles> s;
     TileScales scales = staged_scales;
-    arrived();
+    stream.Wait();
     VisitType<kPlain, KeyTypes>(exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type, [&](auto type) {
       using KvType = decltype(type);
       using Keys = KeyScores<KvType, kRowTiles, Outputs::kMaxBlocks, kUnrolled>;
@@ -244,13 +200,13 @@ struct AttentionBlock {
         Keys::Scale(type, cell, scales.keys, g, s);
       };
       if constexpr (IsStaged<KvType, KeyTypes>()) {
-        attend(stage.keys);
+        attend(stream.Keys());
       } else {
         attend(PageCell(location.record + k.Cell(tile.kv_head), k, CodeBytes(type, head_dim), params.page_size,
                         location.token));
       }
     });
-    keys_read();
+    stream.NextKeys(params, position, lane);
     if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
       using KvType = StaticKvType<formats::Bf16>;
       AddUnquantized<KvType, kRowTiles, BlocksOf(kMaxOutliers)>(params, KvType(params.k_type), tile, location,
@@ -269,7 +225,7 @@ struct AttentionBlock {
     RowMax<kRowTiles>(s, row_max);
     RowValues<kRowTiles> rescale;
     Softmax<kRowTiles>(row_max, s, state, rescale);
-    arrived();
+    stream.Wait();
     VisitType<kPlain, ValueTypes>(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type, [&](auto type) {
       using KvType = decltype(type);
       const auto add = [&](const auto& cell) {
@@ -277,12 +233,13 @@ struct AttentionBlock {
                                                      scales.values, lane, state, outputs);
       };
       if constexpr (IsStaged<KvType, ValueTypes>()) {
-        add(stage.values);
+        add(stream.Values());
       } else {
         add(PageCell(location.record + v.Cell(tile.kv_head), v, CodeBytes(type, head_dim), params.page_size,
                      location.token));
       }
     });
+    stream.NextValues(params, pages, position, lane);
   }
 
   // True for the type whose chunks are staged: the first of the list.

@@ -8,7 +8,7 @@ namespace kvanta::kernels::cuda {
 namespace {
 
 template <class Kernel>
-__global__ void __launch_bounds__(kAttendWarps* kWarp, Kernel::kBlocksPerSm)
+__global__ void __launch_bounds__(AttentionBlock<Kernel>::kThreads, Kernel::kBlocksPerSm)
     AttentionEntry(const __grid_constant__ AttentionParams params) {
   WaitForPreviousLaunches();
   AttentionBlock<Kernel>::Run(params);
@@ -20,35 +20,54 @@ __global__ void __launch_bounds__(kCombineWarps* kWarp) CombineEntry(const __gri
 }
 
 template <class Kernel>
-void LaunchAttention(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
-  static std::atomic<int> shared_limit{kDefaultSharedBytes};
+LaunchShape AttentionShape(const AttentionParams& params, int multiprocessors) {
   static ResidentBlocks resident;
-  const int shared = AttentionBlock<Kernel>::SharedBytes(params);
-  RaiseSharedLimit(&AttentionEntry<Kernel>, shared, shared_limit);
-  const int blocks = multiprocessors * resident.PerSm(&AttentionEntry<Kernel>, kAttendWarps * kWarp, shared);
-  LaunchKernel(&AttentionEntry<Kernel>, {.blocks = blocks, .threads = kAttendWarps * kWarp, .shared_bytes = shared},
-               stream, params);
+  using Block = AttentionBlock<Kernel>;
+  return resident.Shape(&AttentionEntry<Kernel>, Block::kThreads, Block::SharedBytes(params), multiprocessors);
 }
 
+// A kernel of the list.
 template <class Listed>
-void Launch(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
-  VisitKernel<Listed>(params, [&]<class Kernel>(Kernel*) { LaunchAttention<Kernel>(params, multiprocessors, stream); });
-}
-
+struct Launcher {
+  static LaunchShape Shape(const AttentionParams& params, int multiprocessors) {
+    LaunchShape shape;
+    VisitKernel<Listed>(params,
+                        [&]<class Kernel>(Kernel*) { shape = AttentionShape<Kernel>(params, multiprocessors); });
+    return shape;
+  }
+  static void Launch(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
+    VisitKernel<Listed>(params, [&]<class Kernel>(Kernel*) {
+      LaunchKernel(&AttentionEntry<Kernel>, AttentionShape<Kernel>(params, multiprocessors), stream, params);
+    });
+  }
+};
 template <>
-void Launch<LatentBlock>(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
-  LaunchLatents(params, multiprocessors, stream);
-}
+struct Launcher<LatentBlock> {
+  static LaunchShape Shape(const AttentionParams& params, int multiprocessors) {
+    return LatentShape(params, multiprocessors);
+  }
+  static void Launch(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
+    LaunchLatents(params, multiprocessors, stream);
+  }
+};
 
+template <class... Kernel>
+LaunchShape ShapeFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params, int multiprocessors) {
+  constexpr LaunchShape (*kShapes[])(const AttentionParams&, int) = {&Launcher<Kernel>::Shape...};
+  return kShapes[kernel](params, multiprocessors);
+}
 template <class... Kernel>
 void LaunchFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params, int multiprocessors,
                 cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AttentionParams&, int, cudaStream_t) = {&Launch<Kernel>...};
+  constexpr void (*kLaunches[])(const AttentionParams&, int, cudaStream_t) = {&Launcher<Kernel>::Launch...};
   kLaunches[kernel](params, multiprocessors, stream);
 }
 
 }  // namespace
 
+LaunchShape AttendShape(int kernel, const AttentionParams& params, int multiprocessors) {
+  return ShapeFrom(AttentionKernels{}, kernel, params, multiprocessors);
+}
 void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
   LaunchFrom(AttentionKernels{}, kernel, params, multiprocessors, stream);
 }

@@ -116,7 +116,7 @@ struct QueryTile {
   int16_t kv_head = 0;
   int16_t first_head = 0;   // query head
   int32_t num_results = 0;  // split results, each of one or more KV splits, in order
-  int32_t result_row = 0;   // row of the first split result; each takes kQueryRows rows
+  int32_t result_row = 0;   // row of the first split result; each takes AttentionMetadata::result_stride rows
 };
 
 // KV splits [first_split, last_split) of a tile, each with a split result of its own, or accumulated into one.
@@ -134,8 +134,10 @@ struct AttentionMetadata {
   const PageIds* pages = nullptr;
   const QueryTile* tiles = nullptr;
   const SplitTask* tasks = nullptr;
+  const int32_t* work_indptr = nullptr;  // [work_count + 1]: work item i, of one block, is tasks [i'th, i + 1'th)
   int32_t tile_count = 0;
-  int32_t task_count = 0;
+  int32_t work_count = 0;
+  int32_t result_stride = kQueryRows;  // rows
   float* split_out = nullptr;
   float* split_state = nullptr;
 };

@@ -97,6 +97,9 @@ struct SharedPageTable {
     StoreShared(offset + 8 * thread, Vec2{{static_cast<uint32_t>(page.quantized), static_cast<uint32_t>(page.exact)}});
   }
 
+  KVANTA_DEVICE int32_t QuantizedPage(const AttentionParams& params, int position) const {
+    return LoadShared<int32_t>(offset + 8 * ((position >> params.page_shift) - first_page));
+  }
   KVANTA_DEVICE ChunkLocation LookUpPage(const AttentionParams& params, int position) const {
     const int page = position >> params.page_shift;
     ChunkLocation chunk;

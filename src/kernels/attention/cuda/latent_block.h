@@ -32,6 +32,7 @@ struct LatentBlock {
   static constexpr int kRowTiles = kQueryRows / kRowsPerMma;
   using Outputs = RegisterOutputs<kRowTiles, BlocksOf(kLatentChannels)>;
 
+  static constexpr int kThreads = kAttendWarps * kWarp;
   static constexpr int kBlocksPerSm = 2;  // resident blocks per multiprocessor
 
   static constexpr int SharedBytes(const AttentionParams& params) {
@@ -40,36 +41,41 @@ struct LatentBlock {
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
-    const int rank = params.head_dim;
-    for (int index = BlockIndex(); index < params.metadata->task_count; index += Blocks()) {
-      const SplitTask task = params.metadata->tasks[index];
-      const QueryTile tile = params.metadata->tiles[task.tile];
-      const int unquantized_rows = Layout::kStage + kQueryRows * QueryRows::RowBytes(rank);
-      QueryRows::Load<kRowTiles, true>(params, tile, rank, Layout::kStage, Layout::kScales, Layout::kBias,
-                                       Layout::kSums, unquantized_rows);
-      SyncBlock();
-      LatentTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
-        QueryRows::Pack<decltype(type), kRowTiles>(rank, Layout::kStage, Layout::kScales, Layout::Queries(params));
-      });
-      if (Layout::HasExact(params)) {
-        QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(rank, Layout::kStage, Layout::kScales,
-                                                                Layout::ExactQueries(params));
-      }
-      UnquantizedTypes::Visit(params.unquantized_decode, params.k_type, [&](auto type) {
-        QueryRows::Pack<decltype(type), kRowTiles>(params.unquantized_dim, unquantized_rows, Layout::kScales,
-                                                   Layout::UnquantizedQueries(params));
-      });
-      for (int split = task.first_split; split < task.last_split; ++split) {
-        SyncBlock();
-        const int index_in_task = split - task.first_split;
-        AttendSplit(params, tile, split, task.result_row + index_in_task * task.result_rows,
-                    index_in_task == 0 || task.result_rows != 0);
-      }
-      SyncBlock();
+    const AttentionMetadata& metadata = *params.metadata;
+    for (int item = BlockIndex(); item < metadata.work_count; item += Blocks()) {
+      const int end = metadata.work_indptr[item + 1];
+      for (int index = metadata.work_indptr[item]; index < end; ++index) Attend(params, metadata.tasks[index]);
     }
   }
 
  private:
+  static KVANTA_DEVICE void Attend(const AttentionParams& params, const SplitTask& task) {
+    const int rank = params.head_dim;
+    const QueryTile tile = params.metadata->tiles[task.tile];
+    const int unquantized_rows = Layout::kStage + kQueryRows * QueryRows::RowBytes(rank);
+    QueryRows::Load<kRowTiles, true>(params, tile, rank, Layout::kStage, Layout::kScales, Layout::kBias, Layout::kSums,
+                                     unquantized_rows);
+    SyncBlock();
+    LatentTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
+      QueryRows::Pack<decltype(type), kRowTiles>(rank, Layout::kStage, Layout::kScales, Layout::Queries(params));
+    });
+    if (Layout::HasExact(params)) {
+      QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(rank, Layout::kStage, Layout::kScales,
+                                                              Layout::ExactQueries(params));
+    }
+    UnquantizedTypes::Visit(params.unquantized_decode, params.k_type, [&](auto type) {
+      QueryRows::Pack<decltype(type), kRowTiles>(params.unquantized_dim, unquantized_rows, Layout::kScales,
+                                                 Layout::UnquantizedQueries(params));
+    });
+    for (int split = task.first_split; split < task.last_split; ++split) {
+      SyncBlock();
+      const int index_in_task = split - task.first_split;
+      AttendSplit(params, tile, split, task.result_row + index_in_task * task.result_rows,
+                  index_in_task == 0 || task.result_rows != 0);
+    }
+    SyncBlock();
+  }
+
   // Query terms for keys of a decode kind (KvTypeTraits::kTerms).
   static constexpr KVANTA_DEVICE int Terms(DecodeKind decode) {
     return decode == DecodeKind::kF32 ? 3 : decode == DecodeKind::kBf16 ? 2 : 1;

@@ -7,7 +7,7 @@
 namespace kvanta::kernels::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kAttendWarps* kWarp, LatentBlock::kBlocksPerSm)
+__global__ void __launch_bounds__(LatentBlock::kThreads, LatentBlock::kBlocksPerSm)
     LatentEntry(const __grid_constant__ AttentionParams params) {
   WaitForPreviousLaunches();
   LatentBlock::Run(params);
@@ -15,14 +15,12 @@ __global__ void __launch_bounds__(kAttendWarps* kWarp, LatentBlock::kBlocksPerSm
 
 }  // namespace
 
-void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
-  static std::atomic<int> shared_limit{kDefaultSharedBytes};
-  const int shared = LatentBlock::SharedBytes(params);
-  RaiseSharedLimit(&LatentEntry, shared, shared_limit);
+LaunchShape LatentShape(const AttentionParams& params, int multiprocessors) {
   static ResidentBlocks resident;
-  const int blocks = multiprocessors * resident.PerSm(&LatentEntry, kAttendWarps * kWarp, shared);
-  LaunchKernel(&LatentEntry, {.blocks = blocks, .threads = kAttendWarps * kWarp, .shared_bytes = shared}, stream,
-               params);
+  return resident.Shape(&LatentEntry, LatentBlock::kThreads, LatentBlock::SharedBytes(params), multiprocessors);
+}
+void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
+  LaunchKernel(&LatentEntry, LatentShape(params, multiprocessors), stream, params);
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -51,34 +51,11 @@ struct StagedCell {
   // tokens for values).
   static constexpr KVANTA_DEVICE int SwizzleSum(int of_lane, int of_warp) { return Swizzle(of_lane) + of_warp; }
 
-  // Positions of a lane's pieces of a page's first chunk, in bytes from the record's start.
-  struct Source {
-    int codes, scales, offsets, channel_scales, channel_offsets;
-
-    KVANTA_DEVICE Source(const CellOffsets& in_record, int kv_head, int page_size, int lane) {
-      const int64_t cell = in_record.Cell(kv_head);
-      const auto at = [&](int64_t section, int of_lane) { return static_cast<int>(cell + section) + of_lane; };
-      codes = at(in_record.codes, lane * 16);
-      scales = at(kBlock == BlockScale::kNone ? in_record.token_scales : in_record.block_scales,
-                  OfLane<kScaleBytes>(page_size, lane));
-      offsets =
-          at(KvType::HasBlockOffset() ? in_record.block_offsets : in_record.token_offsets, OfLane<2>(page_size, lane));
-      channel_scales = at(in_record.channel_scales, lane * 16);
-      channel_offsets = at(in_record.channel_offsets, lane * 16);
-    }
-
-   private:
-    // Position of a lane's piece of sections of one value per token of the page.
-    template <int kValueBytes>
-    static KVANTA_DEVICE int OfLane(int page_size, int lane) {
-      constexpr int kPieces = kChunkTokens * kValueBytes / 16;
-      return lane / kPieces * (page_size * kValueBytes) + lane % kPieces * 16;
-    }
-  };
-
-  // Starts the copies, by all lanes of the warp. `first_token`: of the chunk, in the page.
-  KVANTA_DEVICE void Fetch(const uint8_t* record, const Source& source, int first_token, int lane) const {
-    const uint8_t* codes = record + (source.codes + first_token * kRowBytes);
+  // Starts the copies, by all lanes of the warp. `lane_record`: the record's start plus the KV head's offset and 16
+  // bytes per lane; `cell`: KV head 0's; `first_token`: of the chunk, in the page.
+  KVANTA_DEVICE void Fetch(const uint8_t* lane_record, const CellOffsets& cell, int page_size, int first_token,
+                           int lane) const {
+    const uint8_t* codes = lane_record + (cell.first_cell + cell.codes + first_token * kRowBytes);
     KVANTA_UNROLL
     for (int i = 0; i < kRowBytes / 16; ++i) {
       constexpr int kStep = kWarp * 16;
@@ -86,11 +63,21 @@ struct StagedCell {
       const int to = splits ? Swizzle(lane * 16) + Swizzle(i * kStep) : Swizzle(lane * 16 + i * kStep);
       CopyToShared16(base + to, codes + i * kStep);
     }
-    FetchPieces<kScales * kSectionBytes>(kScalesAt, record + (source.scales + first_token * kScaleBytes), lane);
-    FetchPieces<kOffsets * kOffsetSectionBytes>(kOffsetsAt, record + (source.offsets + first_token * 2), lane);
-    const int group = first_token / kChunkTokens * kChannelBytes;
-    FetchPieces<kChannelBytes>(kChannelsAt, record + (source.channel_scales + group), lane);
-    FetchPieces<kChannelBytes>(kChannelsAt + kChannelBytes, record + (source.channel_offsets + group), lane);
+    // Sections of one value per token of the page.
+    const auto fetch_sections = [&](auto value_bytes, auto sections, int to, int64_t section) {
+      constexpr int kValueBytes = decltype(value_bytes)::value;
+      constexpr int kPieces = kChunkTokens * kValueBytes / 16;  // of a section
+      const int of_lane = lane / kPieces * (kValueBytes * (page_size - kChunkTokens));
+      FetchPieces<decltype(sections)::value * kPieces>(
+          to, lane_record + (cell.first_cell + section + (of_lane + first_token * kValueBytes)), lane);
+    };
+    fetch_sections(std::integral_constant<int, kScaleBytes>{}, std::integral_constant<int, kScales>{}, kScalesAt,
+                   kBlock == BlockScale::kNone ? cell.token_scales : cell.block_scales);
+    fetch_sections(std::integral_constant<int, 2>{}, std::integral_constant<int, kOffsets>{}, kOffsetsAt,
+                   KvType::HasBlockOffset() ? cell.block_offsets : cell.token_offsets);
+    const int64_t group = cell.first_cell + first_token / kChunkTokens * kChannelBytes;
+    FetchPieces<kChannelBytes / 16>(kChannelsAt, lane_record + (group + cell.channel_scales), lane);
+    FetchPieces<kChannelBytes / 16>(kChannelsAt + kChannelBytes, lane_record + (group + cell.channel_offsets), lane);
   }
 
   static KVANTA_DEVICE int WrapToken(int token) { return token; }
@@ -117,11 +104,13 @@ struct StagedCell {
   static KVANTA_DEVICE Vec4 BlockFloats(int /*block*/, int /*token*/) { return {}; }
 
  private:
-  // A piece of 16 bytes per lane.
-  template <int kPieceBytes>
+  // A piece of 16 bytes for each of the first kLanes lanes.
+  template <int kLanes>
   KVANTA_DEVICE void FetchPieces(int to, const uint8_t* from, int lane) const {
-    static_assert(kPieceBytes <= 16 * kWarp);
-    if (lane < kPieceBytes / 16) CopyToShared16(base + to + lane * 16, from);
+    static_assert(kLanes <= kWarp);
+    if constexpr (kLanes != 0) {
+      if (lane < kLanes) CopyToShared16(base + to + lane * 16, from);
+    }
   }
   KVANTA_DEVICE int OffsetAt(int section, int token) const {
     return base + kOffsetsAt + section * kOffsetSectionBytes + token * 2;

@@ -43,9 +43,7 @@ constexpr size_t ClosedSlotsOffset(int group) {
 struct LayerShape {
   WorkShape work;
   int group = 0;
-  int attend_kernel = -1;
-  int64_t small_blocks = 0;  // as in GpuPartition
-  int64_t large_blocks = 0;
+  GpuPartition partition;
   bool operator==(const LayerShape&) const = default;
 };
 
@@ -204,9 +202,9 @@ class GpuBackend final : public Backend {
                                     .head_dim = spec.head_dim,
                                     .visibility = spec.visibility},
                            .group = pool_.Layout().layers[index].group,
-                           .attend_kernel = layer.attend_kernel,
-                           .small_blocks = blocks(kernels::cuda::kRowsPerMma),
-                           .large_blocks = blocks(kernels::cuda::kQueryRows)};
+                           .partition = {.small_blocks = blocks(kernels::cuda::kRowsPerMma),
+                                         .large_blocks = blocks(kernels::cuda::kQueryRows),
+                                         .max_result_rows = max_result_rows_}};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
     if (known == shapes_.end()) shapes_.push_back(shape);
@@ -254,11 +252,7 @@ class GpuBackend final : public Backend {
     for (size_t i = 0; i < shapes_.size(); ++i) {
       GpuSchedule& schedule = plan.schedules[i];
       MakeGpuSchedule(shapes_[i].work, plan.batch, plan.groups[static_cast<size_t>(shapes_[i].group)].first_pages,
-                      page_size,
-                      {.small_blocks = shapes_[i].small_blocks,
-                       .large_blocks = shapes_[i].large_blocks,
-                       .max_result_rows = max_result_rows_},
-                      schedule);
+                      page_size, shapes_[i].partition, schedule);
       rows = std::max(rows, schedule.result_rows);
       floats = std::max(floats, schedule.result_rows * shapes_[i].work.head_dim);
     }

@@ -19,6 +19,8 @@ struct GpuPartition {
   int64_t small_blocks = 1;
   int64_t large_blocks = 1;
   int64_t max_result_rows = kMaxResultRows;
+
+  bool operator==(const GpuPartition&) const = default;
 };
 
 struct GpuSchedule {

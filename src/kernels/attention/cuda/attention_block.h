@@ -12,6 +12,7 @@
 #include "kernels/attention/cuda/chunk_stream.h"
 #include "kernels/attention/cuda/combine_block.h"
 #include "kernels/attention/cuda/scores.h"
+#include "kernels/attention/cuda/tasks.h"
 #include "kernels/attention/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
@@ -33,11 +34,7 @@ struct AttentionBlock {
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
-    const AttentionMetadata& metadata = *params.metadata;
-    for (int item = BlockIndex(); item < metadata.work_count; item += Blocks()) {
-      const int end = metadata.work_indptr[item + 1];
-      for (int index = metadata.work_indptr[item]; index < end; ++index) Attend(params, metadata.tasks[index]);
-    }
+    ForTasks(params, [&](const SplitTask& task) { Attend(params, task); });
   }
 
  private:

@@ -11,6 +11,7 @@
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/attention/cuda/latent_values.h"
 #include "kernels/attention/cuda/scores.h"
+#include "kernels/attention/cuda/tasks.h"
 #include "kernels/attention/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
@@ -41,11 +42,7 @@ struct LatentBlock {
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
-    const AttentionMetadata& metadata = *params.metadata;
-    for (int item = BlockIndex(); item < metadata.work_count; item += Blocks()) {
-      const int end = metadata.work_indptr[item + 1];
-      for (int index = metadata.work_indptr[item]; index < end; ++index) Attend(params, metadata.tasks[index]);
-    }
+    ForTasks(params, [&](const SplitTask& task) { Attend(params, task); });
   }
 
  private:

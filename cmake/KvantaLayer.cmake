@@ -30,11 +30,13 @@ endif()
 set(KVANTA_ISA_FLAGS_portable "")
 set(KVANTA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 # GCC 12's own AVX-512 headers start from undefined registers on purpose and then warn about them.
-set(KVANTA_ISA_FLAGS_avx512 -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
-                            -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
-                            -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
-set(KVANTA_ISA_FLAGS_zen4 ${KVANTA_ISA_FLAGS_avx512} -mavx512bf16 -DKVANTA_PREFETCH_LEVEL2)
-set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512} -mavx512bf16)  # tile instructions are inline assembly
+set(KVANTA_AVX512_FLAGS -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+                        -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
+                        -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
+set(KVANTA_ISA_FLAGS_avx512 ${KVANTA_AVX512_FLAGS} -DKVANTA_PREFETCH_BOTH_LEVELS)
+set(KVANTA_ISA_FLAGS_zen4 ${KVANTA_AVX512_FLAGS} -mavx512bf16 -DKVANTA_PREFETCH_LEVEL2)
+# Tile instructions are inline assembly.
+set(KVANTA_ISA_FLAGS_amx ${KVANTA_AVX512_FLAGS} -mavx512bf16 -DKVANTA_PREFETCH_BOTH_LEVELS)
 
 set(KVANTA_ISA_FLAGS_neon "")
 set(KVANTA_ISA_FLAGS_dotprod -march=armv8.2-a+dotprod)

@@ -26,26 +26,32 @@ struct CellSide {
   int64_t channel_scales = 0;
   int64_t channel_offsets = 0;
 
-  // `record`: the record's start plus kv_head * PageCells::head_bytes.
-  kernels::CellView At(const uint8_t* record) const noexcept;
+  // A view without addresses, which MoveTo() sets.
+  kernels::CellView View() const noexcept;
+  // Moves a view of this side to another record: its start plus kv_head * PageCells::head_bytes.
+  void MoveTo(const uint8_t* record, kernels::CellView& view) const noexcept;
 };
 
-inline kernels::CellView CellSide::At(const uint8_t* record) const noexcept {
-  kernels::CellView view{.codes = record + codes,
-                         .page_tokens = tokens,
-                         .head_dim = head_dim,
-                         .block = formats::BlockChannels(scaling, head_dim),
-                         .token_group = scaling.token_group};
+inline kernels::CellView CellSide::View() const noexcept {
+  return {.block_scales = {.type = scaling.block},
+          .token_scales = {.type = scaling.token},
+          .page_tokens = tokens,
+          .head_dim = head_dim,
+          .block = formats::BlockChannels(scaling, head_dim),
+          .token_group = scaling.token_group};
+}
+
+inline void CellSide::MoveTo(const uint8_t* record, kernels::CellView& view) const noexcept {
   const auto fp16 = [record](int64_t section) { return reinterpret_cast<const uint16_t*>(record + section); };
-  if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
-  if (scaling.token != formats::ScaleType::kNone) view.token_scales = {record + token_scales, scaling.token};
+  view.codes = record + codes;
+  if (scaling.block != formats::ScaleType::kNone) view.block_scales.data = record + block_scales;
+  if (scaling.token != formats::ScaleType::kNone) view.token_scales.data = record + token_scales;
   if (scaling.block_offset) view.block_offsets = fp16(block_offsets);
   if (scaling.token_offset) view.token_offsets = fp16(token_offsets);
   if (scaling.token_group != 0) {
     view.channel_scales = fp16(channel_scales);
     view.channel_offsets = fp16(channel_offsets);
   }
-  return view;
 }
 
 struct PageCells {
@@ -57,7 +63,7 @@ struct PageCells {
 // One KV head's cells of a page, in the record that the page rule selects.
 struct PageView {
   const PageCells* cells;
-  const uint8_t* record;  // for CellSide::At
+  const uint8_t* record;  // for CellSide::MoveTo
   int kv_head;
   bool exact;
 };

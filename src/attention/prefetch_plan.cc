@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "kernels/cpu/inline.h"
 
 namespace kvanta::attention {
 namespace {
@@ -13,12 +14,14 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kSoftmaxLines = 16;             // per stream; limit of what softmax can prefetch in its time
 constexpr int64_t kValuePrefetchBytes = 2 << 10;  // bytes of V prefetched with K; hides memory latency
 
-Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
+Prefetch Lines(const uint8_t* begin, int64_t bytes, int64_t later) noexcept {
   const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;
-  return {.next = begin, .end = begin + half, .second = half};
+  return {.next = begin, .end = begin + half, .second = half, .later = later};
 }
 
 }  // namespace
+
+const PrefetchPlan::Ranges PrefetchPlan::kNoRanges = {};
 
 PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_t first_split, int64_t last_split,
                            const cache::PageRef* pages, QueryRows rows, int64_t two_part_bytes) noexcept
@@ -31,7 +34,10 @@ PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_
       own_page_(tile.first / page_size_),
       first_page_(std::max(layer.attention->visibility.First(tile.first) / page_size_,
                            first_split * kSplitTokens / page_size_)),
-      last_page_(std::min(own_page_ + 1, last_split * kSplitTokens / page_size_)) {}
+      last_page_(std::min(own_page_ + 1, last_split * kSplitTokens / page_size_)),
+      whole_{RangesOf(layer.quantized, page_size_), RangesOf(layer.exact, page_size_)},
+      own_(RangesOf(layer.exact_pages.Reads(own_page_, own_page_) ? layer.exact : layer.quantized,
+                    tile.first + tile.tokens - own_page_ * page_size_)) {}
 
 const float* PrefetchPlan::QueryOf(int head, int token, int of_head) const noexcept {
   const AttentionSpec& attention = *layer_.attention;
@@ -54,21 +60,24 @@ Prefetch PrefetchPlan::RowsOf(int head) const noexcept {
   return {.next = queries, .end = end, .second = results - queries};
 }
 
-PrefetchPlan::Spans PrefetchPlan::PrefetchRanges(HeadPage at) const noexcept {
-  const PageView view = View(at);
-  const CellSide &k = view.cells->k, &v = view.cells->v;
-  const uint8_t* keys = view.record + k.codes;
-  if (layer_.scheme->SharesCell()) return {.start = {keys, view.cells->head_bytes}};
-  const uint8_t* values = view.record + v.codes;
-  const int64_t seen = tile_.first + tile_.tokens - at.page * page_size_;
+// seen: number of the page's tokens that the tile sees.
+PrefetchPlan::Ranges PrefetchPlan::RangesOf(const PageCells& cells, int64_t seen) const noexcept {
+  const CellSide &k = cells.k, &v = cells.v;
+  const int64_t bytes = cells.head_bytes;
+  if (layer_.scheme->SharesCell()) return {.start = bytes};
   if (seen < page_size_) {  // the open page: only the tokens it holds
-    return {.start = {keys, k.bytes * RoundUp(seen, 16) / page_size_},
-            .with = {values, v.bytes * RoundUp(seen, 4) / page_size_}};
+    return {.start = k.bytes * RoundUp(seen, 16) / page_size_,
+            .with_offset = v.codes - k.codes,
+            .with = v.bytes * RoundUp(seen, 4) / page_size_};
   }
   // A head's K and V cells are contiguous.
-  const int64_t bytes = view.cells->head_bytes;
-  const int64_t start = bytes <= two_part_bytes_ ? std::min(values - keys + kValuePrefetchBytes, bytes) : bytes;
-  return {.start = {keys, start}, .rest = {keys + start, bytes - start}};
+  const int64_t start = bytes <= two_part_bytes_ ? std::min(v.codes - k.codes + kValuePrefetchBytes, bytes) : bytes;
+  return {.start = start, .rest = bytes - start};
+}
+
+KVANTA_INLINE PrefetchPlan::Page PrefetchPlan::PageAt(int64_t page, int head) const noexcept {
+  const PageView view = layer_.View(own_page_, page, pages_[page], tile_.kv_head + head);
+  return {view, view.record + view.cells->k.codes, page == own_page_ ? &own_ : &whole_[view.exact]};
 }
 
 void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
@@ -77,40 +86,73 @@ void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
   next.start_prefetched_ = true;
 }
 
-void PrefetchPlan::PrefetchFirst() const noexcept {
+void PrefetchPlan::Begin() noexcept {
+  page_ = first_page_;
+  head_ = 0;
+  current_ = PageAt(page_, head_);
+  later_plan_ = this;
+  later_page_ = page_;
+  later_head_ = head_;
+  AdvanceLater();
+  after_ = later_;
+  AdvanceLater();
   if (start_prefetched_) return;
-  const Span start = PrefetchRanges({first_page_, 0}).start;
-  for (const uint8_t* line = start.begin; line < start.begin + start.bytes; line += kLine) __builtin_prefetch(line);
+  const uint8_t* end = current_.keys + current_.ranges->start;
+  for (const uint8_t* line = current_.keys; line < end; line += kLine) __builtin_prefetch(line);
 }
 
-PrefetchPlan::Spans PrefetchPlan::NextPrefetchRanges(HeadPage at) const noexcept {
-  if (at.head + 1 < tile_.kv_heads) return PrefetchRanges({at.page, at.head + 1});
-  if (at.page + 1 < last_page_) return PrefetchRanges({at.page + 1, 0});
-  if (next_ != nullptr) return next_->PrefetchRanges({next_->first_page_, 0});
-  return {};
+void PrefetchPlan::Advance() noexcept {
+  if (++head_ == tile_.kv_heads) {
+    head_ = 0;
+    ++page_;
+  }
+  current_ = after_;
+  after_ = later_;
+  AdvanceLater();
 }
 
-// Computes plain numbers before building the result: copying a struct right after its members were written stalls on
-// store forwarding.
-PrefetchStages PrefetchPlan::PrefetchOf(HeadPage at) const noexcept {
-  const Spans now = PrefetchRanges(at), after = NextPrefetchRanges(at);
-  const bool fetches_rows = at.page + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
-  const bool has_rest = now.rest.bytes != 0;
-  const uint8_t* start = after.start.begin;
-  const int64_t lines = (after.start.bytes + 2 * kLine - 1) / (2 * kLine);  // per stream; there are two
-  const int64_t qk_end = has_rest || fetches_rows ? 0 : lines * 3 / 8;
-  const bool softmax_fetches_start = after.with.bytes == 0 && !(has_rest && fetches_rows);
+void PrefetchPlan::AdvanceLater() noexcept {
+  if (later_plan_ == nullptr) return;
+  if (++later_head_ == later_plan_->tile_.kv_heads) {
+    later_head_ = 0;
+    if (++later_page_ == later_plan_->last_page_) {
+      later_plan_ = later_plan_->next_;
+      if (later_plan_ == nullptr) {
+        later_ = {};
+        return;
+      }
+      later_page_ = later_plan_->first_page_;
+    }
+  }
+  later_ = later_plan_->PageAt(later_page_, later_head_);
+}
+
+void PrefetchPlan::SetPrefetches(Prefetch& qk, Prefetch& softmax, Prefetch& pv) const noexcept {
+  const Ranges &now = *current_.ranges, &after = *after_.ranges, &later = *later_.ranges;
+  const bool fetches_rows = page_ + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
+  const int64_t lines = (after.start + 2 * kLine - 1) / (2 * kLine);  // per stream; there are two
+  const int64_t qk_end = now.rest != 0 || fetches_rows ? 0 : lines * 3 / 8;
+  const bool softmax_fetches_start = after.with == 0 && !(now.rest != 0 && fetches_rows);
   const int64_t softmax_end = qk_end + (softmax_fetches_start ? std::min((lines - qk_end) / 5, kSoftmaxLines) : 0);
+  // Pages of different sizes have no common offset.
+  const int64_t to_later = after.start == later.start ? later_.keys - after_.keys : 0;
   const auto part = [&](int64_t first, int64_t last) {
-    return Prefetch{.next = start + first * kLine, .end = start + last * kLine, .second = lines * kLine};
+    return Prefetch{.next = after_.keys + first * kLine,
+                    .end = after_.keys + last * kLine,
+                    .second = lines * kLine,
+                    .later = to_later};
   };
-  return {.qk = has_rest       ? Lines(now.rest.begin, now.rest.bytes)
-                : fetches_rows ? next_->RowsOf(at.head)
-                               : part(0, qk_end),
-          .softmax = softmax_fetches_start   ? part(qk_end, softmax_end)
-                     : after.with.bytes != 0 ? Lines(after.with.begin, after.with.bytes)
-                                             : next_->RowsOf(at.head),
-          .pv = part(softmax_end, lines)};
+  if (now.rest != 0) {
+    qk = Lines(current_.keys + now.start, now.rest, now.rest == after.rest ? after_.keys - current_.keys : 0);
+  } else {
+    qk = fetches_rows ? next_->RowsOf(head_) : part(0, qk_end);
+  }
+  if (softmax_fetches_start) {
+    softmax = part(qk_end, softmax_end);
+  } else {
+    softmax = after.with != 0 ? Lines(after_.keys + after.with_offset, after.with, 0) : next_->RowsOf(head_);
+  }
+  pv = part(softmax_end, lines);
 }
 
 }  // namespace kvanta::attention

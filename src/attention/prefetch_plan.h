@@ -19,19 +19,9 @@ struct QueryRows {
   float* out = nullptr;
 };
 
-// A page and a KV head of a query tile.
-struct HeadPage {
-  int64_t page = 0;
-  int head = 0;  // index within the tile
-};
-
-// Prefetch ranges of the three stages that process a page of a head: of this page and of the next one.
-struct PrefetchStages {
-  kernels::Prefetch qk, softmax, pv;
-};
-
 // KV splits [first_split, last_split) of a query tile, read page by page and, within a page, head by head: the order in
-// memory.
+// memory. Ranges are computed once per tile, pages looked up once each, two pages ahead: the time between a page's
+// kernels is time in which nothing is prefetched.
 class PrefetchPlan {
  public:
   // two_part_bytes: AttentionKernels::two_part_prefetch_bytes.
@@ -41,30 +31,40 @@ class PrefetchPlan {
   int64_t own_page() const noexcept { return own_page_; }
   int64_t first_page() const noexcept { return first_page_; }
   int64_t last_page() const noexcept { return last_page_; }  // exclusive
-  PageView View(HeadPage at) const noexcept {
-    return layer_.View(own_page_, at.page, pages_[at.page], tile_.kv_head + at.head);
-  }
   // Row of a query head: `token` and `head` are indices within the tile, `of_head` within the KV head's query heads.
   const float* QueryOf(int head, int token, int of_head) const noexcept;
   float* ResultOf(int head, int token, int of_head) const noexcept;
 
   // Sets the task that the same thread processes next.
   void SetNext(PrefetchPlan& next) noexcept;
-  // Prefetches the start of the first page, unless the previous task already did.
-  void PrefetchFirst() const noexcept;
-  PrefetchStages PrefetchOf(HeadPage at) const noexcept;
+  // Begins at the first page. Prefetches its start, unless the previous task already did.
+  void Begin() noexcept;
+  // The page being read.
+  const PageView& Current() const noexcept { return current_.view; }
+  // Sets the memory that the kernels prefetch while they process the page being read.
+  void SetPrefetches(kernels::Prefetch& qk, kernels::Prefetch& softmax, kernels::Prefetch& pv) const noexcept;
+  // Moves on to the next page.
+  void Advance() noexcept;
 
  private:
-  struct Span {
-    const uint8_t* begin = nullptr;
-    int64_t bytes = 0;
+  // Bytes of a KV head's cells, counted from the keys: [0, start) and [with_offset, with_offset + with) are prefetched
+  // during the page read before, [start, start + rest) during the page's own QK.
+  struct Ranges {
+    int64_t start = 0;
+    int64_t with_offset = 0;
+    int64_t with = 0;
+    int64_t rest = 0;
   };
-  // Ranges of a page of a head: `start` and `with` are prefetched during the previous page, `rest` during QK.
-  struct Spans {
-    Span start = {}, with = {}, rest = {};
+  static const Ranges kNoRanges;
+  struct Page {
+    PageView view = {};
+    const uint8_t* keys = nullptr;
+    const Ranges* ranges = &kNoRanges;
   };
-  Spans PrefetchRanges(HeadPage at) const noexcept;
-  Spans NextPrefetchRanges(HeadPage at) const noexcept;  // ranges of the page and head read after `at`
+
+  Ranges RangesOf(const PageCells& cells, int64_t seen) const noexcept;
+  Page PageAt(int64_t page, int head) const noexcept;
+  void AdvanceLater() noexcept;
   kernels::Prefetch RowsOf(int head) const noexcept;
 
   const LayerView& layer_;
@@ -76,8 +76,18 @@ class PrefetchPlan {
   int64_t own_page_;
   int64_t first_page_;
   int64_t last_page_;
+  Ranges whole_[2];  // of quantized records, of exact ones
+  Ranges own_;       // of own_page_
   const PrefetchPlan* next_ = nullptr;
   bool start_prefetched_ = false;
+  // The page being read and the two read after it.
+  Page current_, after_, later_;
+  int64_t page_ = 0;
+  int head_ = 0;
+  // Place of later_: in this task, in the next one or, if null, in none.
+  const PrefetchPlan* later_plan_ = nullptr;
+  int64_t later_page_ = 0;
+  int later_head_ = 0;
 };
 
 }  // namespace kvanta::attention

@@ -100,7 +100,42 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       work_(workspace),
       group_(layer.attention->heads / layer.attention->kv_heads),
       head_dim_(layer.scheme->shape.head_dim),
-      page_size_(layer.scheme->shape.tokens) {}
+      page_size_(layer.scheme->shape.tokens) {
+  PlanPasses(false);
+  if (layer.scheme->exact_open) PlanPasses(true);
+}
+
+// Sets what the pages of a kind of record have in common.
+void TileAttention::PlanPasses(bool exact) noexcept {
+  const PageCells& cells = exact ? layer_.exact : layer_.quantized;
+  Passes& passes = passes_[exact];
+  passes.key_kernel = exact ? &kernels_.exact_keys : &KeyKernelOf(kernels_, cells.k.code, cells.k.scaling);
+  passes.value_kernel = exact ? &kernels_.exact_values : &kernels_.values[Index(cells.v.code)];
+  passes.keys = {.cell = cells.k.View(),
+                 .query_stride = work_.query_stride_,
+                 .scores = work_.scores_,
+                 .workspace = work_.workspace_};
+  passes.has_unquantized = cells.unquantized.bytes != 0;
+  if (passes.has_unquantized) {
+    passes.unquantized = {.cell = cells.unquantized.View(),
+                          .query_stride = work_.query_stride_,
+                          .scores = work_.unquantized_scores_,
+                          .workspace = work_.workspace_};
+  }
+  const bool packs = passes.value_kernel->softmax != nullptr && cells.v.scaling.token == formats::ScaleType::kNone &&
+                     cells.v.scaling.block == formats::ScaleType::kNone;
+  passes.softmax_kernel = packs ? passes.value_kernel->softmax : kernels_.softmax;
+  passes.softmax = {.page_tokens = page_size_,
+                    .softcap = layer_.attention->softcap,
+                    .scores = work_.scores_,
+                    .operands = work_.workspace_,
+                    .rescale = work_.rescale_};
+  passes.values = {.cell = cells.v.View(),
+                   .p = packs ? nullptr : work_.scores_,
+                   .rescale = work_.rescale_,
+                   .out_stride = head_dim_,
+                   .workspace = work_.workspace_};
+}
 
 // Transforms and prepares the query rows, unless the workspace still has them from the previous task.
 void TileAttention::PrepareQueries() noexcept {
@@ -182,8 +217,9 @@ void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
       tokens = static_cast<int>(std::min<int64_t>(tokens, last_query + 1 - tile_.first));
     }
     for (int head = 0; head < tile_.kv_heads; ++head) {
-      AttendPage(page, reads_.View({page, head}), reads_.PrefetchOf({page, head}), tokens);
+      AttendPage(page, head, tokens);
       if (page + 1 == last) after_head(head);
+      reads_.Advance();
     }
   }
 }
@@ -201,9 +237,28 @@ void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tok
                       .values = work_.values_});
 }
 
-void TileAttention::AttendPage(int64_t page, const PageView& view, const PrefetchStages& ahead, int tokens) noexcept {
-  const PrefetchStages* next = &ahead;
+// Moves the passes to the cells of the page being read.
+TileAttention::Passes& TileAttention::MovePasses(const PageView& view) noexcept {
+  const PageCells& cells = *view.cells;
+  Passes& passes = passes_[view.exact];
+  cells.k.MoveTo(view.record, passes.keys.cell);
+  cells.v.MoveTo(view.record, passes.values.cell);
+  if (passes.has_unquantized) cells.unquantized.MoveTo(view.record, passes.unquantized.cell);
+  if (layer_.scheme->SharesCell()) passes.values.cell.codes = work_.values_;
+  if (!view.exact) {
+    if (layer_.scheme->k.query) passes.keys.allocation = layer_.scales->k.query->Allocation(view.kv_head);
+    if (layer_.scheme->v.format->scaling.per_head) {
+      passes.values.scale = passes.softmax.value_scale = layer_.scales->v.scale[static_cast<size_t>(view.kv_head)];
+    }
+  }
+  reads_.SetPrefetches(passes.keys.prefetch, passes.softmax.prefetch, passes.values.prefetch);
+  return passes;
+}
+
+void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
+  const PageView& view = reads_.Current();
   if (layer_.scheme->SharesCell()) TransposeLatents(page, view, tokens);
+  Passes& passes = MovePasses(view);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
     return static_cast<int>(std::max<int64_t>(0, layer_.attention->visibility.First(tile_.first + token) - start));
@@ -220,37 +275,25 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Prefetc
       const int rows = std::min(kPassRows, same * group_ - row);
       WorkspaceUse workspace_use = row == token * group_ ? WorkspaceUse::kFill : WorkspaceUse::kReuse;
       if (workspace_use == WorkspaceUse::kFill && row + rows == same * group_) workspace_use = WorkspaceUse::kNone;
-      AttendRows(view, begin, end, (view.kv_head - tile_.kv_head) * HeadRows() + row, rows, workspace_use, *next);
-      next = &kNoPrefetch;  // one pass prefetches
+      AttendRows(passes, view.exact, begin, end, head * HeadRows() + row, rows, workspace_use);
+      passes.keys.prefetch = passes.softmax.prefetch = passes.values.prefetch = {};  // one pass prefetches
     }
     token = same;
   }
 }
 
 // Computes the QK scores of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
-void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows, WorkspaceUse workspace_use,
-                              const kernels::Prefetch& prefetch) noexcept {
-  const auto pass = [&](const kernels::KeyKernel& kernel, const CellSide& keys, int which, float* scores,
-                        WorkspaceUse cell_use, const kernels::Prefetch& next) {
-    kernel.score({.cell = keys.At(view.record),
-                  .groups = groups,
-                  .rows = rows,
-                  .query = work_.queries_[which] + first_row * work_.query_stride_,
-                  .query_stride = work_.query_stride_,
-                  .row_scale = work_.row_scale_[which] + first_row,
-                  .scores = scores,
-                  .workspace = work_.workspace_,
-                  .workspace_use = cell_use,
-                  .allocation =
-                      which == 0 && layer_.scheme->k.query ? layer_.scales->k.query->Allocation(view.kv_head) : nullptr,
-                  .prefetch = next});
+void TileAttention::ScoreRows(Passes& passes, bool exact, int groups, int first_row, int rows) noexcept {
+  const auto score = [&](const kernels::KeyKernel& kernel, kernels::KeyPass& pass, int which) {
+    pass.groups = groups;
+    pass.rows = rows;
+    pass.query = work_.queries_[which] + first_row * work_.query_stride_;
+    pass.row_scale = work_.row_scale_[which] + first_row;
+    kernel.score(pass);
   };
-  const CellSide &keys = view.cells->k, &unquantized = view.cells->unquantized;
-  const kernels::KeyKernel& kernel = view.exact ? kernels_.exact_keys : KeyKernelOf(kernels_, keys.code, keys.scaling);
-  pass(kernel, keys, view.exact ? 1 : 0, work_.scores_, workspace_use, prefetch);
-  if (unquantized.bytes == 0) return;
-  pass(UnquantizedKeyKernel(kernels_, unquantized.code), unquantized, 2, work_.unquantized_scores_, WorkspaceUse::kNone,
-       {});
+  score(*passes.key_kernel, passes.keys, exact ? 1 : 0);
+  if (!passes.has_unquantized) return;
+  score(UnquantizedKeyKernel(kernels_, layer_.scheme->unquantized_format->code), passes.unquantized, 2);
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
     const float* more = work_.unquantized_scores_ + row * kMaxPageTokens;
@@ -258,45 +301,28 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
   }
 }
 
-void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
-                               WorkspaceUse workspace_use, const PrefetchStages& ahead) noexcept {
-  const PageCells& cells = *view.cells;
-  const formats::LayerScheme& scheme = *layer_.scheme;
-  const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
-  ScoreRows(view, static_cast<int>(CeilDiv(end, 16)), first_row, rows, workspace_use, ahead.qk);
-  const kernels::ValueKernel& values = view.exact ? kernels_.exact_values : kernels_.values[Index(cells.v.code)];
-  kernels::ValuePass pass{.cell = cells.v.At(view.record),
-                          .begin = begin,
-                          .end = end,
-                          .rows = rows,
-                          .p = work_.scores_,
-                          .scale = scaled ? layer_.scales->v.scale[static_cast<size_t>(view.kv_head)] : 1.0f,
-                          .rescale = work_.rescale_,
-                          .out = work_.split_out_ + int64_t{first_row} * head_dim_,
-                          .out_stride = head_dim_,
-                          .workspace = work_.workspace_,
-                          .workspace_use = workspace_use,
-                          .prefetch = ahead.pv};
-  const bool packs = values.softmax != nullptr && !pass.cell.token_scales && !pass.cell.block_scales;
-  if (packs) pass.p = nullptr;
-  (packs ? values.softmax : kernels_.softmax)({.begin = begin,
-                                               .end = end,
-                                               .page_tokens = page_size_,
-                                               .rows = rows,
-                                               .softcap = layer_.attention->softcap,
-                                               .bias = NeedsBias() ? work_.bias_ + first_row : nullptr,
-                                               .scores = work_.scores_,
-                                               .operands = pass.workspace,
-                                               .value_scale = pass.scale,
-                                               .state = work_.split_state_ + first_row,
-                                               .rescale = work_.rescale_,
-                                               .prefetch = ahead.softmax});
-  if (scheme.SharesCell()) pass.cell.codes = work_.values_;
-  values.accumulate(pass);
+void TileAttention::AttendRows(Passes& passes, bool exact, int begin, int end, int first_row, int rows,
+                               WorkspaceUse workspace_use) noexcept {
+  passes.keys.workspace_use = workspace_use;
+  ScoreRows(passes, exact, static_cast<int>(CeilDiv(end, 16)), first_row, rows);
+  kernels::SoftmaxPass& softmax = passes.softmax;
+  softmax.begin = begin;
+  softmax.end = end;
+  softmax.rows = rows;
+  softmax.bias = NeedsBias() ? work_.bias_ + first_row : nullptr;
+  softmax.state = work_.split_state_ + first_row;
+  passes.softmax_kernel(softmax);
+  kernels::ValuePass& values = passes.values;
+  values.begin = begin;
+  values.end = end;
+  values.rows = rows;
+  values.out = work_.split_out_ + int64_t{first_row} * head_dim_;
+  values.workspace_use = workspace_use;
+  passes.value_kernel->accumulate(values);
 }
 
 void TileAttention::Finish() noexcept {
-  reads_.PrefetchFirst();
+  reads_.Begin();
   PrepareQueries();
   if (last_split_ - first_split_ == 1) {  // nothing to combine
     AttendSplit(first_split_, [this](int head) {
@@ -320,7 +346,7 @@ void TileAttention::Finish() noexcept {
 }
 
 void TileAttention::StoreSplitResult(SoftmaxState* states, float* out) noexcept {
-  reads_.PrefetchFirst();
+  reads_.Begin();
   PrepareQueries();
   AttendSplit(first_split_, [](int) {});
   std::copy_n(work_.split_state_, Rows(), states);

@@ -68,17 +68,29 @@ class TileAttention {
   void CombineSplits(int head, const SoftmaxState* states, const float* split_out) noexcept;
 
  private:
-  static constexpr PrefetchStages kNoPrefetch = {};
+  // Calls of the kernels for pages of one kind of record. What pages have in common is set once per task: the time
+  // between kernel calls is a tenth of a page of 4-bit codes.
+  struct Passes {
+    const kernels::KeyKernel* key_kernel = nullptr;
+    void (*softmax_kernel)(const kernels::SoftmaxPass& pass) = nullptr;
+    const kernels::ValueKernel* value_kernel = nullptr;
+    bool has_unquantized = false;
+    kernels::KeyPass keys;
+    kernels::KeyPass unquantized;  // K's unquantized channels
+    kernels::SoftmaxPass softmax;
+    kernels::ValuePass values;
+  };
   void PrepareQueries() noexcept;
   void PrepareHead(int head, bool for_quantized, bool for_exact) noexcept;
   template <class AfterHead>
   void AttendSplit(int64_t split, AfterHead after_head) noexcept;
   void TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept;
-  void AttendPage(int64_t page, const PageView& view, const PrefetchStages& ahead, int tokens) noexcept;
-  void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::WorkspaceUse workspace_use,
-                 const kernels::Prefetch& prefetch) noexcept;
-  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
-                  kernels::WorkspaceUse workspace_use, const PrefetchStages& ahead) noexcept;
+  void PlanPasses(bool exact) noexcept;
+  Passes& MovePasses(const PageView& view) noexcept;
+  void AttendPage(int64_t page, int head, int tokens) noexcept;
+  void ScoreRows(Passes& passes, bool exact, int groups, int first_row, int rows) noexcept;
+  void AttendRows(Passes& passes, bool exact, int begin, int end, int first_row, int rows,
+                  kernels::WorkspaceUse workspace_use) noexcept;
   void WriteRow(int row, SoftmaxState state, const float* sums) noexcept;
   // q.mean of keys that are stored without their mean: it cancels, but for a softcap or beside a sink.
   bool NeedsBias() const noexcept {
@@ -93,6 +105,7 @@ class TileAttention {
   const int64_t first_split_;
   const int64_t last_split_;
   PrefetchPlan reads_;
+  Passes passes_[2];  // of quantized records, of exact ones
   TileWorkspace& work_;
   const int group_;  // query heads per KV head
   const int head_dim_;

@@ -10,11 +10,21 @@ namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kLineBytes = 64;
-// Locality argument of __builtin_prefetch: 3 for the first-level cache, 2 for the second-level one.
-#ifdef KVANTA_PREFETCH_LEVEL2
-inline constexpr int kPrefetchLocality = 2;
+// Target of a unit's prefetches, as measured (docs/adr/0069-pages-are-prefetched-into-both-caches.md).
+enum class PrefetchInto : uint8_t {
+  kLevel1,      // the page read next, into the first-level cache, which holds half of a page of 8 bits besides
+  kLevel2,      // the page read next, into the second-level cache
+  kBothLevels,  // the page read next, into the first-level cache, and the one after it, into the second
+};
+#if defined(KVANTA_PREFETCH_LEVEL2)
+inline constexpr PrefetchInto kPrefetchInto = PrefetchInto::kLevel2;
+inline constexpr int64_t kTwoPartPrefetchBytes = 12 << 10;  // 4-bit pages gain by it, 8-bit ones lose
+#elif defined(KVANTA_PREFETCH_BOTH_LEVELS)
+inline constexpr PrefetchInto kPrefetchInto = PrefetchInto::kBothLevels;
+inline constexpr int64_t kTwoPartPrefetchBytes = 0;
 #else
-inline constexpr int kPrefetchLocality = 3;
+inline constexpr PrefetchInto kPrefetchInto = PrefetchInto::kLevel1;
+inline constexpr int64_t kTwoPartPrefetchBytes = 20 << 10;
 #endif
 
 // Spreads cache-line prefetches evenly over the Step() calls of a kernel: many at once would fill the line-fill buffers
@@ -27,6 +37,8 @@ class Prefetcher {
     if (bytes == 0 || steps <= 0) return;
     next_ = ahead.next;
     second_ = ahead.second;
+    later_ = ahead.later;
+    later_second_ = ahead.later + ahead.second;
     const uint32_t max_bytes = static_cast<uint32_t>(steps) * kLineBytes;
     for (uint32_t more = bytes; more > max_bytes; more -= kLineBytes) Touch(kLineBytes);
     bytes_of_step_ =
@@ -44,13 +56,21 @@ class Prefetcher {
 
  private:
   KVANTA_INLINE void Touch(uint32_t bytes) {
-    __builtin_prefetch(next_, 0, kPrefetchLocality);
-    __builtin_prefetch(next_ + second_, 0, kPrefetchLocality);
+    constexpr int kLevel1 = 3, kLevel2 = 2;  // locality arguments
+    constexpr int kNext = kPrefetchInto == PrefetchInto::kLevel2 ? kLevel2 : kLevel1;
+    __builtin_prefetch(next_, 0, kNext);
+    __builtin_prefetch(next_ + second_, 0, kNext);
+    if constexpr (kPrefetchInto == PrefetchInto::kBothLevels) {
+      __builtin_prefetch(next_ + later_, 0, kLevel2);
+      __builtin_prefetch(next_ + later_second_, 0, kLevel2);
+    }
     next_ += bytes;
   }
 
   const uint8_t* next_ = nullptr;
   int64_t second_ = 0;
+  int64_t later_ = 0;  // offsets of what is read later
+  int64_t later_second_ = 0;
   uint32_t bytes_of_step_ = 0;
 };
 

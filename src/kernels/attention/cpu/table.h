@@ -86,6 +86,7 @@ struct Prefetch {
   const uint8_t* next = nullptr;
   const uint8_t* end = nullptr;  // end of the first stream
   int64_t second = 0;            // offset in bytes of the second stream, of the same length
+  int64_t later = 0;             // offset in bytes of the memory read after this one, for the second-level cache; or 0
 };
 
 struct KeyPass {
@@ -99,7 +100,7 @@ struct KeyPass {
   uint8_t* workspace = nullptr;      // kWorkspaceBytes, 64-byte aligned; may be shared with the value kernel
   WorkspaceUse workspace_use = WorkspaceUse::kNone;
   const formats::BitAllocation* allocation = nullptr;  // of element types with IsAllocated()
-  Prefetch prefetch;
+  Prefetch prefetch = {};
 };
 
 struct KeyKernel {
@@ -124,7 +125,7 @@ struct ValuePass {
   int64_t out_stride = 0;
   uint8_t* workspace = nullptr;  // kWorkspaceBytes, 64-byte aligned
   WorkspaceUse workspace_use = WorkspaceUse::kNone;
-  Prefetch prefetch;
+  Prefetch prefetch = {};
 };
 
 // Online-softmax state of one row over the pages so far.
@@ -170,9 +171,8 @@ struct AttentionKernels {
   void (*leave)() = nullptr;
   bool bf16_operands = false;  // queries and scaled probabilities of bf16, fp8 and e3m2 are rounded to bf16
   // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
-  // rest while the page's own keys are scored: where prefetches go to L1, it holds half of such a page next to queries
-  // and scores. Larger pages: whole, one page ahead.
-  int64_t two_part_prefetch_bytes = 20 << 10;
+  // rest while the page's own keys are scored. Larger pages: whole, one page ahead.
+  int64_t two_part_prefetch_bytes = 0;
   bool HasBf16Operands(formats::ElementType type) const noexcept { return bf16_operands && IsExactInBf16(type); }
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only

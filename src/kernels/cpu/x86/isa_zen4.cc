@@ -36,7 +36,6 @@ const IsaTable& Zen4Table() {
     Set<Bf16DotBf16>(result, formats::ElementType::kBf16);
     SetFp8<Bf16DotE4M3, Bf16DotE5M2>(result);
     result.bf16_operands = true;
-    result.two_part_prefetch_bytes = 12 << 10;  // 4-bit pages gain by it, 8-bit ones lose
     return result;
   }();
   static const IsaTable table = [] {

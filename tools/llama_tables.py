@@ -6,6 +6,7 @@ from result_table import Table
 
 # Models compared with ik_llama.cpp: name, shape and types of benchmarks/random_gguf.py, what is measured.
 _LARGE_MODELS = (
+    ("1b", "llama-1b", "Q4_K_M", "--ik-repack --decode --prefill 512@0 --repeats 3"),
     ("8b", "llama-8b", "Q4_K_M", "--new-tokens 32 --ik-repack --decode 0 8192 --prefill 512@0 --repeats 2"),
     # Decode at 8,192 of the next two has a run of its own: `--decode 8192 --prefill --repeats 1`.
     ("30b-a3b", "qwen3-30b-a3b", "Q4_K_M", "--new-tokens 128 --ik-repack --decode 0 --prefill 512@0 --repeats 3"),

@@ -305,6 +305,13 @@ void TileAttention::AttendRows(Passes& passes, bool exact, int begin, int end, i
                                WorkspaceUse workspace_use) noexcept {
   passes.keys.workspace_use = workspace_use;
   ScoreRows(passes, exact, static_cast<int>(CeilDiv(end, 16)), first_row, rows);
+  kernels::ValuePass& values = passes.values;
+  values.begin = begin;
+  values.end = end;
+  values.rows = rows;
+  values.out = work_.split_out_ + int64_t{first_row} * head_dim_;
+  values.workspace_use = workspace_use;
+  if (passes.value_kernel->load != nullptr) passes.value_kernel->load(values);
   kernels::SoftmaxPass& softmax = passes.softmax;
   softmax.begin = begin;
   softmax.end = end;
@@ -312,12 +319,6 @@ void TileAttention::AttendRows(Passes& passes, bool exact, int begin, int end, i
   softmax.bias = NeedsBias() ? work_.bias_ + first_row : nullptr;
   softmax.state = work_.split_state_ + first_row;
   passes.softmax_kernel(softmax);
-  kernels::ValuePass& values = passes.values;
-  values.begin = begin;
-  values.end = end;
-  values.rows = rows;
-  values.out = work_.split_out_ + int64_t{first_row} * head_dim_;
-  values.workspace_use = workspace_use;
   passes.value_kernel->accumulate(values);
 }
 

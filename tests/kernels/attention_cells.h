@@ -56,6 +56,12 @@ inline uint8_t* Workspace() {
   return workspace;
 }
 
+// A whole call of a value kernel.
+inline void AccumulateValues(const ValueKernel& kernel, const ValuePass& pass) {
+  if (kernel.load != nullptr) kernel.load(pass);
+  kernel.accumulate(pass);
+}
+
 inline int Tokens(const formats::Format& format) {
   return std::max(16, format.scaling.token_group);
 }

@@ -142,17 +142,17 @@ void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& forma
   for (int token = 0; token < tokens; ++token) {
     std::vector<float> p(kMaxPageTokens), out(static_cast<size_t>(head_dim));
     p[static_cast<size_t>(token)] = 1;
-    kernel.accumulate({.cell = values.view,
-                       .begin = whole ? 0 : token,
-                       .end = whole ? tokens : token + 1,
-                       .rows = 1,
-                       .p = p.data(),
-                       .scale = 1,
-                       .rescale = rescale,
-                       .out = out.data(),
-                       .out_stride = head_dim,
-                       .workspace = Workspace(),
-                       .prefetch = {}});
+    AccumulateValues(kernel, {.cell = values.view,
+                              .begin = whole ? 0 : token,
+                              .end = whole ? tokens : token + 1,
+                              .rows = 1,
+                              .p = p.data(),
+                              .scale = 1,
+                              .rescale = rescale,
+                              .out = out.data(),
+                              .out_stride = head_dim,
+                              .workspace = Workspace(),
+                              .prefetch = {}});
     for (int c = 0; c < head_dim; ++c) {
       const float expected = nan[static_cast<size_t>(c)] ? std::nanf("") : stored(token, c);
       ASSERT_TRUE(
@@ -205,17 +205,17 @@ TEST_P(AttentionKernelsTest, ExactKernelsKeepOperandsOf16Bits) {
   std::vector<float> p(kMaxPageTokens), out(kHeadDim);
   p[kToken] = kOperand;
   const float rescale = 0;
-  Kernels().exact_values.accumulate({.cell = values.view,
-                                     .begin = 0,
-                                     .end = kShape.tokens,
-                                     .rows = 1,
-                                     .p = p.data(),
-                                     .scale = 1,
-                                     .rescale = &rescale,
-                                     .out = out.data(),
-                                     .out_stride = kHeadDim,
-                                     .workspace = Workspace(),
-                                     .prefetch = {}});
+  AccumulateValues(Kernels().exact_values, {.cell = values.view,
+                                            .begin = 0,
+                                            .end = kShape.tokens,
+                                            .rows = 1,
+                                            .p = p.data(),
+                                            .scale = 1,
+                                            .rescale = &rescale,
+                                            .out = out.data(),
+                                            .out_stride = kHeadDim,
+                                            .workspace = Workspace(),
+                                            .prefetch = {}});
   for (int c = 0; c < kHeadDim; ++c) {
     const float expected = values.values[static_cast<size_t>(kToken * kHeadDim + c)] * kOperand;
     ASSERT_NEAR(out[static_cast<size_t>(c)], expected, expected * 0x1p-16) << c;
@@ -271,18 +271,18 @@ class RowsOfPass {
                 .workspace = Workspace(),
                 .workspace_use = workspace_use,
                 .prefetch = {}});
-    value_.accumulate({.cell = values_.view,
-                       .begin = begin_,
-                       .end = end_,
-                       .rows = rows,
-                       .p = &p_[static_cast<size_t>(first * kMaxPageTokens)],
-                       .scale = 1,
-                       .rescale = rescale_ + first,
-                       .out = &out[static_cast<size_t>(first * shape_.head_dim)],
-                       .out_stride = shape_.head_dim,
-                       .workspace = Workspace(),
-                       .workspace_use = workspace_use,
-                       .prefetch = {}});
+    AccumulateValues(value_, {.cell = values_.view,
+                              .begin = begin_,
+                              .end = end_,
+                              .rows = rows,
+                              .p = &p_[static_cast<size_t>(first * kMaxPageTokens)],
+                              .scale = 1,
+                              .rescale = rescale_ + first,
+                              .out = &out[static_cast<size_t>(first * shape_.head_dim)],
+                              .out_stride = shape_.head_dim,
+                              .workspace = Workspace(),
+                              .workspace_use = workspace_use,
+                              .prefetch = {}});
   }
 
  private:

@@ -121,17 +121,17 @@ TEST_P(AttentionSoftmaxTest, PackedProbabilitiesHaveTheBitsOfOthers) {
         softmax.value_scale = 0.3f;
         (packed ? kernel.softmax : Kernels().softmax)(softmax);
         out[packed].resize(kPassRows * kShape.head_dim, 1);
-        kernel.accumulate({.cell = values.view,
-                           .begin = begin,
-                           .end = end,
-                           .rows = kPassRows,
-                           .p = packed ? nullptr : softmax.scores,
-                           .scale = softmax.value_scale,
-                           .rescale = softmax.rescale,
-                           .out = out[packed].data(),
-                           .out_stride = kShape.head_dim,
-                           .workspace = Workspace(),
-                           .prefetch = {}});
+        AccumulateValues(kernel, {.cell = values.view,
+                                  .begin = begin,
+                                  .end = end,
+                                  .rows = kPassRows,
+                                  .p = packed ? nullptr : softmax.scores,
+                                  .scale = softmax.value_scale,
+                                  .rescale = softmax.rescale,
+                                  .out = out[packed].data(),
+                                  .out_stride = kShape.head_dim,
+                                  .workspace = Workspace(),
+                                  .prefetch = {}});
       }
       EXPECT_EQ(std::memcmp(rows[0].state, rows[1].state, sizeof rows[0].state), 0) << name;
       EXPECT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * sizeof(float)), 0) << name << " to " << end;

@@ -28,7 +28,7 @@ constexpr void SetDerived(AttentionKernels& kernels) {
     if constexpr (IsSubbyte(kType)) {
       kernels.keys[kIndex] = {QueryBytes<SubbyteQuery>, PrepareSubbyte<kType>,
                               ScoreSubbyte<SubbyteKey<SubbyteTypeOf<kType>>>};
-      kernels.values[kIndex] = {AccumulateSubbyte<kType>};
+      kernels.values[kIndex] = {.accumulate = AccumulateSubbyte<kType>, .load = LoadSubbyte<kType>};
     }
     if constexpr (IsUnsigned(kType))
       kernels.channel_scaled_keys[kIndex] = {ChannelScaledQueryBytes, PrepareChannelScaled, ScoreChannelScaled<kType>};

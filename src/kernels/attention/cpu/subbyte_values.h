@@ -258,9 +258,39 @@ __attribute__((noinline)) void AddSubbyte(const ValuePass& pass, SlotRange range
 template <formats::ElementType kElementType>
 inline constexpr bool kNegativeScales = formats::Levels(kElementType).level[0] < 0;
 
+// Scales of the slot ranges that share a quantization scale, consecutive, in the workspace.
+KVANTA_INLINE SlotScales* SlotsOf(const ValuePass& pass) {
+  static_assert(2 * sizeof(SlotScales) <= kReusedValueScaleBytes);
+  return reinterpret_cast<SlotScales*>(pass.workspace + kCallWorkspaceBytes + 2 * kReusedCodeBytes);
+}
+
+// Calls f(range, its scales) for each range of slots that share a quantization scale.
+template <formats::ElementType kElementType, class F>
+KVANTA_INLINE void ForSlotRanges(const ValuePass& pass, F f) {
+  SlotScales* slots = SlotsOf(pass);
+  SlotRange range{pass.begin, pass.begin};
+  for (; range.begin < pass.end; range.begin = range.end, ++slots) {
+    range.end = EndOfScale<kElementType>(range.begin, pass.end);
+    f(range, *slots);
+  }
+}
+
+template <formats::ElementType kElementType>
+using SubbyteValueOf = SubbyteValue<SubbyteTypeOf<kElementType>, kNegativeScales<kElementType>>;
+
+template <formats::ElementType kElementType>
+void LoadSubbyte(const ValuePass& pass) {
+  using Value = SubbyteValueOf<kElementType>;
+  if (pass.workspace_use == WorkspaceUse::kReuse) return;
+  ForSlotRanges<kElementType>(
+      pass, [&](SlotRange range, SlotScales & slots) __attribute__((always_inline)) {
+        LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
+      });
+}
+
 template <formats::ElementType kElementType>
 void AccumulateSubbyte(const ValuePass& pass) {
-  using Value = SubbyteValue<SubbyteTypeOf<kElementType>, kNegativeScales<kElementType>>;
+  using Value = SubbyteValueOf<kElementType>;
   constexpr InitialSums kSums = !Value::kHasInitialSums ? InitialSums::kNone
                                 : Value::kHasScaleSigns ? InitialSums::kSigned
                                                         : InitialSums::kUnsigned;
@@ -268,18 +298,15 @@ void AccumulateSubbyte(const ValuePass& pass) {
   const int tokens = pass.end - pass.begin;
   Prefetcher prefetch{pass.prefetch,
                       pass.rows * ((blocks + 1) / 2) * ((tokens + 63) / 64) + AddSteps<Value>(pass, tokens / 4)};
-  SlotScales slots;
   ScaledProbs probs;
   probs.Place(pass.workspace, kProbRowBytes<1>, kPassRows * kProbRowBytes<1>, 64);
   probs.SetBlocks(pass.cell);
-  probs.signs = slots.signs;
-  SlotRange range{pass.begin, pass.begin};
-  for (; range.begin < pass.end; range.begin = range.end) {
-    range.end = EndOfScale<kElementType>(range.begin, pass.end);
-    LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
-    ScaleSlots<kSums>(pass, range, pass.scale * kLevelScale<kElementType>, Value::kMiddle, slots, probs, prefetch);
-    AddSubbyte<Value>(pass, range, probs, range.begin == pass.begin, prefetch);
-  }
+  ForSlotRanges<kElementType>(
+      pass, [&](SlotRange range, SlotScales & slots) __attribute__((always_inline)) {
+        probs.signs = slots.signs;
+        ScaleSlots<kSums>(pass, range, pass.scale * kLevelScale<kElementType>, Value::kMiddle, slots, probs, prefetch);
+        AddSubbyte<Value>(pass, range, probs, range.begin == pass.begin, prefetch);
+      });
 }
 
 }  // namespace

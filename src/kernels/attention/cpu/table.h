@@ -150,10 +150,13 @@ struct SoftmaxPass {
 };
 
 struct ValueKernel {
+  // After load(), with the same cell, tokens and workspace.
   void (*accumulate)(const ValuePass& pass);
   // AttentionKernels::softmax that leaves p as accumulate()'s operands in its workspace, not in `scores`; or null. For
   // cells without scales per token or block. The workspace must not be written in between.
   void (*softmax)(const SoftmaxPass& pass) = nullptr;
+  // Loads the scales of a cell into the workspace. Called before the softmax, whose latency it fills; or null.
+  void (*load)(const ValuePass& pass) = nullptr;
 };
 
 // Transposes codes of latents, which are stored in K's order (src/formats/cell_layout.h), to V's order.

@@ -80,7 +80,9 @@ void ScoreChannelScaledKeys(const KeyPass& pass) {
 template <ElementType kElementType, class Values>
 void AccumulateValues(const ValuePass& pass) {
   if (!SupportsAmx<Values>(pass) || (IsSubbyte(kElementType) && PrefersVectors<kElementType>(pass.cell, pass.rows))) {
-    return Avx512Table().attention->values[static_cast<int>(kElementType)].accumulate(pass);
+    const ValueKernel& vectors = Avx512Table().attention->values[static_cast<int>(kElementType)];
+    if (vectors.load != nullptr) vectors.load(pass);
+    return vectors.accumulate(pass);
   }
   if constexpr (IsSubbyte(kElementType)) {
     AccumulateSubbyteTiles<kElementType>(pass);

@@ -141,12 +141,6 @@ struct SubbyteValues {
   static constexpr UnpackValueTiles kUnpack = UnpackValueLevels<kElementType>;
 };
 
-// Scales of the slot ranges that share a quantization scale, consecutive.
-KVANTA_INLINE SlotScales* SlotsOf(const ValuePass& pass) {
-  static_assert(2 * sizeof(SlotScales) <= kReusedValueScaleBytes);
-  return reinterpret_cast<SlotScales*>(pass.workspace + kCallWorkspaceBytes + 2 * kReusedCodeBytes);
-}
-
 // Layout of a call with at most kRows query rows as rows of tiles: the rows of a term are kRows rows after those of the
 // previous term, in the same tile if there are few.
 template <class ProbsType, int kRowsOf>
@@ -379,20 +373,17 @@ KVANTA_INLINE void AccumulateSubbyteTiles(const ValuePass& pass) {
   const int ranges = (tokens + kSlotsPerScale<kElementType> - 1) / kSlotsPerScale<kElementType>;
   const int scale_steps = pass.rows * ((blocks + 1) / 2) * (tokens / 64);
   Prefetcher prefetch{pass.prefetch, scale_steps + ValueSteps<Rows>(pass, ranges)};
-  SlotScales* slots = SlotsOf(pass);
   ScaledProbs probs;
   KeepTmulAwake();
   probs.Place(pass.workspace, 64, kTileBytes, int64_t{blocks} * kTileBytes);
-  SlotRange range{pass.begin, pass.begin};
-  for (; range.begin < pass.end; range.begin = range.end, ++slots) {
-    range.end = EndOfScale<kElementType>(range.begin, pass.end);
+  ForSlotRanges<kElementType>(pass, [&](SlotRange range, SlotScales& slots) {
     if (pass.workspace_use != WorkspaceUse::kReuse)
-      LoadSlots<kNegativeScales<kElementType>, StoreCodeOffsets>(pass.cell, range, kMiddle, *slots);
-    ScaleSlots<InitialSums::kNone>(pass, range, pass.scale * kLevelScale<kElementType>, kMiddle, *slots, probs,
+      LoadSlots<kNegativeScales<kElementType>, StoreCodeOffsets>(pass.cell, range, kMiddle, slots);
+    ScaleSlots<InitialSums::kNone>(pass, range, pass.scale * kLevelScale<kElementType>, kMiddle, slots, probs,
                                    prefetch);
-    AddByTiles<Rows>(pass, SubbyteValues<kElementType>::kUnpack, range.begin, range.end, *slots, probs,
+    AddByTiles<Rows>(pass, SubbyteValues<kElementType>::kUnpack, range.begin, range.end, slots, probs,
                      range.begin == pass.begin, prefetch);
-  }
+  });
 }
 
 }  // namespace

@@ -68,8 +68,8 @@ class TileAttention {
   void CombineSplits(int head, const SoftmaxState* states, const float* split_out) noexcept;
 
  private:
-  // Calls of the kernels for pages of one kind of record. What pages have in common is set once per task: the time
-  // between kernel calls is a tenth of a page of 4-bit codes.
+  // Calls of the kernels for pages of one kind of record. Arguments that pages have in common are set once per task:
+  // set for each page, they took several percent of the time of 4-bit codes.
   struct Passes {
     const kernels::KeyKernel* key_kernel = nullptr;
     void (*softmax_kernel)(const kernels::SoftmaxPass& pass) = nullptr;

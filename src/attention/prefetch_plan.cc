@@ -89,10 +89,10 @@ void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
 void PrefetchPlan::Begin() noexcept {
   page_ = first_page_;
   head_ = 0;
-  current_ = PageAt(page_, head_);
   later_plan_ = this;
   later_page_ = page_;
   later_head_ = head_;
+  current_ = later_ = PageAt(page_, head_);
   AdvanceLater();
   after_ = later_;
   AdvanceLater();
@@ -113,18 +113,18 @@ void PrefetchPlan::Advance() noexcept {
 
 void PrefetchPlan::AdvanceLater() noexcept {
   if (later_plan_ == nullptr) return;
-  if (++later_head_ == later_plan_->tile_.kv_heads) {
-    later_head_ = 0;
-    if (++later_page_ == later_plan_->last_page_) {
-      later_plan_ = later_plan_->next_;
-      if (later_plan_ == nullptr) {
-        later_ = {};
-        return;
-      }
-      later_page_ = later_plan_->first_page_;
-    }
+  if (++later_head_ < later_plan_->tile_.kv_heads) {
+    later_.view.record += later_.view.cells->head_bytes;
+    later_.keys += later_.view.cells->head_bytes;
+    ++later_.view.kv_head;
+    return;
   }
-  later_ = later_plan_->PageAt(later_page_, later_head_);
+  later_head_ = 0;
+  if (++later_page_ == later_plan_->last_page_) {
+    later_plan_ = later_plan_->next_;
+    if (later_plan_ != nullptr) later_page_ = later_plan_->first_page_;
+  }
+  later_ = later_plan_ != nullptr ? later_plan_->PageAt(later_page_, 0) : Page{};
 }
 
 void PrefetchPlan::SetPrefetches(Prefetch& qk, Prefetch& softmax, Prefetch& pv) const noexcept {

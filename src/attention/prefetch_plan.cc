@@ -75,8 +75,8 @@ PrefetchPlan::Ranges PrefetchPlan::RangesOf(const PageCells& cells, int64_t seen
   return {.start = start, .rest = bytes - start};
 }
 
-KVANTA_INLINE PrefetchPlan::Page PrefetchPlan::PageAt(int64_t page, int head) const noexcept {
-  const PageView view = layer_.View(own_page_, page, pages_[page], tile_.kv_head + head);
+KVANTA_INLINE PrefetchPlan::Page PrefetchPlan::FirstHeadOf(int64_t page) const noexcept {
+  const PageView view = layer_.View(own_page_, page, pages_[page], tile_.kv_head);
   return {view, view.record + view.cells->k.codes, page == own_page_ ? &own_ : &whole_[view.exact]};
 }
 
@@ -87,12 +87,9 @@ void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
 }
 
 void PrefetchPlan::Begin() noexcept {
-  page_ = first_page_;
-  head_ = 0;
   later_plan_ = this;
-  later_page_ = page_;
-  later_head_ = head_;
-  current_ = later_ = PageAt(page_, head_);
+  later_page_ = first_page_;
+  current_ = later_ = FirstHeadOf(first_page_);
   AdvanceLater();
   after_ = later_;
   AdvanceLater();
@@ -102,10 +99,6 @@ void PrefetchPlan::Begin() noexcept {
 }
 
 void PrefetchPlan::Advance() noexcept {
-  if (++head_ == tile_.kv_heads) {
-    head_ = 0;
-    ++page_;
-  }
   current_ = after_;
   after_ = later_;
   AdvanceLater();
@@ -113,23 +106,23 @@ void PrefetchPlan::Advance() noexcept {
 
 void PrefetchPlan::AdvanceLater() noexcept {
   if (later_plan_ == nullptr) return;
-  if (++later_head_ < later_plan_->tile_.kv_heads) {
+  const QueryTile& tile = later_plan_->tile_;
+  if (++later_.view.kv_head < tile.kv_head + tile.kv_heads) {
     later_.view.record += later_.view.cells->head_bytes;
     later_.keys += later_.view.cells->head_bytes;
-    ++later_.view.kv_head;
     return;
   }
-  later_head_ = 0;
   if (++later_page_ == later_plan_->last_page_) {
     later_plan_ = later_plan_->next_;
     if (later_plan_ != nullptr) later_page_ = later_plan_->first_page_;
   }
-  later_ = later_plan_ != nullptr ? later_plan_->PageAt(later_page_, 0) : Page{};
+  later_ = later_plan_ != nullptr ? later_plan_->FirstHeadOf(later_page_) : Page{};
 }
 
-void PrefetchPlan::SetPrefetches(Prefetch& qk, Prefetch& softmax, Prefetch& pv) const noexcept {
+void PrefetchPlan::SetPrefetches(int64_t page, Prefetch& qk, Prefetch& softmax, Prefetch& pv) const noexcept {
   const Ranges &now = *current_.ranges, &after = *after_.ranges, &later = *later_.ranges;
-  const bool fetches_rows = page_ + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
+  const bool fetches_rows = page + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
+  const int head = current_.view.kv_head - tile_.kv_head;
   const int64_t lines = (after.start + 2 * kLine - 1) / (2 * kLine);  // per stream; there are two
   const int64_t qk_end = now.rest != 0 || fetches_rows ? 0 : lines * 3 / 8;
   const bool softmax_fetches_start = after.with == 0 && !(now.rest != 0 && fetches_rows);
@@ -145,12 +138,12 @@ void PrefetchPlan::SetPrefetches(Prefetch& qk, Prefetch& softmax, Prefetch& pv) 
   if (now.rest != 0) {
     qk = Lines(current_.keys + now.start, now.rest, now.rest == after.rest ? after_.keys - current_.keys : 0);
   } else {
-    qk = fetches_rows ? next_->RowsOf(head_) : part(0, qk_end);
+    qk = fetches_rows ? next_->RowsOf(head) : part(0, qk_end);
   }
   if (softmax_fetches_start) {
     softmax = part(qk_end, softmax_end);
   } else {
-    softmax = after.with != 0 ? Lines(after_.keys + after.with_offset, after.with, 0) : next_->RowsOf(head_);
+    softmax = after.with != 0 ? Lines(after_.keys + after.with_offset, after.with, 0) : next_->RowsOf(head);
   }
   pv = part(softmax_end, lines);
 }

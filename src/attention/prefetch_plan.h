@@ -41,8 +41,9 @@ class PrefetchPlan {
   void Begin() noexcept;
   // The page being read.
   const PageView& Current() const noexcept { return current_.view; }
-  // Sets the memory that the kernels prefetch while they process the page being read.
-  void SetPrefetches(kernels::Prefetch& qk, kernels::Prefetch& softmax, kernels::Prefetch& pv) const noexcept;
+  // Sets the memory that the kernels prefetch while they process the page being read, which is `page`.
+  void SetPrefetches(int64_t page, kernels::Prefetch& qk, kernels::Prefetch& softmax,
+                     kernels::Prefetch& pv) const noexcept;
   // Moves on to the next page.
   void Advance() noexcept;
 
@@ -63,7 +64,7 @@ class PrefetchPlan {
   };
 
   Ranges RangesOf(const PageCells& cells, int64_t seen) const noexcept;
-  Page PageAt(int64_t page, int head) const noexcept;
+  Page FirstHeadOf(int64_t page) const noexcept;
   void AdvanceLater() noexcept;
   kernels::Prefetch RowsOf(int head) const noexcept;
 
@@ -82,12 +83,8 @@ class PrefetchPlan {
   bool start_prefetched_ = false;
   // The page being read and the two read after it.
   Page current_, after_, later_;
-  int64_t page_ = 0;
-  int head_ = 0;
-  // Place of later_: in this task, in the next one or, if null, in none.
-  const PrefetchPlan* later_plan_ = nullptr;
+  const PrefetchPlan* later_plan_ = nullptr;  // of later_: this task, the next one or, if null, none
   int64_t later_page_ = 0;
-  int later_head_ = 0;
 };
 
 }  // namespace kvanta::attention

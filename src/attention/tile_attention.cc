@@ -115,8 +115,9 @@ void TileAttention::PlanPasses(bool exact) noexcept {
                  .query_stride = work_.query_stride_,
                  .scores = work_.scores_,
                  .workspace = work_.workspace_};
-  passes.has_unquantized = cells.unquantized.bytes != 0;
-  if (passes.has_unquantized) {
+  passes.queries = exact ? 1 : 0;
+  if (cells.unquantized.bytes != 0) {
+    passes.unquantized_kernel = &UnquantizedKeyKernel(kernels_, cells.unquantized.code);
     passes.unquantized = {.cell = cells.unquantized.View(),
                           .query_stride = work_.query_stride_,
                           .scores = work_.unquantized_scores_,
@@ -238,12 +239,12 @@ void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tok
 }
 
 // Moves the passes to the cells of the page being read.
-TileAttention::Passes& TileAttention::MovePasses(const PageView& view) noexcept {
+TileAttention::Passes& TileAttention::MovePasses(int64_t page, const PageView& view) noexcept {
   const PageCells& cells = *view.cells;
   Passes& passes = passes_[view.exact];
   cells.k.MoveTo(view.record, passes.keys.cell);
   cells.v.MoveTo(view.record, passes.values.cell);
-  if (passes.has_unquantized) cells.unquantized.MoveTo(view.record, passes.unquantized.cell);
+  if (passes.unquantized_kernel != nullptr) cells.unquantized.MoveTo(view.record, passes.unquantized.cell);
   if (layer_.scheme->SharesCell()) passes.values.cell.codes = work_.values_;
   if (!view.exact) {
     if (layer_.scheme->k.query) passes.keys.allocation = layer_.scales->k.query->Allocation(view.kv_head);
@@ -251,14 +252,14 @@ TileAttention::Passes& TileAttention::MovePasses(const PageView& view) noexcept 
       passes.values.scale = passes.softmax.value_scale = layer_.scales->v.scale[static_cast<size_t>(view.kv_head)];
     }
   }
-  reads_.SetPrefetches(passes.keys.prefetch, passes.softmax.prefetch, passes.values.prefetch);
+  reads_.SetPrefetches(page, passes.keys.prefetch, passes.softmax.prefetch, passes.values.prefetch);
   return passes;
 }
 
 void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
   const PageView& view = reads_.Current();
   if (layer_.scheme->SharesCell()) TransposeLatents(page, view, tokens);
-  Passes& passes = MovePasses(view);
+  Passes& passes = MovePasses(page, view);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
     return static_cast<int>(std::max<int64_t>(0, layer_.attention->visibility.First(tile_.first + token) - start));
@@ -275,7 +276,7 @@ void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
       const int rows = std::min(kPassRows, same * group_ - row);
       WorkspaceUse workspace_use = row == token * group_ ? WorkspaceUse::kFill : WorkspaceUse::kReuse;
       if (workspace_use == WorkspaceUse::kFill && row + rows == same * group_) workspace_use = WorkspaceUse::kNone;
-      AttendRows(passes, view.exact, begin, end, head * HeadRows() + row, rows, workspace_use);
+      AttendRows(passes, begin, end, head * HeadRows() + row, rows, workspace_use);
       passes.keys.prefetch = passes.softmax.prefetch = passes.values.prefetch = {};  // one pass prefetches
     }
     token = same;
@@ -283,7 +284,7 @@ void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
 }
 
 // Computes the QK scores of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
-void TileAttention::ScoreRows(Passes& passes, bool exact, int groups, int first_row, int rows) noexcept {
+void TileAttention::ScoreRows(Passes& passes, int groups, int first_row, int rows) noexcept {
   const auto score = [&](const kernels::KeyKernel& kernel, kernels::KeyPass& pass, int which) {
     pass.groups = groups;
     pass.rows = rows;
@@ -291,9 +292,9 @@ void TileAttention::ScoreRows(Passes& passes, bool exact, int groups, int first_
     pass.row_scale = work_.row_scale_[which] + first_row;
     kernel.score(pass);
   };
-  score(*passes.key_kernel, passes.keys, exact ? 1 : 0);
-  if (!passes.has_unquantized) return;
-  score(UnquantizedKeyKernel(kernels_, layer_.scheme->unquantized_format->code), passes.unquantized, 2);
+  score(*passes.key_kernel, passes.keys, passes.queries);
+  if (passes.unquantized_kernel == nullptr) return;
+  score(*passes.unquantized_kernel, passes.unquantized, 2);
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
     const float* more = work_.unquantized_scores_ + row * kMaxPageTokens;
@@ -301,10 +302,10 @@ void TileAttention::ScoreRows(Passes& passes, bool exact, int groups, int first_
   }
 }
 
-void TileAttention::AttendRows(Passes& passes, bool exact, int begin, int end, int first_row, int rows,
+void TileAttention::AttendRows(Passes& passes, int begin, int end, int first_row, int rows,
                                WorkspaceUse workspace_use) noexcept {
   passes.keys.workspace_use = workspace_use;
-  ScoreRows(passes, exact, static_cast<int>(CeilDiv(end, 16)), first_row, rows);
+  ScoreRows(passes, static_cast<int>(CeilDiv(end, 16)), first_row, rows);
   kernels::ValuePass& values = passes.values;
   values.begin = begin;
   values.end = end;

@@ -72,9 +72,10 @@ class TileAttention {
   // set for each page, they took several percent of the time of 4-bit codes.
   struct Passes {
     const kernels::KeyKernel* key_kernel = nullptr;
+    const kernels::KeyKernel* unquantized_kernel = nullptr;  // null: K has no unquantized channels
     void (*softmax_kernel)(const kernels::SoftmaxPass& pass) = nullptr;
     const kernels::ValueKernel* value_kernel = nullptr;
-    bool has_unquantized = false;
+    int queries = 0;  // index of TileWorkspace::queries_
     kernels::KeyPass keys;
     kernels::KeyPass unquantized;  // K's unquantized channels
     kernels::SoftmaxPass softmax;
@@ -86,10 +87,10 @@ class TileAttention {
   void AttendSplit(int64_t split, AfterHead after_head) noexcept;
   void TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept;
   void PlanPasses(bool exact) noexcept;
-  Passes& MovePasses(const PageView& view) noexcept;
+  Passes& MovePasses(int64_t page, const PageView& view) noexcept;
   void AttendPage(int64_t page, int head, int tokens) noexcept;
-  void ScoreRows(Passes& passes, bool exact, int groups, int first_row, int rows) noexcept;
-  void AttendRows(Passes& passes, bool exact, int begin, int end, int first_row, int rows,
+  void ScoreRows(Passes& passes, int groups, int first_row, int rows) noexcept;
+  void AttendRows(Passes& passes, int begin, int end, int first_row, int rows,
                   kernels::WorkspaceUse workspace_use) noexcept;
   void WriteRow(int row, SoftmaxState state, const float* sums) noexcept;
   // q.mean of keys that are stored without their mean: it cancels, but for a softcap or beside a sink.

@@ -23,7 +23,7 @@ namespace {
 
 using kernels::Dot;
 
-// Relative to the largest output: ten times the error expected of 16-bit, of bf16 and of 8-bit operands.
+// Relative to the largest output: ten times the error expected of 16-bit, of bf16 (fp16: less) and of 8-bit operands.
 constexpr double kMaxError = 1e-3;
 constexpr double kMaxBf16OperandError = 2e-2;
 constexpr double kMaxByteOperandError = 5e-2;
@@ -146,7 +146,9 @@ double Verify(BenchCaches& caches, const AttentionBench& options, const std::str
   double tolerance = kMaxError;
   for (const formats::ElementType code : {scheme.k.format->code, scheme.v.format->code}) {
     if (kernels::HasByteOperands(code)) tolerance = kMaxByteOperandError;
-    if (table.HasBf16Operands(code)) tolerance = std::max(tolerance, kMaxBf16OperandError);
+    if (!formats::IsInteger(code) && table.OperandsOf(code) != DType::kF32) {
+      tolerance = std::max(tolerance, kMaxBf16OperandError);
+    }
   }
   if (!(error <= tolerance)) {
     throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));

@@ -62,7 +62,8 @@ struct Unit {
 constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
     {"amx", AmxRooflineTable},           {"zen4", Zen4RooflineTable},
-    {"avx512", Avx512RooflineTable},     {"avx2", Avx2RooflineTable},
+    {"avx512", Avx512RooflineTable},     {"avx512fp16", Avx512Fp16RooflineTable},
+    {"avx2", Avx2RooflineTable},
 #elif defined(__aarch64__)
     {"i8mm", I8mmRooflineTable},
     {"dotprod", DotprodRooflineTable},
@@ -129,19 +130,25 @@ double ReadLimit::Now() {
 
 struct DotLimit::State {
   const RooflineTable& table;
-  bool bf16_operands;
+  DType bf16_operands, fp8_operands;
   ThreadPool pool;
 };
 
 DotLimit::DotLimit(int threads, const IsaTable& isa)
-    : state_(new State{RooflineOf(isa), isa.attention->bf16_operands, ThreadPool(threads)}) {}
+    : state_(
+          new State{RooflineOf(isa), isa.attention->bf16_operands, isa.attention->fp8_operands, ThreadPool(threads)}) {}
 
 DotLimit::~DotLimit() = default;
 
 double DotLimit::Now(Dot dot) {
   const RooflineTable& table = state_->table;
-  const PeakLoop bf16_dot = state_->bf16_operands ? table.bf16_dot : table.bf16_terms_dot;
-  const PeakLoop loops[kDots] = {table.f32_fma, table.bf16_terms_dot, bf16_dot, table.wide_dot, table.subbyte_dot};
+  const auto dot_by = [&](DType operands) {
+    if (operands == DType::kF16) return table.fp16_fma;
+    return operands == DType::kBf16 ? table.bf16_dot : table.bf16_terms_dot;
+  };
+  const PeakLoop loops[kDots] = {
+      table.f32_fma,  table.bf16_terms_dot, dot_by(state_->bf16_operands), dot_by(state_->fp8_operands),
+      table.wide_dot, table.subbyte_dot};
   const int terms = dot == Dot::kWide ? table.operand_terms : 1;
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }

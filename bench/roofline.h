@@ -15,15 +15,18 @@ namespace kvanta::kernels {
 //   dot        codes                            amx                     avx512, dotprod, i8mm     avx2, neon, portable
 //   kF32       fp32, fp16                       f32 multiply-add        the same                  the same
 //   kExact     bf16 beside quantized cells      bf16, two per product   f32 multiply-add          the same
-//   kBf16      bf16, fp8, e3m2                  as kExact               as kExact (zen4: bf16)    the same
+//   kBf16      bf16                             as kExact               as kExact (zen4: bf16)    the same
+//   kFp8       fp8, e3m2                        as kExact               as kBf16 (avx512fp16:     the same
+//                                                                       fp16)
 //   kWide      8 bits, Lloyd-Max                int8, two per product   bytes, two per product    int16
 //   kSubbyte   integers up to 6 bits, e2m1      int8                    bytes                     bytes (not portable)
 //   kSubbyte   trellis                          bytes                   bytes (Arm: two)          int16 takes longer
-enum class Dot : uint8_t { kF32, kExact, kBf16, kWide, kSubbyte };
+enum class Dot : uint8_t { kF32, kExact, kBf16, kFp8, kWide, kSubbyte };
 inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
 
 constexpr Dot DotOf(formats::ElementType code) noexcept {
-  if (!formats::IsInteger(code)) return IsExactInBf16(code) ? Dot::kBf16 : Dot::kF32;
+  if (IsFp8(code)) return Dot::kFp8;
+  if (!formats::IsInteger(code)) return code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
   return HasByteOperands(code) ? Dot::kSubbyte : Dot::kWide;
 }
 

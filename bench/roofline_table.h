@@ -15,6 +15,8 @@ struct RooflineTable {
   // multiply-add. The sums stay finite, and the result depends on all of them.
   float (*bf16_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*f32_fma)(int64_t rounds, double* operations) noexcept = nullptr;
+  // Multiply-adds of fp16, on units that multiply fp8 by it; else null.
+  float (*fp16_fma)(int64_t rounds, double* operations) noexcept = nullptr;
   // Dots of attention: f32 operands with codes that bf16 represents; 16-bit operands with 8-bit codes, in
   // `operand_terms` products each; 8-bit operands with codes below 8 bits.
   float (*bf16_terms_dot)(int64_t rounds, double* operations) noexcept = nullptr;
@@ -31,6 +33,7 @@ const RooflineTable& PortableRooflineTable();
 const RooflineTable& Avx2RooflineTable();
 const RooflineTable& Zen4RooflineTable();
 const RooflineTable& Avx512RooflineTable();
+const RooflineTable& Avx512Fp16RooflineTable();
 const RooflineTable& AmxRooflineTable();
 const RooflineTable& NeonRooflineTable();
 const RooflineTable& DotprodRooflineTable();

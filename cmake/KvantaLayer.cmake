@@ -34,6 +34,7 @@ set(KVANTA_AVX512_FLAGS -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-u
                         -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
                         -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
 set(KVANTA_ISA_FLAGS_avx512 ${KVANTA_AVX512_FLAGS} -DKVANTA_PREFETCH_BOTH_LEVELS)
+set(KVANTA_ISA_FLAGS_avx512fp16 ${KVANTA_ISA_FLAGS_avx512} -mavx512fp16)
 set(KVANTA_ISA_FLAGS_zen4 ${KVANTA_AVX512_FLAGS} -mavx512bf16 -DKVANTA_PREFETCH_LEVEL2)
 # Tile instructions are inline assembly.
 set(KVANTA_ISA_FLAGS_amx ${KVANTA_AVX512_FLAGS} -mavx512bf16 -DKVANTA_PREFETCH_BOTH_LEVELS)
@@ -42,12 +43,16 @@ set(KVANTA_ISA_FLAGS_neon "")
 set(KVANTA_ISA_FLAGS_dotprod -march=armv8.2-a+dotprod)
 set(KVANTA_ISA_FLAGS_i8mm -march=armv8.2-a+dotprod+i8mm+bf16)
 
-set(KVANTA_RUNS_AVX512 FALSE)  # with BF16: all units but amx
+set(KVANTA_RUNS_AVX512 FALSE)  # with BF16: all units but avx512fp16 and amx
+set(KVANTA_RUNS_AVX512FP16 FALSE)
 set(KVANTA_RUNS_AMX FALSE)
 if(EXISTS /proc/cpuinfo)
   file(STRINGS /proc/cpuinfo cpu_flags REGEX "^flags.* avx512_bf16" LIMIT_COUNT 1)
   if(cpu_flags)
     set(KVANTA_RUNS_AVX512 TRUE)
+  endif()
+  if(cpu_flags MATCHES " avx512_fp16")
+    set(KVANTA_RUNS_AVX512FP16 TRUE)
   endif()
   if(cpu_flags MATCHES " amx_int8")
     set(KVANTA_RUNS_AMX TRUE)
@@ -78,7 +83,8 @@ function(kvanta_isa_sources variable)
       endif()
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each
-        if((isa MATCHES "^(avx512|zen4)" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX))
+        if((isa MATCHES "^(avx512|zen4)$" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX)
+           OR (isa STREQUAL "avx512fp16" AND NOT KVANTA_RUNS_AVX512FP16))
           list(APPEND options -fno-sanitize=all)  # the unit never runs on this machine
         endif()
       endif()

@@ -1,10 +1,13 @@
 // Tolerances of the C++ tests, each with its derivation. u: half a unit in the last place of 1.
 #pragma once
 
+#include "base/dtype.h"
+
 namespace kvanta::testing {
 
 inline constexpr double kUnitF32 = 0x1p-24;
 inline constexpr double kUnitBf16 = 0x1p-8;
+inline constexpr double kUnitF16 = 0x1p-11;
 
 // A chain of `terms` f32 multiply-adds rounds each product and each sum at most once:
 // |error| <= ((1 + u)^(terms + 1) - 1) * (sum of |term|) < (terms + 2) u * (sum of |term|) for terms < 2^20
@@ -57,11 +60,23 @@ inline constexpr double kOperandRelative = 6 * kUnitF32;
 // Precision of the operands of a side's codes: `steps` of the largest one of a row for integer codes, of 16 bits for
 // 8-bit codes and Lloyd-Max levels, of 8 for narrower integers and trellis codes, with unsigned probabilities. 0 steps:
 // floating point, `relative` to each operand: 2^-17 for two terms of bf16, 2^-8 (kUnitBf16) for one
-// (AttentionKernels::HasBf16Operands).
+// (AttentionKernels::OperandsOf). `chain`: products that are summed with that precision, too, before sums are f32.
 struct Operands {
   double steps = 0;
   double relative = 0x1p-17;
+  int chain = 0;
+
+  // Bound of a dot's error: (1 + chain) u * (sum of |term|), as DotTolerance.
+  constexpr double Relative() const { return (1 + chain) * relative; }
+  // Standard deviation, of independent terms: partial sums of up to n of them have a mean square of n / 2 terms', each
+  // rounding has that of u / sqrt(3), and there are n.
+  double Rms() const { return (1 + __builtin_sqrt(chain / 6.0)) * relative; }
 };
+inline Operands OperandsOfFloats(DType type) {
+  constexpr int kChainProducts = 32;  // kernels/attention/cpu/x86/fp16_dots_avx512.h
+  if (type == DType::kF16) return {.relative = kUnitF16, .chain = kChainProducts};
+  return type == DType::kBf16 ? Operands{.relative = kUnitBf16} : Operands{};
+}
 inline constexpr double kByteSteps = 32512;
 inline constexpr double kSubbyteSteps = 127;
 inline constexpr double kSubbyteProbSteps = 255;
@@ -71,7 +86,7 @@ inline constexpr double kSubbyteProbSteps = 255;
 // codes, each element of a query has a relative precision, and its dot is a chain of head_dim f32 multiply-adds. A
 // softcap only reduces the error, and adds three roundings of its own magnitude.
 inline double LogitError(Operands queries, int head_dim, double logit, double softcap) {
-  const double query = queries.steps > 0 ? __builtin_sqrt(head_dim) / (2 * queries.steps) : queries.relative;
+  const double query = queries.steps > 0 ? __builtin_sqrt(head_dim) / (2 * queries.steps) : queries.Relative();
   return (query + (head_dim + 8) * kUnitF32) * logit + (kExpRelative + 4 * kUnitF32) * softcap;
 }
 
@@ -81,7 +96,7 @@ inline double LogitError(Operands queries, int head_dim, double logit, double so
 // every page's largest one. For floating-point codes probabilities have a relative precision. The rest are roundings of
 // sums of positive terms: a page's slots, 64 pages of a KV split, 64 splits.
 inline double AttentionTolerance(double logit_error, Operands probs, int page_size, double largest_value) {
-  const double weights = probs.steps > 0 ? page_size / (2 * probs.steps) : probs.relative;
+  const double weights = probs.steps > 0 ? page_size / (2 * probs.steps) : probs.Relative();
   return (__builtin_expm1(2 * (logit_error + kExpRelative)) + weights + (page_size + 128) * kUnitF32) * largest_value;
 }
 
@@ -92,8 +107,8 @@ inline double AttentionTolerance(double logit_error, Operands probs, int page_si
 inline double AttentionRms(Operands queries, Operands probs, double scale, double q_max, double k_norm, int page_size,
                            double value_rms) {
   const double step = 1 / __builtin_sqrt(12);
-  const double logit = scale * k_norm * (queries.steps > 0 ? q_max * step / queries.steps : queries.relative);
-  const double weights = probs.steps > 0 ? __builtin_sqrt(page_size) * step / probs.steps : probs.relative;
+  const double logit = scale * k_norm * (queries.steps > 0 ? q_max * step / queries.steps : queries.Rms());
+  const double weights = probs.steps > 0 ? __builtin_sqrt(page_size) * step / probs.steps : probs.Rms();
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }
 

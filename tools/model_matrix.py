@@ -46,7 +46,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 # The longer names first: one is the beginning of another.
-UNITS = ("avx512_emulated", "zen4_emulated", "amx_emulated", "portable", "avx2", "avx512", "zen4", "amx")
+UNITS = (
+    *("avx512_emulated", "avx512fp16_emulated", "zen4_emulated", "amx_emulated"),
+    *("portable", "avx2", "avx512fp16", "avx512", "zen4", "amx"),
+)
 LINEAR_TESTS = ("LinearTest", "BlockLinearTest", "QuantizedLinearTest")
 
 Cell = dict[str, str]

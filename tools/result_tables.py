@@ -50,7 +50,10 @@ _SEARCH = (
     ("difference", "difference", "+.5f"),
     ("95 %", "interval", ""),
 )
-_UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "zen4_emulated", "zen4", "amx_emulated", "amx")
+_UNITS = (
+    *("portable", "avx2", "avx512_emulated", "avx512", "avx512fp16_emulated", "avx512fp16"),
+    *("zen4_emulated", "zen4", "amx_emulated", "amx"),
+)
 _MODELS = "tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test"
 _MODEL_COLUMNS = (
     ("F32, BF16, F16", "floats"),
@@ -112,9 +115,9 @@ TABLES = {
             ("tokens", "generated_tokens", "d"),
         ),
     ),
-    "attention-avx512": _attention("decode", isa="avx512", shapes="decode prefill"),
-    "attention-avx512-prefill": _attention(
-        "prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%"), isa="avx512", shapes="decode prefill"
+    "attention-avx512fp16": _attention("decode", isa="avx512fp16", shapes="decode prefill"),
+    "attention-avx512fp16-prefill": _attention(
+        "prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%"), isa="avx512fp16", shapes="decode prefill"
     ),
     "attention-zen4": _attention("decode", shapes="decode prefill", name="zen4"),
     "attention-zen4-prefill": _attention("prefill", shapes="decode prefill", name="zen4"),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "cache/prefix_hit.h"
 
 namespace kvanta::cache {
 

@@ -109,8 +109,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   static testing::Operands OperandsOf(const formats::Side& side, double narrow) {
     const formats::ElementType code = side.format->code;
     if (formats::IsInteger(code)) return {.steps = kernels::HasByteOperands(code) ? narrow : testing::kByteSteps};
-    if (GetParam().table->attention->HasBf16Operands(code)) return {.relative = testing::kUnitBf16};
-    return {};
+    return testing::OperandsOfFloats(GetParam().table->attention->OperandsOf(code));
   }
   static testing::Operands Queries(const formats::LayerScheme& layer) {
     return OperandsOf(layer.k, testing::kSubbyteSteps);

@@ -198,8 +198,10 @@ TEST(BackendTest, LayersOfDifferentKinds) {
         cpu->Run(*plan, layer, qkv.data(), stride, out.data());
         reference->Run(*reference_plan, layer, qkv.data(), stride, expected.data());
         // Values reach 3.5. int4: queries and probabilities are rounded to within half a step of 1 / 127 each. bf16 and
-        // fp8: to bf16 on some units.
-        const double floats = unit.table->attention->bf16_operands ? 3.5 * testing::kUnitBf16 : 1e-3;
+        // fp8: to bf16 or fp16 on some units.
+        const kernels::AttentionKernels& table = *unit.table->attention;
+        const DType operands = layer == 2 ? table.fp8_operands : table.bf16_operands;
+        const double floats = std::max(1e-3, 3.5 * testing::OperandsOfFloats(operands).Rms());
         const double tolerance = layer == 1 ? 3.5 / testing::kSubbyteSteps : floats;
         for (size_t i = 0; i < out.size(); ++i)
           ASSERT_NEAR(out[i], expected[i], tolerance) << unit.name << " " << layer;
@@ -304,7 +306,8 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
                                                                 [&] { ++measured; });
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(measured, rows.size());
-  const double floats = kernels::SelectIsa("auto").attention->bf16_operands ? testing::kUnitBf16 : 1e-3;
+  const bool has_bf16_operands = kernels::SelectIsa("auto").attention->bf16_operands == DType::kBf16;
+  const double floats = has_bf16_operands ? testing::kUnitBf16 : 1e-3;
   for (const AttentionBenchRow& row : rows) {
     EXPECT_GT(row.ns_min, 0);
     EXPECT_LE(row.ns_min, row.ns_median);

@@ -19,6 +19,7 @@
 
 // Intrinsics missing in SIMDe 0.7.4, lane by lane by Intel's definition.
 using __mmask16 = simde__mmask16;
+using __mmask32 = simde__mmask32;
 using __mmask64 = simde__mmask64;
 #ifndef _MM_FROUND_NO_EXC
 #define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC

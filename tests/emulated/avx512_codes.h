@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/dtype.h"
+
 namespace {
 
 inline __m512i EmulatedMaskzLoadEpi32(uint32_t mask, const void* p) {
@@ -30,6 +32,16 @@ inline uint16_t EmulatedCmpltEpi32(__m512i a, __m512i b) {
   unsigned mask = 0;
   for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x[i] < y[i]) << i;
   return static_cast<uint16_t>(mask);
+}
+
+inline uint32_t EmulatedCmpeqEpi16(__m512i a, __m512i b) {
+  uint16_t x[32];
+  uint16_t y[32];
+  _mm512_storeu_si512(x, a);
+  _mm512_storeu_si512(y, b);
+  uint32_t mask = 0;
+  for (int i = 0; i < 32; ++i) mask |= static_cast<uint32_t>(x[i] == y[i]) << i;
+  return mask;
 }
 
 inline __m256i EmulatedCvtEpi32Epi16(__m512i v) {
@@ -73,13 +85,24 @@ inline __m512 EmulatedPermutePs(__m512 v, int order) {
   return _mm512_loadu_ps(out);
 }
 
+// Rounds to nearest even, whatever `rounding` is.
+inline __m256i EmulatedCvtPsPh(__m512 v, int /*rounding*/) {
+  float lanes[16];
+  uint16_t out[16];
+  _mm512_storeu_ps(lanes, v);
+  for (int i = 0; i < 16; ++i) out[i] = kvanta::FloatToFp16(lanes[i]);
+  return simde_mm256_loadu_si256(reinterpret_cast<const simde__m256i*>(out));
+}
+
 }  // namespace
 
 #define _mm512_maskz_loadu_epi32(mask, p) EmulatedMaskzLoadEpi32(mask, p)
 #define _mm512_srai_epi32(v, count) EmulatedSraiEpi32(v, count)
 #define _mm512_cmplt_epi32_mask(a, b) EmulatedCmpltEpi32(a, b)
+#define _mm512_cmpeq_epi16_mask(a, b) EmulatedCmpeqEpi16(a, b)
 #define _mm512_cvtepi32_epi16(v) EmulatedCvtEpi32Epi16(v)
 #define _mm512_cvtepi32_epi8(v) EmulatedCvtEpi32Epi8(v)
 #define _mm512_cvtusepi32_epi8(v) EmulatedCvtusEpi32Epi8(v)
 #define _mm512_reduce_add_epi32(v) EmulatedReduceAddEpi32(v)
+#define _mm512_cvtps_ph(v, rounding) EmulatedCvtPsPh(v, rounding)
 #define _mm512_permute_ps(v, order) EmulatedPermutePs(v, order)

@@ -12,6 +12,7 @@ namespace kvanta::kernels {
 
 const IsaTable& EmulatedAvx512Table();
 const IsaTable& EmulatedZen4Table();
+const IsaTable& EmulatedAvx512Fp16Table();
 const IsaTable& EmulatedAmxTable();
 
 }  // namespace kvanta::kernels
@@ -32,6 +33,9 @@ inline std::vector<Unit> AllUnits() {
   units.push_back({"avx512_emulated", &kernels::EmulatedAvx512Table()});
   units.push_back({"zen4_emulated", &kernels::EmulatedZen4Table()});
 #endif
+#ifdef KVANTA_EMULATED_AVX512FP16
+  units.push_back({"avx512fp16_emulated", &kernels::EmulatedAvx512Fp16Table()});
+#endif
 #ifdef KVANTA_EMULATED_AMX
   units.push_back({"amx_emulated", &kernels::EmulatedAmxTable()});
 #endif
@@ -41,7 +45,7 @@ inline std::vector<Unit> AllUnits() {
   return units;
 }
 
-// The same without the worse one of avx512 and zen4, which differ in the products of bf16 and fp8 alone.
+// The same with the best one of avx512, avx512fp16 and zen4, which differ in the products of bf16 and fp8 alone.
 inline std::vector<Unit> Units() {
   const auto is_avx512 = [](const Unit& unit) {
     return unit.name.starts_with("avx512") || unit.name.starts_with("zen4");

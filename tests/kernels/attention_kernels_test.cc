@@ -43,6 +43,11 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
     return (format.scaling.token_group != 0 ? Kernels().channel_scaled_keys
                                             : Kernels().keys)[static_cast<int>(format.code)];
   }
+  // Relative rounding of a scaled probability.
+  double OperandRounding(formats::ElementType code) const {
+    const DType type = Kernels().OperandsOf(code);
+    return type == DType::kF32 ? 0 : type == DType::kBf16 ? testing::kUnitBf16 : testing::kUnitF16;
+  }
   const ValueKernel& Value(const formats::Format& format) const {
     return Kernels().values[static_cast<int>(format.code)];
   }
@@ -169,7 +174,7 @@ TEST_P(AttentionKernelsTest, ValuesDecodeEveryCode) {
       SCOPED_TRACE(fmt::format("{} of {}", format.name, shape.head_dim));
       for (const Cell& values : EveryCode(format, SideKind::kV, shape)) {
         ExpectDecodedValues(Value(format), format, values, shape.tokens == 64,
-                            Kernels().HasBf16Operands(format.code) ? testing::kUnitBf16 : 0);
+                            formats::IsInteger(format.code) ? 0 : OperandRounding(format.code));
       }
     }
   }

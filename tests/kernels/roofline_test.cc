@@ -27,6 +27,10 @@ TEST_P(RooflineTest, LoopsDoWhatTheyReport) {
   }
   const float fixed_point = loops.f32_fma(60, &operations);  // every sum ends at 2
   EXPECT_EQ(fixed_point, static_cast<float>(operations / 60));
+  if (loops.fp16_fma != nullptr) {
+    const float in_fp16 = loops.fp16_fma(60, &operations);
+    EXPECT_EQ(in_fp16, static_cast<float>(operations / 60));
+  }
   std::vector<float> data(4096, 1.0F);
   for (const int streams : {1, 2, 4, 8}) {
     data[4096 / streams * (streams - 1) + 3] = static_cast<float>(streams + 1);  // in the last stream

@@ -59,7 +59,7 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_sup
     record_support(tmp_path, "F32")
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "zen4", "amx", "neon", "dotprod", "i8mm"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512fp16", "zen4", "amx", "neon", "dotprod", "i8mm"])
 def test_every_instruction_set(isa: str, tmp_path: Path) -> None:
     model = tiny_models.make_model("Qwen3_5", linear_value_head_dim=72)
     tiny_models.save(model, tmp_path)

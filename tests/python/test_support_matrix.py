@@ -23,6 +23,7 @@ def test_every_cell_of_every_format_was_run() -> None:
         units = row.keys() - {"format"}
         assert {"portable", "avx2"} <= units
         assert {"avx512", "avx512_emulated"} & units
+        assert {"avx512fp16", "avx512fp16_emulated"} & units
         assert {"zen4", "zen4_emulated"} & units
         assert {"amx", "amx_emulated"} & units
         for unit in units:

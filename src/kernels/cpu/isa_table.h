@@ -59,6 +59,7 @@ struct IsaTable {
 const IsaTable& PortableTable();
 const IsaTable& Avx2Table();
 const IsaTable& Avx512Table();
+const IsaTable& Avx512Fp16Table();
 const IsaTable& Zen4Table();
 const IsaTable& AmxTable();
 const IsaTable& NeonTable();

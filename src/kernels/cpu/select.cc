@@ -30,6 +30,7 @@ constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
     {AmxTable, [] { return DetectCpuFeatures().amx; }, RequestAmxPermission},
     {Zen4Table, [] { return DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
+    {Avx512Fp16Table, [] { return DetectCpuFeatures().avx512_fp16; }, nullptr},
     {Avx512Table, [] { return DetectCpuFeatures().avx512; }, nullptr},
     {Zen4Table, [] { return DetectCpuFeatures().avx512_bf16 && !DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
     {Avx2Table, [] { return DetectCpuFeatures().avx2; }, nullptr},

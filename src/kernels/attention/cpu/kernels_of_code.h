@@ -26,15 +26,16 @@ constexpr KeyKernel KeyKernelOf() {
 }
 template <class Decoder>
 constexpr ValueKernel ValueKernelOf() {
+  ValueKernel kernel{};
   if constexpr (requires { typename Decoder::Fp16Code; }) {
-    return {AccumulateFp8AsFp16<Decoder>};
+    kernel.accumulate = AccumulateFp8AsFp16<Decoder>;
   } else if constexpr (requires { typename Decoder::Expanded; }) {
-    return {AccumulateSharedCells<Decoder>};
-  } else if constexpr (requires { requires Decoder::kPackedBySoftmax; }) {
-    return {Accumulate<Decoder>, Softmax<AsOperands<Decoder>>};
+    kernel.accumulate = AccumulateSharedCells<Decoder>;
   } else {
-    return {Accumulate<Decoder>};
+    kernel.accumulate = Accumulate<Decoder>;
   }
+  if constexpr (requires { requires Decoder::kPackedBySoftmax; }) kernel.softmax = Softmax<AsOperands<Decoder>>;
+  return kernel;
 }
 template <class Decoder, class ValueDecoder = Decoder>
 constexpr void Set(AttentionKernels& kernels, formats::ElementType type) {

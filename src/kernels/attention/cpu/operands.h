@@ -28,7 +28,21 @@ KVANTA_INLINE int ScaleBlocks(const CellView& cell) {
   return cell.block_scales ? cell.head_dim / cell.block : 1;
 }
 
-// Quantization of an operand of integer codes: x = integer * scale, magnitudes up to 32512 or Decoder::kMaxOperand.
+// Operands in units of their own, by a scale per row: integers, for integer codes, and fp16 (fp16_dots_avx512.h).
+template <class Decoder>
+constexpr bool HasScaledOperands() {
+  return Decoder::kInteger || requires {
+    Decoder::kMaxOperand;
+  };
+}
+// Value of a code of 1 as a decoder's dots read it.
+template <class Decoder>
+constexpr float CodeUnit() {
+  if constexpr (requires { Decoder::kCodeUnit; }) return Decoder::kCodeUnit;
+  return 1.0f;
+}
+
+// Quantization of a scaled operand: x = operand * scale, magnitudes up to 32512 or Decoder::kMaxOperand.
 struct Quantizer {
   float scale;
   float inverse;
@@ -64,15 +78,18 @@ KVANTA_INLINE void ReduceMaxima(Vec16::F* maxima, int count, float max_operand, 
   }
 }
 
-// Packs x[0, n) as operands of a Decoder, rounded to integers for integer codes; n is a multiple of 16. Returns the
-// integers' sum: below 2^24, exact in f32.
+// Packs x[0, n) as operands of a Decoder, rounded to integers for integer codes; n is a multiple of 16. Returns the sum
+// of integers: below 2^24, exact in f32.
 template <class Decoder>
 KVANTA_INLINE Vec16::F PackOperands(const float* x, int n, float inverse, uint8_t* out) {
   Vec16::F sum = Vec16::Zero();
   for (int i = 0; i < n; i += 16) {
     Vec16::F value = Vec16::Load(x + i);
-    if (Decoder::kInteger) value = Vec16::Round(Vec16::Mul(value, Vec16::Set1(inverse)));
-    if (Decoder::kInteger) sum = Vec16::Add(sum, value);
+    if (HasScaledOperands<Decoder>()) value = Vec16::Mul(value, Vec16::Set1(inverse));
+    if (Decoder::kInteger) {
+      value = Vec16::Round(value);
+      sum = Vec16::Add(sum, value);
+    }
     Decoder::Pack(value, out + i * Decoder::kOperandBytes);
   }
   return sum;
@@ -120,7 +137,7 @@ KVANTA_INLINE float PrepareFor(const float* query, int head_dim, int block, int 
     bias[b] = Bias(query_sums[b], offset);
   }
   // NaN and infinities propagate.
-  return Decoder::kInteger ? quantizer.scale + 0 * Vec16::Sum(sum) : 1.0f;
+  return HasScaledOperands<Decoder>() ? quantizer.scale * CodeUnit<Decoder>() + 0 * Vec16::Sum(sum) : 1.0f;
 }
 
 template <class Decoder>

@@ -59,7 +59,8 @@ struct InPlace {
 template <class Decoder>
 struct AsOperands {
   static KVANTA_INLINE void Store(const SoftmaxPass& pass, int row, int token, Vec16::F p) {
-    Decoder::Pack(Vec16::Mul(p, Vec16::Set1(pass.value_scale)),
+    const float scale = HasScaledOperands<Decoder>() ? MaxOperand<Decoder>() : pass.value_scale;
+    Decoder::Pack(Vec16::Mul(p, Vec16::Set1(scale)),
                   pass.operands + row * kProbRowBytes<Decoder::kOperandBytes> + token * Decoder::kOperandBytes);
   }
 };

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "formats/element_type.h"
 #include "formats/klt.h"
 #include "formats/scale_type.h"
@@ -31,9 +32,9 @@ using formats::IsSubbyte;
 constexpr bool HasByteOperands(formats::ElementType type) noexcept {
   return IsSubbyte(type) || formats::IsTrellis(type);
 }
-// Element types whose values bf16 holds exactly: units may round their queries and scaled probabilities to it.
-constexpr bool IsExactInBf16(formats::ElementType type) noexcept {
-  return type == formats::ElementType::kBf16 || (!formats::IsInteger(type) && formats::CodeBits(type) <= 8);
+// fp8, and what is expanded to it.
+constexpr bool IsFp8(formats::ElementType type) noexcept {
+  return !formats::IsInteger(type) && formats::CodeBits(type) <= 8;
 }
 inline constexpr float kMaxByteQuery = 127;  // a signed byte
 inline constexpr float kMaxByteProb = 255;   // an unsigned byte
@@ -107,8 +108,8 @@ struct KeyKernel {
   // Bytes of one prepared query row, a multiple of 64.
   int64_t (*query_bytes)(int head_dim);
   // Prepares a transformed query row: quantizes it to 8 or 16 bits for integer codes, may round it to bf16
-  // (AttentionKernels::HasBf16Operands), and stores the sum of each block of `block` channels. Returns the factor for
-  // its dots.
+  // or fp16 (AttentionKernels::OperandsOf), and stores the sum of each block of `block` channels. Returns the factor
+  // for its dots.
   float (*prepare)(const float* query, int head_dim, int block, uint8_t* out);
   void (*score)(const KeyPass& pass);
 };
@@ -172,11 +173,16 @@ struct AttentionKernels {
   // A thread calls these before and after it calls the other kernels, where they need CPU state (AMX tiles); else null.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
-  bool bf16_operands = false;  // queries and scaled probabilities of bf16, fp8 and e3m2 are rounded to bf16
+  // Type that queries and scaled probabilities are rounded to, by the code that they are multiplied by.
+  DType bf16_operands = DType::kF32;
+  DType fp8_operands = DType::kF32;  // IsFp8(): exact in bf16 and fp16
   // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
   // rest while the page's own keys are scored. Larger pages: whole, one page ahead.
   int64_t two_part_prefetch_bytes = 0;
-  bool HasBf16Operands(formats::ElementType type) const noexcept { return bf16_operands && IsExactInBf16(type); }
+  DType OperandsOf(formats::ElementType type) const noexcept {  // not of integers
+    if (IsFp8(type)) return fp8_operands;
+    return type == formats::ElementType::kBf16 ? bf16_operands : DType::kF32;
+  }
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];

@@ -70,14 +70,21 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
   constexpr int64_t kRowBytes = kProbRowBytes<Decoder::kOperandBytes>, kBlockBytes = kPassRows * kRowBytes;
   probs.Place(pass.workspace, kRowBytes, kBlockBytes, int64_t{64} * Decoder::kOperandBytes);
   probs.SetBlocks(cell);
+  const float side_scale = pass.scale * CodeUnit<Decoder>();
   if constexpr (requires { requires Decoder::kPackedBySoftmax; }) {
-    if (pass.p == nullptr) return;
+    if (pass.p == nullptr) {
+      for (int row = 0; HasScaledOperands<Decoder>() && row < pass.rows; ++row) {
+        probs.scale[row][0] = side_scale / MaxOperand<Decoder>();
+        probs.offset[row][0] = 0;
+      }
+      return;
+    }
   }
-  alignas(64) float w[kPassRows][kMaxPageTokens];  // for integer codes
+  alignas(64) float w[kPassRows][kMaxPageTokens];  // of scaled operands
   alignas(64) float scale[kMaxPageTokens];         // of the block, shared by all rows
   for (int b = 0; b < blocks; ++b) {
     for (int t = first; t < last; t += 16) {
-      Vec16::F x = Vec16::Mul(LoadScales(scales, b * cell.page_tokens + t), Vec16::Set1(pass.scale));
+      Vec16::F x = Vec16::Mul(LoadScales(scales, b * cell.page_tokens + t), Vec16::Set1(side_scale));
       // Scales of unused slots are undefined.
       if (t < pass.begin || pass.end < t + 16) x = SelectRange(x, 0.0f, pass.begin - t, pass.end - t);
       Vec16::Store(scale + t, x);
@@ -89,7 +96,7 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
       Vec16::F max = Vec16::Zero();
       for (int t = first; t < last; t += 16) {
         const Vec16::F x = Vec16::Mul(Vec16::Load(p + t), Vec16::Load(scale + t));
-        if constexpr (Decoder::kInteger) {
+        if constexpr (HasScaledOperands<Decoder>()) {
           max = Vec16::Max(max, x);
           Vec16::Store(w[row] + t, x);
         } else {
@@ -100,7 +107,7 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
       probs.offset[row][b] = 0;
       probs.bias[row][b] = 0;
     }
-    if constexpr (Decoder::kInteger) {
+    if constexpr (HasScaledOperands<Decoder>()) {
       float largest[kPassRows], inverse[kPassRows];
       ReduceMaxima(maxima, pass.rows, MaxOperand<Decoder>(), largest, inverse);
       for (int row = 0; row < pass.rows; ++row) {
@@ -189,7 +196,7 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const ScaledProbs& probs, c
       const Vec16::F scale = Vec16::Set1(scales[v][r * kMaxBlocks]);
       const Vec16::F offset = Vec16::Set1(offsets[v][r * kMaxBlocks]);
       const Vec16::F dot = dots[r * kVectors + v];
-      const Vec16::F sum = Decoder::kInteger ? Vec16::Fma(dot, scale, offset) : dot;
+      const Vec16::F sum = HasScaledOperands<Decoder>() ? Vec16::Fma(dot, scale, offset) : dot;
       const int left = head_dim - column - 16 * v;
       if (!kTail || left >= 16) {
         Vec16::Store(out + 16 * v, Vec16::Fma(Vec16::Load(out + 16 * v), rescale, sum));

@@ -59,6 +59,7 @@ CpuFeatures Detect() {
                     HasAll(leaf7.ebx, Bit(16) | Bit(17) | Bit(30) | Bit(31)) &&  // F DQ BW VL
                     HasAll(leaf7.ecx, Bit(1) | Bit(11));                         // VBMI VNNI
   features.avx512_bf16 = features.avx512 && HasAll(leaf7_1.eax, Bit(5));
+  features.avx512_fp16 = features.avx512 && HasAll(leaf7.edx, Bit(23));
   features.amx = features.avx512_bf16 && HasAll(states, kTileStates) &&
                  HasAll(leaf7.edx, Bit(22) | Bit(24) | Bit(25)) &&  // BF16, TILE, INT8
                  KernelSupportsTiles();

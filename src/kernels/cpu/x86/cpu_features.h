@@ -9,6 +9,7 @@ struct CpuFeatures {
   bool avx512 = false;            // AVX2 and AVX-512 F, BW, VL, DQ, VBMI, VNNI
   bool avx512_bf16 = false;       // AVX-512 and BF16
   bool fast_avx512_bf16 = false;  // the same, and vdpbf16ps takes no longer than an f32 multiply-add
+  bool avx512_fp16 = false;       // AVX-512 and FP16
   bool amx = false;               // AVX-512 with BF16 and AMX TILE, INT8, BF16
 };
 

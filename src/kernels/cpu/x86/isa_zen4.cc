@@ -35,7 +35,7 @@ const IsaTable& Zen4Table() {
 #endif
     Set<Bf16DotBf16>(result, formats::ElementType::kBf16);
     SetFp8<Bf16DotE4M3, Bf16DotE5M2>(result);
-    result.bf16_operands = true;
+    result.bf16_operands = result.fp8_operands = DType::kBf16;
     return result;
   }();
   static const IsaTable table = [] {

@@ -1,0 +1,34 @@
+// Fp16x32 (src/kernels/cpu/x86/fp16x32.h) lane by lane, for CPUs without AVX-512 FP16. Included after AVX-512's
+// intrinsics or those of SIMDe.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace kvanta::kernels {
+namespace {
+
+struct Fp16x32 {
+  using H = __m512i;
+
+  static H Zero() { return _mm512_setzero_si512(); }
+  static H FromBits(__m512i bits) { return bits; }
+  static __m512i Bits(H a) { return a; }
+  static H Add(H a, H b) { return Fma(a, _mm512_set1_epi16(0x3c00), b); }
+  // Products are exact in double precision, and sums nearly; rounded to f32, then to fp16.
+  static H Fma(H a, H b, H c) {
+    uint16_t x[32], y[32], z[32];
+    _mm512_storeu_si512(x, a);
+    _mm512_storeu_si512(y, b);
+    _mm512_storeu_si512(z, c);
+    for (int i = 0; i < 32; ++i) {
+      const double sum = double{Fp16ToFloat(x[i])} * Fp16ToFloat(y[i]) + Fp16ToFloat(z[i]);
+      z[i] = FloatToFp16(static_cast<float>(sum));
+    }
+    return _mm512_loadu_si512(z);
+  }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -34,9 +34,9 @@ set(KVANTA_AVX512_FLAGS -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-u
                         -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
                         -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
 set(KVANTA_ISA_FLAGS_avx512 ${KVANTA_AVX512_FLAGS} -DKVANTA_PREFETCH_BOTH_LEVELS)
-set(KVANTA_ISA_FLAGS_avx512fp16 ${KVANTA_ISA_FLAGS_avx512} -mavx512fp16)
 set(KVANTA_ISA_FLAGS_zen4 ${KVANTA_AVX512_FLAGS} -mavx512bf16 -DKVANTA_PREFETCH_LEVEL2)
-# Tile instructions are inline assembly.
+# The instructions of FP16 and of tiles are inline assembly.
+set(KVANTA_ISA_FLAGS_avx512fp16 ${KVANTA_ISA_FLAGS_avx512})
 set(KVANTA_ISA_FLAGS_amx ${KVANTA_AVX512_FLAGS} -mavx512bf16 -DKVANTA_PREFETCH_BOTH_LEVELS)
 
 set(KVANTA_ISA_FLAGS_neon "")

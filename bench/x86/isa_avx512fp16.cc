@@ -10,10 +10,10 @@ namespace {
 // Multiply-adds whose sums converge to 2.
 float Fp16FmaLoop(int64_t rounds, double* operations) noexcept {
   constexpr int kSums = 16, kLanes = 32;
-  const auto half = Fp16x32::FromBits(_mm512_set1_epi16(0x3800)), one = Fp16x32::FromBits(_mm512_set1_epi16(0x3c00));
-  Fp16x32::H sums[kSums];
+  const __m512i half = _mm512_set1_epi16(0x3800), one = _mm512_set1_epi16(0x3c00);
+  __m512i sums[kSums];
 #pragma GCC unroll 16
-  for (int i = 0; i < kSums; ++i) sums[i] = Fp16x32::FromBits(_mm512_set1_epi16(static_cast<int16_t>(i)));
+  for (int i = 0; i < kSums; ++i) sums[i] = _mm512_set1_epi16(static_cast<int16_t>(i));
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) sums[i] = Fp16x32::Fma(sums[i], half, one);
@@ -22,9 +22,8 @@ float Fp16FmaLoop(int64_t rounds, double* operations) noexcept {
   Vec16::F all = Vec16::Zero();
 #pragma GCC unroll 16
   for (int i = 0; i < kSums; ++i) {
-    const __m512i bits = Fp16x32::Bits(sums[i]);
-    all = Vec16::Add(all, _mm512_cvtph_ps(_mm512_castsi512_si256(bits)));
-    all = Vec16::Add(all, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1)));
+    all = Vec16::Add(all, _mm512_cvtph_ps(_mm512_castsi512_si256(sums[i])));
+    all = Vec16::Add(all, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(sums[i], 1)));
   }
   return Vec16::Sum(all);
 }

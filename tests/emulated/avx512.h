@@ -54,14 +54,6 @@ inline __m512i EmulatedCvtPsEpi32(__m512 v) {
   return _mm512_loadu_si512(out);
 }
 
-inline __m512i EmulatedCvtEpu8Epi16(__m256i v) {
-  uint8_t bytes[32];
-  uint16_t out[32];
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes), v);
-  for (int i = 0; i < 32; ++i) out[i] = bytes[i];
-  return _mm512_loadu_si512(out);
-}
-
 inline __m512 EmulatedCvtEpi32Ps(__m512i v) {
   int32_t lanes[16];
   float out[16];
@@ -105,7 +97,6 @@ inline __m512 EmulatedScalefPs(__m512 a, __m512 b) {
 #define _mm512_mask_storeu_ps(p, mask, v) EmulatedMaskStorePs(p, mask, v)
 #define _mm512_cvtps_epi32(v) EmulatedCvtPsEpi32(v)
 #define _mm512_cvtepi32_ps(v) EmulatedCvtEpi32Ps(v)
-#define _mm512_cvtepu8_epi16(v) EmulatedCvtEpu8Epi16(v)
 #define _mm512_cvtph_ps(v) EmulatedCvtPhPs(v)
 #define _mm512_cvtepu16_epi32(v) EmulatedCvtEpu16Epi32(v)
 

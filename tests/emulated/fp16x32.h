@@ -10,14 +10,9 @@ namespace kvanta::kernels {
 namespace {
 
 struct Fp16x32 {
-  using H = __m512i;
-
-  static H Zero() { return _mm512_setzero_si512(); }
-  static H FromBits(__m512i bits) { return bits; }
-  static __m512i Bits(H a) { return a; }
-  static H Add(H a, H b) { return Fma(a, _mm512_set1_epi16(0x3c00), b); }
+  static __m512i Add(__m512i a, __m512i b) { return Fma(a, _mm512_set1_epi16(0x3c00), b); }
   // Products are exact in double precision, and sums nearly; rounded to f32, then to fp16.
-  static H Fma(H a, H b, H c) {
+  static __m512i Fma(__m512i a, __m512i b, __m512i c) {
     uint16_t x[32], y[32], z[32];
     _mm512_storeu_si512(x, a);
     _mm512_storeu_si512(y, b);

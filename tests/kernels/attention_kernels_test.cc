@@ -180,53 +180,6 @@ TEST_P(AttentionKernelsTest, ValuesDecodeEveryCode) {
   }
 }
 
-// Kernels of bf16 beside quantized cells, whose operands no unit rounds to bf16.
-TEST_P(AttentionKernelsTest, ExactKernelsKeepOperandsOf16Bits) {
-  constexpr float kOperand = 1 + 0x1p-12F;  // 1 in bf16
-  constexpr int kToken = 7, kChannel = 5, kHeadDim = 128;
-  constexpr uint32_t kOne = 0x3f80;  // the first code, followed by larger ones
-  constexpr formats::CellShape kShape{64, kHeadDim};
-  const formats::Format& format = formats::Find("bf16");
-  const KeyKernel& key = Kernels().exact_keys;
-  const Cell keys = MakeCell(format, SideKind::kK, kShape, kOne);
-  std::vector<float> q(kHeadDim), scores(kMaxPageTokens);
-  q[kChannel] = kOperand;
-  alignas(64) uint8_t query[4096];
-  const float row_scale = key.prepare(q.data(), kHeadDim, 0, query);
-  key.score({.cell = keys.view,
-             .groups = kShape.tokens / 16,
-             .rows = 1,
-             .query = query,
-             .query_stride = key.query_bytes(kHeadDim),
-             .row_scale = &row_scale,
-             .scores = scores.data(),
-             .workspace = Workspace(),
-             .prefetch = {}});
-  for (int token = 0; token < kShape.tokens; ++token) {
-    const float expected = keys.values[static_cast<size_t>(token * kHeadDim + kChannel)] * kOperand;
-    ASSERT_NEAR(scores[static_cast<size_t>(token)], expected, expected * 0x1p-16) << token;
-  }
-  const Cell values = MakeCell(format, SideKind::kV, kShape, kOne);
-  std::vector<float> p(kMaxPageTokens), out(kHeadDim);
-  p[kToken] = kOperand;
-  const float rescale = 0;
-  AccumulateValues(Kernels().exact_values, {.cell = values.view,
-                                            .begin = 0,
-                                            .end = kShape.tokens,
-                                            .rows = 1,
-                                            .p = p.data(),
-                                            .scale = 1,
-                                            .rescale = &rescale,
-                                            .out = out.data(),
-                                            .out_stride = kHeadDim,
-                                            .workspace = Workspace(),
-                                            .prefetch = {}});
-  for (int c = 0; c < kHeadDim; ++c) {
-    const float expected = values.values[static_cast<size_t>(kToken * kHeadDim + c)] * kOperand;
-    ASSERT_NEAR(out[static_cast<size_t>(c)], expected, expected * 0x1p-16) << c;
-  }
-}
-
 // Bit equality; NaN payloads are unspecified.
 bool SameBits(const float* a, const float* b, int count) {
   for (int i = 0; i < count; ++i) {

@@ -201,11 +201,10 @@ struct Vec16 {
   static KVANTA_INLINE __m256i Widened(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
-  // 16 codes of e4m3, times 2^-8: as fp16 with the exponent field unshifted, subnormals included.
+  // 16 codes of e4m3, times 2^-8: seeeemmm -> s0eeeemmm0000000 is fp16, subnormals included.
   static KVANTA_INLINE F FromE4M3(const uint8_t* p) {
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    const __m256i bits = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(0x3f80)),
-                                         _mm256_slli_epi16(_mm256_srli_epi16(x, 7), 15));
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(-0x4080));  // 0xbf80
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(bits)), _mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1))};
   }
   // By the lowest 4 bits of the lanes.

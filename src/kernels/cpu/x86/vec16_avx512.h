@@ -120,9 +120,9 @@ struct Vec16 {
   }
 
   static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     // seeeemmm -> s0eeeemmm0000000: fp16 of 2^-8 times the value, subnormals included, whose conversion is never slow.
-    const __m256i bits = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 1), _mm256_set1_epi16(-0x4080));
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(-0x4080));  // 0xbf80
     return _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256));
   }
   static KVANTA_INLINE F LoadE8M0(const uint8_t* p) {
@@ -130,11 +130,10 @@ struct Vec16 {
     const __mmask16 zero = _mm512_cmpeq_epi32_mask(x, _mm512_setzero_si512());
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_slli_epi32(x, 23), zero, _mm512_set1_epi32(0x00400000)));
   }
-  // 16 + 16 codes of e4m3, times 2^-8: as fp16 with the exponent field unshifted.
+  // 16 + 16 codes of e4m3, times 2^-8.
   static KVANTA_INLINE void LoadE4M3Pair(const uint8_t* p, F& a, F& b) {
-    const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    const __m512i bits = _mm512_or_si512(_mm512_and_si512(_mm512_slli_epi16(x, 7), _mm512_set1_epi16(0x3f80)),
-                                         _mm512_slli_epi16(_mm512_srli_epi16(x, 7), 15));
+    const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(x, 7), _mm512_set1_epi16(-0x4080));
     a = _mm512_cvtph_ps(_mm512_castsi512_si256(bits));
     b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1));
   }

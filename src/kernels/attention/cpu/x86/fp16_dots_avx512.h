@@ -9,8 +9,9 @@
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/prefetcher.h"
 #include "kernels/cpu/strided_lines.h"
-#include "kernels/cpu/x86/fp16x32.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
+// After AVX-512.
+#include "kernels/cpu/x86/fp16x32.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -19,9 +20,8 @@ namespace {
 inline constexpr int kChainProducts = 32;
 
 // Sums of the two lanes of fp16 of each word.
-KVANTA_INLINE __m512 SumPairs(Fp16x32::H sums) {
-  const Fp16x32::H swapped = Fp16x32::FromBits(_mm512_rol_epi32(Fp16x32::Bits(sums), 16));
-  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(Fp16x32::Bits(Fp16x32::Add(sums, swapped))));
+KVANTA_INLINE __m512 SumPairs(__m512i sums) {
+  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(Fp16x32::Add(sums, _mm512_rol_epi32(sums, 16))));
 }
 
 // seeeemmm -> s0eeeemmm0000000 is fp16 of 2^-8 times the value, subnormals included. The NaN code 0x7f becomes a
@@ -81,9 +81,9 @@ struct Fp16Dot {
       const StridedLines chain{lines.first + first * lines.stride, lines.stride,
                                static_cast<int>(left < kChainLines ? left : kChainLines), lines.unroll_stride,
                                lines.left};
-      Fp16x32::H sum[kRows * kUnroll];
+      __m512i sum[kRows * kUnroll];
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = Fp16x32::Zero();
+      for (int i = 0; i < kRows * kUnroll; ++i) sum[i] = _mm512_setzero_si512();
       ForLines(
           chain, prefetch, [&](int64_t i) __attribute__((always_inline)) {
             __m512i words[kUnroll];
@@ -95,12 +95,11 @@ struct Fp16Dot {
             }
 #pragma GCC unroll 2
             for (int pair = 0; pair < kPairs; ++pair) {
-              Fp16x32::H x[kUnroll];
-              for (int v = 0; v < kUnroll; ++v) x[v] = Fp16x32::FromBits(Decode::Element(words[v], pair));
+              __m512i x[kUnroll];
+              for (int v = 0; v < kUnroll; ++v) x[v] = Decode::Element(words[v], pair);
 #pragma GCC unroll 8
               for (int r = 0; r < kRows; ++r) {
-                const Fp16x32::H operand =
-                    Fp16x32::FromBits(Broadcast32(operands[r] + (first + i) * (kSub * kOperandBytes) + pair * 4));
+                const __m512i operand = Broadcast32(operands[r] + (first + i) * (kSub * kOperandBytes) + pair * 4);
                 for (int v = 0; v < kUnroll; ++v) {
                   sum[r * kUnroll + v] = Fp16x32::Fma(x[v], operand, sum[r * kUnroll + v]);
                 }

@@ -146,9 +146,7 @@ double Verify(BenchCaches& caches, const AttentionBench& options, const std::str
   double tolerance = kMaxError;
   for (const formats::ElementType code : {scheme.k.format->code, scheme.v.format->code}) {
     if (kernels::HasByteOperands(code)) tolerance = kMaxByteOperandError;
-    if (!formats::IsInteger(code) && table.OperandsOf(code) != DType::kF32) {
-      tolerance = std::max(tolerance, kMaxBf16OperandError);
-    }
+    if (table.OperandsOf(code) != DType::kF32) tolerance = std::max(tolerance, kMaxBf16OperandError);
   }
   if (!(error <= tolerance)) {
     throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));

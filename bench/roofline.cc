@@ -130,13 +130,12 @@ double ReadLimit::Now() {
 
 struct DotLimit::State {
   const RooflineTable& table;
-  DType bf16_operands, fp8_operands;
+  const AttentionKernels& attention;
   ThreadPool pool;
 };
 
 DotLimit::DotLimit(int threads, const IsaTable& isa)
-    : state_(
-          new State{RooflineOf(isa), isa.attention->bf16_operands, isa.attention->fp8_operands, ThreadPool(threads)}) {}
+    : state_(new State{RooflineOf(isa), *isa.attention, ThreadPool(threads)}) {}
 
 DotLimit::~DotLimit() = default;
 
@@ -146,9 +145,12 @@ double DotLimit::Now(Dot dot) {
     if (operands == DType::kF16) return table.fp16_fma;
     return operands == DType::kBf16 ? table.bf16_dot : table.bf16_terms_dot;
   };
-  const PeakLoop loops[kDots] = {
-      table.f32_fma,  table.bf16_terms_dot, dot_by(state_->bf16_operands), dot_by(state_->fp8_operands),
-      table.wide_dot, table.subbyte_dot};
+  const PeakLoop loops[kDots] = {table.f32_fma,
+                                 table.bf16_terms_dot,
+                                 dot_by(state_->attention.bf16_operands),
+                                 dot_by(state_->attention.fp8_operands),
+                                 table.wide_dot,
+                                 table.subbyte_dot};
   const int terms = dot == Dot::kWide ? table.operand_terms : 1;
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }

@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
-#include "attention/cache_harness.h"
+#include "attention/accuracy_fixture.h"
 #include "kernels/attention/cpu/table.h"
-#include "kernels/attention/reference/attention.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
 
@@ -48,141 +46,6 @@ bool Fits(const std::string& scheme, int head_dim) {
     return false;
   }
 }
-
-class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
- protected:
-  // Records the results for tools/support_matrix.py.
-  void TearDown() override {
-    for (const formats::Format& format : formats::All()) {
-      for (const bool decode : {true, false}) {
-        const auto found = worst_.find(Cell(format.name, decode));
-        if (found != worst_.end()) RecordProperty(found->first, fmt::format("{:.3g}", found->second));
-      }
-    }
-  }
-
-  // Appends `first_row` tokens without attention, then runs the steps and compares every row.
-  void Check(const HarnessOptions& requested, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
-    CacheHarness harness(requested, seed);
-    const HarnessOptions& options = harness.options();
-    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {} + {}, page {}, window {}, chunk {}, softcap {}, magnitude {}",
-                             options.scheme, options.heads, options.kv_heads, options.head_dim, options.rope_dim,
-                             options.page_size, options.sliding_window, options.chunk, options.softcap,
-                             options.magnitude));
-    const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
-    const std::unique_ptr<Backend> backend = harness.CpuBackend(*GetParam().table, 2);
-    if (first_row > 0) harness.Append(*backend, {0, static_cast<int>(first_row)});
-    harness.Run(*backend, steps, reference.get());
-    const formats::LayerScheme& layer = harness.layout().layers[0];
-    for (size_t index = 0; index < harness.sequences().size(); ++index) {
-      const CacheHarness::Sequence& sequence = harness.sequences()[index];
-      if (sequence.expected.empty()) continue;
-      const double q_norm = LargestNorm(sequence.q, harness.KeyDim());
-      const std::vector<float>& values = layer.SharesCell() ? sequence.k : sequence.v;
-      const int v_head_dim = layer.SharesCell() ? harness.KeyDim() : options.head_dim;
-      // The stored row's norm may exceed the input's: by 2x if a value rounds up to the smallest subnormal, by about 4x
-      // for a row minus its offset.
-      const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
-      const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm * (layer.k.query ? 4 : 1);
-      const double logit_error = testing::LogitError(Queries(layer), harness.KeyDim(), logit, options.softcap);
-      const double tolerance = testing::AttentionTolerance(logit_error, Probs(layer), options.page_size,
-                                                           Growth(layer.v) * LargestNorm(values, v_head_dim));
-      int64_t row = first_row;
-      for (const Step& step : steps) {
-        for (const Part& part : step) {
-          if (part.sequence != static_cast<int>(index)) continue;
-          for (const int64_t end = row + part.tokens; row < end; ++row) {
-            const double largest = LargestError(sequence, row, harness.OutWidth());
-            ASSERT_LE(largest, tolerance) << "row " << row;
-            if (ReadsPacked(layer, options, row)) Note(options.scheme, part.tokens == 1, largest, tolerance);
-          }
-        }
-      }
-      if (options.magnitude == 1) CheckRms(harness, options, sequence, first_row);
-    }
-  }
-
-  // True if rows that read quantized pages of `format` were compared, in decode or in prefill steps.
-  bool Compared(std::string_view format, bool decode) const { return worst_.contains(Cell(format, decode)); }
-
- private:
-  static testing::Operands OperandsOf(const formats::Side& side, double narrow) {
-    const formats::ElementType code = side.format->code;
-    if (formats::IsInteger(code)) return {.steps = kernels::HasByteOperands(code) ? narrow : testing::kByteSteps};
-    return testing::OperandsOfFloats(GetParam().table->attention->OperandsOf(code));
-  }
-  static testing::Operands Queries(const formats::LayerScheme& layer) {
-    return OperandsOf(layer.k, testing::kSubbyteSteps);
-  }
-  static testing::Operands Probs(const formats::LayerScheme& layer) {
-    return OperandsOf(layer.v, testing::kSubbyteProbSteps);
-  }
-
-  static std::string Cell(std::string_view format, bool decode) {
-    return fmt::format("{}.{}", decode ? "decode" : "prefill", format);
-  }
-  void Note(const std::string& scheme, bool decode, double error, double tolerance) {
-    double& worst = worst_[Cell(scheme, decode)];
-    if (tolerance > 0) worst = std::max(worst, error / tolerance);  // tolerance 0: all zeros, compared exactly
-  }
-  // True if a query at `position` sees a page that it reads in quantized form.
-  static bool ReadsPacked(const formats::LayerScheme& layer, const HarnessOptions& options, int64_t position) {
-    const int64_t first = options.Visibility().First(position);
-    const int64_t last_page = position / options.page_size - layer.exact_pages;
-    return last_page >= std::max<int64_t>(first / options.page_size, layer.sink_pages);
-  }
-  // Largest error of a row; infinite if the row contains NaN.
-  static double LargestError(const CacheHarness::Sequence& sequence, int64_t row, int64_t width) {
-    double largest = 0;
-    for (int64_t i = row * width; i < (row + 1) * width; ++i) {
-      const double error =
-          std::abs(double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)]);
-      if (!(error <= largest)) largest = std::isnan(error) ? HUGE_VAL : error;
-    }
-    return largest;
-  }
-  static double Growth(const formats::Side& side) {
-    const formats::Scaling& scaling = side.format->scaling;
-    return scaling.block_offset || scaling.token_offset || scaling.token_group != 0 ? 4 : 2;
-  }
-  static double Max(const std::vector<float>& values) {
-    double largest = 0;
-    for (const float x : values) largest = std::max(largest, std::abs(double{x}));
-    return largest;
-  }
-  // Checks the RMS error, for standard normal q, k and v.
-  static void CheckRms(CacheHarness& harness, const HarnessOptions& options, const CacheHarness::Sequence& sequence,
-                       int64_t first_row) {
-    const formats::LayerScheme& layer = harness.layout().layers[0];
-    double sum = 0;
-    int64_t count = 0;
-    for (int64_t i = first_row * harness.OutWidth(); i < sequence.start * harness.OutWidth(); ++i, ++count) {
-      const double error = double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)];
-      sum += error * error;
-    }
-    const double k_norm =
-        std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) * (layer.k.query ? 4 : 1) * Growth(layer.k) / 2;
-    EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
-              testing::AttentionRms(Queries(layer), Probs(layer), double{harness.config().layers[0].softmax_scale},
-                                    Max(sequence.q), k_norm, options.page_size, Growth(layer.v) / 2));
-  }
-
- protected:
-  // Attention of one row of a query head over the unquantized keys and values.
-  static std::vector<double> ExactRow(CacheHarness& harness, int64_t row) {
-    const AttentionSpec& layer = harness.config().layers[0];
-    const CacheHarness::Sequence& sequence = harness.sequences()[0];
-    const int64_t position = row / layer.heads;
-    const float* q = sequence.q.data() + row * layer.head_dim;
-    std::vector<double> query(q, q + layer.head_dim), out(query.size());
-    kernels::reference::Attend(query, sequence.k.data(), sequence.v.data(), position + 1,
-                               {.scale = layer.softmax_scale}, out);
-    return out;
-  }
-
- private:
-  std::map<std::string, double> worst_;  // by cell: largest error relative to its tolerance
-};
 
 INSTANTIATE_TEST_SUITE_P(Units, AccuracyTest, ::testing::ValuesIn(testing::AllUnits()),
                          [](const TestParamInfo<testing::Unit>& unit) { return unit.param.name; });

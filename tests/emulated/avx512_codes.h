@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 
 #include "base/dtype.h"
 
@@ -24,23 +25,16 @@ inline __m512i EmulatedSraiEpi32(__m512i v, int count) {
   return _mm512_loadu_si512(lanes);
 }
 
-inline uint16_t EmulatedCmpltEpi32(__m512i a, __m512i b) {
-  int32_t x[16];
-  int32_t y[16];
-  _mm512_storeu_si512(x, a);
-  _mm512_storeu_si512(y, b);
-  unsigned mask = 0;
-  for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x[i] < y[i]) << i;
-  return static_cast<uint16_t>(mask);
-}
-
-inline uint32_t EmulatedCmpeqEpi16(__m512i a, __m512i b) {
-  uint16_t x[32];
-  uint16_t y[32];
+// Mask of the lanes for which compare() is true.
+template <class Lane, class Compare>
+inline uint32_t EmulatedCompare(__m512i a, __m512i b, Compare compare) {
+  constexpr int kLanes = 64 / sizeof(Lane);
+  Lane x[kLanes];
+  Lane y[kLanes];
   _mm512_storeu_si512(x, a);
   _mm512_storeu_si512(y, b);
   uint32_t mask = 0;
-  for (int i = 0; i < 32; ++i) mask |= static_cast<uint32_t>(x[i] == y[i]) << i;
+  for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(compare(x[i], y[i])) << i;
   return mask;
 }
 
@@ -98,8 +92,8 @@ inline __m256i EmulatedCvtPsPh(__m512 v, int /*rounding*/) {
 
 #define _mm512_maskz_loadu_epi32(mask, p) EmulatedMaskzLoadEpi32(mask, p)
 #define _mm512_srai_epi32(v, count) EmulatedSraiEpi32(v, count)
-#define _mm512_cmplt_epi32_mask(a, b) EmulatedCmpltEpi32(a, b)
-#define _mm512_cmpeq_epi16_mask(a, b) EmulatedCmpeqEpi16(a, b)
+#define _mm512_cmplt_epi32_mask(a, b) static_cast<uint16_t>(EmulatedCompare<int32_t>(a, b, std::less<>()))
+#define _mm512_cmpeq_epi16_mask(a, b) EmulatedCompare<int16_t>(a, b, std::equal_to<>())
 #define _mm512_cvtepi32_epi16(v) EmulatedCvtEpi32Epi16(v)
 #define _mm512_cvtepi32_epi8(v) EmulatedCvtEpi32Epi8(v)
 #define _mm512_cvtusepi32_epi8(v) EmulatedCvtusEpi32Epi8(v)

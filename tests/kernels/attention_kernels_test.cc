@@ -46,7 +46,7 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
   // Relative rounding of a scaled probability.
   double OperandRounding(formats::ElementType code) const {
     const DType type = Kernels().OperandsOf(code);
-    return type == DType::kF32 ? 0 : type == DType::kBf16 ? testing::kUnitBf16 : testing::kUnitF16;
+    return type == DType::kF32 ? 0 : testing::OperandsOfFloats(type).relative;
   }
   const ValueKernel& Value(const formats::Format& format) const {
     return Kernels().values[static_cast<int>(format.code)];
@@ -173,8 +173,7 @@ TEST_P(AttentionKernelsTest, ValuesDecodeEveryCode) {
     for (const formats::CellShape shape : ShapesOf(format)) {
       SCOPED_TRACE(fmt::format("{} of {}", format.name, shape.head_dim));
       for (const Cell& values : EveryCode(format, SideKind::kV, shape)) {
-        ExpectDecodedValues(Value(format), format, values, shape.tokens == 64,
-                            formats::IsInteger(format.code) ? 0 : OperandRounding(format.code));
+        ExpectDecodedValues(Value(format), format, values, shape.tokens == 64, OperandRounding(format.code));
       }
     }
   }

@@ -179,7 +179,8 @@ struct AttentionKernels {
   // A page of a head up to this size is prefetched in two parts: keys and the start of the values one page ahead, the
   // rest while the page's own keys are scored. Larger pages: whole, one page ahead.
   int64_t two_part_prefetch_bytes = 0;
-  DType OperandsOf(formats::ElementType type) const noexcept {  // not of integers
+  // kF32 for integers, whose operands are integers, too.
+  DType OperandsOf(formats::ElementType type) const noexcept {
     if (IsFp8(type)) return fp8_operands;
     return type == formats::ElementType::kBf16 ? bf16_operands : DType::kF32;
   }

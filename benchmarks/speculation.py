@@ -4,7 +4,7 @@
 
 Three kinds of work, several prompts of each, one request at a time or --batch at once: editing and summarising a
 passage (the answer repeats much of the prompt), and writing on from it (sampled with seeds, so that it repeats little).
-Plain and speculative runs alternate, --pairs times; figures are medians, and leave out the prompts but for a page. All
+Plain and speculative runs alternate, --pairs times; figures are medians of decode steps alone, without prompts. All
 runs must give the same tokens and log-probabilities to the bit, which is checked first. --rows: time of a plain step of
 so many sequences, in those of one: about what a draft of one token less costs.
 """
@@ -54,13 +54,16 @@ def decode(llm: LLM, work: Sequence[tuple[list[int], SamplingParams]], batch: in
     texts, tokens, seconds = [], 0, 0.0
     for first in range(0, len(work), batch):
         prompts, params = zip(*work[first : first + batch], strict=True)
-        # The prompts are in the prefix cache afterwards, but for their last page.
-        llm.generate(list(prompts), [SamplingParams(max_tokens=1)] * len(prompts), use_tqdm=False)
+        first_token = [SamplingParams(max_tokens=1)] * len(prompts)
+        llm.generate(list(prompts), first_token, use_tqdm=False)
+        # From now on the prompts are in the prefix cache, but for their last page: its time is measured, and left out.
         before = llm.stats()["seconds_total"]
+        llm.generate(list(prompts), first_token, use_tqdm=False)
+        prefilled = llm.stats()["seconds_total"]
         outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
-        seconds += llm.stats()["seconds_total"] - before
+        seconds += (llm.stats()["seconds_total"] - prefilled) - (prefilled - before)
         texts += [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
-        tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
+        tokens += sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
     return texts, tokens, seconds
 
 

@@ -103,7 +103,7 @@ def _attention(
 
 TABLES = {
     "speculation": Table(
-        "python benchmarks/speculation.py smollm2 --tokens 160 --pairs 2 --json docs/results/speculation.json",
+        "python benchmarks/speculation.py smollm2 --tokens 160 --pairs 3 --json docs/results/speculation.json",
         "rows",
         (
             ("work", "work", ""),

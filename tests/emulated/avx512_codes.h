@@ -1,7 +1,8 @@
-// Intrinsics of the KV cache's decoders (codes_avx512.h) that are missing in SIMDe 0.7.4, lane by lane by Intel's
-// definition. Included by avx512.h.
+// Intrinsics of the KV cache's decoders (codes_avx512.h, trellis_avx512.h) that are missing or wrong in SIMDe 0.7.4,
+// lane by lane by Intel's definition. Included by avx512.h.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -79,6 +80,31 @@ inline __m512 EmulatedPermutePs(__m512 v, int order) {
   return _mm512_loadu_ps(out);
 }
 
+// GCC 12 at -O1 gives wrong codes if this, or SIMDe's own, is inlined into two lines of trellis keys.
+[[maybe_unused, gnu::noinline]] __m512i EmulatedMaskShuffleEpi8(__m512i src, uint64_t mask, __m512i v, __m512i order) {
+  uint8_t out[64];
+  uint8_t lanes[64];
+  uint8_t from[64];
+  _mm512_storeu_si512(out, src);
+  _mm512_storeu_si512(lanes, v);
+  _mm512_storeu_si512(from, order);
+  for (int i = 0; i < 64; ++i) {
+    if ((mask >> i & 1) != 0) out[i] = (from[i] & 0x80) != 0 ? 0 : lanes[i / 16 * 16 + (from[i] & 15)];
+  }
+  return _mm512_loadu_si512(out);
+}
+
+// SIMDe 0.7.4 shifts by 64 bits for a control of 0, which is undefined and differs between builds.
+inline __m512i EmulatedMultishiftEpi64Epi8(__m512i control, __m512i v) {
+  uint8_t controls[64];
+  uint64_t words[8];
+  uint8_t out[64];
+  _mm512_storeu_si512(controls, control);
+  _mm512_storeu_si512(words, v);
+  for (int i = 0; i < 64; ++i) out[i] = static_cast<uint8_t>(std::rotr(words[i / 8], controls[i] & 63));
+  return _mm512_loadu_si512(out);
+}
+
 // Rounds to nearest even, whatever `rounding` is.
 inline __m256i EmulatedCvtPsPh(__m512 v, int /*rounding*/) {
   float lanes[16];
@@ -98,5 +124,9 @@ inline __m256i EmulatedCvtPsPh(__m512 v, int /*rounding*/) {
 #define _mm512_cvtepi32_epi8(v) EmulatedCvtEpi32Epi8(v)
 #define _mm512_cvtusepi32_epi8(v) EmulatedCvtusEpi32Epi8(v)
 #define _mm512_reduce_add_epi32(v) EmulatedReduceAddEpi32(v)
+#undef _mm512_mask_shuffle_epi8
+#define _mm512_mask_shuffle_epi8(src, mask, v, order) EmulatedMaskShuffleEpi8(src, mask, v, order)
+#undef _mm512_multishift_epi64_epi8
+#define _mm512_multishift_epi64_epi8(control, v) EmulatedMultishiftEpi64Epi8(control, v)
 #define _mm512_cvtps_ph(v, rounding) EmulatedCvtPsPh(v, rounding)
 #define _mm512_permute_ps(v, order) EmulatedPermutePs(v, order)

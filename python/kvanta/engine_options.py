@@ -54,6 +54,13 @@ def _store_url(value: Any) -> str:
     return url
 
 
+def _parse_seed(value: Any) -> int:
+    seed = parse_integer(value)
+    if not 0 <= seed < 2**64:
+        raise InputError(f"{seed} is not in 0..{2**64 - 1}")
+    return seed
+
+
 def _role(value: Any) -> str:
     """SGLang has null for both."""
     name = str(value).lower()
@@ -284,9 +291,7 @@ class EngineOptions(OptionGroup):
         parse_number,
         metavar="SHARE",
     )
-    seed: int | None = option(
-        0, "seed of requests that give none", parse_integer, aliases=("random_seed",), metavar="N"
-    )
+    seed: int | None = option(0, "seed of requests that give none", _parse_seed, aliases=("random_seed",), metavar="N")
 
 
 OPTIONS: tuple[Option, ...] = EngineOptions.options()

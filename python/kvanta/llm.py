@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvanta import _core, beam_search
 from kvanta.beam_search import BeamSearchOutput, BeamSearchParams
 from kvanta.call_arguments import one_each, read_priorities, refuse_lora
+from kvanta.chat_messages import Messages, plain_messages
 from kvanta.compat_options import known_arguments
 from kvanta.embedding import Embedding, paired, similarity
 from kvanta.engine_options import EngineOptions
@@ -38,8 +39,6 @@ from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, toke
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth, whole_number
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -247,11 +246,11 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> TokenPrompt:
-        """The prompt that the chat template makes of a conversation."""
+        """The prompt that the chat template makes of a conversation. Contents may be lists of parts of type `text`."""
         if continue_final_message and add_generation_prompt:
             raise InputError("continue_final_message needs add_generation_prompt=False, got True")
         text = self.tokenizer.apply_chat_template(
-            messages,
+            plain_messages(messages),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,

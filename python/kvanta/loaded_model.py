@@ -156,4 +156,5 @@ def _read_template(source: str) -> str:
     try:
         return Path(source).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"the chat template {source!r} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"the chat template {source!r} cannot be read: {reason}") from None

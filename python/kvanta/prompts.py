@@ -84,6 +84,7 @@ def split_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, (bytes, bytearray)) or not hasattr(prompts, "__iter__"):
         raise InputError(f"prompts are texts or token ids, not {type(prompts).__name__}")
     entries = list(prompts)
-    if entries and all(hasattr(entry, "__index__") for entry in entries):  # True and False as well: an error later
+    # True and False as well: an error later. An array of tokens has __index__, too.
+    if entries and all(hasattr(entry, "__index__") and not getattr(entry, "ndim", 0) for entry in entries):
         return [entries]
     return entries

@@ -140,14 +140,17 @@ class SamplingParams(Parameters):
     """None: as many as the context holds."""
     min_tokens: int = parameter(0, _integer(0), help="new tokens before the model may stop", metavar="N")
     """No end-of-sequence or stop token is sampled, and no stop string searched, before."""
-    temperature: float = parameter(1.0, _number(0.0, math.inf), help="0: the most likely token", metavar="T")
+    temperature: float = parameter(1.0, _number(0.0, _FLOAT32_MAX), help="0: the most likely token", metavar="T")
     top_k: int = parameter(0, _integer(-1), help="sample from the K most likely tokens; 0 or -1: all", metavar="K")
     top_p: float = parameter(1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P")
     min_p: float = parameter(
         0.0, _number(0.0, 1.0), help="minimum probability, as a share of the most likely token's", metavar="P"
     )
     repetition_penalty: float = parameter(
-        1.0, _number(0.0, math.inf, open_below=True), help="penalty of tokens in prompt and text; 1: none", metavar="X"
+        1.0,
+        _number(0.0, _FLOAT32_MAX, open_below=True),
+        help="penalty of tokens in prompt and text; 1: none",
+        metavar="X",
     )
     presence_penalty: float = parameter(
         0.0, _number(-2.0, 2.0), help="penalty of tokens in the text; 0: none", metavar="X"

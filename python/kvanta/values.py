@@ -72,8 +72,8 @@ def real_number(name: str, value: Any, low: float, high: float, *, open_below: b
     except OverflowError:  # an integer beyond every float
         number = math.inf
     if not (math.isfinite(number) and low <= number <= high and not (open_below and number == low)):
-        bracket = "(" if open_below else "["
-        raise InputError(f"{name} must be a number in {bracket}{low:g}, {high:g}], got {one_line(value)}")
+        begin, end = "(" if open_below else "[", "]" if math.isfinite(high) else ")"
+        raise InputError(f"{name} must be a number in {begin}{low:g}, {high:g}{end}, got {one_line(value)}")
     return number
 
 

@@ -222,8 +222,9 @@ int64_t MaxLogitRows(const EngineConfig& config) noexcept {
 int64_t CacheSpecs::DraftBytes(int64_t budget_bytes, int64_t tokens) const noexcept {
   if (draft == nullptr) return 0;
   const double share = static_cast<double>(draft->MaxBytes(tokens)) / static_cast<double>(MaxBytes(tokens));
-  return std::clamp(static_cast<int64_t>(static_cast<double>(budget_bytes) * share), draft->MaxBytes(tokens),
-                    budget_bytes - target.MaxBytes(tokens));
+  const int64_t fewest = draft->MinCacheBytes(tokens);
+  return std::clamp(static_cast<int64_t>(static_cast<double>(budget_bytes) * share), fewest,
+                    std::max(fewest, budget_bytes - target.MinCacheBytes(tokens)));
 }
 
 CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t model_max_position,
@@ -248,6 +249,7 @@ CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t
     int64_t all = 0;
     if (__builtin_mul_overflow(config.max_num_seqs, specs.MaxBytes(requested), &all)) all = share;
     size.budget_bytes = std::min(all, share - std::min(steps, share)) + std::min(steps, share);
+    size.budget_bytes = std::max(size.budget_bytes, std::min(specs.MinCacheBytes(requested), share));
   }
   const int64_t longest = LongestSequence(specs, size.budget_bytes, requested);
   size.max_model_len = longest;

@@ -64,6 +64,9 @@ struct CacheSpecs {
   int64_t MaxBytes(int64_t tokens, int64_t step_pages = 1) const noexcept {
     return target.MaxBytes(tokens, step_pages) + (draft != nullptr ? draft->MaxBytes(tokens, step_pages) : 0);
   }
+  int64_t MinCacheBytes(int64_t tokens) const noexcept {
+    return target.MinCacheBytes(tokens) + (draft != nullptr ? draft->MinCacheBytes(tokens) : 0);
+  }
   // Part of `budget_bytes` for the draft model: so that both caches hold the same tokens, in sequences of `tokens`.
   int64_t DraftBytes(int64_t budget_bytes, int64_t tokens) const noexcept;
 };

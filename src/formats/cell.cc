@@ -17,10 +17,11 @@ int ChannelStep(const Format& format, int head_dim) {
 }
 
 // Names of the formats that support head_dim, for the error message.
-std::string FormatsFor(int head_dim) {
+std::string FormatsFor(int head_dim, bool latents) {
   std::string names;
   for (const Format& format : All()) {
     const Format& values = OnSide(format, false);
+    if ((format.latents == MlaSupport::kRequired) != latents) continue;
     if (head_dim % ChannelStep(format, head_dim) != 0 || head_dim % ChannelStep(values, head_dim) != 0) continue;
     names += names.empty() ? "" : ", ";
     names += format.name;
@@ -66,11 +67,11 @@ CellSections PlanRows(const Format& format, CellShape shape) {
   }
   const int step = ChannelStep(format, shape.head_dim);
   if (shape.head_dim % step != 0) {
-    throw InputError(
-        fmt::format("{} has {} of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that "
-                    "take it: {}",
-                    format.name, step == format.scaling.channels ? "blocks" : "units", step, shape.head_dim,
-                    shape.head_dim, step, shape.head_dim % step, FormatsFor(shape.head_dim)));
+    throw InputError(fmt::format(
+        "{} has {} of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that "
+        "take it: {}",
+        format.name, step == format.scaling.channels ? "blocks" : "units", step, shape.head_dim, shape.head_dim, step,
+        shape.head_dim % step, FormatsFor(shape.head_dim, format.latents == MlaSupport::kRequired)));
   }
   const Scaling& scaling = format.scaling;
   if (scaling.token_group != 0 && shape.tokens % scaling.token_group != 0) {

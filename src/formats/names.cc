@@ -40,7 +40,8 @@ std::string_view NearestName(std::string_view name) {
   constexpr size_t kLongest = 80;
   if (name.size() > kLongest) return {};
   std::string_view nearest;
-  size_t min_distance = 3;  // more than two edits make a different word
+  // More than two edits make a different word, of a short name more than one in three letters.
+  size_t min_distance = std::min<size_t>(3, 1 + name.size() / 3);
   const auto consider = [&](std::string_view candidate) {
     const size_t distance = EditDistance(name, candidate);
     if (distance < min_distance && distance < candidate.size()) {

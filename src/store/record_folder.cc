@@ -56,6 +56,7 @@ RecordFolder::RecordFolder(RecordFolderConfig config)
   if (const FileError error = MakeFolder(config_.folder)) {
     throw InputError(fmt::format("{}: {}", RecordFolder::Name(), std::strerror(error)));
   }
+  if (FileExists(PathOf(identity_name_))) WriteIdentity(WallClockNs());  // an error is that of the writes to come
 }
 
 std::string RecordFolder::Name() const {
@@ -119,13 +120,17 @@ FileError RecordFolder::WriteOnce(const std::string& name, std::span<const std::
   FileError error = WriteFile(path, parts, modified_ns);
   if (error != ENOENT) return error;
   if ((error = MakeFolder(path.substr(0, path.rfind('/'))))) return error;
-  const std::string described = fmt::format("{}/{}/{}", config_.folder, identity_name_, kIdentityFile);
-  if (!FileExists(described)) {
-    const std::span<const uint8_t> text(reinterpret_cast<const uint8_t*>(config_.identity.data()),
-                                        config_.identity.size());
-    if ((error = WriteFile(described, {&text, 1}, modified_ns))) return error;
-  }
+  if ((error = WriteIdentity(modified_ns))) return error;
   return WriteFile(path, parts, modified_ns);
+}
+
+FileError RecordFolder::WriteIdentity(int64_t modified_ns) {
+  const std::string path = PathOf(fmt::format("{}/{}", identity_name_, kIdentityFile));
+  const std::span<const uint8_t> text(reinterpret_cast<const uint8_t*>(config_.identity.data()),
+                                      config_.identity.size());
+  std::vector<uint8_t> found;
+  if (ReadFile(path, text.size(), found) == 0 && std::ranges::equal(found, text)) return 0;
+  return WriteFile(path, {&text, 1}, modified_ns);
 }
 
 std::string RecordFolder::Write(std::span<const RecordToWrite> records) {

@@ -78,6 +78,8 @@ class RecordFolder final : public RecordBackend {
   // With the mutex.
   void Count(const std::string& name, int64_t bytes);
   void AgeFuture(std::vector<FileEntry>& files, int64_t now) const;
+  // Writes identity.json where it is missing or damaged.
+  FileError WriteIdentity(int64_t modified_ns);
   FileError WriteOnce(const std::string& name, std::span<const std::span<const uint8_t>> parts, int64_t modified_ns);
 
   RecordFolderConfig config_;

@@ -295,5 +295,16 @@ TEST_F(DiskTierTest, ListsAndVerifiesWhatIsThere) {
   EXPECT_THROW(ListCacheFolder(folder_.Path() + "/none"), InputError);
 }
 
+TEST_F(DiskTierTest, ADamagedDescriptionIsWrittenAgain) {
+  Fill();
+  const std::string file = fmt::format("{}/{}/identity.json", folder_.Path(), ListCacheFolder(folder_.Path())[0].name);
+  for (const char* damaged : {"", "{}"}) {
+    std::ofstream(file) << damaged;
+    EXPECT_FALSE(VerifyCacheFolder(folder_.Path())[0].damaged.empty());
+    Fill();
+    EXPECT_TRUE(VerifyCacheFolder(folder_.Path())[0].damaged.empty());
+  }
+}
+
 }  // namespace
 }  // namespace kvanta::engine

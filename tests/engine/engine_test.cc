@@ -299,5 +299,19 @@ TEST(Engine, AHugeNumberOfSequencesDoesNotOverflowTheBudget) {
   EXPECT_EQ(Engine(config).Config().max_model_len, 128);
 }
 
+TEST(Engine, TheSmallestCacheHasAPageOfEachKind) {
+  for (const char* format : {"bf16", "int4", "kivi4+exact=2", "k=nvfp4,v=int8"}) {
+    EngineConfig config = TinyConfig(Model(), format);
+    config.page_size = 64;
+    config.max_model_len = 40;  // no page closes
+    config.max_num_seqs = 1;
+    config.kv_cache_memory_bytes = 0;
+    Engine engine(config);
+    EXPECT_EQ(engine.Config().max_model_len, 40);
+    const auto output = RunOne(engine, {.id = "short", .prompt = {1, 2, 3}, .sampling = Greedy(30)});
+    EXPECT_FALSE(output.tokens.empty()) << format;
+  }
+}
+
 }  // namespace
 }  // namespace kvanta::engine

@@ -87,6 +87,23 @@ TEST(Quality, IsTheDivergenceOfTheServedDistribution) {
   }
 }
 
+// Their quantized pages never close: all that is compared is exact.
+TEST(Quality, MeasuresRequestsOfLessThanAPage) {
+  for (const char* format : {"int4", "nvfp4", "kivi4+exact=2"}) {
+    EngineConfig config = TinyConfig(Model(), format);
+    config.page_size = 64;
+    config.quality_sample_rate = 1;
+    Engine engine(config);
+    RunOne(engine, {.id = "short", .prompt = {1, 2, 3}, .sampling = Greedy(4)});
+    while (engine.MeasureQuality()) {
+    }
+    const QualityStats quality = engine.Stats().quality;
+    EXPECT_EQ(quality.requests, 1) << format;
+    EXPECT_EQ(quality.skipped, 0) << format;
+    EXPECT_LT(quality.kl_max, 1e-3) << format;
+  }
+}
+
 TEST(Quality, SamplesTheRequestedShareReproducibly) {
   const auto taken = [](double rate) {
     EngineConfig config = TinyConfig(Model(), "int8");

@@ -179,6 +179,7 @@ TEST(SchemeText, UnknownNamesListTheKnownAndSuggestTheNearest) {
   EXPECT_THAT(Refusal("int9"), AllOf(HasSubstr("'int9'"), HasSubstr("did you mean 'int8'"), HasSubstr("fp8_e4m3")));
   EXPECT_THAT(Refusal("fp8_e4m3fn"), HasSubstr("did you mean 'fp8_e4m3'"));
   EXPECT_THAT(Refusal("zzzzzz"), AllOf(HasSubstr("available: auto, fp32, bf16"), Not(HasSubstr("did you mean"))));
+  EXPECT_THAT(Refusal("foo"), Not(HasSubstr("did you mean")));
   EXPECT_THAT(Refusal(""), HasSubstr("available"));
   EXPECT_THAT(Refusal(std::string(10000, 'x')).size(), testing::Lt(600U));
   EXPECT_THAT(Refusal("int8\nint4"), Not(HasSubstr("\n")));

@@ -110,14 +110,14 @@ def test_methods() -> None:
 
 def test_the_file_reaches_the_live_cache(folder: Path, reader: LLM, tmp_path: Path) -> None:
     for granularity in ("tensor", "head"):
-        found = calibrate(reader, TOKENS, granularity=granularity, method="mse", key_mean=True, outliers=3)
+        found = calibrate(reader, TOKENS, granularity=granularity, method="mse", key_mean=True, outliers=4)
         file = tmp_path / f"{granularity}.json"
         write_scale_file(file, found, reader.model_info)
         text = json.loads(file.read_text())
         assert text["kvanta_kv_scales"] == 1
         assert text["model"]["hash"] == reader.model_info.hash
-        assert np.shape(text["layers"]["1"]["k_outliers"]) == (2, 3)
-        with pytest.raises(InputError, match=r"\+outliers=2, but there are 6 outlier channels for 2 KV heads"):
+        assert np.shape(text["layers"]["1"]["k_outliers"]) == (2, 4)
+        with pytest.raises(InputError, match=r"\+outliers=2, but there are 8 outlier channels for 2 KV heads"):
             quiet_llm(folder, kv_cache_dtype="int4+outliers=2", quantization_param_path=str(file))
         for name in ("fp8", "fp8+mean", "int4+mean"):
             llm = quiet_llm(folder, kv_cache_dtype=name, quantization_param_path=str(file))
@@ -323,6 +323,8 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["--out", "s.json", "--percentile", "0"],
         "percentile must be a number in (0, 100], got 0",
     ),
+    "an odd number of outliers": (["--out", "s.json", "--outliers", "3"], "outliers must be even"),
+    "an empty text": (["--out", "s.json", "--text", "/dev/null"], "'/dev/null' is empty"),
     "too many outliers": (["--out", "s.json", "--outliers", "65"], "outliers must be a whole number in 0..64, got 65"),
     "no such method": (["--out", "s.json", "--method", "best"], "best"),
     "no such text": (["--out", "s.json", "--text", "nowhere.txt"], "nowhere.txt"),

@@ -123,6 +123,15 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no such option": (["--frobnicate"], "--frobnicate"),
     "misspelt option": (["generate", "stories260k", "x", "--kv-cache-dtpye", "int8"], "did you mean --kv-cache-dtype"),
     "no model": (["generate"], "MODEL is missing"),
+    "nothing": (["serve"], "MODEL is missing: give a folder"),
+    "no model, and lists of their own": (["plan", "--memory", "1GiB"], "MODEL is missing: give a folder"),
+    "no config file": (["serve", "stories260k", "--config"], "--config needs a file"),
+    "a negative seed": (["generate", "stories260k", "x", "--seed", "-1"], r"seed: -1 is not in 0\.\.1"),
+    "an infinite temperature": (["generate", "stories260k", "x", "--temperature", "1e300"], r"in \[0, 3.4e\+38\]"),
+    "no folder for the figures": (["eval", "stories260k", "--json", "/no/such/f.json"], "no folder '/no/such'"),
+    "no folder for the scales": (["calibrate", "stories260k", "--out", "/no/such/f.json"], "no folder '/no/such'"),
+    "no folder for the scheme": (["eval", "x", "--search", "6", "--scheme", "/no/f.json"], "no folder '/no'"),
+    "a folder for the figures": (["generate", "stories260k", "x", "--json", "/tmp"], "'/tmp' is a folder"),
     "no such model": (["generate", "nosuch", "x"], "stories260k, smollm2"),
     "misspelt model": (["generate", "storys260k", "x"], "did you mean stories260k"),
     "misspelt config": (["plan", "llama-3.1-8"], "did you mean llama-3.1-8b"),
@@ -228,7 +237,7 @@ def test_weights_that_do_not_fit_are_a_failure() -> None:
 
 
 def test_a_report_that_cannot_be_written() -> None:
-    done = kvanta("formats", "--json", "/no/such/folder/report.json")
+    done = kvanta("formats", "--json", "/dev/full")
     assert done.returncode == 1
     assert "cannot write" in done.stderr
 

@@ -40,7 +40,16 @@ def test_a_story(llm: LLM) -> None:
 
 def test_prompts_of_every_kind_give_the_same(llm: LLM, story: list[int]) -> None:
     ids = llm.tokenizer.encode(PROMPT)
-    kinds: list[Any] = [PROMPT, ids, np.array(ids), {"prompt": PROMPT}, {"prompt_token_ids": ids}, tuple(ids)]
+    kinds: list[Any] = [
+        PROMPT,
+        ids,
+        np.array(ids),
+        [np.array(ids)],
+        np.array([ids]),
+        {"prompt": PROMPT},
+        {"prompt_token_ids": ids},
+        tuple(ids),
+    ]
     for kind in kinds:
         assert llm.generate(kind, GREEDY)[0].outputs[0].token_ids == story
     mixed: list[Any] = [PROMPT, ids, {"prompt_token_ids": ids}]

@@ -168,6 +168,7 @@ def test_echo_is_what_lm_eval_reads(server: LiveServer, llm: LLM) -> None:
 def test_chat(server: LiveServer, llm: LLM) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Lily"}, {"type": "text", "text": "ran"}]}]
     plain = [{"role": "user", "content": "Lily\nran"}]
+    assert llm.chat_prompt(messages) == llm.chat_prompt(plain)
     direct = llm.chat(plain, SamplingParams(temperature=0.0, max_tokens=9, logprobs=1))[0].outputs[0]
     body = {"messages": messages, "temperature": 0, "max_completion_tokens": 9, "logprobs": True, "top_logprobs": 1}
     answer = server.post("/v1/chat/completions", **body).json()

@@ -128,6 +128,35 @@ def test_bad_chats(server: LiveServer, body: dict[str, Any], said: str) -> None:
     assert error["param"] in body or "exclude" in error["message"], error
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 0}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 900}]}, "messages"),
+        ("/v1/chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]}, "tools"),
+        ("/v1/completions", {"input_ids": [99999]}, "input_ids"),
+        ("/v1/completions", {"input_ids": [1] * 600}, "input_ids"),
+        ("/detokenize", {"tokens": [99999]}, "tokens"),
+    ],
+)
+def test_errors_name_the_requests_own_fields(server: LiveServer, path: str, body: dict[str, Any], param: str) -> None:
+    response = server.post(path, **body)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == param
+
+
+@pytest.mark.parametrize("data", ['{"prompt": "a",}', '{"prompt": "a"', '{"prompt": "a"} x'])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize"])
+def test_what_is_no_json(server: LiveServer, path: str, data: str) -> None:
+    response = server.client.post(path, content=data, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert re.fullmatch(r"the body is not valid JSON: .* at character \d+", error["message"])
+    assert error["param"] is None
+
+
 def test_other_statuses(server: LiveServer) -> None:
     missing = server.post("/v1/completions", model="gpt-4", prompt="a")
     assert missing.status_code == 404

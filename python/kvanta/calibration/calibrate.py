@@ -126,6 +126,8 @@ def calibrate(
     window = whole_number("window", longest if window is None else window, 1, longest)
     percentile = real_number("percentile", percentile, 0, 100, open_below=True)
     outliers = whole_number("outliers", outliers, 0, info.head_dim)
+    if outliers % 2 != 0:
+        raise InputError(f"outliers must be even, as +outliers=N is, got {outliers}")
     for name, value, known in (
         ("granularity", granularity, GRANULARITIES),
         ("method", method, METHODS),

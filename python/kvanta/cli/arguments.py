@@ -46,6 +46,11 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"unknown option {name}{self.nearest(name)}")
         if unknown:
             self.error(f"one argument too many: {unknown[0]!r}")
+        lists = {each.dest: getattr(values, each.dest, None) for each in self._actions if each.option_strings}
+        defaults = {each.dest: each.default for each in self._actions}
+        values.given_lists = {
+            name: given for name, given in lists.items() if isinstance(given, list) and given is not defaults[name]
+        }
         return values
 
     @property
@@ -174,8 +179,8 @@ def model_of(values: argparse.Namespace) -> str:
 
 def _swallowing(values: argparse.Namespace) -> str:
     """The list option that probably took MODEL for one of its values, as part of a message."""
-    for name, given in vars(values).items():
-        if isinstance(given, list) and len(given) > 1:
+    for name, given in values.given_lists.items():
+        if len(given) > 1:
             return f"{flag_of(name)} took {' and '.join(map(repr, given))}; put MODEL before it, or "
     return ""
 

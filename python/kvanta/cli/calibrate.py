@@ -15,7 +15,7 @@ from kvanta.cli.arguments import (
     real_number,
     whole_number,
 )
-from kvanta.cli.report import add_json, write_report
+from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError
 from kvanta.models import resolve_model
 from kvanta.scheme_file import read_layer_schemes
@@ -66,7 +66,9 @@ def parser() -> CommandParser:
     result.add_argument(
         "--outliers-by", choices=["amax", "variance"], default="amax", help="measure of a channel's size [amax]"
     )
-    result.add_argument("--out", metavar="FILE", help="write a scale file, for --quantization-param-path")
+    result.add_argument(
+        "--out", type=output_file, metavar="FILE", help="write a scale file, for --quantization-param-path"
+    )
     result.add_argument(
         "--save-checkpoint", metavar="FOLDER", help="write a copy of the model with its scales, as vLLM reads them"
     )
@@ -112,6 +114,8 @@ def _tokens(llm: Any, values: argparse.Namespace, default: Path) -> list[int]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+    if not text:
+        raise InputError(f"{str(path)!r} is empty")
     tokens: list[int] = llm.tokenizer.encode(text)
     if values.tokens is None:
         return tokens[:_MOST_TOKENS]

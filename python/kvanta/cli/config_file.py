@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,12 +25,14 @@ def add_config(parser: CommandParser) -> None:
 
 def with_config(parser: CommandParser, words: Sequence[str]) -> tuple[list[str], str | None]:
     """The words with the file's options behind them, as far as they do not give them; and the file's model."""
-    files = [value for word, value in zip(words, [*words[1:], ""], strict=True) if word == "--config"]
+    files = [value for word, value in itertools.pairwise([*words, ""]) if word == "--config"]
     files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
     if not files:
         return list(words), None
     if len(files) > 1:
         raise InputError(f"--config is given {len(files)} times")
+    if not files[0]:
+        raise InputError("--config needs a file")
     given = {action.dest for word in words if (action := parser.action_of(word)) is not None}
     added: list[str] = []
     model = None
@@ -70,7 +73,8 @@ def _read(file: Path) -> Mapping[str, Any]:
         text = file.read_text(encoding="utf-8")
         content = json.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"--config {file}: {' '.join(str(error).split())[:200]}") from None
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise InputError(f"--config {file}: {reason}") from None
     if not isinstance(content, Mapping):
         raise InputError(f"--config {file} must hold options by name, got {one_line(content)}")
     return content

@@ -18,7 +18,7 @@ from kvanta.cli.arguments import (
     real_number,
     whole_number,
 )
-from kvanta.cli.report import add_json, write_json_file, write_report
+from kvanta.cli.report import add_json, output_file, write_json_file, write_report
 from kvanta.engine_options import by_name
 from kvanta.errors import InputError
 from kvanta.evaluate import TASKS, Evaluation, Settings
@@ -96,6 +96,7 @@ def parser() -> CommandParser:
     )
     result.add_argument(
         "--scheme",
+        type=output_file,
         default="scheme.json",
         metavar="FILE",
         help="output file of --search; with several BITS, scheme-BITS.json [scheme.json]",

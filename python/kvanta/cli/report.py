@@ -13,7 +13,22 @@ from kvanta.errors import ResourceError
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option."""
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE; - is the standard output")
+    parser.add_argument(
+        "--json",
+        type=output_file,
+        metavar="FILE",
+        help="write the figures as JSON to FILE; - is the standard output",
+    )
+
+
+def output_file(target: str) -> str:
+    """Type of an argument: a file that is written when the work is done must not fail for its folder then."""
+    file = Path(target).absolute()
+    if target != "-" and not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(file.parent)!r}")
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{target!r} is a folder")
+    return target
 
 
 def write_report(target: str | None, report: dict[str, Any], text: str) -> None:

@@ -36,6 +36,7 @@ from kvanta.server.responses_api import add_responses
 from kvanta.server.schema import describe
 from kvanta.server.service import Service
 from kvanta.server.sglang_router import sglang_router
+from kvanta.server.translated import renamed_errors
 from kvanta.values import one_line
 
 _PAGE = Path(__file__).parent / "page"
@@ -128,6 +129,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def of_fastapi(http: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            reason = f"{first['ctx']['error']} at character {first['loc'][-1]}"
+            return answer(http, ApiError(400, f"the body is not valid JSON: {reason}"))
         if isinstance(first.get("input"), bytes):
             return answer(http, ApiError(400, "the body must be JSON, with Content-Type: application/json"))
         where = ".".join(str(part) for part in first["loc"][1:])
@@ -173,19 +177,21 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             defaults=defaults,
         )
         params = await service.read(http, read)
-        return await service.completion(
-            *(http, request, params, request.prompts),
-            lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
-            add_special_tokens=request.add_special_tokens is not False,
-        )
+        with renamed_errors(request, {} if request.input_ids is None else {"prompt": "input_ids"}):
+            return await service.completion(
+                *(http, request, params, request.prompts),
+                lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
+                add_special_tokens=request.add_special_tokens is not False,
+            )
 
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request, request: ChatRequest) -> Response:
         """The assistant's answer to a conversation."""
-        return await service.chat(
-            *(http, request),
-            lambda name, job, shape: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
-        )
+        with renamed_errors(request, request.given_names):
+            return await service.chat(
+                *(http, request),
+                lambda name, job, shape: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
+            )
 
 
 def _add_tokenizer(app: FastAPI, service: Service) -> None:
@@ -229,7 +235,8 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
             tokens = token_list(given, int(front.loaded.engine.info.vocab))
             return json_bytes({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
 
-        return Response(await front.off_loop(answer), media_type="application/json")
+        with renamed_errors(request, {"prompt": "tokens"}):
+            return Response(await front.off_loop(answer), media_type="application/json")
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

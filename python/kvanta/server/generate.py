@@ -72,6 +72,12 @@ class GenerateRequest(BaseModel):
         return self.input_ids if self.text is None else self.text
 
     @property
+    def given_names(self) -> Mapping[str, str]:
+        """A completion's fields -> those of this request."""
+        names = {SAMPLING_NAMES.get(name, name): f"sampling_params.{name}" for name in self._sampling()}
+        return {**names, **FIELD_NAMES, "prompt": "input_ids" if self.text is None else "text"}
+
+    @property
     def is_batch(self) -> bool:
         """The answer is a list."""
         prompts = self.prompts

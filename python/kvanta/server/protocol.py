@@ -252,6 +252,16 @@ class ChatRequest(ChatFields, SamplingFields):
         return functions.form()
 
     @property
+    def given_names(self) -> Mapping[str, str]:
+        """Names of SamplingParams -> the request's, where these differ."""
+        names = {"prompt": "messages"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if self.top_logprobs is not None:
+            names["logprobs"] = "top_logprobs"
+        return names
+
+    @property
     def requested_logprobs(self) -> int | None:
         """`logprobs` of SamplingParams."""
         if not self.logprobs:

@@ -12,7 +12,7 @@ from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.access import refuse_web_pages
 from kvanta.server.errors import ApiError, JsonResponse
-from kvanta.server.generate import FIELD_NAMES, MAX_TOKENS, GenerateRequest, GenerateResponse
+from kvanta.server.generate import MAX_TOKENS, GenerateRequest, GenerateResponse
 from kvanta.server.protocol import CompletionRequest
 from kvanta.server.service import Service
 from kvanta.server.translated import renamed_errors
@@ -40,16 +40,16 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
                 defaults=defaults,
             )
 
-        with renamed_errors(request, FIELD_NAMES):
+        with renamed_errors(request, request.given_names):
             completion, params = await service.read(http, read)
-        if request.prompt_logprobs is not None:
-            params.prompt_logprobs = request.prompt_logprobs
-        eos_tokens = list(engine.info.eos_token_ids)
-        return await service.completion(
-            *(http, completion, params, request.prompts),
-            lambda name, job: GenerateResponse(name, request, job, tokenizer, eos_tokens),
-            add_special_tokens=completion.add_special_tokens is not False,
-        )
+            if request.prompt_logprobs is not None:
+                params.prompt_logprobs = request.prompt_logprobs
+            eos_tokens = list(engine.info.eos_token_ids)
+            return await service.completion(
+                *(http, completion, params, request.prompts),
+                lambda name, job: GenerateResponse(name, request, job, tokenizer, eos_tokens),
+                add_special_tokens=completion.add_special_tokens is not False,
+            )
 
     def model_info() -> dict[str, Any]:
         info = engine.info

@@ -52,6 +52,9 @@ class Tools:
         read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
         if read.forced:
             read.form()
+        elif read.may_call:
+            for tool in read.offered:
+                _function(tool)
         for name in read.strict:
             check_strict(read.schemas.get(name, _NO_PARAMETERS), f"tools: the function {one_line(name)}")
         return read

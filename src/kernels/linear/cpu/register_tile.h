@@ -110,17 +110,34 @@ KVANTA_INLINE void StoreSums(const TileTask& t, const Sums<kRows, kPanels>& sums
       });
 }
 
-// Prefetches a step of the panels of a single tile of rows, which streams them from memory.
+// Prefetches what a single tile of rows, which streams its panels from memory, reads kPrefetchBytes later: at the end
+// of the panels, the start of the next tile's, which follow them in memory.
 template <class W, int kPanels>
-KVANTA_INLINE void PrefetchWeights(const uint8_t* w, int64_t w_panel) {
-#pragma GCC unroll 8
-  for (int panel = 0; panel < kPanels; ++panel) {
-#pragma GCC unroll 24
-    for (int line = 0; line < W::kPanelStepBytes; line += 64) {
-      __builtin_prefetch(w + panel * w_panel + W::kPrefetchBytes / kPanels + line);
+class WeightPrefetcher {
+ public:
+  KVANTA_INLINE WeightPrefetcher(const uint8_t* w, int64_t w_panel)
+      : next_(w + W::kPrefetchBytes / kPanels), end_(w + w_panel), w_panel_(w_panel) {}
+
+  KVANTA_INLINE void Step() {
+    if (next_ >= end_) {
+      next_ += (kPanels - 1) * w_panel_;
+      end_ += kPanels * w_panel_;
     }
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma GCC unroll 24
+      for (int line = 0; line < W::kPanelStepBytes; line += 64) {
+        __builtin_prefetch(next_ + panel * w_panel_ + line);
+      }
+    }
+    next_ += W::kPanelStepBytes;
   }
-}
+
+ private:
+  const uint8_t* next_;
+  const uint8_t* end_;  // of the first panel
+  int64_t w_panel_;
+};
 
 // kOneOfMany: one of several tiles of rows, over a block of steps.
 template <class W, int kRows, int kPanels, bool kOneOfMany>
@@ -145,6 +162,8 @@ void MultiplyTile(const TileTask& t) noexcept {
   }
 
   constexpr bool kPrefetchesNext = kOneOfMany && !W::kIsBlock;  // blocks: AddStep prefetches
+  constexpr bool kPrefetchesWeights = !kPrefetchesNext && W::kPrefetchBytes != 0;
+  [[maybe_unused]] WeightPrefetcher<W, kPanels> weights(t.w, t.w_panel);
   if constexpr (kPrefetchesNext) {
 #pragma GCC unroll 24
     for (int row = 0; row < kRows; ++row) {
@@ -168,8 +187,8 @@ void MultiplyTile(const TileTask& t) noexcept {
         __builtin_prefetch(next_w, 0, 2);  // into the second-level cache
         next_x += 64;
         next_w += W::kPanelStepBytes;
-      } else if constexpr (W::kPrefetchBytes != 0) {
-        PrefetchWeights<W, kPanels>(w, t.w_panel);
+      } else if constexpr (kPrefetchesWeights) {
+        weights.Step();
       }
       if constexpr (W::kIsBlock) {
         W::template AddStep<kRows, kPanels>(x, kXStride<W>, w, t.w_panel, sums.v);

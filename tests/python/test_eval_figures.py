@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from kvanta.evaluate.held_out import against_uniform, line_of
 from kvanta.evaluate.layer_divergence import layer_divergences
 from kvanta.evaluate.packed_rows import pack, unpack
 from kvanta.evaluate.passages import windows
-from kvanta.evaluate.plot import pareto_front
+from kvanta.evaluate.plot import pareto_front, write_plot
 from kvanta.evaluate.recommend import parse_conditions, recommend
 from kvanta.evaluate.row_metrics import RowMetrics, compare, pack_rows
 from kvanta.evaluate.summary import (
@@ -165,6 +167,25 @@ ROWS = {
     "mixed": {"bytes_per_token": 6, "kl_mean": 0.004, "top1": 0.97},
     "int4": {"bytes_per_token": 4, "kl_mean": 0.01, "top1": 0.95},
 }
+
+
+MEAN = 0.0014289995555090103  # the axis of some other means had a range by rounding
+
+
+@pytest.mark.parametrize("interval", [(MEAN, MEAN), (1e-3, 9e-3)])
+def test_the_picture_of_a_single_format(interval: tuple[float, float], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    row = {
+        "bits_per_element": 8.25,
+        "bytes_per_token": 400,
+        "kl_mean": MEAN,
+        "kl_mean_ci95": interval,
+        "top1": 0.97,
+    }
+    report = {"model": "m", "reference": "bf16", "tokens": 64, "text": "a.txt", "context": 64, "model_limit": 512}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as of axes without a range, which are not drawn
+        write_plot(str(tmp_path / "one.png"), {**report, "formats": {"int8": row}})
 
 
 @pytest.mark.parametrize(

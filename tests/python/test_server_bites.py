@@ -189,8 +189,8 @@ def test_colons_and_brackets_of_a_text_are_free(monkeypatch: pytest.MonkeyPatch)
         (b'{"prompt": "a", "x": ' + b"[" * 500_000, "too large to be read: 500001 lists and objects"),
         (b'{"x": ' + large(100_000, "1.7976931348623157e-308").encode() + b"}", "200000 fractions or exponents"),
         ('{"x":1}'.encode("utf-16"), "UTF-8: invalid start byte at byte 0"),
-        (b'\xef\xbb\xbf{"prompt": ', "JSON decode error"),
-        (b'{"prompt": "a", ', "JSON decode error"),
+        (b'\xef\xbb\xbf{"prompt": ', "not valid JSON: Expecting value"),
+        (b'{"prompt": "a", ', "not valid JSON: Expecting property name"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )

@@ -46,12 +46,14 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"unknown option {name}{self.nearest(name)}")
         if unknown:
             self.error(f"one argument too many: {unknown[0]!r}")
-        lists = {each.dest: getattr(values, each.dest, None) for each in self._actions if each.option_strings}
-        defaults = {each.dest: each.default for each in self._actions}
-        values.given_lists = {
-            name: given for name, given in lists.items() if isinstance(given, list) and given is not defaults[name]
-        }
+        given = {each.dest: getattr(values, each.dest) for each in self._actions if self._is_given_list(each, values)}
+        values.given_lists = given
         return values
+
+    @staticmethod
+    def _is_given_list(action: argparse.Action, values: argparse.Namespace) -> bool:
+        value = getattr(values, action.dest, None)
+        return bool(action.option_strings) and isinstance(value, list) and value is not action.default
 
     @property
     def actions(self) -> list[argparse.Action]:

@@ -67,6 +67,8 @@ def _accuracy(axes: Any, rows: Mapping[str, Mapping[str, Any]], front: Sequence[
         ends = [[max(0.0, mean - max(low, least / 2))], [max(0.0, high - mean)]]
         color = _FRONT if name in front else _DOT
         axes.errorbar([bits], [mean], yerr=ends, fmt="none", color=color, capsize=3, linewidth=1, zorder=2)
+    if len({mean for _, mean in places.values()}) == 1:  # a logarithmic axis without a range would be empty
+        axes.set_ylim(min(mean / 2, max(low, least / 2)), max(mean * 2, high))
     axes.set_xlabel("bits per element of the cache, scales included")
     axes.set_ylabel("mean KL divergence (nats per token), bars: 95 %")
     axes.set_title("Accuracy over bits: down and left is better", fontsize=11)

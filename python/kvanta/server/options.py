@@ -52,6 +52,13 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
+def _path(value: Any) -> str:
+    path = str(value)
+    if path and not path.startswith("/"):
+        raise InputError(f"{path!r} does not begin with /")
+    return path
+
+
 def _words(value: Any) -> list[str]:
     """Words separated by commas, as in Aphrodite, or one JSON list of texts, as in vLLM's origins."""
     words: list[str] = []
@@ -67,6 +74,10 @@ def _words(value: Any) -> list[str]:
             raise InputError(f"{word!r} is neither a list of words nor a JSON list of texts")
         words += listed
     return words
+
+
+def _paths(value: Any) -> list[str]:
+    return [_path(word) for word in _words(value)]
 
 
 def _keys(value: Any) -> list[str]:
@@ -185,7 +196,7 @@ class ServerOptions(OptionGroup):
     ssl_keyfile: str = option("", "private key for HTTPS", metavar="FILE")
     ssl_certfile: str = option("", "certificate for HTTPS", metavar="FILE")
     root_path: str = option(
-        "", "path prefix at which a proxy serves this server", aliases=("fastapi_root_path",), metavar="PATH"
+        "", "path prefix at which a proxy serves this server", _path, aliases=("fastapi_root_path",), metavar="PATH"
     )
     log_level: str = option(
         "info",
@@ -199,7 +210,7 @@ class ServerOptions(OptionGroup):
     disable_access_log_for_endpoints: list[str] = option(
         (),
         "paths whose requests get no line, such as /health,/metrics, with everything below them",
-        _words,
+        _paths,
         aliases=("uvicorn_access_log_exclude_prefixes",),
         is_list=True,
         metavar="PATH",

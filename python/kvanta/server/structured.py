@@ -48,7 +48,7 @@ def read_form(response_format: Any, others: Mapping[str, Any]) -> StructuredOutp
     try:
         return StructuredOutputsParams(**form)
     except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+        raise InputError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
 
 def _of_openai(requested: Any) -> dict[str, Any]:

@@ -79,10 +79,10 @@ int64_t KvCacheSpec::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept
   return bytes;
 }
 
-int64_t KvCacheSpec::MinCacheBytes(int64_t tokens) const noexcept {
+int64_t KvCacheSpec::MinCacheBytes(int64_t tokens, int64_t step_pages) const noexcept {
   int64_t one_of_each = 0;
   for (const KvCacheGroup& group : groups) one_of_each += group.page_bytes + group.exact_page_bytes;
-  return std::max(MaxBytes(tokens), one_of_each);
+  return std::max(MaxBytes(tokens, step_pages), one_of_each);
 }
 
 std::vector<int> GroupLayers(std::span<const KvScheme> schemes, std::span<const Visibility> layers) {

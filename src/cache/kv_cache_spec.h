@@ -64,8 +64,8 @@ struct KvCacheSpec {
   int64_t PageBytes() const noexcept;  // quantized records, summed over all groups
   // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages, summed over all groups.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
-  // Smallest cache that holds a sequence of `tokens` tokens: a PagePool has room for a page of each kind.
-  int64_t MinCacheBytes(int64_t tokens) const noexcept;
+  // Smallest cache that holds MaxBytes(): a PagePool has room for a page of each kind.
+  int64_t MinCacheBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
 };
 
 // Assigns layers to groups for formats::PlanCache: by visibility and page rule, numbered in order of first appearance.

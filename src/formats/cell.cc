@@ -16,12 +16,12 @@ int ChannelStep(const Format& format, int head_dim) {
   return std::max(BlockChannels(format.scaling, head_dim), CodeChannels(format.code));
 }
 
-// Names of the formats that support head_dim, for the error message.
+// Names of the formats that support head_dim in layers with latents, or with K and V apart, for the error message.
 std::string FormatsFor(int head_dim, bool latents) {
   std::string names;
   for (const Format& format : All()) {
     const Format& values = OnSide(format, false);
-    if ((format.latents == MlaSupport::kRequired) != latents) continue;
+    if (format.latents == (latents ? MlaSupport::kNo : MlaSupport::kRequired)) continue;
     if (head_dim % ChannelStep(format, head_dim) != 0 || head_dim % ChannelStep(values, head_dim) != 0) continue;
     names += names.empty() ? "" : ", ";
     names += format.name;

@@ -24,7 +24,7 @@ class QualityMonitor::Pass {
   Pass(const QualitySetup& setup, const formats::CacheLayout& layout, int64_t tokens, int64_t chunk)
       : layout_(layout),
         cache_(setup.model.ops().device(), layout_, {},
-               {.budget_bytes = CacheBytes(cache::KvCacheSpec(layout_), tokens), .poison_unused = false}, false),
+               {.budget_bytes = cache::KvCacheSpec(layout_).MinCacheBytes(tokens, 2), .poison_unused = false}, false),
         pages_(cache_, ""),
         backend_(setup.make_backend(cache_.pool, {.layers = setup.model.AttentionLayers(), .scales = setup.scales})),
         runner_(setup.model, chunk, kLogitRows) {}
@@ -44,10 +44,6 @@ class QualityMonitor::Pass {
   std::span<float> Logits(int64_t first, int64_t count) { return runner_.Logits(first, count); }
 
  private:
-  static int64_t CacheBytes(const cache::KvCacheSpec& spec, int64_t tokens) noexcept {
-    return std::max(spec.MaxBytes(tokens, 2), spec.MinCacheBytes(tokens));
-  }
-
   formats::CacheLayout layout_;
   cache::KvCacheManager cache_;
   cache::SequenceCache pages_;

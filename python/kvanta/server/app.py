@@ -177,7 +177,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             defaults=defaults,
         )
         params = await service.read(http, read)
-        with renamed_errors(request, {} if request.input_ids is None else {"prompt": "input_ids"}):
+        with renamed_errors(request, request.given_names):
             return await service.completion(
                 *(http, request, params, request.prompts),
                 lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),

@@ -74,7 +74,10 @@ class GenerateRequest(BaseModel):
     @property
     def given_names(self) -> Mapping[str, str]:
         """A completion's fields -> those of this request."""
-        names = {SAMPLING_NAMES.get(name, name): f"sampling_params.{name}" for name in self._sampling()}
+        given = self.sampling_params  # checked later, maybe by another thread
+        first = given[0] if isinstance(given, list) and given else given
+        inner = first if isinstance(first, Mapping) and len(first) <= MAX_FIELDS else {}
+        names = {SAMPLING_NAMES.get(name, name): f"sampling_params.{name}" for name in inner}
         return {**names, **FIELD_NAMES, "prompt": "input_ids" if self.text is None else "text"}
 
     @property

@@ -205,6 +205,11 @@ class CompletionRequest(SamplingFields):
             raise ApiError(400, f"give either prompt or input_ids, got {given}", param="prompt")
         return self.input_ids if self.prompt is None else self.prompt
 
+    @property
+    def given_names(self) -> Mapping[str, str]:
+        """Names in messages -> the request's, where these differ."""
+        return {} if self.input_ids is None else {"prompt": "input_ids"}
+
 
 class ChatFields(Body):
     """Fields that make a prompt of a conversation."""

@@ -12,6 +12,7 @@ so many sequences, in those of one: about what a draft of one token less costs.
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import json
 import sys
@@ -50,20 +51,17 @@ def workloads(llm: LLM, tokens: int, characters: int) -> dict[str, list[tuple[li
 
 def decode(llm: LLM, work: Sequence[tuple[list[int], SamplingParams]], batch: int) -> tuple[list[Any], int, float]:
     """Texts with their log-probabilities, tokens that decode steps made, and seconds of these steps."""
-    llm.reset_prefix_cache()
     texts, tokens, seconds = [], 0, 0.0
     for first in range(0, len(work), batch):
-        prompts, params = zip(*work[first : first + batch], strict=True)
-        first_token = [SamplingParams(max_tokens=1)] * len(prompts)
-        llm.generate(list(prompts), first_token, use_tqdm=False)
-        # From now on the prompts are in the prefix cache, but for their last page: its time is measured, and left out.
+        streams = [llm.stream(prompt, params) for prompt, params in work[first : first + batch]]
+        outputs = [next(stream)[1].outputs[0] for stream in streams]  # they grow; the prompts have been read now
+        tokens -= sum(len(output.token_ids) for output in outputs)
         before = llm.stats()["seconds_total"]
-        llm.generate(list(prompts), first_token, use_tqdm=False)
-        prefilled = llm.stats()["seconds_total"]
-        outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
-        seconds += (llm.stats()["seconds_total"] - prefilled) - (prefilled - before)
-        texts += [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
-        tokens += sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
+        for stream in streams:
+            collections.deque(stream, maxlen=0)
+        seconds += llm.stats()["seconds_total"] - before
+        texts += [(output.token_ids, output.logprobs) for output in outputs]
+        tokens += sum(len(output.token_ids) for output in outputs)
     return texts, tokens, seconds
 
 

@@ -86,6 +86,12 @@ void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
   next.start_prefetched_ = true;
 }
 
+template <int kLocality>
+void PrefetchPlan::PrefetchStart(const Page& page) noexcept {
+  const uint8_t* end = page.keys + page.ranges->start;
+  for (const uint8_t* line = page.keys; line < end; line += kLine) __builtin_prefetch(line, 0, kLocality);
+}
+
 void PrefetchPlan::Begin() noexcept {
   later_plan_ = this;
   later_page_ = first_page_;
@@ -94,8 +100,9 @@ void PrefetchPlan::Begin() noexcept {
   after_ = later_;
   AdvanceLater();
   if (start_prefetched_) return;
-  const uint8_t* end = current_.keys + current_.ranges->start;
-  for (const uint8_t* line = current_.keys; line < end; line += kLine) __builtin_prefetch(line);
+  constexpr int kLevel1 = 3, kLevel2 = 2;  // locality arguments
+  PrefetchStart<kLevel1>(current_);
+  PrefetchStart<kLevel2>(after_);  // kernels may prefetch no page before the one read after it
 }
 
 void PrefetchPlan::Advance() noexcept {

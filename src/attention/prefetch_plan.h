@@ -66,6 +66,8 @@ class PrefetchPlan {
   Ranges RangesOf(const PageCells& cells, int64_t seen) const noexcept;
   Page FirstHeadOf(int64_t page) const noexcept;
   void AdvanceLater() noexcept;
+  template <int kLocality>
+  static void PrefetchStart(const Page& page) noexcept;
   kernels::Prefetch RowsOf(int head) const noexcept;
 
   const LayerView& layer_;

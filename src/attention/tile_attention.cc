@@ -100,7 +100,12 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       work_(workspace),
       group_(layer.attention->heads / layer.attention->kv_heads),
       head_dim_(layer.scheme->shape.head_dim),
-      page_size_(layer.scheme->shape.tokens) {
+      page_size_(layer.scheme->shape.tokens),
+      visibility_(layer.attention->visibility),
+      shares_cell_(layer.scheme->SharesCell()),
+      has_bias_(layer.scheme->k.mean && (layer.attention->softcap > 0 || !layer.attention->sinks.empty())),
+      has_allocation_(layer.scheme->k.query),
+      value_scales_(layer.scheme->v.format->scaling.per_head ? layer.scales->v.scale.data() : nullptr) {
   PlanPasses(false);
   if (layer.scheme->exact_open) PlanPasses(true);
 }
@@ -208,13 +213,12 @@ template <class AfterHead>
 void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
   std::fill_n(work_.split_state_, Rows(), kEmpty);
   std::memset(work_.split_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
-  const cache::Visibility visibility = layer_.attention->visibility;
   const int64_t pages_of_split = kSplitTokens / page_size_;
   const int64_t last = std::min(reads_.last_page(), (split + 1) * pages_of_split);
   for (int64_t page = std::max(reads_.first_page(), split * pages_of_split); page < last; ++page) {
     int tokens = tile_.tokens;  // tokens that still see the page
-    if (!visibility.IsFull()) {
-      const int64_t last_query = visibility.LastQuery((page + 1) * page_size_ - 1);
+    if (!visibility_.IsFull()) {
+      const int64_t last_query = visibility_.LastQuery((page + 1) * page_size_ - 1);
       tokens = static_cast<int>(std::min<int64_t>(tokens, last_query + 1 - tile_.first));
     }
     for (int head = 0; head < tile_.kv_heads; ++head) {
@@ -245,12 +249,10 @@ TileAttention::Passes& TileAttention::MovePasses(int64_t page, const PageView& v
   cells.k.MoveTo(view.record, passes.keys.cell);
   cells.v.MoveTo(view.record, passes.values.cell);
   if (passes.unquantized_kernel != nullptr) cells.unquantized.MoveTo(view.record, passes.unquantized.cell);
-  if (layer_.scheme->SharesCell()) passes.values.cell.codes = work_.values_;
+  if (shares_cell_) passes.values.cell.codes = work_.values_;
   if (!view.exact) {
-    if (layer_.scheme->k.query) passes.keys.allocation = layer_.scales->k.query->Allocation(view.kv_head);
-    if (layer_.scheme->v.format->scaling.per_head) {
-      passes.values.scale = passes.softmax.value_scale = layer_.scales->v.scale[static_cast<size_t>(view.kv_head)];
-    }
+    if (has_allocation_) passes.keys.allocation = layer_.scales->k.query->Allocation(view.kv_head);
+    if (value_scales_ != nullptr) passes.values.scale = passes.softmax.value_scale = value_scales_[view.kv_head];
   }
   reads_.SetPrefetches(page, passes.keys.prefetch, passes.softmax.prefetch, passes.values.prefetch);
   return passes;
@@ -258,11 +260,11 @@ TileAttention::Passes& TileAttention::MovePasses(int64_t page, const PageView& v
 
 void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
   const PageView& view = reads_.Current();
-  if (layer_.scheme->SharesCell()) TransposeLatents(page, view, tokens);
+  if (shares_cell_) TransposeLatents(page, view, tokens);
   Passes& passes = MovePasses(page, view);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
-    return static_cast<int>(std::max<int64_t>(0, layer_.attention->visibility.First(tile_.first + token) - start));
+    return static_cast<int>(std::max<int64_t>(0, visibility_.First(tile_.first + token) - start));
   };
   const auto end_of = [&](int token) {
     return static_cast<int>(std::min<int64_t>(page_size_, tile_.first + token + 1 - start));
@@ -317,7 +319,7 @@ void TileAttention::AttendRows(Passes& passes, int begin, int end, int first_row
   softmax.begin = begin;
   softmax.end = end;
   softmax.rows = rows;
-  softmax.bias = NeedsBias() ? work_.bias_ + first_row : nullptr;
+  softmax.bias = has_bias_ ? work_.bias_ + first_row : nullptr;
   softmax.state = work_.split_state_ + first_row;
   passes.softmax_kernel(softmax);
   passes.value_kernel->accumulate(values);

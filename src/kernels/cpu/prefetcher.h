@@ -13,12 +13,12 @@ inline constexpr int kLineBytes = 64;
 // Target of a unit's prefetches, as measured (docs/adr/0069-pages-are-prefetched-into-both-caches.md).
 enum class PrefetchInto : uint8_t {
   kLevel1,      // the page read next, into the first-level cache, which holds half of a page of 8 bits besides
-  kLevel2,      // the page read next, into the second-level cache
+  kLevel2,      // the page read after the next one, into the second-level cache
   kBothLevels,  // the page read next, into the first-level cache, and the one after it, into the second
 };
 #if defined(KVANTA_PREFETCH_LEVEL2)
 inline constexpr PrefetchInto kPrefetchInto = PrefetchInto::kLevel2;
-inline constexpr int64_t kTwoPartPrefetchBytes = 12 << 10;  // 4-bit pages gain by it, 8-bit ones lose
+inline constexpr int64_t kTwoPartPrefetchBytes = 0;
 #elif defined(KVANTA_PREFETCH_BOTH_LEVELS)
 inline constexpr PrefetchInto kPrefetchInto = PrefetchInto::kBothLevels;
 inline constexpr int64_t kTwoPartPrefetchBytes = 0;
@@ -37,8 +37,11 @@ class Prefetcher {
     if (bytes == 0 || steps <= 0) return;
     next_ = ahead.next;
     second_ = ahead.second;
-    later_ = ahead.later;
-    later_second_ = ahead.later + ahead.second;
+    if constexpr (kPrefetchInto == PrefetchInto::kLevel2) next_ += ahead.later;
+    if constexpr (kPrefetchInto == PrefetchInto::kBothLevels) {
+      later_ = ahead.later;
+      later_second_ = ahead.later + ahead.second;
+    }
     const uint32_t max_bytes = static_cast<uint32_t>(steps) * kLineBytes;
     for (uint32_t more = bytes; more > max_bytes; more -= kLineBytes) Touch(kLineBytes);
     bytes_of_step_ =

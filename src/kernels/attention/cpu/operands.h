@@ -12,6 +12,9 @@
 namespace kvanta::kernels {
 namespace {
 
+// 32 registers of 16 lanes, of which kernels keep a page's vectors in up to 24.
+inline constexpr bool kManyRegisters = Vec16::kTileSums >= 24;
+
 inline constexpr float kNegativeInfinity = -__builtin_inff();
 // Magnitude of 16-bit operands: 127 * 256, so that both terms of a split into bytes fit signed bytes.
 inline constexpr float kMaxOperand16 = 32512;

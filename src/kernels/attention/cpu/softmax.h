@@ -47,7 +47,7 @@ KVANTA_INLINE void MaximaOfRows(const float* scores, int first, int last, float*
 }
 
 // Vectors whose powers fit the registers at once.
-inline constexpr int kPowersAtOnce = Vec16::kTileSums >= 24 ? 4 : 2;
+inline constexpr int kPowersAtOnce = kManyRegisters ? 4 : 2;
 
 // Stores p in place of the scores.
 struct InPlace {

@@ -25,10 +25,21 @@ float PrepareSubbyte(const float* query, int head_dim, int block, uint8_t* out) 
 
 // ---- QK
 
-// Scales and offsets of a page as f32, [blocks][page_tokens]; scales are 1 where a cell has none.
+// Scales and offsets of a page as f32, [blocks][page_tokens], which tiles share; scales are 1 where a cell has none.
 struct KeyScales {
   alignas(64) float scale[kMaxBlocks * kMaxPageTokens];
   alignas(64) float offset[kMaxBlocks * kMaxPageTokens];
+
+  KVANTA_INLINE Vec16::F Scale(int slot) const { return Vec16::Load(scale + slot); }
+  KVANTA_INLINE Vec16::F Offset(int slot) const { return Vec16::Load(offset + slot); }
+};
+// The same, converted where they are used: for one tile.
+template <formats::ScaleType kType>
+struct ScalesInPlace {
+  const CellView& cell;
+
+  KVANTA_INLINE Vec16::F Scale(int slot) const { return LoadScalesOf<kType>(cell.block_scales.data, slot); }
+  KVANTA_INLINE Vec16::F Offset(int slot) const { return Vec16::LoadFp16(cell.block_offsets + slot); }
 };
 __attribute__((noinline)) void LoadKeyScales(const CellView& cell, int groups, KeyScales& scales) {
   const int blocks = ScaleBlocks(cell);
@@ -49,9 +60,9 @@ __attribute__((noinline)) void LoadKeyScales(const CellView& cell, int groups, K
 }
 
 // Scores rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.
-template <class Key, int kGroups, int kRows>
-KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
-                                    int row, Prefetcher& prefetch) {
+template <class Key, int kGroups, int kRows, class Scales>
+KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const Scales& scales, const uint8_t* lines, int group, int row,
+                                    Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
   const int64_t bias_offset = BiasOffset<Key>(cell.head_dim);
   const int block = cell.block_scales ? cell.block : cell.head_dim;
@@ -69,7 +80,7 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
 #pragma GCC unroll 16
   for (int i = 0; i < kSums; ++i) sums[i] = Vec16::Zero();
   const int32_t zero = 0;
-  const float* block_scale = scales.scale + group * 16;
+  int block_slot = group * 16;
   for (int first = 0, channel_of_block = 0, b = 0; first < cell.head_dim;) {
     // A block may be summed in parts: integers below 2^24 are exact in f32.
     Bytes16::Sum dots[kSums];
@@ -82,9 +93,11 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
       Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, initial, dots, prefetch);
     }
     const int channels = whole ? Key::kBlock : Key::kStep;
+    Vec16::F scale[kGroups];
+    for (int g = 0; g < kGroups; ++g) scale[g] = scales.Scale(block_slot + 16 * g);
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) {
-      sums[i] = Vec16::Fma(Bytes16::ToFloat(dots[i]), Vec16::Load(block_scale + 16 * (i % kGroups)), sums[i]);
+      sums[i] = Vec16::Fma(Bytes16::ToFloat(dots[i]), scale[i % kGroups], sums[i]);
     }
     for (int r = 0; r < kRows; ++r) query[r] += channels;
     low += channels * Key::kLow * 2;
@@ -94,15 +107,16 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
     if (channel_of_block == block) {
       channel_of_block = 0;
       ++b;
-      block_scale += cell.page_tokens;
+      block_slot += cell.page_tokens;
     }
   }
   for (int b = 0; cell.block_offsets && b < cell.head_dim / block; ++b) {
-    const float* offsets = scales.offset + b * cell.page_tokens + group * 16;
+    Vec16::F offset[kGroups];
+    for (int g = 0; g < kGroups; ++g) offset[g] = scales.Offset(b * cell.page_tokens + (group + g) * 16);
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) {
       const Vec16::F total = Vec16::Set1(QuerySums<Key>(pass, row + i / kGroups)[b]);
-      sums[i] = Vec16::Fma(total, Vec16::Load(offsets + 16 * (i % kGroups)), sums[i]);
+      sums[i] = Vec16::Fma(total, offset[i % kGroups], sums[i]);
     }
   }
   // Apart and unrolled, so that the sums stay in registers.
@@ -149,10 +163,28 @@ KVANTA_INLINE void AddScores(const KeyPass& pass, const KeyScales& scales, int f
   if (group < last) ScoreSubbyteGroups<Key, 1>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
 }
 
+// AddScores() of a pass of one tile, of the most common size, with an even number of groups: it needs its scales once,
+// and storing them took a tenth of its time.
+template <class Key, formats::ScaleType kType>
+KVANTA_INLINE void AddTileScores(const KeyPass& pass, Prefetcher& prefetch) {
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * Key::kBits * 2;
+  for (int group = 0; group < pass.groups; group += kGroupsUnroll) {
+    ScoreSubbyteTile<Key, kGroupsUnroll, kQueryTile>(pass, ScalesInPlace<kType>{pass.cell},
+                                                     pass.cell.codes + group * group_bytes, group, 0, prefetch);
+  }
+}
+
 template <class Key>
 void ScoreSubbyte(const KeyPass& pass) {
-  KeyScales scales;
   Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, RowTiles<Key>(pass.rows), kGroupsUnroll, Key::kChannelsOfStep)};
+  if constexpr (kManyRegisters) {
+    constexpr formats::ScaleType kType = Key::kLevelsOfE2M1 ? formats::ScaleType::kE4M3 : formats::ScaleType::kFp16;
+    const ScaleSection& scales = pass.cell.block_scales;
+    if (pass.rows == kQueryTile && pass.groups % kGroupsUnroll == 0 && scales && scales.type == kType) {
+      return AddTileScores<Key, kType>(pass, prefetch);
+    }
+  }
+  KeyScales scales;
   LoadKeyScales(pass.cell, pass.groups, scales);
   AddScores<Key>(pass, scales, 0, pass.groups, prefetch);
 }
@@ -171,44 +203,51 @@ inline float PrepareChannelScaled(const float* query, int head_dim, int /*block*
   return 1.0f + 0 * Vec16::Sum(sum);  // NaN and infinities propagate
 }
 
-// Loads a token group's channel scales and offsets as f32, 0 beyond the last channel. The offset is that of the middle
-// code: it is multiplied by the unquantized query, and codes far from the middle would amplify the query's quantization
-// error.
-template <formats::ElementType kElementType>
-KVANTA_INLINE void LoadChannelScales(const CellView& cell, int64_t first_scale, float* scales, float* offsets) {
-  constexpr int kMiddle = 1 << (formats::CodeBits(kElementType) - 1);
-  for (int c = 0; c < cell.head_dim; c += 16) {
-    const uint16_t* scale = cell.channel_scales + first_scale + c;
-    const uint16_t* offset = cell.channel_offsets + first_scale + c;
-    uint16_t last_scale[16] = {}, last_offset[16] = {};
-    if (c + 16 > cell.head_dim) {  // the last 8 channels: fp16 loads read 16, so copy
-      __builtin_memcpy(last_scale, scale, 16);
-      __builtin_memcpy(last_offset, offset, 16);
-      scale = last_scale;
-      offset = last_offset;
-    }
-    Vec16::Store(scales + c, Vec16::LoadFp16(scale));
-    Vec16::Store(offsets + c, Vec16::Fma(Vec16::Set1(kMiddle), Vec16::LoadFp16(scale), Vec16::LoadFp16(offset)));
-  }
-}
-
-// A row's query multiplied by the channel scales: maximum magnitude, and the dot product with the channel offsets.
-struct ScaledQuery {
-  Vec16::F max;
+// The scale of 16 channels of a token group and the offset of their middle code, which is multiplied by the unquantized
+// query: codes far from the middle would amplify the query's quantization error.
+struct ChannelScale {
+  Vec16::F scale;
   Vec16::F offset;
 };
-KVANTA_INLINE ScaledQuery ScaleQuery(const float* query, const float* scales, const float* offsets, int head_dim,
-                                     float* scaled) {
-  Vec16::F offset = Vec16::Zero(), max = Vec16::Zero();
+template <formats::ElementType kElementType>
+KVANTA_INLINE ChannelScale LoadChannelScale(const uint16_t* scale, const uint16_t* offset) {
+  constexpr int kMiddle = 1 << (formats::CodeBits(kElementType) - 1);
+  const Vec16::F x = Vec16::LoadFp16(scale);
+  return {x, Vec16::Fma(Vec16::Set1(kMiddle), x, Vec16::LoadFp16(offset))};
+}
+
+// Multiplies kRows queries by the channel scales: maxima[i] and offsets[i] have row i's largest magnitude and its dot
+// product with the channel offsets, per lane.
+template <formats::ElementType kElementType, int kRows>
+KVANTA_INLINE void MultiplyQueries(const KeyPass& pass, int64_t first_scale, int first_row, float* scaled, int width,
+                                   Vec16::F* maxima, Vec16::F* offsets) {
+  Vec16::F max[kRows], sum[kRows];
+  for (int i = 0; i < kRows; ++i) max[i] = sum[i] = Vec16::Zero();
+  const int head_dim = pass.cell.head_dim;
+  const int64_t stride = pass.query_stride;
+  const uint8_t* query = pass.query + first_row * stride;
+  const uint16_t* scale = pass.cell.channel_scales + first_scale;
+  const uint16_t* offset = pass.cell.channel_offsets + first_scale;
+  const auto multiply = [&](const ChannelScale& channels, int c) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-  for (int c = 0; c < head_dim; c += 16) {
-    const Vec16::F q = Vec16::Load(query + c);
-    const Vec16::F x = Vec16::Mul(q, Vec16::Load(scales + c));
-    offset = Vec16::Fma(q, Vec16::Load(offsets + c), offset);  // NaN if a scale is NaN
-    max = Vec16::Max(max, Vec16::Abs(x));
-    Vec16::Store(scaled + c, x);
+    for (int i = 0; i < kRows; ++i) {
+      const Vec16::F q = Vec16::Load(reinterpret_cast<const float*>(query + i * stride) + c);
+      const Vec16::F x = Vec16::Mul(q, channels.scale);
+      sum[i] = Vec16::Fma(q, channels.offset, sum[i]);  // NaN if a scale is NaN
+      max[i] = Vec16::Max(max[i], Vec16::Abs(x));
+      Vec16::Store(scaled + i * width + c, x);
+    }
+  };
+  int c = 0;
+  for (; c + 16 <= head_dim; c += 16) multiply(LoadChannelScale<kElementType>(scale + c, offset + c), c);
+  if (c < head_dim) {  // the last 8 channels: fp16 loads read 16, so copy
+    uint16_t last_scale[16] = {}, last_offset[16] = {};
+    __builtin_memcpy(last_scale, scale + c, 16);
+    __builtin_memcpy(last_offset, offset + c, 16);
+    multiply(LoadChannelScale<kElementType>(last_scale, last_offset), c);
   }
-  return {max, offset};
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) maxima[i] = max[i], offsets[i] = sum[i];
 }
 
 // Quantizes q * scale of the rows for one token group, `stride` bytes apart. factors[row]: factor of a row's dots;
@@ -219,9 +258,7 @@ KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t first_scale, uint8_
   constexpr int kMiddle = 1 << (formats::CodeBits(kElementType) - 1);
   constexpr float kMaxOperand = SubbyteQuery::kMaxOperand;
   const int head_dim = pass.cell.head_dim, width = static_cast<int>(RoundUp(head_dim, 64));
-  alignas(64) float scales[kMaxHeadDim], offsets[kMaxHeadDim];
   alignas(64) float scaled[4 * kMaxHeadDim];
-  LoadChannelScales<kElementType>(pass.cell, first_scale, scales, offsets);
   for (int row = 0; row < 4 * width; row += width) {  // padding beyond the last channel
     for (int c = static_cast<int>(RoundUp(head_dim, 16)); c < width; c += 16) {
       Vec16::Store(scaled + row + c, Vec16::Zero());
@@ -230,13 +267,12 @@ KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t first_scale, uint8_
   for (int first = 0; first < pass.rows; first += 4) {  // four rows at a time, to share one reduction
     const int rows = pass.rows - first < 4 ? pass.rows - first : 4;
     Vec16::F maxima[4], sums[4];
-    for (int i = 0; i < 4; ++i) maxima[i] = sums[i] = Vec16::Zero();
-    for (int i = 0; i < rows; ++i) {
-      const float* query = reinterpret_cast<const float*>(pass.query + (first + i) * pass.query_stride);
-      const ScaledQuery row = ScaleQuery(query, scales, offsets, head_dim, scaled + i * width);
-      maxima[i] = row.max;
-      sums[i] = row.offset;
-    }
+    for (int i = rows; i < 4; ++i) sums[i] = Vec16::Zero();
+    ForRowTiles<SubbyteQuery>(
+        rows, [&]<int kRows>(RowCount<kRows>, int row) __attribute__((always_inline)) {
+          MultiplyQueries<kElementType, kRows>(pass, first_scale, first + row, scaled + row * width, width,
+                                               maxima + row, sums + row);
+        });
     float largest[4], inverse[4];
     ReduceMaxima(maxima, rows, kMaxOperand, largest, inverse);
     Vec16::SumsOf(sums, query_offsets + first);

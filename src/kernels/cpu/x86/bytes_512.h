@@ -110,12 +110,19 @@ struct Bytes16 {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
     Store(_mm_maskz_mov_epi8(negative, _mm_set1_epi8(static_cast<char>(bits))), out);
   }
-  // Offsets of the codes of 64 slots: `middle`, or one less where the scale is negative.
+  // Signs() of four vectors.
+  static KVANTA_INLINE void SignsOfFour(const Vec16::F* x, int bits, uint8_t* out) {
+    const auto mask = [x](int i) { return _mm512_movepi32_mask(_mm512_castps_si512(x[i])); };
+    const __mmask32 low = _mm512_kunpackw(mask(1), mask(0)), high = _mm512_kunpackw(mask(3), mask(2));
+    _mm512_storeu_si512(out,
+                        _mm512_maskz_mov_epi8(_mm512_kunpackd(high, low), _mm512_set1_epi8(static_cast<char>(bits))));
+  }
+  // Offsets of the codes of 64 slots: `middle`, a power of 2, or one less where the scale is negative.
   template <bool kSigns>
   static KVANTA_INLINE V CodeOffsets(int middle, const uint8_t* signs) {
     const V middles = _mm512_set1_epi8(static_cast<char>(middle));
     if constexpr (!kSigns) return middles;
-    return _mm512_sub_epi8(middles, And(Load(signs), 1));
+    return _mm512_xor_si512(middles, Load(signs));  // m ^ (2 m - 1) = m - 1
   }
   // sums[i]: sum of the lanes of x[i], i < 4, or minus the sum.
   template <bool kNegative = false>

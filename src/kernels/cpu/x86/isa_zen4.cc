@@ -1,8 +1,9 @@
 // The unit of CPUs whose vdpbf16ps is as fast as a multiply-add: AMD's. It differs from the AVX-512 one in three ways:
 //   * Weights of bf16 are multiplied by vdpbf16ps.
 //   * Codes of bf16 and fp8 in the cache are, too, by operands rounded to bf16.
-//   * Pages are prefetched into the second-level cache (KVANTA_PREFETCH_LEVEL2). A prefetch into the first one holds
-//     one of its few miss buffers for as long as memory takes, and reads that only miss the first-level cache wait.
+//   * Pages are prefetched two ahead, into the second-level cache alone (KVANTA_PREFETCH_LEVEL2). A prefetch into the
+//     first one holds one of its few miss buffers for as long as memory takes, and reads that only miss the first-level
+//     cache wait.
 // Sanitized and emulated builds share the kernels of the AVX-512 unit that differ in the prefetch alone: they compile
 // slowly.
 #if defined(KVANTA_SANITIZED) || defined(KVANTA_EMULATE_AVX512)

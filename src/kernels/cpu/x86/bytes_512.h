@@ -110,6 +110,7 @@ struct Bytes16 {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
     Store(_mm_maskz_mov_epi8(negative, _mm_set1_epi8(static_cast<char>(bits))), out);
   }
+#ifndef KVANTA_EMULATE_AVX512  // its small tiles do without
   // Signs() of four vectors.
   static KVANTA_INLINE void SignsOfFour(const Vec16::F* x, int bits, uint8_t* out) {
     const auto mask = [x](int i) { return _mm512_movepi32_mask(_mm512_castps_si512(x[i])); };
@@ -117,6 +118,7 @@ struct Bytes16 {
     _mm512_storeu_si512(out,
                         _mm512_maskz_mov_epi8(_mm512_kunpackd(high, low), _mm512_set1_epi8(static_cast<char>(bits))));
   }
+#endif
   // Offsets of the codes of 64 slots: `middle`, a power of 2, or one less where the scale is negative.
   template <bool kSigns>
   static KVANTA_INLINE V CodeOffsets(int middle, const uint8_t* signs) {

@@ -21,9 +21,11 @@ PageKey IdentityKey(std::string_view identity) noexcept {
 
 PageKey RootKey(const PageKey& identity, std::string_view salt) noexcept {
   if (salt.empty()) return identity;
-  PageKey key;
+  // HMAC pads its key with zeros and hashes a long one: as keys, "a" and "a\0" would be the same salt.
+  PageKey salt_key, key;
+  crypto_hash_sha256(salt_key.data(), reinterpret_cast<const unsigned char*>(salt.data()), salt.size());
   crypto_auth_hmacsha256_state state;
-  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(salt.data()), salt.size());
+  crypto_auth_hmacsha256_init(&state, salt_key.data(), salt_key.size());
   crypto_auth_hmacsha256_update(&state, identity.data(), identity.size());
   crypto_auth_hmacsha256_final(&state, key.data());
   return key;

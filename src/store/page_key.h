@@ -1,5 +1,5 @@
-// Keys of stored pages: SHA-256, chained from an identity over the token ids of all pages from the first on. A salt
-// keys the chain (HMAC), so that pages of one salt are never found with another.
+// Keys of stored pages: SHA-256, chained from an identity over the token ids of all pages from the first on. A salt's
+// SHA-256 keys the chain (HMAC), so that pages of one salt are never found with another.
 #pragma once
 
 #include <cstdint>

@@ -119,7 +119,12 @@ size_t RecordWriter::NextBatch() const {
 }
 
 void RecordWriter::Loop(const std::stop_token& stop, IoThread::Lock& lock) {
-  thread_.Call(lock, [this] { backend_.Open(); });
+  thread_.Call(lock, [this] {
+    try {
+      backend_.Open();
+    } catch (const std::exception&) {  // no memory: records are not found, and are written again
+    }
+  });
   std::vector<const Job*> batch;
   batch.reserve(kMaxBatchJobs);
   for (;;) {

@@ -84,7 +84,9 @@ class TcpConnection final : public Connection {
 std::unique_ptr<Connection> ConnectTcp(const std::string& host, int port, double deadline, Resolver& resolver) {
   const Addresses addresses = resolver.Resolve(host, port, deadline);
   std::string why = "the host has no address";
-  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+  int left = 0;
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) ++left;
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next, --left) {
     const int opened = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
     if (opened < 0) {
       why = std::strerror(errno);
@@ -92,7 +94,9 @@ std::unique_ptr<Connection> ConnectTcp(const std::string& host, int port, double
     }
     auto connection = std::make_unique<TcpConnection>(opened);
     try {
-      connection->Connect(*address, deadline);
+      // Packets to one address may be dropped: it leaves the others their share of the time.
+      const double now = Now();
+      connection->Connect(*address, now + (deadline - now) / left);
       return connection;
     } catch (const ConnectionError& error) {
       why = error.what();

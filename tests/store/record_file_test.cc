@@ -14,11 +14,19 @@ constexpr cache::PageKind kExact = cache::PageKind::kExact;
 
 TEST(PageKey, IsSha256) {
   EXPECT_EQ(Hex(IdentityKey("abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  // RFC 4231, test case 2, of HMAC; the salt is the key.
   PageKey data;
   std::memcpy(data.data(), "what do ya want for nothing?....", data.size());
   EXPECT_EQ(RootKey(data, ""), data);
-  EXPECT_NE(RootKey(data, "Jefe"), data);
+  // Python: hmac.digest(sha256(b"Jefe").digest(), b"what do ya want for nothing?....", "sha256")
+  EXPECT_EQ(Hex(RootKey(data, "Jefe")), "f48f11a2d1a1c71174fdfa9627e6958ad34b327ae6e04ecb1f78a2e9c8abf8db");
+}
+
+TEST(PageKey, DistinguishesSaltsThatHmacPadsOrHashesToOneKey) {
+  const PageKey identity = IdentityKey("model");
+  EXPECT_NE(RootKey(identity, "a"), RootKey(identity, std::string("a\0", 2)));
+  const std::string long_salt(65, 's');
+  const PageKey digest = IdentityKey(long_salt);
+  EXPECT_NE(RootKey(identity, long_salt), RootKey(identity, std::string(digest.begin(), digest.end())));
 }
 
 TEST(PageKey, DependsOnEveryTokenSaltAndOrder) {

@@ -6,8 +6,9 @@
 set(KVANTA_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a usable nvcc is found), ON or OFF")
 set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90]
     CACHE STRING "nvcc's options for the GPUs to compile for; one takes half the time of two")
+option(KVANTA_CUDA_FAST_COMPILE "Compile kernels for GPUs in a third of the time: slow kernels, to check that they compile" OFF)
 
-# Sets KVANTA_NVCC and KVANTA_CUDART, or describes in `missing` what was not found.
+# Sets KVANTA_NVCC, KVANTA_NVCC_VERSION and KVANTA_CUDART, or describes in `missing` what was not found.
 function(kvanta_find_cuda missing)
   set(${missing} "" PARENT_SCOPE)
   find_program(KVANTA_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin
@@ -22,6 +23,7 @@ function(kvanta_find_cuda missing)
     set(${missing} "${KVANTA_NVCC} is older than 12.5, or does not run" PARENT_SCOPE)
     return()
   endif()
+  set(KVANTA_NVCC_VERSION ${CMAKE_MATCH_1} PARENT_SCOPE)
   execute_process(COMMAND ${KVANTA_NVCC} --dryrun -c none.cu ERROR_VARIABLE plan OUTPUT_QUIET)
   string(REGEX MATCH "#\\$ TOP=([^\n]+)" found "${plan}")  # nvcc may be a link or a script
   set(root ${CMAKE_MATCH_1})
@@ -79,6 +81,9 @@ function(kvanta_cuda target)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     # Only *_entries.cu contain kernels; the other units only call the runtime and are compiled as C++.
     set(language ${KVANTA_CUDA_TARGETS} --threads 2)
+    if(KVANTA_CUDA_FAST_COMPILE AND KVANTA_NVCC_VERSION VERSION_GREATER_EQUAL 13)
+      list(APPEND language --Ofast-compile=max)
+    endif()
     if(NOT name MATCHES "_entries$")
       set(language -x c++)
     endif()

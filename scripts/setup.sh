@@ -79,6 +79,9 @@ setup_python() {
   done
 }
 
+# Options of pip for every build of the package; scripts that source this file may add some.
+package_options=()
+
 # build_wheel FOLDER [SOURCE [OPTION...]]: builds the Python package into FOLDER with the venv's build tools and these
 # options of pip. Build isolation is off because its fresh folder for nanobind would force a full rebuild each time.
 build_wheel() {
@@ -86,7 +89,7 @@ build_wheel() {
   # The path that CMake finds by itself: with another one, ccache would miss.
   CC=/usr/bin/cc CXX=/usr/bin/c++ .venv/bin/python -m pip wheel --progress-bar off --no-deps --no-build-isolation \
     --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
-    --config-settings=cmake.define.KVANTA_WERROR=ON --wheel-dir "$1" "${@:3}" "${2:-.}"
+    --config-settings=cmake.define.KVANTA_WERROR=ON --wheel-dir "$1" "${package_options[@]}" "${@:3}" "${2:-.}"
 }
 
 # setup_package: builds and installs the Python package; the wheel stays in build/wheel.

@@ -46,7 +46,7 @@ struct PanelGroup {
   int64_t Column() const { return panel * kPanelColumns; }
 };
 
-TileTask FirstTile(const MultiplyTask& task, int64_t x_stride, int64_t panel_step_bytes, int64_t end_block) {
+inline TileTask FirstTile(const MultiplyTask& task, int64_t x_stride, int64_t panel_step_bytes, int64_t end_block) {
   return {.x = task.x,
           .x_block = task.rows * x_stride,
           .w_panel = task.steps.steps * panel_step_bytes,
@@ -56,7 +56,8 @@ TileTask FirstTile(const MultiplyTask& task, int64_t x_stride, int64_t panel_ste
 }
 
 // Sets a tile's panels; its rows begin with `row`.
-void SetPanels(const MultiplyTask& task, int64_t row, const PanelGroup& group, int64_t panel_step_bytes, TileTask& t) {
+inline void SetPanels(const MultiplyTask& task, int64_t row, const PanelGroup& group, int64_t panel_step_bytes,
+                      TileTask& t) {
   const int64_t column = group.Column(), columns = int64_t{group.panels} * kPanelColumns;
   t.w = task.w + group.panel * t.w_panel + task.steps.First(t.first_block) * panel_step_bytes;
   t.bias = t.end_block == task.steps.blocks && task.bias != nullptr ? task.bias + column : nullptr;

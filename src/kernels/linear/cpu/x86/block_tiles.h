@@ -22,11 +22,13 @@ inline constexpr int64_t kTiledRows = 128;
 // Prefetch distance in a panel.
 inline constexpr int64_t kTilePrefetchBytes = 4096;
 
-template <BlockLayout kLayout, bool kIsWide>
+// kStorage: an index of BlockKernels::of.
+template <int kStorage, bool kIsWide>
 class BlockTiles {
  public:
   static void Multiply(const MultiplyTask& task) noexcept {
-    if (task.rows < kMinTileRows) return kernels::Multiply<W>(task);
+    // By the AVX-512 unit, whose kernels would be compiled a second time here.
+    if (task.rows < kMinTileRows) return Avx512BlockKernels().of[kStorage][kIsWide ? 1 : 0].multiply(task);
     Tiles::Configure(Shapes());
     Panel panel;
     for (int64_t block = 0; block < task.steps.blocks; ++block) {
@@ -39,6 +41,7 @@ class BlockTiles {
   }
 
  private:
+  static constexpr BlockLayout kLayout = kBlockLayouts[kStorage];
   using W = BlockWeight<kLayout, kIsWide>;
   using Block = typename W::Block;
   static constexpr int kSubs = kLayout.Subs();
@@ -185,8 +188,7 @@ void SetBlockTiles(BlockKernels& kernels) {
   if constexpr (kStorage < kBlockStorages) {
     for (const bool wide : {false, true}) {
       WeightKernels& of = kernels.of[kStorage][wide ? 1 : 0];
-      of.multiply = wide ? BlockTiles<kBlockLayouts[kStorage], true>::Multiply
-                         : BlockTiles<kBlockLayouts[kStorage], false>::Multiply;
+      of.multiply = wide ? BlockTiles<kStorage, true>::Multiply : BlockTiles<kStorage, false>::Multiply;
       of.block_rows = kTiledRows;
     }
     SetBlockTiles<kStorage + 1>(kernels);

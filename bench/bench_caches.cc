@@ -127,7 +127,7 @@ int64_t BenchCaches::FirstExactPage() const {
 }
 
 uint8_t* BenchCaches::Record(PageKind kind, cache::PageId page) {
-  return store_->Base(0, kind) + page * store_->RecordBytes(0, kind);
+  return store_->Record(0, kind, page);
 }
 
 void BenchCaches::Copy(PageKind kind, cache::PageId from, cache::PageId to) {

@@ -166,16 +166,14 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
                                              .head_dim = is_key ? scheme.UnquantizedShape().head_dim : 0};
   uint8_t* unquantized = nullptr;  // unquantized channels of the exact record, or of the quantized one if there is none
   if (write.page.quantized != cache::kNoPage) {
-    uint8_t* record = pool_.Base(scheme.group, PageKind::kQuantized) +
-                      write.page.quantized * pool_.RecordBytes(scheme.group, PageKind::kQuantized);
+    uint8_t* record = pool_.Record(scheme.group, PageKind::kQuantized, write.page.quantized);
     quantized = record + (is_key ? scheme.KCell(head) : scheme.VCell(head));
     unquantized = record + scheme.KUnquantized(head);
   }
   uint8_t* exact = nullptr;
   const formats::CellSections exact_sections = formats::Bf16Sections(scheme.shape);
   if (scheme.exact_open) {
-    uint8_t* record = pool_.Base(scheme.group, PageKind::kExact) +
-                      write.page.exact * pool_.RecordBytes(scheme.group, PageKind::kExact);
+    uint8_t* record = pool_.Record(scheme.group, PageKind::kExact, write.page.exact);
     exact = record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
     unquantized = record + scheme.ExactKUnquantized(head);
   }

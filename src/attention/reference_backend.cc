@@ -100,7 +100,7 @@ class ReferenceBackend final : public Backend {
 
   // Returns a record in host memory; copies it first if the pool is in GPU memory.
   const uint8_t* Record(int group, PageKind kind, cache::PageId page, std::vector<uint8_t>& copy) const {
-    const uint8_t* record = pool_.Base(group, kind) + page * pool_.RecordBytes(group, kind);
+    const uint8_t* record = pool_.Record(group, kind, page);
     if (&pool_.device() == &Cpu()) return record;
     copy.resize(static_cast<size_t>(pool_.RecordBytes(group, kind)));
     pool_.device().CopyOut(copy.data(), record, copy.size());

@@ -22,6 +22,13 @@ class HeldRecords {
     pool_.Retain(group, kind, page);
     bytes_ += pool_.RecordBytes(group, kind);
   }
+  // Makes room for `count` more records.
+  void Reserve(size_t count) { records_.reserve(records_.size() + count); }
+  // Takes over the caller's reference to a record, for which there must be room.
+  void Adopt(int group, PageKind kind, PageId page) noexcept {
+    records_.push_back({.group = group, .kind = kind, .page = page});
+    bytes_ += pool_.RecordBytes(group, kind);
+  }
   void Release() noexcept {
     for (const RecordId& record : records_) pool_.Release(record.group, record.kind, record.page);
     records_.clear();

@@ -21,6 +21,16 @@ struct KvCacheManager {
   // Bytes available to a sequence: unused bytes plus bytes that eviction would free.
   int64_t AvailableBytes() const noexcept { return pool.BudgetBytes() - pool.UsedBytes() + pool.EvictableBytes(); }
 
+  // Allocates a record with one reference, evicting from the prefix cache as needed, while it has at least
+  // `min_evictable` evictable bytes. kNoPage if there is no memory for the record.
+  PageId Allocate(int group, PageKind kind, int64_t min_evictable = 0) {
+    PageId page = pool.Allocate(group, kind);
+    while (page == kNoPage && prefix && pool.EvictableBytes() >= min_evictable && prefix->EvictOne()) {
+      page = pool.Allocate(group, kind);
+    }
+    return page;
+  }
+
   const KvCacheSpec spec;
   PagePool pool;
   std::optional<PrefixCache> prefix;  // empty if prefix caching is off

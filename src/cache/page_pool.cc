@@ -42,9 +42,7 @@ struct PagePool::State {
   int64_t max_committed_bytes = 0;      // the budget, and the rest of a granule for each pool
   std::vector<RecordId> released = {};  // with lists_released
 
-  Pool& Of(int group, PageKind kind) {
-    return pools[2 * static_cast<size_t>(group) + static_cast<size_t>(static_cast<uint8_t>(kind))];
-  }
+  Pool& Of(int group, PageKind kind) { return pools[RecordIndex(group, kind)]; }
   void Poison(const Pool& pool, PageId page) {
     if (config.poison_unused) device.Fill(pool.memory->data() + pool.Offset(page), 0xFF, pool.Bytes());
   }
@@ -61,7 +59,8 @@ struct PagePool::State {
         pool.released.push_back(page);
         if (!config.lists_released) continue;
         const auto index = static_cast<int32_t>(&pool - pools.data());
-        released.push_back({.group = index / 2, .kind = kPageKinds[index % 2], .page = page});
+        constexpr auto kKinds = static_cast<int32_t>(std::size(kPageKinds));
+        released.push_back({.group = index / kKinds, .kind = kPageKinds[index % kKinds], .page = page});
       }
     }
     return Fits(bytes);
@@ -175,6 +174,12 @@ uint8_t* PagePool::Base(int group, PageKind kind) const noexcept {
 int64_t PagePool::RecordBytes(int group, PageKind kind) const noexcept {
   return state_->Of(group, kind).record_bytes;
 }
+
+uint8_t* PagePool::Record(int group, PageKind kind, PageId page) const noexcept {
+  const Pool& pool = state_->Of(group, kind);
+  return pool.memory->data() + pool.Offset(page);
+}
+
 int64_t PagePool::BudgetBytes() const noexcept {
   return state_->config.budget_bytes;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -20,6 +21,10 @@ inline constexpr PageKind kPageKinds[] = {PageKind::kQuantized, PageKind::kExact
 // Place of a kind in arrays [kind].
 constexpr size_t KindIndex(PageKind kind) noexcept {
   return static_cast<size_t>(kind);
+}
+// Place of a record in arrays [group][kind].
+constexpr size_t RecordIndex(int group, PageKind kind) noexcept {
+  return static_cast<size_t>(group) * std::size(kPageKinds) + KindIndex(kind);
 }
 
 struct PagePoolConfig {
@@ -60,6 +65,8 @@ class PagePool {
   // Base address of a pool; record `id` starts at Base() + id * RecordBytes(). Both are constant.
   uint8_t* Base(int group, PageKind kind) const noexcept;
   int64_t RecordBytes(int group, PageKind kind) const noexcept;  // 0 for kExact when no layer keeps exact pages
+  // Address of a record, which must be one of the pool's.
+  uint8_t* Record(int group, PageKind kind, PageId page) const noexcept;
 
   int64_t BudgetBytes() const noexcept;
   int64_t UsedBytes() const noexcept;       // referenced records

@@ -71,7 +71,7 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
     fresh->tokens.assign(key.begin(), key.end());
     if (!state.listeners.empty()) fresh->key = state.listeners.front()->ChildKey(parent->key, key);
     fresh->records.resize(records.size());
-    fresh->droppable.resize(2 * records.size());
+    fresh->droppable.resize(std::size(kPageKinds) * records.size());
     // Operations that may throw come first. A parent that was a leaf passes its entry on.
     const bool parent_was_leaf = parent->parent != nullptr && parent->children.empty();
     std::map<uint64_t, Node*> entries;
@@ -134,12 +134,8 @@ int64_t PrefixCache::Present(std::span<const int32_t> tokens, std::string_view s
   int64_t known = 0;
   const Node* node = state_->Descend(tokens, salt, max_pages, known);
   for (int64_t page = known - 1; page >= 0; --page, node = node->parent) {
-    for (int group = 0; group < state_->Groups(); ++group) {
-      for (const PageKind kind : kPageKinds) {
-        const bool has = node->records[static_cast<size_t>(group)].Of(kind) != kNoPage;
-        present[RecordIndex(spec, page, group, kind)] = has ? 1 : 0;
-      }
-    }
+    State::VisitRecords(
+        *node, [&](int group, PageKind kind, PageId /*id*/) { present[RecordIndex(spec, page, group, kind)] = 1; });
   }
   return known;
 }
@@ -160,12 +156,8 @@ void PrefixCache::VisitRecords(const std::function<void(const CachedRecord&)>& v
     open.pop_back();
     for (const auto& [hash, child] : node->children) open.push_back(child.get());
     if (node->parent == nullptr) continue;
-    for (int group = 0; group < state_->Groups(); ++group) {
-      for (const PageKind kind : kPageKinds) {
-        const CachedRecord record = State::Record(*node, group, kind);
-        if (record.page != kNoPage) visit(record);
-      }
-    }
+    State::VisitRecords(*node,
+                        [&](int group, PageKind kind, PageId /*page*/) { visit(State::Record(*node, group, kind)); });
   }
 }
 

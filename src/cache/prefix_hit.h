@@ -14,8 +14,7 @@ namespace kvanta::cache {
 
 // Place of a record in arrays [page][group][kind].
 inline size_t RecordIndex(const KvCacheSpec& spec, int64_t page, int group, PageKind kind) noexcept {
-  return (static_cast<size_t>(page) * spec.groups.size() + static_cast<size_t>(group)) * std::size(kPageKinds) +
-         KindIndex(kind);
+  return static_cast<size_t>(page) * spec.groups.size() * std::size(kPageKinds) + RecordIndex(group, kind);
 }
 
 // True if queries after a hit of `pages` pages read the record of this kind of page `page`.

@@ -53,14 +53,10 @@ void PrefixCache::Pin(std::span<const int32_t> tokens, std::string_view salt, in
   state.next_expiry = std::min(state.next_expiry, until);
   state.Touch(path[std::max<size_t>(kept, 1) - 1]);
   for (Node* node : path) {
-    for (int group = 0; group < state.Groups(); ++group) {
-      for (const PageKind kind : kPageKinds) {
-        const PageId page = node->records[static_cast<size_t>(group)].Of(kind);
-        if (page == kNoPage) continue;
-        state.TouchRecord(*node, group, kind);
-        for (RecordListener* listener : state.listeners) listener->OnPin(State::Record(*node, group, kind), seconds);
-      }
-    }
+    State::VisitRecords(*node, [&](int group, PageKind kind, PageId /*page*/) {
+      state.TouchRecord(*node, group, kind);
+      for (RecordListener* listener : state.listeners) listener->OnPin(State::Record(*node, group, kind), seconds);
+    });
   }
 }
 

@@ -73,8 +73,6 @@ struct PrefixCache::State {
   int64_t evictions = 0;
   std::vector<RecordListener*> listeners = {};
 
-  int Groups() const { return static_cast<int>(spec.groups.size()); }
-
   std::span<const int32_t> Page(std::span<const int32_t> tokens, int64_t index) const {
     const int64_t size = spec.page_size;
     return tokens.subspan(static_cast<size_t>(index * size), static_cast<size_t>(size));
@@ -123,11 +121,7 @@ struct PrefixCache::State {
 
   int64_t Bytes(const Node& node) const {
     int64_t bytes = 0;
-    for (int group = 0; group < Groups(); ++group) {
-      for (const PageKind kind : kPageKinds) {
-        if (node.records[static_cast<size_t>(group)].Of(kind) != kNoPage) bytes += pool.RecordBytes(group, kind);
-      }
-    }
+    VisitRecords(node, [&](int group, PageKind kind, PageId /*page*/) { bytes += pool.RecordBytes(group, kind); });
     return bytes;
   }
 
@@ -140,7 +134,7 @@ struct PrefixCache::State {
   }
 
   static uint64_t& DroppableKey(Node& node, int group, PageKind kind) {
-    return node.droppable[2 * static_cast<size_t>(group) + KindIndex(kind)];
+    return node.droppable[RecordIndex(group, kind)];
   }
 
   void TouchRecord(Node& node, int group, PageKind kind) noexcept {
@@ -149,6 +143,17 @@ struct PrefixCache::State {
   }
 
   // ---- records
+
+  // Calls visit(group, kind, page) for each record that the node has; visit may drop it.
+  template <class Visit>
+  static void VisitRecords(const Node& node, Visit visit) {
+    for (size_t g = 0; g < node.records.size(); ++g) {
+      for (const PageKind kind : kPageKinds) {
+        const PageId page = node.records[g].Of(kind);
+        if (page != kNoPage) visit(static_cast<int>(g), kind, page);
+      }
+    }
+  }
 
   static CachedRecord Record(const Node& node, int group, PageKind kind) {
     const bool first = node.index == 0;
@@ -197,12 +202,9 @@ struct PrefixCache::State {
     return page == kNoPage || pool.References(group, kind, page) == 1;
   }
   bool IsUnused(const Node& node) const {
-    for (int group = 0; group < Groups(); ++group) {
-      for (const PageKind kind : kPageKinds) {
-        if (!IsUnused(group, kind, node.records[static_cast<size_t>(group)].Of(kind))) return false;
-      }
-    }
-    return true;
+    bool unused = true;
+    VisitRecords(node, [&](int group, PageKind kind, PageId page) { unused = unused && IsUnused(group, kind, page); });
+    return unused;
   }
   static bool IsEmpty(const Node& node) {
     return std::ranges::all_of(node.records, [](const PageRef& page) { return page == PageRef{}; });
@@ -212,9 +214,7 @@ struct PrefixCache::State {
   void Remove(Node* leaf) noexcept {
     auto entry = leaves.extract(leaf->last_use);
     for (;;) {
-      for (int group = 0; group < Groups(); ++group) {
-        for (const PageKind kind : kPageKinds) Drop(*leaf, group, kind);
-      }
+      VisitRecords(*leaf, [&](int group, PageKind kind, PageId /*page*/) { Drop(*leaf, group, kind); });
       pinned.erase(leaf);
       --nodes;
       Node* parent = leaf->parent;

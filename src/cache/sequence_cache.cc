@@ -117,9 +117,7 @@ bool SequenceCache::Reserve(int64_t count) {
   VisitMissing(count, [&](size_t g, PageKind kind, int64_t index) {
     const int group = static_cast<int>(g);
     PageId& page = pages_[g][static_cast<size_t>(index)].Of(kind);
-    page = manager_.pool.Allocate(group, kind);
-    while (page == kNoPage && manager_.prefix && manager_.prefix->EvictOne())
-      page = manager_.pool.Allocate(group, kind);
+    page = manager_.Allocate(group, kind);
     if (page == kNoPage) return complete = false;
     taken.push_back({group, kind, &page});
     return true;
@@ -144,18 +142,13 @@ bool SequenceCache::WantsSnapshot(const KvCacheGroup& group, int64_t page) const
 void SequenceCache::ReserveSnapshots(int64_t count) {
   if (sharing_ == Sharing::kPrivate) return;
   const int64_t size = manager_.spec.page_size;
-  PagePool& pool = manager_.pool;
   for (size_t g = 0; g < pages_.size(); ++g) {
     const KvCacheGroup& group = manager_.spec.groups[g];
     if (!group.IsRecurrent()) continue;
-    const int number = static_cast<int>(g);
     for (int64_t index = length_ / size; (index + 1) * size <= length_ + count; ++index) {
       PageId& page = pages_[g][static_cast<size_t>(index)].quantized;
       if (page != kNoPage || !WantsSnapshot(group, index)) continue;
-      page = pool.Allocate(number, PageKind::kQuantized);
-      while (page == kNoPage && pool.EvictableBytes() >= group.page_bytes && manager_.prefix->EvictOne()) {
-        page = pool.Allocate(number, PageKind::kQuantized);
-      }
+      page = manager_.Allocate(static_cast<int>(g), PageKind::kQuantized, group.page_bytes);
     }
   }
 }

@@ -33,9 +33,8 @@ std::vector<uint8_t> Engine::Impl::ExportPage(std::span<const int32_t> tokens, i
   header.layout = components_.layout;
   header.group = group;
   if (components_.layout.UsesScales()) header.scales = components_.scales;
-  const int64_t bytes = cache_->pool.RecordBytes(group, kind);
-  std::vector<uint8_t> record(static_cast<size_t>(bytes));
-  cache_->pool.device().CopyOut(record.data(), cache_->pool.Base(group, kind) + id * bytes, record.size());
+  std::vector<uint8_t> record(static_cast<size_t>(cache_->pool.RecordBytes(group, kind)));
+  cache_->pool.device().CopyOut(record.data(), cache_->pool.Record(group, kind, id), record.size());
   return formats::WritePageFile(header, formats::RecordToCanonical(components_.layout, group, header.record, record));
 }
 

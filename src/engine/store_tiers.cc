@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "cache/held_records.h"
 
 namespace kvanta::engine {
 namespace {
@@ -57,8 +58,8 @@ cache::PageKey StoreTiers::ChildKey(const cache::PageKey& parent, std::span<cons
 void StoreTiers::Copy(const cache::CachedRecord& record) {
   store_->WriteBehind({IdOf(record), record.index}, record.parent, record.tokens, [&](uint8_t* to) {
     cache::PagePool& pool = cache_.pool;
-    const int64_t bytes = pool.RecordBytes(record.group, record.kind);
-    pool.device().CopyOut(to, pool.Base(record.group, record.kind) + record.page * bytes, static_cast<size_t>(bytes));
+    pool.device().CopyOut(to, pool.Record(record.group, record.kind, record.page),
+                          static_cast<size_t>(pool.RecordBytes(record.group, record.kind)));
   });
 }
 
@@ -260,43 +261,30 @@ void StoreTiers::FinishCopies() {
 bool StoreTiers::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
                         cache::HeldRecords& held) {
   cache::PagePool& pool = cache_.pool;
-  struct Taken {
-    int group;
-    cache::PageKind kind;
-    cache::PageId page;
-  };
-  std::vector<Taken> taken;
-  taken.reserve(page.records.size());
+  cache::HeldRecords allocated(pool);  // until the cache has its own references
+  allocated.Reserve(page.records.size());
   std::ranges::fill(records_, cache::PageRef{});
-  bool complete = true;
   for (const store::LoadedPage::Record& record : page.records) {
-    cache::PageId id = pool.Allocate(record.group, record.kind);
-    while (id == cache::kNoPage && cache_.prefix->EvictOne()) id = pool.Allocate(record.group, record.kind);
-    if (id == cache::kNoPage) {
-      complete = false;
-      break;
-    }
-    taken.push_back({record.group, record.kind, id});
+    const cache::PageId id = cache_.Allocate(record.group, record.kind);
+    if (id == cache::kNoPage) return false;
+    allocated.Adopt(record.group, record.kind, id);
     records_[static_cast<size_t>(record.group)].Of(record.kind) = id;
-    const int64_t bytes = pool.RecordBytes(record.group, record.kind);
     copied_.push_back(record.payload);
-    pool.device().CopyInAsync(pool.Base(record.group, record.kind) + id * bytes, record.payload.data(),
+    pool.device().CopyInAsync(pool.Record(record.group, record.kind, id), record.payload.data(),
                               record.payload.bytes());
   }
-  if (complete) {
-    const auto end = static_cast<size_t>((page.index + 1) * cache_.spec.page_size);
-    inserting_ = true;
-    try {
-      complete = cache_.prefix->Insert(tokens.first(end), salt, page.index, records_);
-      for (const Taken& record : taken) {  // the cache's records, where it had equal ones
-        if (complete) held.Hold(record.group, record.kind, records_[static_cast<size_t>(record.group)].Of(record.kind));
-      }
-    } catch (const std::exception&) {
-      complete = false;
+  bool complete = false;
+  const auto end = static_cast<size_t>((page.index + 1) * cache_.spec.page_size);
+  inserting_ = true;
+  try {
+    complete = cache_.prefix->Insert(tokens.first(end), salt, page.index, records_);
+    for (const store::LoadedPage::Record& record : page.records) {  // the cache's records, where it had equal ones
+      if (complete) held.Hold(record.group, record.kind, records_[static_cast<size_t>(record.group)].Of(record.kind));
     }
-    inserting_ = false;
+  } catch (const std::exception&) {
+    complete = false;
   }
-  for (const Taken& record : taken) pool.Release(record.group, record.kind, record.page);
+  inserting_ = false;
   return complete;
 }
 

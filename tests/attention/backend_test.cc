@@ -125,10 +125,8 @@ TEST(BackendTest, AppendEncodesByTheSpecification) {
         layer.k.format->encode_row(x.data(), 64, 1.0f, row, counts);
         std::vector<float> expected(64), found(64);
         layer.k.format->decode_row(row, 64, 1.0f, expected.data());
-        const uint8_t* cell = harness.store().Base(0, cache::PageKind::kQuantized) +
-                              sequence.table[static_cast<size_t>(token / 16)].quantized *
-                                  harness.store().RecordBytes(0, cache::PageKind::kQuantized) +
-                              layer.KCell(head);
+        const cache::PageId page = sequence.table[static_cast<size_t>(token / 16)].quantized;
+        const uint8_t* cell = harness.store().Record(0, cache::PageKind::kQuantized, page) + layer.KCell(head);
         formats::LoadRow(formats::SideKind::kK, *layer.k.format, layer.shape, layer.k.sections, token % 16, cell, row);
         layer.k.format->decode_row(row, 64, 1.0f, found.data());
         ASSERT_EQ(found, expected) << scheme << " token " << token << " head " << head;

@@ -190,8 +190,7 @@ class CacheHarness {
       if (page == cache::kNoPage) return;
       const auto size = static_cast<size_t>(store_->RecordBytes(0, kind));
       bytes.resize(bytes.size() + size);
-      store_->device().CopyOut(bytes.data() + bytes.size() - size,
-                               store_->Base(0, kind) + page * store_->RecordBytes(0, kind), size);
+      store_->device().CopyOut(bytes.data() + bytes.size() - size, store_->Record(0, kind, page), size);
     };
     for (const cache::PageRef& page : sequences_[static_cast<size_t>(index)].table) {
       add(cache::PageKind::kQuantized, page.quantized);

@@ -122,11 +122,19 @@ TEST(PagePool, CommitsWhatItHandsOut) {
   EXPECT_EQ(device.committed, static_cast<size_t>(pool.CommittedBytes()));
 }
 
+TEST(PagePool, RecordsOfAPoolFollowEachOther) {
+  PagePool pool(Cpu(), Layout(4096, 8192), {.budget_bytes = 65536});
+  for (const PageKind kind : kPageKinds) {
+    EXPECT_EQ(pool.Record(0, kind, 0), pool.Base(0, kind));
+    EXPECT_EQ(pool.Record(0, kind, 2), pool.Base(0, kind) + 2 * pool.RecordBytes(0, kind));
+  }
+}
+
 TEST(PagePool, PoisonsFreshAndFreedRecords) {
   PagePool pool(Cpu(), Layout(4096, 8192), {.budget_bytes = 65536, .poison_unused = true});
   for (const PageKind kind : {PageKind::kQuantized, PageKind::kExact}) {
     const PageId page = pool.Allocate(0, kind);
-    uint8_t* record = pool.Base(0, kind) + page * pool.RecordBytes(0, kind);
+    uint8_t* record = pool.Record(0, kind, page);
     const auto poisoned = [&] {
       return std::all_of(record, record + pool.RecordBytes(0, kind), [](uint8_t byte) { return byte == 0xFF; });
     };
@@ -271,15 +279,14 @@ TEST(PagePool, AccountsExactlyUnderRandomTraffic) {
         ASSERT_EQ(page != kNoPage, free > 0);
         if (page != kNoPage) {
           const auto mark = static_cast<uint8_t>(random());
-          std::memset(pool.Base(0, kind) + page * pool.RecordBytes(0, kind), mark,
-                      static_cast<size_t>(pool.RecordBytes(0, kind)));
+          std::memset(pool.Record(0, kind, page), mark, static_cast<size_t>(pool.RecordBytes(0, kind)));
           held.push_back({kind, page, 1, mark});
         }
       } else if (!held.empty()) {
         const size_t index = random() % held.size();
         Held& it = held[index];
         ASSERT_EQ(pool.References(0, it.kind, it.page), it.references);
-        const uint8_t* record = pool.Base(0, it.kind) + it.page * pool.RecordBytes(0, it.kind);
+        const uint8_t* record = pool.Record(0, it.kind, it.page);
         ASSERT_TRUE(
             std::all_of(record, record + pool.RecordBytes(0, it.kind), [&](uint8_t b) { return b == it.mark; }));
         if (random() % 4 == 0) {

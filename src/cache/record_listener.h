@@ -10,6 +10,11 @@
 
 namespace kvanta::cache {
 
+// Bytes that pinned records may take of a memory or folder of `limit_bytes`: the rest remains a cache for all others.
+constexpr int64_t MaxPinnedBytes(int64_t limit_bytes) noexcept {
+  return limit_bytes / 2;
+}
+
 // Key of a page on the path from the root of a salt: depends on all token ids from the first on.
 using PageKey = std::array<uint8_t, 32>;
 

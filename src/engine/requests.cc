@@ -16,8 +16,6 @@ using engine::ErrorText;
 
 namespace {
 
-constexpr int64_t kPinnedShare = 2;  // part of the cache's memory that prefixes with a cache_ttl may take
-
 // Seeds of requests without their own: from the engine's seed and the id, so that a run can be repeated.
 uint64_t DeriveSeed(uint64_t seed, const std::string& id) {
   uint64_t hash = 0xCBF29CE484222325ULL ^ seed;
@@ -219,7 +217,7 @@ void Engine::Impl::PinPrefix(const RequestState& request) noexcept {
   try {
     const auto pages = std::ssize(request.tokens) / components_.config.page_size;
     cache_->prefix->Pin(request.tokens, request.request.cache_salt, pages, seconds,
-                        cache_->pool.BudgetBytes() / kPinnedShare);
+                        cache::MaxPinnedBytes(cache_->pool.BudgetBytes()));
   } catch (const std::exception&) {  // no memory: they stay cached as others do
   }
 }

@@ -13,10 +13,9 @@ namespace {
 constexpr int kLoadsAhead = 2;  // waiting requests that have their pages and memory before they can run
 constexpr int64_t kBusyBytes = int64_t{16} << 20;      // moved into memory between two steps: a few milliseconds
 constexpr double kLookupSeconds = 2;                   // after which a request is computed instead
-constexpr double kMinPatience = 0.25;                  // seconds
-constexpr double kUnmeasuredPatience = 10;             // seconds, while the cost of computing is unknown
-constexpr double kPatience = 2;                        // times the cost of computing
-constexpr double kStallSeconds = 2;                    // without a page
+constexpr double kMinLoadTimeout = 0.25;               // seconds
+constexpr double kUnmeasuredLoadTimeout = 10;          // seconds, while the cost of computing is unknown
+constexpr double kLoadTimeoutFactor = 2;               // times the cost of computing
 constexpr int64_t kMeasuredTokens = 64;                // steps of fewer tokens say little about prompts
 constexpr double kRateShare = 0.2;                     // of the latest step in the mean rate
 constexpr std::chrono::milliseconds kPollInterval(1);  // of LoadNow
@@ -122,8 +121,8 @@ int64_t StoreTiers::KnownPages(const RequestState& request) const {
 }
 
 // True if the memory lacks pages that it had at the last lookup or load: the request has been preempted since, or
-// waited while others evicted them.
-bool StoreTiers::LostPages(RequestState& request) const {
+// waited while others evicted them. Counts the evictions until now as seen.
+bool StoreTiers::DetectLostPages(RequestState& request) const {
   LastLookup& last = request.last_lookup;
   if (request.skip_prefix_match) return false;
   if (request.preemptions > last.preemptions) return true;
@@ -145,9 +144,9 @@ void StoreTiers::Cancel(RequestState& request) noexcept {
   End(request);
 }
 
-double StoreTiers::Patience(int64_t tokens) const noexcept {
-  if (seconds_per_token_ == 0) return kUnmeasuredPatience;
-  return std::max(kMinPatience, kPatience * static_cast<double>(tokens) * seconds_per_token_);
+double StoreTiers::LoadTimeout(int64_t tokens) const noexcept {
+  if (seconds_per_token_ == 0) return kUnmeasuredLoadTimeout;
+  return std::max(kMinLoadTimeout, kLoadTimeoutFactor * static_cast<double>(tokens) * seconds_per_token_);
 }
 
 void StoreTiers::RecordStep(int64_t tokens, double seconds) {
@@ -165,7 +164,9 @@ void StoreTiers::Work(scheduler::Scheduler& scheduler) {
   for (scheduler::Sequence* sequence : scheduler.WaitingSequences()) {
     RequestState& request = RequestState::Of(*sequence);
     try {
-      if (!request.load.handle && !request.reservation && next++ < kLoadsAhead && LostPages(request)) Lookup(request);
+      if (!request.load.handle && !request.reservation && next++ < kLoadsAhead && DetectLostPages(request)) {
+        Lookup(request);
+      }
       if (!request.load.handle) continue;
       request.awaits_memory = false;
       if (Advance(request, round)) continue;
@@ -206,7 +207,7 @@ bool StoreTiers::Advance(RequestState& request, Round& round) {
       break;
     }
   }
-  const bool stalled = state == store::LoadState::kLoading && round.now - load.progress > kStallSeconds;
+  const bool stalled = state == store::LoadState::kLoading && round.now - load.progress > store::kStallSeconds;
   if (round.now <= load.deadline && !stalled) return true;
   store_->Cancel(*load.handle, true);
   return false;
@@ -223,10 +224,10 @@ bool StoreTiers::BeginLoad(RequestState& request, Round& round) {
       request.awaits_memory = round.is_full = true;
       return true;
     }
-    if (LostPages(request)) return Renew(request);  // now the memory keeps what it has
+    if (DetectLostPages(request)) return Renew(request);  // now the memory keeps what it has
   }
   store_->Begin(request.load.handle);
-  request.load.deadline = round.now + Patience(store_->Tokens(*request.load.handle));
+  request.load.deadline = round.now + LoadTimeout(store_->Tokens(*request.load.handle));
   request.load.progress = round.now;
   return true;
 }
@@ -292,7 +293,7 @@ void StoreTiers::LoadNow(std::span<const int32_t> tokens, std::string_view salt)
   int64_t known = 0;
   const store::RecordStore::LoadHandle load = Find(tokens, salt, known);
   if (!load) return;
-  const double deadline = Now() + kUnmeasuredPatience;
+  const double deadline = Now() + kUnmeasuredLoadTimeout;
   cache::HeldRecords held(cache_.pool);
   for (;;) {
     const store::LoadState state = store_->State(*load);

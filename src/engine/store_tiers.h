@@ -58,10 +58,10 @@ class StoreTiers final : public cache::RecordListener {
   // known: pages that the memory has.
   store::RecordStore::LoadHandle Find(std::span<const int32_t> tokens, std::string_view salt, int64_t& known);
   int64_t KnownPages(const RequestState& request) const;
-  bool LostPages(RequestState& request) const;
+  bool DetectLostPages(RequestState& request) const;
   void Copy(const cache::CachedRecord& record);
   // Seconds that a load of `tokens` tokens may take.
-  double Patience(int64_t tokens) const noexcept;
+  double LoadTimeout(int64_t tokens) const noexcept;
   // State of a Work().
   struct Round {
     scheduler::Scheduler& scheduler;

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/math.h"
 #include "base/quote.h"
+#include "cache/record_listener.h"
 #include "kvanta/error.h"
 
 namespace kvanta::store {
@@ -24,7 +25,6 @@ constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr int64_t kTemporaryNs = 600 * kSecondNs;  // age at which a temporary file has no owner any more
 constexpr int64_t kTouchNs = 60 * kSecondNs;       // a use within this time of the last one is not recorded
 constexpr int64_t kMaxPinNs = 86400 * kSecondNs;   // in the future; a later time is of a clock that has been set back
-constexpr int64_t kPinnedShare = 2;                // part of the limit that pinned files may take
 constexpr int64_t kPageNs = 1000;                  // a page's time of use before that of the page before it
 
 int64_t DiskBytes(int64_t bytes) {
@@ -247,7 +247,7 @@ std::vector<std::string> RecordFolder::EvictionOrder() const {
   }
   std::ranges::sort(uses, {}, &Use::modified_ns);
   const auto pinned = std::ranges::upper_bound(uses, WallClockNs(), {}, &Use::modified_ns);
-  int64_t excess = -config_.limit_bytes / kPinnedShare;
+  int64_t excess = -cache::MaxPinnedBytes(config_.limit_bytes);
   for (auto at = pinned; at != uses.end(); ++at) excess += at->bytes;
   auto kept = pinned;
   for (; kept != uses.end() && excess > 0; ++kept) excess -= kept->bytes;

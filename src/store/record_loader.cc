@@ -11,8 +11,7 @@ namespace kvanta::store {
 namespace {
 
 constexpr int64_t kMaxBufferedBytes = int64_t{64} << 20;
-constexpr double kStallSeconds = 2;  // a read that takes longer hangs
-constexpr double kRateShare = 0.1;   // of the latest measurement in the mean rate
+constexpr double kRateShare = 0.1;  // of the latest measurement in the mean rate
 
 }  // namespace
 
@@ -74,7 +73,7 @@ void RecordStore::Cancel(Load& load, bool overdue) {
   if (!overdue) return;
   Tier& tier = tiers_[read_tier_];
   ++tier.stats.read_errors;
-  tier.trouble.Tell(tier.backend->Name(), "pages cannot be read in time", "it is slow or does not answer");
+  tier.trouble.Report(tier.backend->Name(), "pages cannot be read in time", "it is slow or does not answer");
 }
 
 void RecordStore::SetComputeRate(double seconds_per_token) {
@@ -198,7 +197,7 @@ void RecordStore::Fetch(size_t tier, Load& load, int64_t page) {
   }
   if (!failed) return;
   ++from.stats.read_errors;
-  from.trouble.Tell(from.backend->Name(), "pages cannot be read", fault);
+  from.trouble.Report(from.backend->Name(), "pages cannot be read", fault);
 }
 
 // Gives `record` the payload of a result, if that is the record of a page with these token ids. Otherwise returns why
@@ -246,8 +245,8 @@ bool RecordStore::ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& rec
   tier.writer->Drop(id);
   const std::lock_guard lock(mutex_);
   ++tier.stats.damaged_files;
-  tier.trouble.Tell(tier.backend->Name(), "a damaged record was removed",
-                    fmt::format("{}: {}", tier.backend->NameOf(id), fault));
+  tier.trouble.Report(tier.backend->Name(), "a damaged record was removed",
+                      fmt::format("{}: {}", tier.backend->NameOf(id), fault));
   return false;
 }
 

@@ -5,13 +5,13 @@
 #include <algorithm>
 
 #include "cache/prefix_hit.h"
+#include "cache/record_listener.h"
 #include "store/file_system.h"
 
 namespace kvanta::store {
 namespace {
 
 constexpr int64_t kReadBatchBytes = int64_t{8} << 20;
-constexpr int64_t kPinnableParts = 2;  // pins may take one of them
 
 }  // namespace
 
@@ -180,7 +180,7 @@ void RecordMemory::Pin(std::span<const RecordUse> records, std::span<const int64
     Entry& entry = found->second;
     if (entry.pinned_until_ns >= until_ns[i]) continue;
     const int64_t bytes = entry.pinned_until_ns == 0 ? entry.Bytes() : 0;
-    if (pinned_bytes_ + bytes > arena_->Bytes() / kPinnableParts) continue;
+    if (pinned_bytes_ + bytes > cache::MaxPinnedBytes(arena_->Bytes())) continue;
     pins_.emplace(until_ns[i], &entry);
     pins_.erase({entry.pinned_until_ns, &entry});
     pinned_bytes_ += bytes;

@@ -26,6 +26,9 @@ namespace kvanta::store {
 
 class RecordMemory;
 
+// Time after which a read counts as hanging, and a load without a new page as stalled.
+inline constexpr double kStallSeconds = 2;
+
 struct RecordStoreConfig {
   std::shared_ptr<HostArena> memory;  // null: none
   std::string folder;                 // empty: none
@@ -34,7 +37,7 @@ struct RecordStoreConfig {
   int64_t server_ttl_seconds = 0;
   std::string identity;                              // as in RecordFolderConfig
   std::vector<std::array<int64_t, 2>> record_bytes;  // [group][kind]
-  std::function<void()> on_progress;                 // a load has news; called on a thread of the store
+  std::function<void()> on_progress;                 // a load has progressed; called on a thread of the store
   std::function<void()> before_read;                 // for tests: before each read, on the loading thread
   std::function<void()> before_write;                // likewise: before each write, on the writing threads
 };

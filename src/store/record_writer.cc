@@ -49,7 +49,7 @@ bool RecordWriter::Wants(const RecordId& id, int64_t bytes) {
   // A count of what is there may find again what is to be removed.
   if ((known && !removals_.contains(name)) || queued_.contains(name)) return false;
   if (Hangs()) {
-    trouble_.Tell(backend_.Name(), "pages cannot be written in time", "it is slow or does not answer");
+    trouble_.Report(backend_.Name(), "pages cannot be written in time", "it is slow or does not answer");
   } else if (queued_bytes_ + bytes <= kMaxQueuedBytes && Now() >= again_at_) {
     return true;
   }
@@ -218,7 +218,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
   ++errors_;
   pause_ = std::clamp(2 * pause_, kMinPause, kMaxPause);
   again_at_ = Now() + pause_;
-  trouble_.Tell(backend_.Name(), "pages cannot be written", error);
+  trouble_.Report(backend_.Name(), "pages cannot be written", error);
 }
 
 void RecordWriter::Count(CacheTierStats& stats) const {

@@ -9,17 +9,17 @@ namespace kvanta::store {
 class Trouble {
  public:
   // place: RecordBackend::Name().
-  void Tell(const std::string& place, const std::string& what, const std::string& why) {
-    if (!std::exchange(told_, true)) {
+  void Report(const std::string& place, const std::string& what, const std::string& why) {
+    if (!std::exchange(reported_, true)) {
       text_ = place + ": " + what + ": " + why + "; the engine goes on without it and tries again";
     }
   }
-  void End() { told_ = false; }
+  void End() { reported_ = false; }
   // Empty: nothing new.
   std::string Take() { return std::exchange(text_, {}); }
 
  private:
-  bool told_ = false;
+  bool reported_ = false;
   std::string text_;
 };
 

@@ -27,13 +27,6 @@ void SetRowOrder(const StackedWeight& weight, WeightView& view) {
   view.interleaved_first = weight.interleaved_first;
 }
 
-// True if a linear layer of this type keeps the blocks as they are.
-bool KeepsBlocks(BlockFormat format, WeightType type) {
-  if (type == WeightType::kStored) return format != BlockFormat::kNone;
-  if (type == WeightType::kInt8) return format == BlockFormat::kQ8_0;
-  return type == WeightType::kInt4 && (format == BlockFormat::kQ4_0 || format == BlockFormat::kQ4_1);
-}
-
 // Smallest f32 magnitude, as bits, that is not finite after rounding to `store`.
 uint32_t FirstNotFinite(WeightType store) {
   switch (store) {
@@ -334,7 +327,7 @@ WeightView WeightReader::ReadWeight(const StackedWeight& weight, int64_t in) {
 
 void WeightReader::CheckWeight(const WeightView& view, WeightType store) const {
   // Scales of blocks that are kept are checked while they are packed.
-  if (KeepsBlocks(view.blocks, store)) return;
+  if (KeepsBlocks(store, view.blocks)) return;
   CheckFinite(view, fmt::format("{}.weight", view.module), store, ops_.threads());
 }
 

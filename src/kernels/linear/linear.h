@@ -20,6 +20,13 @@ constexpr WeightType WeightTypeOf(DType type) noexcept {
   return type == DType::kF32 ? WeightType::kF32 : type == DType::kBf16 ? WeightType::kBf16 : WeightType::kF16;
 }
 
+// True if a layer of this type keeps blocks of the format as they are, instead of converting their weights.
+constexpr bool KeepsBlocks(WeightType type, BlockFormat format) noexcept {
+  if (type == WeightType::kStored) return format != BlockFormat::kNone;
+  if (type == WeightType::kInt8) return format == BlockFormat::kQ8_0;
+  return type == WeightType::kInt4 && (format == BlockFormat::kQ4_0 || format == BlockFormat::kQ4_1);
+}
+
 // Storage of W, and precision of x.
 struct LinearKind {
   WeightType weights;

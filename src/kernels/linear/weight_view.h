@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "base/dtype.h"
@@ -46,6 +47,9 @@ struct WeightView {
     return rows;
   }
 };
+
+// Checks the weights of a layer, stacked along `out`, and its bias, [sum of out] or empty. Throws InputError.
+void CheckWeights(std::span<const WeightView> stacked, std::span<const float> bias);
 
 // Row `row` of the matrix as f32 [view.in], blocks dequantized. The data may be unaligned.
 void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept;

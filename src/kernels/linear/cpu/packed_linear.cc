@@ -1,13 +1,10 @@
 #include "kernels/linear/cpu/packed_linear.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/math.h"
-#include "kvanta/error.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -44,22 +41,9 @@ Buffer WeightMemory::Take(size_t bytes) {
 PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightKernels& kernels,
                            std::span<const WeightView> stacked, std::span<const float> bias)
     : context_(std::move(context)), kernels_(kernels) {
-  if (stacked.empty()) throw InputError("a linear layer has no weight");
+  CheckWeights(stacked, bias);
   in_ = stacked.front().in;
-  for (const WeightView& view : stacked) {
-    if (view.data == nullptr || view.out < 1 || view.in < 1 || view.in != in_) {
-      throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
-                                   view.in, std::max<int64_t>(in_, 1)));
-    }
-    if (view.in % BlockWeights(view.blocks) != 0) {
-      throw InputError(fmt::format("a linear layer's weight has {} blocks of {} in rows of {}", Name(view.blocks),
-                                   BlockWeights(view.blocks), view.in));
-    }
-    out_ += view.out;
-  }
-  if (!bias.empty() && std::ssize(bias) != out_) {
-    throw InputError(fmt::format("a linear layer's bias has {} values; expected {}", bias.size(), out_));
-  }
+  for (const WeightView& view : stacked) out_ += view.out;
   panels_ = CeilDiv(out_, kPanelColumns);
   steps_ = StepBlocks::Of(CeilDiv(in_, kernels_.step_k), kernels_.block_steps);
   panel_bytes_ = steps_.steps * kernels_.panel_step_bytes;

@@ -1,7 +1,5 @@
 #include "kernels/linear/cuda/gpu_linear.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -47,11 +45,8 @@ PanelKind PanelKindOf(WeightType type) {
 // other blocks become bf16.
 WeightType KeptType(std::span<const WeightView> stacked) {
   const auto all = [&](auto is_kept) { return std::ranges::all_of(stacked, is_kept); };
-  if (all([](const WeightView& view) { return view.blocks == BlockFormat::kQ8_0; })) return WeightType::kInt8;
-  if (all([](const WeightView& view) {
-        return view.blocks == BlockFormat::kQ4_0 || view.blocks == BlockFormat::kQ4_1;
-      })) {
-    return WeightType::kInt4;
+  for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
+    if (all([type](const WeightView& view) { return KeepsBlocks(type, view.blocks); })) return type;
   }
   const WeightView& first = stacked.front();
   if (all([&](const WeightView& view) { return view.blocks == BlockFormat::kNone && view.dtype == first.dtype; })) {
@@ -83,7 +78,8 @@ class UnitWriter {
   // `values`: workspace, f32 [in]. `panel`: the panel's bytes, initially zero.
   void Write(const StackedRow& from, int row, float* values, uint8_t* panel) {
     const bool blocks = kind_ == PanelKind::kInt8 || kind_ == PanelKind::kInt4;
-    const bool as_stored = blocks && KeepsBlocks(from.view->blocks);
+    const WeightType type = kind_ == PanelKind::kInt8 ? WeightType::kInt8 : WeightType::kInt4;
+    const bool as_stored = blocks && KeepsBlocks(type, from.view->blocks);
     if (!as_stored) ReadWeightRow(*from.view, from.index, values);
     const int64_t units = CeilDiv(in_, kPanelChannels);
     for (int64_t unit = 0; unit < units; ++unit) {
@@ -100,10 +96,6 @@ class UnitWriter {
   bool HasNonFinite() const noexcept { return non_finite_; }
 
  private:
-  bool KeepsBlocks(BlockFormat format) const {
-    return kind_ == PanelKind::kInt8 ? format == BlockFormat::kQ8_0
-                                     : format == BlockFormat::kQ4_0 || format == BlockFormat::kQ4_1;
-  }
   static WeightBlock StoredBlock(const StackedRow& from, int64_t block) {
     const WeightView& view = *from.view;
     return ReadBlock(view.RowData(from.index) + block * BlockBytes(view.blocks), view.blocks);
@@ -121,7 +113,7 @@ class UnitWriter {
 
   void WriteBlock(WeightBlock block, int row, uint8_t* unit) {
     // Unsigned codes: 8-bit ones plus 128, which the kernel subtracts again; 4-bit ones from 0 on, with the shift moved
-    // into the minimum (8 times the scale is exact in fp16).
+    // into the offset (8 times the scale is exact in fp16).
     int offset = kind_ == PanelKind::kInt8 ? 128 : 0;
     if (kind_ == PanelKind::kInt4 && *std::min_element(block.codes, block.codes + kBlockWeights) < 0) {
       offset = 8;
@@ -143,32 +135,12 @@ class UnitWriter {
   std::atomic<bool> non_finite_ = false;
 };
 
-void CheckShapes(std::span<const WeightView> stacked, std::span<const float> bias) {
-  if (stacked.empty()) throw InputError("a linear layer needs at least one weight");
-  const int64_t in = stacked.front().in;
-  int64_t out = 0;
-  for (const WeightView& view : stacked) {
-    if (view.data == nullptr || view.out < 1 || view.in < 1 || view.in != in) {
-      throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
-                                   view.in, std::max<int64_t>(in, 1)));
-    }
-    if (view.in % BlockWeights(view.blocks) != 0) {
-      throw InputError(fmt::format("a linear layer's weight has {} blocks of {} in rows of {}", Name(view.blocks),
-                                   BlockWeights(view.blocks), view.in));
-    }
-    out += view.out;
-  }
-  if (!bias.empty() && std::ssize(bias) != out) {
-    throw InputError(fmt::format("a linear layer's bias has {} values; expected {}", bias.size(), out));
-  }
-}
-
 }  // namespace
 
 GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const WeightView> stacked,
                      std::span<const float> bias, LinearKind kind)
     : context_(std::move(context)) {
-  CheckShapes(stacked, bias);
+  CheckWeights(stacked, bias);
   weight_.in = stacked.front().in;
   for (const WeightView& view : stacked) weight_.out += view.out;
   const WeightType type = kind.weights == WeightType::kStored ? KeptType(stacked) : kind.weights;
@@ -234,7 +206,7 @@ void GpuLinear::PackPanels(std::span<const WeightView> stacked) {
     device.CopyIn(data_.data() + first * panel_bytes, piece.data(), static_cast<size_t>(count * panel_bytes));
   }
   if (writer.HasNonFinite()) {
-    throw InputError("a block of weights has a scale or minimum that is not finite in float16; use bf16 weights");
+    throw InputError("a block of weights has a scale or offset that is not finite in float16; use bf16 weights");
   }
 }
 

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "attention/backend.h"
 #include "cache/kv_cache_spec.h"
+#include "kvanta/error.h"
 
 namespace kvanta::attention {
 
@@ -34,6 +36,16 @@ struct Batch {
   std::vector<int32_t> first_segments;
   int64_t rows = 0;
 };
+
+// For MakePlan: `plan` as the backend's own type, made if there is none yet. Throws InputError if another backend made
+// it.
+template <class OwnPlan>
+OwnPlan& ReuseOrMake(std::unique_ptr<Plan>& plan) {
+  if (!plan) plan = std::make_unique<OwnPlan>();
+  auto* own = dynamic_cast<OwnPlan*>(plan.get());
+  if (own == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
+  return *own;
+}
 
 // KV cache groups of a pool with the visibility of the layers of `config`.
 cache::KvCacheSpec SpecOf(const cache::PagePool& pool, const BackendConfig& config);

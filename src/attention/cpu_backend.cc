@@ -10,7 +10,6 @@
 #include "attention/tile_attention.h"
 #include "attention/work_list.h"
 #include "kernels/cpu/select.h"
-#include "kvanta/error.h"
 
 namespace kvanta::attention {
 namespace {
@@ -41,14 +40,10 @@ class CpuBackend final : public Backend {
     int rows = kTileRows;
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       const formats::LayerScheme& scheme = pool.Layout().layers[i];
-      const AttentionSpec& attention = config_.layers[i];
       layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
       list_of_layer_.push_back(0);
       if (scheme.IsRecurrent()) continue;
-      const WorkShape shape{.heads = attention.heads,
-                            .kv_heads = attention.kv_heads,
-                            .head_dim = attention.head_dim,
-                            .visibility = attention.visibility};
+      const WorkShape shape = WorkShapeOf(config_.layers[i]);
       const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
       list_of_layer_.back() = static_cast<size_t>(known - shapes_.begin());
       if (known == shapes_.end()) shapes_.push_back(shape);
@@ -64,22 +59,20 @@ class CpuBackend final : public Backend {
     return info;
   }
 
-  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> reused) override {
-    std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<CpuPlan>();
-    CpuPlan* cpu_plan = dynamic_cast<CpuPlan*>(plan.get());
-    if (cpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
-    MakeBatch(batch, pool_, spec_, cpu_plan->batch);
-    cpu_plan->lists.resize(shapes_.size());
+  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) override {
+    auto& cpu_plan = ReuseOrMake<CpuPlan>(plan);
+    MakeBatch(batch, pool_, spec_, cpu_plan.batch);
+    cpu_plan.lists.resize(shapes_.size());
     size_t rows = 0;
     size_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      WorkList& list = cpu_plan->lists[i];
-      MakeWorkList(shapes_[i], cpu_plan->batch, pool_.Layout().page_size, threads_->Threads(), list);
+      WorkList& list = cpu_plan.lists[i];
+      MakeWorkList(shapes_[i], cpu_plan.batch, pool_.Layout().page_size, threads_->Threads(), list);
       rows = std::max(rows, static_cast<size_t>(list.split_rows));
       floats = std::max(floats, static_cast<size_t>(list.split_rows * shapes_[i].head_dim));
     }
-    if (cpu_plan->split_states.size() < rows) cpu_plan->split_states.resize(rows);
-    if (cpu_plan->split_out.size() < floats) cpu_plan->split_out.resize(floats);
+    if (cpu_plan.split_states.size() < rows) cpu_plan.split_states.resize(rows);
+    if (cpu_plan.split_out.size() < floats) cpu_plan.split_out.resize(floats);
     return plan;
   }
 

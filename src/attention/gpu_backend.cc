@@ -110,16 +110,14 @@ class GpuBackend final : public Backend {
     return info;
   }
 
-  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> reused) override {
-    std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<GpuPlan>();
-    GpuPlan* gpu_plan = dynamic_cast<GpuPlan*>(plan.get());
-    if (gpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
+  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) override {
+    auto& gpu_plan = ReuseOrMake<GpuPlan>(plan);
     device().Synchronize();
-    MakeBatch(batch, pool_, spec_, gpu_plan->batch);
-    FillSlots(*gpu_plan);
-    FillSchedules(*gpu_plan);
-    SetGridSizes(batch.bucket, *gpu_plan);
-    UploadMetadata(*gpu_plan);
+    MakeBatch(batch, pool_, spec_, gpu_plan.batch);
+    FillSlots(gpu_plan);
+    FillSchedules(gpu_plan);
+    SetGridSizes(batch.bucket, gpu_plan);
+    UploadMetadata(gpu_plan);
     return plan;
   }
 
@@ -189,7 +187,6 @@ class GpuBackend final : public Backend {
   }
 
   void AddLayer(size_t index) {
-    const AttentionSpec& spec = config_.layers[index];
     const GpuLayer& layer =
         layers_.emplace_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
     const auto blocks = [&](int32_t tile_rows) {
@@ -197,10 +194,7 @@ class GpuBackend final : public Backend {
       params.tile_rows = tile_rows;
       return gpu_->AttentionBlocks(layer.attend_kernel, params);
     };
-    const LayerShape shape{.work = {.heads = spec.heads,
-                                    .kv_heads = spec.kv_heads,
-                                    .head_dim = spec.head_dim,
-                                    .visibility = spec.visibility},
+    const LayerShape shape{.work = WorkShapeOf(config_.layers[index]),
                            .group = pool_.Layout().layers[index].group,
                            .partition = {.small_blocks = blocks(kernels::cuda::kRowsPerMma),
                                          .large_blocks = blocks(kernels::cuda::kQueryRows),

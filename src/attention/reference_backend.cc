@@ -6,7 +6,6 @@
 
 #include "attention/cache_writer.h"
 #include "kernels/attention/reference/attention.h"
-#include "kvanta/error.h"
 
 namespace kvanta::attention {
 namespace {
@@ -53,11 +52,9 @@ class ReferenceBackend final : public Backend {
     return info;
   }
 
-  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> reused) override {
-    std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<ReferencePlan>();
-    ReferencePlan* reference_plan = dynamic_cast<ReferencePlan*>(plan.get());
-    if (reference_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
-    MakeBatch(batch, pool_, spec_, reference_plan->batch);
+  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) override {
+    auto& reference_plan = ReuseOrMake<ReferencePlan>(plan);
+    MakeBatch(batch, pool_, spec_, reference_plan.batch);
     return plan;
   }
 

@@ -28,6 +28,10 @@ struct WorkShape {
   int Group() const noexcept { return heads / kv_heads; }
 };
 
+inline WorkShape WorkShapeOf(const AttentionSpec& spec) noexcept {
+  return {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim, .visibility = spec.visibility};
+}
+
 // Query tile: tokens [first, first + tokens) of a sequence, all in one page, for KV heads [kv_head, kv_head +
 // kv_heads). Row order: [KV head][token][query head of the KV head].
 struct QueryTile {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/math.h"
+#include "formats/names.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -18,15 +19,11 @@ int ChannelStep(const Format& format, int head_dim) {
 
 // Names of the formats that support head_dim in layers with latents, or with K and V apart, for the error message.
 std::string FormatsFor(int head_dim, bool latents) {
-  std::string names;
-  for (const Format& format : All()) {
-    const Format& values = OnSide(format, false);
-    if (format.latents == (latents ? MlaSupport::kNo : MlaSupport::kRequired)) continue;
-    if (head_dim % ChannelStep(format, head_dim) != 0 || head_dim % ChannelStep(values, head_dim) != 0) continue;
-    names += names.empty() ? "" : ", ";
-    names += format.name;
-  }
-  return names;
+  const MlaSupport excluded = latents ? MlaSupport::kNo : MlaSupport::kRequired;
+  const auto divides = [=](const Format& format) { return head_dim % ChannelStep(format, head_dim) == 0; };
+  return NamesOf([=](const Format& format) {
+    return format.latents != excluded && divides(format) && divides(OnSide(format, false));
+  });
 }
 
 // Sections of the row of `token`, as RowSections or ConstRowSections.

@@ -69,13 +69,18 @@ const CompatName* FindCompatName(std::string_view name) noexcept {
   return found == kCompatNames.end() ? nullptr : &*found;
 }
 
-std::string AvailableNames() {
-  std::string names = "auto";
+std::string NamesOf(const std::function<bool(const Format&)>& fits) {
+  std::string names;
   for (const Format& format : All()) {
-    names += ", ";
+    if (!fits(format)) continue;
+    names += names.empty() ? "" : ", ";
     names += format.name;
   }
-  return names + ", or k=NAME,v=NAME";
+  return names;
+}
+
+std::string AvailableNames() {
+  return "auto, " + NamesOf([](const Format& /*format*/) { return true; }) + ", or k=NAME,v=NAME";
 }
 
 void ThrowUnknownName(std::string_view name) {

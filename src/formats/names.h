@@ -2,11 +2,14 @@
 // the reason.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace kvanta::formats {
+
+struct Format;
 
 // A name of another engine. Exactly one of `format` and `reason` is set.
 struct CompatName {
@@ -19,6 +22,9 @@ struct CompatName {
 // In documentation order.
 std::span<const CompatName> CompatNames() noexcept;
 const CompatName* FindCompatName(std::string_view name) noexcept;
+
+// "fp32, bf16, ...": the formats for which `fits` is true.
+std::string NamesOf(const std::function<bool(const Format&)>& fits);
 
 // "auto, fp32, bf16, ...": what an error offers.
 std::string AvailableNames();

@@ -6,6 +6,7 @@
 
 #include "base/math.h"
 #include "formats/format.h"
+#include "formats/names.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -79,17 +80,6 @@ void CheckScheme(const KvScheme& scheme, CellShape shape) {
   }
 }
 
-// Names of the formats that layers with latents, or with K and V apart, may have.
-std::string FormatsFor(bool latents) {
-  std::string names;
-  for (const Format& format : All()) {
-    if (format.latents == (latents ? MlaSupport::kNo : MlaSupport::kRequired)) continue;
-    names += names.empty() ? "" : ", ";
-    names += format.name;
-  }
-  return names;
-}
-
 void CheckApart(const KvScheme& scheme) {
   for (const KvSide* side : {&scheme.k, &scheme.v}) {
     const Format& format = Find(side->format);
@@ -97,7 +87,7 @@ void CheckApart(const KvScheme& scheme) {
     throw InputError(
         fmt::format("{} stores the latents of MLA, but this model's layers have K and V apart; formats "
                     "for them: {}",
-                    format.name, FormatsFor(false)));
+                    format.name, NamesOf([](const Format& each) { return each.latents != MlaSupport::kRequired; })));
   }
 }
 
@@ -105,13 +95,13 @@ void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
   const Format& format = Find(scheme.k.format);
   if (scheme.k.format != scheme.v.format || format.latents == MlaSupport::kNo) {
     throw InputError(fmt::format("scheme {}: this model's layers store K and V as one latent (MLA); formats for it: {}",
-                                 scheme.ToString(), FormatsFor(true)));
+                                 scheme.ToString(),
+                                 NamesOf([](const Format& each) { return each.latents != MlaSupport::kNo; })));
   }
   if (scheme.k.hadamard || scheme.v.hadamard || scheme.k.mean || scheme.k.query || scheme.k.outliers != 0) {
     throw InputError(
         fmt::format("scheme {}: latents (MLA) are stored as they are, without +hadamard, +mean, +query or "
                     "+outliers",
-
                     scheme.ToString()));
   }
   if (format.latents == MlaSupport::kYes && scheme.exact != ExactPages::kNone) {

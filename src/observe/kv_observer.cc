@@ -5,25 +5,29 @@
 #include <vector>
 
 #include "cache/sequence_cache.h"
+#include "observe/forwarding_backend.h"
 #include "runner/runner.h"
 
 namespace kvanta::observe {
 namespace {
 
-// Forwards every call to another backend, and appended rows to an observer first.
-class ObservedBackend final : public attention::Backend {
+// Passes appended rows, and queries, to an observer first.
+class ObservedBackend final : public ForwardingBackend {
  public:
   ObservedBackend(std::unique_ptr<attention::Backend> inner, kernels::Ops& ops,
                   const std::vector<formats::LayerScheme>& layers, std::vector<attention::AttentionSpec> attention,
                   KvObserver& observer)
-      : inner_(std::move(inner)), ops_(ops), layers_(layers), attention_(std::move(attention)), observer_(observer) {}
+      : ForwardingBackend(std::move(inner)),
+        ops_(ops),
+        layers_(layers),
+        attention_(std::move(attention)),
+        observer_(observer) {}
 
-  attention::BackendInfo Info() const override { return inner_->Info(); }
   std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
                                             std::unique_ptr<attention::Plan> plan) override {
     rows_ = 0;
     for (const attention::SequenceSpan& span : batch.sequences) rows_ += span.tokens;
-    return inner_->MakePlan(batch, std::move(plan));
+    return ForwardingBackend::MakePlan(batch, std::move(plan));
   }
   void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     if (ops_.OnHost()) {
@@ -31,7 +35,7 @@ class ObservedBackend final : public attention::Backend {
     } else {
       ObserveCopies(layer, k, v, kv_stride);
     }
-    inner_->Append(plan, layer, k, v, kv_stride);
+    ForwardingBackend::Append(plan, layer, k, v, kv_stride);
   }
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     if (observer_.ObservesQueries()) {
@@ -41,13 +45,8 @@ class ObservedBackend final : public attention::Backend {
         ObserveQueryCopies(layer, q, q_stride);
       }
     }
-    inner_->Run(plan, layer, q, q_stride, out);
+    ForwardingBackend::Run(plan, layer, q, q_stride, out);
   }
-  cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
-    return inner_->States(plan, layer);
-  }
-  attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
-  const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
 
   // Throws the error that kept rows from the observer.
   void Check() const {
@@ -89,7 +88,6 @@ class ObservedBackend final : public attention::Backend {
     ops_.device().CopyOut(to.data(), dense_.data(), bytes);
   }
 
-  std::unique_ptr<attention::Backend> inner_;
   kernels::Ops& ops_;
   const std::vector<formats::LayerScheme>& layers_;
   const std::vector<attention::AttentionSpec> attention_;

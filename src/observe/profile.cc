@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "observe/forwarding_backend.h"
 
 namespace kvanta::observe {
 namespace {
@@ -183,38 +184,30 @@ class ProfiledOps final : public kernels::Ops {
   ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_;
 };
 
-class ProfiledBackend final : public attention::Backend {
+class ProfiledBackend final : public ForwardingBackend {
  public:
   ProfiledBackend(std::unique_ptr<attention::Backend> inner, std::shared_ptr<StepProfile> profile)
-      : inner_(std::move(inner)),
+      : ForwardingBackend(std::move(inner)),
         profile_(std::move(profile)),
         plan_(profile_->Row("attention plan")),
         append_(profile_->Row("append")),
         run_(profile_->Row("attention")) {}
 
-  attention::BackendInfo Info() const override { return inner_->Info(); }
   std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
                                             std::unique_ptr<attention::Plan> plan) override {
     const Timer timer(plan_);
-    return inner_->MakePlan(batch, std::move(plan));
+    return ForwardingBackend::MakePlan(batch, std::move(plan));
   }
   void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     const Timer timer(append_);
-    inner_->Append(plan, layer, k, v, kv_stride);
+    ForwardingBackend::Append(plan, layer, k, v, kv_stride);
   }
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const Timer timer(run_);
-    inner_->Run(plan, layer, q, q_stride, out);
+    ForwardingBackend::Run(plan, layer, q, q_stride, out);
   }
-  cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
-    return inner_->States(plan, layer);
-  }
-  attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
-  void FetchCounts() override { inner_->FetchCounts(); }
-  const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
 
  private:
-  std::unique_ptr<attention::Backend> inner_;
   std::shared_ptr<StepProfile> profile_;
   ProfileRow &plan_, &append_, &run_;
 };

@@ -1,0 +1,37 @@
+// Decorator base: an attention backend that forwards every call to another one.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "attention/backend.h"
+
+namespace kvanta::observe {
+
+class ForwardingBackend : public attention::Backend {
+ public:
+  explicit ForwardingBackend(std::unique_ptr<attention::Backend> inner) : inner_(std::move(inner)) {}
+
+  attention::BackendInfo Info() const override { return inner_->Info(); }
+  std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
+                                            std::unique_ptr<attention::Plan> plan) override {
+    return inner_->MakePlan(batch, std::move(plan));
+  }
+  void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
+    inner_->Append(plan, layer, k, v, kv_stride);
+  }
+  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    inner_->Run(plan, layer, q, q_stride, out);
+  }
+  cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
+    return inner_->States(plan, layer);
+  }
+  attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
+  void FetchCounts() override { inner_->FetchCounts(); }
+  const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
+
+ private:
+  std::unique_ptr<attention::Backend> inner_;
+};
+
+}  // namespace kvanta::observe

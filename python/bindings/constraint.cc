@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "shared_callable.h"
 
 namespace nb = nanobind;
 
@@ -77,11 +78,7 @@ void FillMasks(const nb::callable& fill, std::span<MaskTask> tasks) {
 }  // namespace
 
 BitmaskFn PythonBitmaskFn(nb::callable fill) {
-  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(fill)), [](nb::callable* owned) {
-    const nb::gil_scoped_acquire gil;
-    delete owned;
-  });
-  return [shared](std::span<MaskTask> tasks) {
+  return [shared = ShareCallable(std::move(fill))](std::span<MaskTask> tasks) {
     const nb::gil_scoped_acquire gil;
     try {
       FillMasks(*shared, tasks);

@@ -20,6 +20,7 @@
 #include "constraint.h"
 #include "fields.h"
 #include "output_queue.h"
+#include "shared_callable.h"
 #include "stats.h"
 
 namespace nb = nanobind;
@@ -33,14 +34,10 @@ using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
 using LogitsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Wraps a Python callable, so that it may be copied and freed on any thread. Its exceptions do not reach the engine.
+// Wraps a callable whose exceptions do not reach the engine.
 template <typename... Arguments>
 std::function<void(Arguments...)> WrapCallback(nb::callable callable) {
-  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callable)), [](nb::callable* owned) {
-    const nb::gil_scoped_acquire gil;
-    delete owned;
-  });
-  return [shared](Arguments... arguments) {
+  return [shared = ShareCallable(std::move(callable))](Arguments... arguments) {
     const nb::gil_scoped_acquire gil;
     try {
       (*shared)(arguments...);
@@ -52,11 +49,7 @@ std::function<void(Arguments...)> WrapCallback(nb::callable callable) {
 
 // Wraps a callable whose exceptions end what calls it.
 std::function<void()> PythonStart(nb::callable callable) {
-  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callable)), [](nb::callable* owned) {
-    const nb::gil_scoped_acquire gil;
-    delete owned;
-  });
-  return [shared] {
+  return [shared = ShareCallable(std::move(callable))] {
     const nb::gil_scoped_acquire gil;
     try {
       (*shared)();

@@ -64,32 +64,16 @@ void WarnOfLongFactors(const EngineConfig& config, const models::ModelConfig& mo
                   positions, original, original));
 }
 
-}  // namespace
+void WarnOfBoundaryLayers(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
+  const int layers = ResolveBaseScheme(config, model, dtype).boundary_layers;
+  if (layers == 0 || !config.on_warning) return;
+  config.on_warning(fmt::format("kv_cache_dtype = {}: the first and last {} layers stay in bf16; +edges=0 takes all",
+                                Quote(config.kv_cache_dtype), layers));
+}
 
-EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
-  CheckConfig(config);
-  const models::ModelConfig model = models::ReadConfig(config.model);
-  CheckRanks(config, model);
-  const DType dtype = ResolveDType(config.dtype, model);
-  const kernels::WeightType store = ResolveWeights(config.weight_dtype, dtype);
-  const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
-  const int boundary_layers = ResolveBaseScheme(config, model, dtype).boundary_layers;
-  if (boundary_layers > 0 && config.on_warning) {
-    config.on_warning(fmt::format("kv_cache_dtype = {}: the first and last {} layers stay in bf16; +edges=0 takes all",
-                                  Quote(config.kv_cache_dtype), boundary_layers));
-  }
-
-  EngineComponents components;
-  std::optional<DraftModelPlan> draft = PlanSpeculation(config, model);
-  components.layout = PlanLayout(schemes, model, config.page_size);
-  const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
-  const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
-  components.model_identity = models::Fingerprint(checkpoint);
-  components.kv_store = config.kv_store;
-  config.kv_store = store::RedactUrl(config.kv_store);
-  if (!config.kv_cache_dir.empty() || !config.kv_store.empty()) {
-    components.weights_hash = models::ContentHash(checkpoint, models::ReadConfigText(config.model));
-  }
+// Sets the KV scales of all layers, for the layout of the components.
+void LoadScales(const EngineConfig& config, const models::ModelConfig& model, const models::Checkpoint& checkpoint,
+                EngineComponents& components) {
   components.scales = models::UnitScales(model);
   if (components.layout.UsesScales()) {
     models::KvScales found =
@@ -104,15 +88,71 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                     Quote(config.quantization_param_path)));
     }
   }
-  const RankPart part = PartOfRank(config, model, schemes, config.rank);
-  if (RankCount(config) > 1) {
-    components.ranks = JoinRanks(config, components.model_identity, ChosenIsa(config.isa));
-    KeepScalesOfRank(part, *components.ranks, components.scales);
-    const std::vector<formats::CacheLayout> layouts = LayoutsOfRanks(config, model, schemes);
-    components.layout = part.layers ? layouts[static_cast<size_t>(config.rank)] : layouts.front();
-    components.layout_of_rank_0 = layouts.front();
-    config.kv_cache_memory_bytes = BudgetOfRank0(config.kv_cache_memory_bytes, layouts);
+}
+
+// Joins the other ranks, and reduces layout and scales to this rank's part.
+void JoinAsRank(const RankPart& part, const models::ModelConfig& model, const std::vector<KvScheme>& schemes,
+                EngineConfig& config, EngineComponents& components) {
+  components.ranks = JoinRanks(config, components.model_identity, ChosenIsa(config.isa));
+  KeepScalesOfRank(part, *components.ranks, components.scales);
+  const std::vector<formats::CacheLayout> layouts = LayoutsOfRanks(config, model, schemes);
+  components.layout = part.layers ? layouts[static_cast<size_t>(config.rank)] : layouts.front();
+  components.layout_of_rank_0 = layouts.front();
+  config.kv_cache_memory_bytes = BudgetOfRank0(config.kv_cache_memory_bytes, layouts);
+}
+
+// gpu: null for the CPU.
+observe::BackendFactory MakeBackendFactory(const EngineConfig& config, std::shared_ptr<kernels::CudaContext> gpu,
+                                           std::shared_ptr<ThreadPool> threads) {
+  if (gpu) {
+    return [gpu = std::move(gpu)](cache::PagePool& pages, attention::BackendConfig setup) {
+      return attention::MakeGpuBackend(pages, std::move(setup), gpu);
+    };
   }
+  const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
+  return [threads = std::move(threads), backend](cache::PagePool& pages, attention::BackendConfig setup) {
+    return attention::MakeBackend(backend, pages, std::move(setup), threads);
+  };
+}
+
+// Replaces "auto" by the formats that it stood for.
+void ResolveCacheFormats(const models::ModelConfig& model, DType dtype, const std::vector<KvScheme>& schemes,
+                         EngineConfig& config) {
+  if (config.kv_cache_dtype == "auto") {
+    config.kv_cache_dtype =
+        model.declared_kv_cache.empty() ? std::string(UnquantizedScheme(dtype)) : model.declared_kv_cache;
+    if (!model.declared_kv_cache_layers.empty()) {
+      config.kv_cache_dtype_layers = LayerOverrides(schemes, KvScheme::Parse(config.kv_cache_dtype));
+    }
+  }
+  if (model.UsesMla()) config.kv_cache_dtype = ResolveBaseScheme(config, model, dtype).ToString();
+}
+
+}  // namespace
+
+EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
+  CheckConfig(config);
+  const models::ModelConfig model = models::ReadConfig(config.model);
+  CheckRanks(config, model);
+  const DType dtype = ResolveDType(config.dtype, model);
+  const kernels::WeightType weight_type = ResolveWeights(config.weight_dtype, dtype);
+  const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
+  WarnOfBoundaryLayers(config, model, dtype);
+
+  EngineComponents components;
+  std::optional<DraftModelPlan> draft = PlanSpeculation(config, model);
+  components.layout = PlanLayout(schemes, model, config.page_size);
+  const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
+  const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
+  components.model_identity = models::Fingerprint(checkpoint);
+  components.kv_store = config.kv_store;
+  config.kv_store = store::RedactUrl(config.kv_store);
+  if (!config.kv_cache_dir.empty() || !config.kv_store.empty()) {
+    components.weights_hash = models::ContentHash(checkpoint, models::ReadConfigText(config.model));
+  }
+  LoadScales(config, model, checkpoint, components);
+  const RankPart part = PartOfRank(config, model, schemes, config.rank);
+  if (RankCount(config) > 1) JoinAsRank(part, model, schemes, config, components);
   components.threads = std::make_shared<ThreadPool>(config.threads);
   if (config.device == "cuda") {
     gpu = FindGpu(config, std::move(gpu));
@@ -134,7 +174,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.positions = ValueOfRank0(
       *components.ranks, is_rank_0 ? SizeCache(config, specs, model.max_position, available).max_model_len : 0);
   components.model = models::Load(config.model, *components.ops,
-                                  {.store = store,
+                                  {.store = weight_type,
                                    .keep_types = keep_types,
                                    .keep_quantized = KeepsQuantized(config.weight_dtype, dtype),
                                    .max_rows = config.max_num_batched_tokens,
@@ -143,18 +183,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                    .expert_parallel = config.enable_expert_parallel,
                                    .layers = part.layers});
   components.ranks->WaitForAll();
-  if (gpu) {
-    components.make_backend = [gpu](cache::PagePool& pages, attention::BackendConfig setup) {
-      return attention::MakeGpuBackend(pages, std::move(setup), gpu);
-    };
-  } else {
-    const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
-    components.make_backend = [threads = components.threads, backend](cache::PagePool& pages,
-                                                                      attention::BackendConfig setup) {
-      return attention::MakeBackend(backend, pages, std::move(setup), threads);
-    };
-  }
-
+  components.make_backend = MakeBackendFactory(config, gpu, components.threads);
   AddProposer(config, std::move(draft), components);
 
   components.info = MakeModelInfo(model, dtype, config.weight_dtype);
@@ -167,17 +196,10 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
   config.dtype = components.info.dtype;
   const bool is_quantized = model.quantization.method != models::QuantMethod::kNone;
-  if (store == kernels::WeightType::kBf16 && !keep_types && !is_quantized) config.weight_dtype = "bf16";
+  if (weight_type == kernels::WeightType::kBf16 && !keep_types && !is_quantized) config.weight_dtype = "bf16";
   config.device = gpu ? "cuda" : "cpu";
   config.threads = components.threads->Threads();
-  if (config.kv_cache_dtype == "auto") {
-    config.kv_cache_dtype =
-        model.declared_kv_cache.empty() ? std::string(UnquantizedScheme(dtype)) : model.declared_kv_cache;
-    if (!model.declared_kv_cache_layers.empty()) {
-      config.kv_cache_dtype_layers = LayerOverrides(schemes, KvScheme::Parse(config.kv_cache_dtype));
-    }
-  }
-  if (model.UsesMla()) config.kv_cache_dtype = ResolveBaseScheme(config, model, dtype).ToString();
+  ResolveCacheFormats(model, dtype, schemes, config);
   components.config = std::move(config);
   return components;
 }

@@ -63,8 +63,9 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                              engine::MaxLogitRows(config), !config.enforce_eager);
   if (!components_.ranks->Alone()) {
     engine::ValueOfRank0(*components_.ranks, size.budget_bytes);
-    const auto division = config.pipeline_parallel_size > 1 ? runner::Division::kLayers : runner::Division::kTensors;
-    runner_->Share(std::make_unique<runner::StepSender>(*components_.ranks, cache_->pool, division));
+    const auto division =
+        config.pipeline_parallel_size > 1 ? runner::Division::kPipelineParallel : runner::Division::kTensorParallel;
+    runner_->SetStepSender(std::make_unique<runner::StepSender>(*components_.ranks, cache_->pool, division));
   }
   masks_ = std::make_unique<engine::GrammarBitmasks>(config.fill_masks, components_.info.vocab);
   if (config.quality_sample_rate > 0) {

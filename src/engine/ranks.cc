@@ -332,7 +332,7 @@ void RunRank(EngineConfig config) {
         components.make_backend(pool, {.layers = components.model->AttentionLayers(), .scales = components.scales});
     runner::Runner runner(*components.model, components.config.max_num_batched_tokens,
                           engine::MaxLogitRows(components.config));
-    if (components.config.pipeline_parallel_size > 1) runner.Follow(*components.ranks);
+    if (components.config.pipeline_parallel_size > 1) runner.SetPipeline(*components.ranks);
     runner::FollowSteps(*components.ranks, pool, runner, *backend);
   } catch (const std::exception& error) {
     parallel::ReportLostRank(folder, rank, error.what());

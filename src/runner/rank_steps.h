@@ -18,8 +18,8 @@ class Runner;
 
 // Division of a model among ranks.
 enum class Division : uint8_t {
-  kTensors,  // each layer among all ranks
-  kLayers,   // a pipeline
+  kTensorParallel,    // each layer among all ranks
+  kPipelineParallel,  // consecutive layers to each rank
 };
 
 // Sends steps from rank 0. The records of `pool` have the same numbers in all ranks (cache::PagePoolConfig). Send
@@ -32,7 +32,7 @@ class StepSender {
   StepSender(const StepSender&) = delete;
   StepSender& operator=(const StepSender&) = delete;
 
-  bool IsPipeline() const noexcept { return division_ == Division::kLayers; }
+  bool IsPipeline() const noexcept { return division_ == Division::kPipelineParallel; }
   // Steps that occupy all ranks.
   int Depth() const noexcept { return IsPipeline() ? ranks_.Size() : 1; }
   void SendForward(std::span<const RunItem> items);

@@ -60,7 +60,7 @@ Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, b
   argmaxes_.resize(static_cast<size_t>(max_logit_rows));
 }
 
-void Runner::Share(std::unique_ptr<StepSender> sender) {
+void Runner::SetStepSender(std::unique_ptr<StepSender> sender) {
   sender_ = std::move(sender);
   if (!sender_->IsPipeline()) return;
   pipeline_ = &sender_->Ranks();
@@ -155,7 +155,7 @@ void Runner::ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, con
   try {
     captured.graph = model_.ops().Capture(launches);
     captured.version = version;
-  } catch (const ResourceError&) {  // no memory for a graph; the launches are under way without it
+  } catch (const ResourceError&) {  // no memory for a graph; the launches run without it
     graphs_ = false;
     captured.graph.reset();
   }
@@ -163,11 +163,9 @@ void Runner::ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, con
 
 std::span<float> Runner::Logits(int64_t first, int64_t count) {
   assert(count <= max_logit_rows_);
-  ModelLogits(first, count, logits_.as<float>(), nullptr);
-  const size_t floats = static_cast<size_t>(count * model_.Config().vocab);
-  if (!SamplesOnDevice()) return {logits_.as<float>(), floats};
-  model_.ops().device().CopyOut(host_logits_.data(), logits_.data(), floats * sizeof(float));
-  return {host_logits_.as<float>(), floats};
+  auto* out = (SamplesOnDevice() ? host_logits_ : logits_).as<float>();
+  Logits(first, count, out);
+  return {out, static_cast<size_t>(count * model_.Config().vocab)};
 }
 
 void Runner::Logits(int64_t first, int64_t count, float* out) {
@@ -207,14 +205,13 @@ void Runner::Logits(int64_t first, std::span<SampleRow> rows) {
 void Runner::SampleOnDevice(int64_t first, std::span<SampleRow> rows) {
   kernels::Ops& ops = model_.ops();
   const int64_t count = graphs_ ? BucketOf(std::ssize(rows), max_logit_rows_) : std::ssize(rows);
-  std::vector<int64_t>& gathered_rows = output_rows_;  // of no use after Forward
-  gathered_rows.assign(static_cast<size_t>(count), first);
+  sampled_rows_.assign(static_cast<size_t>(count), first);
   sample_params_.assign(static_cast<size_t>(count), {});
   for (size_t row = 0; row < rows.size(); ++row) {
-    gathered_rows[row] = first + static_cast<int64_t>(row);
+    sampled_rows_[row] = first + static_cast<int64_t>(row);
     sample_params_[row] = rows[row].device_params.value_or(kernels::SampleParams{});
   }
-  Upload<kernels::SampleParams, int64_t>(ops.device(), sample_inputs_, sample_params_, gathered_rows, staged_);
+  Upload<kernels::SampleParams, int64_t>(ops.device(), sample_inputs_, sample_params_, sampled_rows_, staged_);
   const auto* params = sample_inputs_.as<const kernels::SampleParams>();
   const auto* device_rows = reinterpret_cast<const int64_t*>(params + count);
   auto* argmaxes = samples_.as<kernels::RowArgmax>();

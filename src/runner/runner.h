@@ -33,16 +33,16 @@ class Runner {
   // disabled when memory for them runs out.
   Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs = false);
 
-  // Other ranks repeat every step from now on. Methods then also throw ResourceError, once a rank is lost. Throws
-  // ResourceError.
-  void Share(std::unique_ptr<StepSender> sender);
-  // This runner is a pipeline's rank above 0.
-  void Follow(parallel::Communicator& pipeline) noexcept { pipeline_ = &pipeline; }
+  // Rank 0: other ranks repeat every step from now on. Methods then also throw ResourceError, once a rank is lost.
+  // Throws ResourceError.
+  void SetStepSender(std::unique_ptr<StepSender> sender);
+  // A pipeline's rank above 0: hidden states come from the rank before it, and go to the next one.
+  void SetPipeline(parallel::Communicator& pipeline) noexcept { pipeline_ = &pipeline; }
 
   // A batch that Begin has taken.
   using Ticket = int64_t;
   // Computes the output rows: those of the items' tokens from first_output on, in order. In a pipeline, this rank's
-  // layers alone, while others may be at work on earlier batches: up to StepSender::Depth() of them, and one more.
+  // layers alone, while others may run earlier batches: up to StepSender::Depth() of them, and one more.
   // Throws what MakePlan throws; nothing is written then.
   Ticket Begin(std::span<const RunItem> items, attention::Backend& backend);
   // Waits for a batch, which is the last Forward to the other methods from then on.
@@ -117,6 +117,7 @@ class Runner {
   std::vector<int32_t> tokens_;
   std::vector<int64_t> positions_;
   std::vector<int64_t> output_rows_;
+  std::vector<int64_t> sampled_rows_;  // output rows that are sampled on the device, padded to a bucket
   std::vector<attention::SequenceSpan> spans_;
   std::vector<kernels::RowArgmax> argmaxes_;
   std::vector<kernels::SampleParams> sample_params_;

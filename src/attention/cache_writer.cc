@@ -54,10 +54,10 @@ void EncodeRow(const formats::Format& format, const float* x, int head_dim, form
 }
 
 // Quantizes a closed page's exact cell into its quantized cell.
-class QuantizeClosedPage {
+class PageQuantizer {
  public:
-  QuantizeClosedPage(SideKind kind, const formats::Side& side, formats::CellShape shape, formats::HeadParameters head,
-                     const RowKernels& kernels, SideCounts& counts) noexcept
+  PageQuantizer(SideKind kind, const formats::Side& side, formats::CellShape shape, formats::HeadParameters head,
+                const RowKernels& kernels, SideCounts& counts) noexcept
       : kind_(kind), side_(side), shape_(shape), head_(head), kernels_(kernels), counts_(counts) {}
 
   void Close(const formats::CellSections& exact_sections, const uint8_t* exact, uint8_t* quantized) noexcept {
@@ -203,7 +203,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   counts += unquantized_counts;
   if (exact && quantized && write.last_slot == scheme.shape.tokens) {
     SideCounts closing;
-    QuantizeClosedPage(kind, side, scheme.shape, parameters, kernels_, closing).Close(exact_sections, exact, quantized);
+    PageQuantizer(kind, side, scheme.shape, parameters, kernels_, closing).Close(exact_sections, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted on write
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;

@@ -121,7 +121,7 @@ class Engine::Impl {
   void WorkOnLoads();
   bool IsLoading() const noexcept { return tiers_ && tiers_->Loading() > 0; }
   // With the mutex: something for the next step has come.
-  bool HasNews() const noexcept { return !inbox_.empty() || !pending_.empty() || loads_progressed_; }
+  bool HasUpdates() const noexcept { return !inbox_.empty() || !pending_.empty() || loads_progressed_; }
 
   // With the mutex, and with the step lock or while nobody has it.
   void AbortNow(PendingAbort abort) noexcept;
@@ -146,7 +146,7 @@ class Engine::Impl {
   std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
   bool measure_scales_ = false;                    // on the first prompt
 
-  // A ring, as long as steps may be in flight: those that are, from the oldest on.
+  // Ring buffer of the steps in flight, oldest first.
   std::vector<StepBatch> batches_;
   size_t oldest_ = 0, in_flight_ = 0;
   std::vector<engine::DraftProposer::Item> draft_items_;

@@ -76,7 +76,7 @@ void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callbac
     try {
       if (LoopStep(callback, outputs)) continue;
       std::unique_lock lock(mutex_);
-      const auto has_work = [&] { return HasNews() || (draining_ && ids_.empty()); };
+      const auto has_work = [&] { return HasUpdates() || (draining_ && ids_.empty()); };
       if (IsLoading()) {
         work_available_.wait_for(lock, stop, kLoadPoll, has_work);
       } else {
@@ -156,7 +156,7 @@ bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
       if (!IsLoading()) return false;
     }
     std::unique_lock lock(mutex_);
-    work_available_.wait_for(lock, kLoadPoll, [&] { return HasNews(); });
+    work_available_.wait_for(lock, kLoadPoll, [&] { return HasUpdates(); });
   }
   StorePrompts(outputs);
   return true;

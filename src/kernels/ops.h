@@ -96,11 +96,11 @@ class Ops {
   // Captures the launches of `launches` without starting them (cuda/cuda_context.h); null on the host, where it is not
   // called. Throws ResourceError.
   virtual std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& /*launches*/) { return nullptr; }
-  // tokens[r]: the token sampled by draws[r] from row r of logits, f32 [rows][width], with the argmaxes of the rows; -1
-  // if the row is not finite or has too many candidates (kMaxCandidates). Only for devices whose memory is not the
+  // tokens[r]: the token sampled by params[r] from row r of logits, f32 [rows][width], with the argmaxes of the rows;
+  // -1 if the row is not finite or has too many candidates (kMaxCandidates). Only for devices whose memory is not the
   // host's: on the CPU the sampler reads the logits.
-  virtual void Sample(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*peaks*/,
-                      const SampleParams* /*draws*/, int32_t* /*tokens*/) noexcept {}
+  virtual void Sample(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*argmaxes*/,
+                      const SampleParams* /*params*/, int32_t* /*tokens*/) noexcept {}
 };
 
 // Names of the ISA units that this machine runs, best first (kernels/cpu/select.cc lists all of them).

@@ -52,8 +52,8 @@ class Decoder final : public Model {
       }
       embedding_scale_ = EmbeddingScale(options.store);
     } else {
-      reader.LeaveToOthers(prefix + "embed_tokens.");
-      reader.LeaveToOthers(head + ".");
+      reader.SkipTensors(prefix + "embed_tokens.");
+      reader.SkipTensors(head + ".");
     }
     const BlockSource source{.reader = reader,
                              .ops = ops,
@@ -64,7 +64,7 @@ class Decoder final : public Model {
     for (int layer = 0; layer < config.layers; ++layer) {
       const std::string name = fmt::format("{}layers.{}.", prefix, layer);
       if (layer < own.first || layer >= own.End()) {
-        reader.LeaveToOthers(name);
+        reader.SkipTensors(name);
       } else {
         layers_.push_back(ReadLayer(source, config.layer_specs[layer], name));
       }
@@ -73,7 +73,7 @@ class Decoder final : public Model {
       final_norm_ =
           reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset, 1 / config.logits_divisor);
     } else {
-      reader.LeaveToOthers(prefix + "norm.");
+      reader.SkipTensors(prefix + "norm.");
     }
     reader.CheckUnusedTensors(names, config.layers, config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();

@@ -197,7 +197,7 @@ std::vector<ExpertWeights> ReadModules(const BlockSource& source, const std::str
   }
   for (int64_t expert = 0; expert < source.config.moe.num_experts; ++expert) {
     const bool others = expert < own.first || expert >= own.end;
-    if (others) source.reader.LeaveToOthers(module + std::to_string(expert) + ".");
+    if (others) source.reader.SkipTensors(module + std::to_string(expert) + ".");
   }
   return experts;
 }

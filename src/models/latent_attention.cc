@@ -136,7 +136,7 @@ class LatentAttention final : public AttentionBlock {
         const std::string k_b = fmt::format("{}k_b_proj.{}", module, head),
                           v_b = fmt::format("{}v_b_proj.{}", module, head);
         if (head / heads_ != source.ranks.Rank()) {
-          for (const std::string& weight : {k_b, v_b}) source.reader.LeaveToOthers(weight + ".");
+          for (const std::string& weight : {k_b, v_b}) source.reader.SkipTensors(weight + ".");
           continue;
         }
         to_latent_space_.Add(source.reader.Linear({{.module = k_b, .out = rank, .whole = true}}, nope, false,

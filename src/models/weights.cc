@@ -170,7 +170,7 @@ bool WeightReader::HasPrefix(std::string_view prefix) const {
   return found != checkpoint_.Tensors().end() && found->first.starts_with(prefix);
 }
 
-void WeightReader::LeaveToOthers(std::string_view prefix) {
+void WeightReader::SkipTensors(std::string_view prefix) {
   const auto& tensors = checkpoint_.Tensors();
   for (auto next = tensors.lower_bound(prefix); next != tensors.end() && next->first.starts_with(prefix); ++next) {
     read_.insert(next->first);

@@ -56,8 +56,8 @@ class WeightReader {
                                         kernels::LinearKind kind);
   // True if the checkpoint has a tensor whose name begins like this.
   bool HasPrefix(std::string_view prefix) const;
-  // Leaves the tensors whose names begin like this, as far as they were not read, to other ranks.
-  void LeaveToOthers(std::string_view prefix);
+  // Skips the tensors whose names begin like this, as far as they were not read: other ranks read them.
+  void SkipTensors(std::string_view prefix);
   // A tensor of any type as it is stored. Throws InputError for another shape.
   const TensorView& Tensor(const std::string& name, std::span<const int64_t> shape);
   // The elements of a tensor of any number of dimensions as rows of the last one, finite in `store`.

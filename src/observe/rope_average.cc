@@ -10,7 +10,7 @@ namespace {
 using Complex = std::complex<double>;
 
 // The mean of e^(i p angle) over the positions p in [0, count).
-Complex MeanTurn(double angle, int64_t count) {
+Complex MeanRotation(double angle, int64_t count) {
   const double half = std::sin(angle / 2);
   if (std::abs(half) < 1e-12) return 1;
   const auto n = static_cast<double>(count);
@@ -28,18 +28,18 @@ RopeAverage::RopeAverage(const models::RopeSpec& rope, int head_dim, std::span<c
   undone.attention_scaling = 1;
   cos_sin_.resize(static_cast<size_t>(table_rows) * 2 * pairs);
   models::FillRopeTable(undone, cos_sin_);
-  turn_.resize(pairs);
-  difference_turn_.resize(pairs * pairs);
-  sum_turn_.resize(pairs * pairs);
+  rotation_.resize(pairs);
+  difference_rotation_.resize(pairs * pairs);
+  sum_rotation_.resize(pairs * pairs);
   const double weight = 1 / static_cast<double>(context_lengths.size());
   for (const int64_t length : context_lengths) {
     const std::vector<float> frequencies = models::MakeRopeFrequencies(rope, length).inverse;
     for (size_t a = 0; a < pairs; ++a) {
       const double frequency = frequencies[a];
-      turn_[a] += weight * MeanTurn(frequency, length);
+      rotation_[a] += weight * MeanRotation(frequency, length);
       for (size_t b = 0; b < pairs; ++b) {
-        difference_turn_[a * pairs + b] += weight * MeanTurn(frequency - double{frequencies[b]}, length);
-        sum_turn_[a * pairs + b] += weight * MeanTurn(frequency + double{frequencies[b]}, length);
+        difference_rotation_[a * pairs + b] += weight * MeanRotation(frequency - double{frequencies[b]}, length);
+        sum_rotation_[a * pairs + b] += weight * MeanRotation(frequency + double{frequencies[b]}, length);
       }
     }
   }
@@ -59,7 +59,7 @@ void RopeAverage::Undo(int64_t position, double* row) const noexcept {
 
 void RopeAverage::AverageSum(double* sum) const noexcept {
   for (int i = 0; i < pairs_; ++i) {
-    const Complex z = Complex(sum[Low(i)], sum[High(i)]) * turn_[static_cast<size_t>(i)];
+    const Complex z = Complex(sum[Low(i)], sum[High(i)]) * rotation_[static_cast<size_t>(i)];
     sum[Low(i)] = z.real();
     sum[High(i)] = z.imag();
   }
@@ -74,15 +74,15 @@ void RopeAverage::AverageMoment(double* moment) const noexcept {
       const int bl = Low(b), bh = High(b);
       const auto place = static_cast<size_t>(a) * static_cast<size_t>(pairs_) + static_cast<size_t>(b);
       // E z_a conj(z_b) and E z_a z_b.
-      const Complex hermitian = Complex(at(al, bl) + at(ah, bh), at(ah, bl) - at(al, bh)) * difference_turn_[place];
-      const Complex plain = Complex(at(al, bl) - at(ah, bh), at(ah, bl) + at(al, bh)) * sum_turn_[place];
+      const Complex hermitian = Complex(at(al, bl) + at(ah, bh), at(ah, bl) - at(al, bh)) * difference_rotation_[place];
+      const Complex plain = Complex(at(al, bl) - at(ah, bh), at(ah, bl) + at(al, bh)) * sum_rotation_[place];
       at(al, bl) = (hermitian.real() + plain.real()) / 2;
       at(ah, bh) = (hermitian.real() - plain.real()) / 2;
       at(ah, bl) = (plain.imag() + hermitian.imag()) / 2;
       at(al, bh) = (plain.imag() - hermitian.imag()) / 2;
     }
     for (int other = 2 * pairs_; other < n; ++other) {
-      const Complex z = Complex(at(al, other), at(ah, other)) * turn_[static_cast<size_t>(a)];
+      const Complex z = Complex(at(al, other), at(ah, other)) * rotation_[static_cast<size_t>(a)];
       at(al, other) = at(other, al) = z.real();
       at(ah, other) = at(other, ah) = z.imag();
     }

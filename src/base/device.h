@@ -8,7 +8,7 @@
 
 namespace kvanta {
 
-// Owned memory of a device, 64-byte aligned (2 MiB when large), zeroed. Move-only.
+// Memory of a device, freed with the last of the buffers that share it.
 class Buffer {
  public:
   Buffer() = default;
@@ -52,7 +52,7 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string_view Name() const noexcept = 0;  // "cpu", "cuda:0"
-  // Throws ResourceError with the sizes if memory does not suffice.
+  // Zeroed memory, 64-byte aligned (2 MiB when large). Throws ResourceError with the sizes if memory does not suffice.
   virtual Buffer Allocate(size_t bytes) = 0;
   virtual std::unique_ptr<Reservation> Reserve(size_t bytes) = 0;
   // Memory of the host for CopyInAsync and CopyOutAsync; from and to elsewhere a copy may be slower.

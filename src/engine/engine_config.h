@@ -82,7 +82,6 @@ std::shared_ptr<store::HostArena> ReserveHostMemory(const EngineConfig& config, 
 // Rows of logits that are computed at once: bounds their memory.
 int64_t MaxLogitRows(const EngineConfig& config) noexcept;
 
-// `store`: storage of the weights.
 ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std::string& weight_dtype);
 
 }  // namespace kvanta::engine

@@ -173,10 +173,10 @@ void Engine::Impl::ExpireRequests(double now, std::vector<RequestOutput>& output
       next_deadline_ = std::min(next_deadline_, request.deadline);
       continue;
     }
-    Fail(
-        request, FinishReason::kTimeout,
-        ErrorText("not finished within {} s: {} tokens were made", request.request.timeout_seconds, request.Produced()),
-        outputs);
+    Fail(request, FinishReason::kTimeout,
+         ErrorText("not finished within {} s: {} tokens were generated", request.request.timeout_seconds,
+                   request.Produced()),
+         outputs);
   }
 }
 

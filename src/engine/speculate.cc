@@ -85,7 +85,7 @@ void Engine::Impl::Propose(StepBatch& batch, int64_t rows_left, int64_t sequence
   }
 }
 
-// Keeps the time of a step without prompts, which a draft model's is compared with.
+// Records the time per row of a small step, which a draft model's pass is compared with.
 void Engine::Impl::RecordStepSeconds(const StepBatch& batch) noexcept {
   int64_t rows = 0;
   for (const runner::RunItem& item : batch.items) rows += std::ssize(item.tokens);

@@ -264,7 +264,7 @@ void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> ro
     RequestOutput output = request.Output();
     if (request.Produced() == 0) output.prompt_logprobs = std::move(request.prompt_logprobs);
     for (runner::SampleRow& row : rows) {
-      // The next step comes upon a fault behind an accepted draft.
+      // Invalid logits after an accepted draft token are reported by the next step, which recomputes them.
       if (!row.drafts.empty() &&
           (row.drafts.back() != request.tokens.back() || row.token == runner::Sampler::kInvalidLogits)) {
         break;

@@ -32,8 +32,8 @@ struct Side {
 
 // One layer's cache: scheme, shape, and offsets of its cells in the page record.
 //
-// Page record (one page of all layers): for each layer, for each KV head: K cell | K's unquantized channels | V cell.
-// The latents of MLA are K and V in one: V is the K cell, stored once.
+// Page record (one page of the layers of one KV cache group): for each layer, for each KV head: K cell | K's
+// unquantized channels | V cell. The latents of MLA are K and V in one: V is the K cell, stored once.
 struct LayerScheme {
   KvScheme scheme;
   Side k;

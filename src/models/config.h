@@ -88,7 +88,7 @@ struct TensorNames {
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
   std::string_view mlp = "mlp";  // of a layer, dense or of experts
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
-  bool interleaved_gate_up = false;  // gate_up_proj of all experts has gate and up in turns; else gate, then up
+  bool interleaved_gate_up = false;  // gate_up_proj of all experts has interleaved gate and up; else gate, then up
   bool transposed_experts = true;    // gate_up_proj and down_proj of all experts are [in][out]; else [out][in]
 };
 

@@ -134,9 +134,7 @@ class GatheredColumns {
   float* whole_ = nullptr;
 };
 
-// `prefix` of the layer's tensors: "model.layers.0.".
-
-// Grouped-query attention.
+// Grouped-query attention. `prefix`: of the layer's tensors, "model.layers.0.", here and below.
 std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, const std::string& prefix);
 // Multi-head latent attention (config.mla).
 std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const std::string& prefix);

@@ -32,7 +32,7 @@ struct Destination {
 };
 
 // The only rank: nothing to communicate. Other communicators: gloo_communicator.h. All ranks must make the same calls
-// in the same order. Gathers and Receive come back with undefined values after a rank is lost; Check() then tells so.
+// in the same order. Gathers and Receive return undefined values after a rank is lost; Check() then throws.
 class Communicator {
  public:
   Communicator() = default;

@@ -92,7 +92,7 @@ std::string TimeoutText(const GlooConfig& config) {
                                their_line, config.rank, our_line));
 }
 
-// Waits until every rank has told its identity, and compares them.
+// Waits until every rank has published its identity, and compares them.
 void WaitForRanks(const GlooConfig& config) {
   WriteText(FilePath(config.folder, config.rank, "ready"), config.identity);
   const milliseconds limit = std::max(kStart, config.timeout);

@@ -202,7 +202,7 @@ std::span<const Chunk> Scheduler::Schedule() {
   ScheduleRunning(true);
   ScheduleRunning(false);
   // No admission in a step that preempted, and strictly in queue order, except that loading sequences let others pass
-  // once their memory is reserved, or until it is their turn.
+  // once their memory is reserved, or until they are scheduled.
   while (preemptions == preemptions_ && budget_ > 0 && Running() < config_.max_sequences) {
     Sequence* first = TakeWaiting();
     if (first == nullptr) break;

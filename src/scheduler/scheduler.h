@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,7 +23,7 @@ struct SchedulerConfig {
   int max_sequences = 64;     // maximum running sequences
   int max_step_tokens = 512;  // token budget of a step; >= page_size
   int page_size = 64;
-  // Steps that the engine has under way at once, in a pipeline of ranks. Decoding sequences are spread among them.
+  // Steps that the engine has in flight at once, in a pipeline of ranks. Decoding sequences are spread among them.
   int steps_in_flight = 1;
 };
 

@@ -92,7 +92,7 @@ TEST(Deadline, EndsRunningAndWaitingRequestsAndFreesTheirPages) {
   ASSERT_EQ(outputs.size(), 2u);
   EXPECT_EQ(outputs[0].id, "1");
   EXPECT_EQ(outputs[0].finish, FinishReason::kTimeout);
-  EXPECT_EQ(outputs[0].error, "not finished within 1e-09 s: 0 tokens were made");
+  EXPECT_EQ(outputs[0].error, "not finished within 1e-09 s: 0 tokens were generated");
   EXPECT_EQ(outputs[0].times.scheduled, 0);
   EXPECT_EQ(outputs[1].id, "0");
   EXPECT_EQ(RunAll(engine)["0"].finish, FinishReason::kLength);

@@ -12,7 +12,7 @@
 
 namespace kvanta::models {
 
-// Finds tensors by the rest of their name after the module's ("weight_scale"), and notes what was read.
+// Finds tensors by the rest of their name after the module's ("weight_scale"), and records what was read.
 class ModuleTensors {
  public:
   ModuleTensors(const Checkpoint& checkpoint, std::string module, ThreadPool& threads)

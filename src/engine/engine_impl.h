@@ -92,6 +92,9 @@ class Engine::Impl {
   void ExpireRequests(double now, std::vector<RequestOutput>& outputs);
   void Schedule(StepBatch& batch, std::vector<RequestOutput>& outputs);
   void BeginStep(StepBatch& batch, double now, std::vector<RequestOutput>& outputs);
+  // Finishes all of a pipeline's steps; the next step returns their outputs.
+  void FinishStepsInFlight();
+  void FinishOldestStep(std::vector<RequestOutput>& outputs);
   void FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs);
   void ProposeDrafts(StepBatch& batch);
   float DraftCost() const noexcept;

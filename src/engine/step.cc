@@ -30,12 +30,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
     ++counters_.steps;
   }
   // While the pipeline has room, another step begins first.
-  if (in_flight_ > 0 && (!begins || in_flight_ == batches_.size())) {
-    StepBatch& batch = batches_[oldest_];
-    oldest_ = (oldest_ + 1) % batches_.size();
-    --in_flight_;
-    FinishStep(batch, outputs);
-  }
+  if (in_flight_ > 0 && (!begins || in_flight_ == batches_.size())) FinishOldestStep(outputs);
   counters_.CountStepTokens(counters_.prompt_tokens + counters_.generated_tokens - tokens_before);
   counters_.seconds_total += Now() - start;
   return true;
@@ -54,6 +49,22 @@ void Engine::Impl::BeginStep(StepBatch& batch, double now, std::vector<RequestOu
     }
     batch.requests.clear();
   }
+}
+
+void Engine::Impl::FinishStepsInFlight() {
+  if (in_flight_ == 0) return;
+  std::vector<RequestOutput> outputs;
+  outputs.reserve(in_flight_ * requests_.size());
+  while (in_flight_ > 0) FinishOldestStep(outputs);
+  const std::lock_guard lock(mutex_);
+  std::ranges::move(outputs, std::back_inserter(pending_));
+}
+
+void Engine::Impl::FinishOldestStep(std::vector<RequestOutput>& outputs) {
+  StepBatch& batch = batches_[oldest_];
+  oldest_ = (oldest_ + 1) % batches_.size();
+  --in_flight_;
+  FinishStep(batch, outputs);
 }
 
 void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs) {

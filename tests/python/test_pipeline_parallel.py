@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from divided_models import Computed, assert_same_bits, blocks, compute, gguf_file, quantized, saved
 from test_server_process import SMALL, serving
@@ -101,6 +102,21 @@ def test_a_request_may_end_while_a_step_has_it(piped: LLM) -> None:
         == whole
     )
     assert piped.stats()["running"] == 0
+
+
+def test_logits_between_steps_spare_those_in_flight(piped: LLM) -> None:
+    params = [SamplingParams(max_tokens=40, temperature=0.8, seed=seed) for seed in range(3)]
+    whole = [each.outputs[0].token_ids for each in piped.generate(["Once upon a time"] * 3, params, use_tqdm=False)]
+    tokens = piped.tokenizer.encode("Lily and Tom went to the park and saw a big dog. " * 6)[:120]
+    expected = piped.logits(tokens, chunk_tokens=16)
+    streams = [piped.stream("Once upon a time", each) for each in params]
+    outputs = [next(stream)[1].outputs[0] for stream in streams]
+    found = piped.logits(tokens, chunk_tokens=16)  # more passes than steps fit into the pipeline
+    for stream in streams:
+        for _ in stream:
+            pass
+    assert [output.token_ids for output in outputs] == whole
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

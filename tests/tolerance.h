@@ -77,9 +77,11 @@ inline Operands OperandsOfFloats(DType type) {
   if (type == DType::kF16) return {.relative = kUnitF16, .chain = kChainProducts};
   return type == DType::kBf16 ? Operands{.relative = kUnitBf16} : Operands{};
 }
-inline constexpr double kByteSteps = 32512;
-inline constexpr double kSubbyteSteps = 127;
-inline constexpr double kSubbyteProbSteps = 255;
+// Steps of the operands of 8-bit codes and Lloyd-Max levels, which have 16 bits, and of those of narrower integers and
+// trellis codes (kernels::HasByteOperands).
+inline constexpr double kInt16OperandSteps = 32512;
+inline constexpr double kInt8OperandSteps = 127;
+inline constexpr double kUint8ProbSteps = 255;
 
 // For integer codes, a query is rounded to steps of its largest value: each element errs by at most half a step, the
 // row's norm by sqrt(head_dim) * |q| / (2 steps), a logit by that share of |q| |k| (Cauchy-Schwarz). For floating-point

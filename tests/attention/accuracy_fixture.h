@@ -77,16 +77,17 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   bool Compared(std::string_view format, bool decode) const { return worst_.contains(Cell(format, decode)); }
 
  private:
-  static testing::Operands OperandsOf(const formats::Side& side, double narrow) {
+  static testing::Operands OperandsOf(const formats::Side& side, double byte_steps) {
     const formats::ElementType code = side.format->code;
-    if (formats::IsInteger(code)) return {.steps = kernels::HasByteOperands(code) ? narrow : testing::kByteSteps};
+    if (formats::IsInteger(code))
+      return {.steps = kernels::HasByteOperands(code) ? byte_steps : testing::kInt16OperandSteps};
     return testing::OperandsOfFloats(GetParam().table->attention->OperandsOf(code));
   }
   static testing::Operands Queries(const formats::LayerScheme& layer) {
-    return OperandsOf(layer.k, testing::kSubbyteSteps);
+    return OperandsOf(layer.k, testing::kInt8OperandSteps);
   }
   static testing::Operands Probs(const formats::LayerScheme& layer) {
-    return OperandsOf(layer.v, testing::kSubbyteProbSteps);
+    return OperandsOf(layer.v, testing::kUint8ProbSteps);
   }
 
   static std::string Cell(std::string_view format, bool decode) {

@@ -200,7 +200,7 @@ TEST(BackendTest, LayersOfDifferentKinds) {
         const kernels::AttentionKernels& table = *unit.table->attention;
         const DType operands = layer == 2 ? table.fp8_operands : table.bf16_operands;
         const double floats = std::max(1e-3, 3.5 * testing::OperandsOfFloats(operands).Rms());
-        const double tolerance = layer == 1 ? 3.5 / testing::kSubbyteSteps : floats;
+        const double tolerance = layer == 1 ? 3.5 / testing::kInt8OperandSteps : floats;
         for (size_t i = 0; i < out.size(); ++i)
           ASSERT_NEAR(out[i], expected[i], tolerance) << unit.name << " " << layer;
       }

@@ -138,7 +138,7 @@ void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& forma
   double rounded = 0;
   if (whole && HasByteOperands(format.code)) {
     for (const float value : values.values)
-      rounded = std::max(rounded, std::abs(double{value}) / testing::kSubbyteProbSteps);
+      rounded = std::max(rounded, std::abs(double{value}) / testing::kUint8ProbSteps);
   }
   for (int t = 0; whole && t < tokens; ++t) {
     for (int c = 0; c < head_dim; ++c)

@@ -1,14 +1,15 @@
 """Damaged and lying GGUF files: one InputError each, quickly, and nothing is left behind."""
 
-import contextlib
 import random
 import struct
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tiny_gguf import TinyModel, rewrite, write_gguf
 
 from kvanta import LLM, InputError, ResourceError
@@ -33,9 +34,15 @@ def expect_error(tmp_path: Path, data: bytes, match: str | None = None) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
 
 
+def logits_of(folder: Path) -> NDArray[np.float32]:
+    return LLM(folder, kv_cache_memory_bytes="8MiB", max_model_len=64, threads=1).logits([1, 2, 3])
+
+
 def test_the_good_one_is_good(good: bytes, tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(good)
-    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(good)
+    for make_folder in (convert_gguf, index_gguf):
+        assert np.isfinite(logits_of(make_folder(path, tmp_path / make_folder.__name__))).all()
 
 
 def test_truncated_anywhere(good: bytes, tmp_path: Path) -> None:
@@ -74,16 +81,26 @@ def test_random_damage_gives_an_error_or_a_model(good: bytes, tmp_path: Path) ->
     random_numbers = random.Random(7)
     path = tmp_path / "m.gguf"
     header = 9000  # keys, vocabulary and tensor table
+    outcomes: Counter[str] = Counter()
     for case in range(150):
         data = bytearray(good)
         for _ in range(random_numbers.choice([1, 1, 4])):
             data[random_numbers.randrange(min(header, len(data)))] = random_numbers.randrange(256)
         path.write_bytes(data)
-        with contextlib.suppress(InputError):  # anything else fails
+        try:  # any other exception fails
             convert_gguf(path, tmp_path / f"out{case}")
-        with contextlib.suppress(InputError, ResourceError):
-            folder = index_gguf(path, tmp_path / f"index{case}")
-            LLM(folder, kv_cache_memory_bytes="8MiB", max_model_len=64, threads=1).logits([1, 2, 3])
+            outcomes["converted"] += 1
+        except InputError:
+            outcomes["not converted"] += 1
+        try:
+            logits = logits_of(index_gguf(path, tmp_path / f"index{case}"))
+        except (InputError, ResourceError):
+            outcomes["not loaded"] += 1
+        else:
+            outcomes["loaded"] += 1
+            assert np.isfinite(logits).all()
+    for outcome in ("converted", "not converted", "loaded", "not loaded"):
+        assert outcomes[outcome] >= 30, outcomes
 
 
 def test_nan_weights(tmp_path: Path) -> None:

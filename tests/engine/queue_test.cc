@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -218,7 +219,17 @@ TEST(Drain, StopsAnIdleEngine) {
   engine.Start([](std::span<const RequestOutput>) {});
   engine.Stop(true);
   engine.Stop(true);
-  engine.Start([](std::span<const RequestOutput>) {});
+  // It runs again, too.
+  std::map<std::string, Collected> results;
+  std::promise<void> end;
+  engine.Start([&](std::span<const RequestOutput> outputs) {
+    Collect(outputs, results);
+    if (results["0"].finish != FinishReason::kNone) end.set_value();
+  });
+  engine.Add(Numbered(0));
+  end.get_future().wait();
+  engine.Stop();
+  EXPECT_EQ(results["0"].tokens.size(), 5u);
 }
 
 TEST(Drain, IsCutShortByAStop) {

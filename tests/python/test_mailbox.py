@@ -1,6 +1,7 @@
 """News of an engine that wait for an event loop, behind a file descriptor."""
 
 import select
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +10,14 @@ from kvanta.engine_options import engine_config
 from kvanta.models import resolve_model
 
 
-@pytest.fixture
-def engine() -> _core.Engine:
+def make_engine() -> _core.Engine:
     options = {"kv_cache_memory_bytes": "8MiB", "threads": 1, "max_num_seqs": 4}
     return _core.Engine(engine_config(str(resolve_model("stories260k").path), options))
+
+
+@pytest.fixture
+def engine() -> _core.Engine:
+    return make_engine()
 
 
 def sampling(tokens: int) -> _core.SamplingParams:
@@ -58,10 +63,24 @@ def test_an_engine_waits_for_its_reader_and_stops_without_one(engine: _core.Engi
     assert 1024 <= len(engine.take_news(5000)) < 1100
 
 
-def test_an_engine_that_nobody_reads_can_be_dropped(engine: _core.Engine) -> None:
+def threads() -> set[Path]:
+    """Threads of this process."""
+    return set(Path("/proc/self/task").iterdir())
+
+
+def test_an_engine_that_nobody_reads_can_be_dropped() -> None:
+    engine = make_engine()  # a fixture would keep it
+    before = threads()
     engine.start_queued()
+    started = threads() - before
+    assert len(started) == 1
     for name in range(8):
         engine.add(str(name), [1], sampling(400))
     while engine.stats()["generated_tokens"] < 1024:
         select.select([], [], [], 0.001)
     del engine
+    for _ in range(1000):  # the system lists a thread for a moment after it was joined
+        if not started & threads():
+            return
+        select.select([], [], [], 0.001)
+    raise AssertionError("the engine's thread goes on")

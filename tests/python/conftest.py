@@ -1,4 +1,4 @@
-"""Set-up of all tests: imports from tests/oracle, Ctrl-C, Ray's priority, the shipped model."""
+"""Set-up of all tests: imports from other folders, Ctrl-C, Ray's priority, the shipped model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from stories import GREEDY, PROMPT
 
 from kvanta import LLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests/oracle", "tools", "benchmarks")]
 
 # A run in the background inherits interrupts that are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from redis_process import free_port
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import disk_trace
 from disk_trace import allocated_bytes, repeated_hour
+from server_process import free_port
 
 from kvanta.loadgen.traces import read_trace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_server import CHAT_TEMPLATE, LiveServer, live_server
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
 from field_lists import SOURCES, class_fields, read_wheel
 from field_table import DISTRIBUTIONS, DOCUMENT, ENDPOINTS, fate, fates, render
+from live_server import CHAT_TEMPLATE, LiveServer, live_server
 
 from kvanta import InputError, SamplingParams, StructuredOutputsParams
 from kvanta.server.request_fields import IGNORED, READ, REFUSED

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from flag_lists import read_wheel
 from flag_table import DOCUMENT, ENGINES, counts, fates, render

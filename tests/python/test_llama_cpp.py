@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import exact_gguf
+import llama_cpp
 import numpy as np
 import pytest
+from peer_rows import compare
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta.evaluate.passages import Passage
 from kvanta.gguf_convert import convert_gguf
 from kvanta.gguf_convert.tokenizer import byte_level_bpe
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import exact_gguf
-import llama_cpp
-from peer_rows import compare
 
 OUTPUT = (Path(__file__).parents[1] / "data" / "llama_cpp" / "kl_divergence.txt").read_text(encoding="utf-8")
 """Output of llama-perplexity --kl-divergence, from the first figure on."""

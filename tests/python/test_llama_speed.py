@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from kvanta.models import resolve_model
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import depth_speed
 import llama_speed
+import pytest
 from depth_speed import Work
+
+from kvanta.models import resolve_model
 
 _BENCH = """#!/bin/sh
 echo "$@" >>{log}

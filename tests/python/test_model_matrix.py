@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import model_matrix
 import pytest
 import quantized_checkpoints as layouts
+from model_matrix import architecture_rows, column_of, kernel_rows, read_cells, weight_rows
 from model_support import PROPERTY, recorder
+from support_matrix import ROOT
 
 from kvanta import _core
 from kvanta.models import SHIPPED
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import model_matrix
-from model_matrix import architecture_rows, column_of, kernel_rows, read_cells, weight_rows
-from support_matrix import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,7 @@
 """benchmarks/more_users.py on the shipped model: it finds what the plan says, and that one more does not fit."""
 
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import more_users
+import pytest
 
 from kvanta import _core
 from kvanta.engine_options import engine_config

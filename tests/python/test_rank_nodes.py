@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis_process import free_port
+from server_process import free_port
 
 from kvanta import LLM, InputError, ResourceError, SamplingParams
 from kvanta.engine_options import engine_config

@@ -7,12 +7,10 @@ import importlib.util
 import json
 import socket
 import subprocess
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -24,7 +22,6 @@ from kvanta import LLM, InputError, SamplingParams
 if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import ray
 from ray import serve

@@ -7,12 +7,10 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -21,7 +19,6 @@ from live_server import LiveServer, events, live_server
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed", allow_module_level=True)
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from server_process import KVANTA, ServerProcess, free_port, replicas, server_process
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,9 @@ import httpx2
 import pytest
 from live_server import live_server
 from redis_process import RedisProcess, running_redis
+from server_process import KVANTA, descendants, free_port, server_process
 
 from kvanta import LLM, InputError, SamplingParams
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from server_process import KVANTA, descendants, free_port, server_process
 
 OPTIONS: dict[str, Any] = {
     "kv_cache_dtype": "int8",

@@ -8,15 +8,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from live_server import LiveServer, live_server
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 from server_process import free_port
 
 pytestmark = pytest.mark.skipif(

@@ -2,15 +2,10 @@
 
 import asyncio
 import math
-import sys
-from pathlib import Path
 
 import pytest
-from live_server import LiveServer, live_server
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import soak
+from live_server import LiveServer, live_server
 from soak_clients import Answer, Clients, Question, idle_answers, make_questions
 
 from kvanta.loadgen.client import open_session

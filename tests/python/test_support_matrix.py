@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support_matrix import PHASES, ROOT, read_cells
 
 from kvanta import _core
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-from support_matrix import PHASES, ROOT, read_cells
 
 
 def test_every_cell_of_every_format_was_run() -> None:

@@ -7,12 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
 import check_sizes
 import check_wheel
+import pytest
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 LICENSES = sorted((TOOLS.parent / "licenses").glob("*.txt"))

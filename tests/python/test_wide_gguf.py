@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import tolerance
 from tiny_gguf import TinyModel, write_gguf
+from wide_gguf import write_bf16, write_wide
 
 import kvanta
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import tolerance
-from wide_gguf import write_bf16, write_wide
 
 MODEL = TinyModel(heads=3, kv_heads=1, head_dim=64, ffn=256)
 

@@ -72,6 +72,8 @@ struct Operands {
   // rounding has that of u / sqrt(3), and there are n.
   double Rms() const { return (1 + __builtin_sqrt(chain / 6.0)) * relative; }
 };
+// Axis queries (HarnessOptions::axis_queries) are among the values of every type of operands.
+inline constexpr Operands kExactOperands = {.relative = 0};
 inline Operands OperandsOfFloats(DType type) {
   constexpr int kChainProducts = 32;  // kernels/attention/cpu/x86/fp16_dots_avx512.h
   if (type == DType::kF16) return {.relative = kUnitF16, .chain = kChainProducts};
@@ -83,33 +85,62 @@ inline constexpr double kInt16OperandSteps = 32512;
 inline constexpr double kInt8OperandSteps = 127;
 inline constexpr double kUint8ProbSteps = 255;
 
-// For integer codes, a query is rounded to steps of its largest value: each element errs by at most half a step, the
-// row's norm by sqrt(head_dim) * |q| / (2 steps), a logit by that share of |q| |k| (Cauchy-Schwarz). For floating-point
-// codes, each element of a query has a relative precision, and its dot is a chain of head_dim f32 multiply-adds. A
-// softcap only reduces the error, and adds three roundings of its own magnitude.
-inline double LogitError(Operands queries, int head_dim, double logit, double softcap) {
-  const double query = queries.steps > 0 ? __builtin_sqrt(head_dim) / (2 * queries.steps) : queries.Relative();
-  return (query + (head_dim + 8) * kUnitF32) * logit + (kExpRelative + 4 * kUnitF32) * softcap;
+// Upper bounds of queries or keys as they are multiplied, over rows.
+struct RowSizes {
+  double max = 0;               // magnitude of a quantized channel
+  double norm = 0;              // of the quantized channels
+  double unquantized_norm = 0;  // of outliers and the rotary part of latents
+
+  double Norm() const { return __builtin_sqrt(norm * norm + unquantized_norm * unquantized_norm); }
+};
+
+// For integer codes, a query is rounded to steps of its largest value: each element errs by at most half a step, their
+// product with a key by sqrt(head_dim) / (2 steps) of q.max * k.norm (Cauchy-Schwarz). With scales per channel, a
+// channel's product is rounded with its scale, for codes that times the largest scale reach at most the distance of two
+// keys' values: head_dim / (2 steps) of q.max * 2 k.max. For floating-point codes, each element of a query has a
+// relative precision, and its dot is a chain of head_dim f32 multiply-adds. Unquantized channels have operands of 16
+// bits or more. `bias`: bound of a part of the dot beside q k. A softcap only reduces the error, and adds three
+// roundings of its own magnitude.
+inline double LogitError(Operands queries, int head_dim, const RowSizes& q, const RowSizes& k, bool channel_scales,
+                         double bias, double scale, double softcap) {
+  double coded = queries.Relative() * q.norm * k.norm;
+  if (queries.steps > 0) {
+    coded = q.max / (2 * queries.steps) * (channel_scales ? head_dim * 2 * k.max : __builtin_sqrt(head_dim) * k.norm);
+  }
+  const double unquantized = 0x1p-17 * q.unquantized_norm * k.unquantized_norm;
+  const double rounded = (head_dim + 8) * kUnitF32 * (q.Norm() * k.Norm() + bias);
+  return scale * (coded + unquantized + rounded) + (kExpRelative + 4 * kUnitF32) * softcap;
 }
 
-// exp turns the error of a logit into a relative error, in the numerator and in the sum. For integer codes, each
-// probability is rounded by half a step of the largest (sub-byte codes: of the largest p times the largest scale): over
-// the slots of a page that is at most page_size / (2 steps) of the page's largest probability, and the sum includes
-// every page's largest one. For floating-point codes probabilities have a relative precision. The rest are roundings of
-// sums of positive terms: a page's slots, 64 pages of a KV split, 64 splits.
-inline double AttentionTolerance(double logit_error, Operands probs, int page_size, double largest_value) {
+// Largest error of a mean of values of magnitude up to `largest_value` if each logit errs by up to `error`: weights p
+// become p' = p e^d / sum(p e^d), |d| <= error. Half of sum |p' - p| is largest if all d are -error or error, and then
+// for a share 1 / (1 + e^error) of p with +error: tanh(error / 2). A mean of values moves by at most that share of the
+// distance between two of them.
+inline double MeanError(double error, double largest_value) {
+  return 2 * __builtin_tanh(error / 2) * largest_value;
+}
+
+// MeanError of the logits, whose exponentials err, too. For integer codes, each probability is rounded by half a step
+// of the largest (sub-byte codes: of the largest p times the largest scale): over the slots of a page that is at most
+// page_size / (2 steps) of the page's largest probability, and the sum includes every page's largest one, times the
+// largest value without its offset. For floating-point codes probabilities have a relative precision. The rest are
+// roundings of sums of positive terms: a page's slots, 64 pages of a KV split, 64 splits.
+inline double AttentionTolerance(double logit_error, Operands probs, int page_size, double largest_value,
+                                 double largest_coded) {
   const double weights = probs.steps > 0 ? page_size / (2 * probs.steps) : probs.Relative();
-  return (__builtin_expm1(2 * (logit_error + kExpRelative)) + weights + (page_size + 128) * kUnitF32) * largest_value;
+  return MeanError(logit_error + kExpRelative, largest_value) +
+         (weights + (page_size + 128) * kUnitF32) * largest_coded;
 }
 
 // Bound of the root mean square over many outputs, which detects a missing term that the worst-case bounds above would
 // not: rounding errors are independent, rounding to a step has a standard deviation of a step / sqrt(12), rounding of
 // unit normal queries less than their precision, a logit sums head_dim of them times |k|, and a weighted mean does not
-// exceed its values. Four times that.
+// exceed its values. Four times that. A logit itself, up to about scale * q_max * k_norm, has kOperandRelative.
 inline double AttentionRms(Operands queries, Operands probs, double scale, double q_max, double k_norm, int page_size,
                            double value_rms) {
   const double step = 1 / __builtin_sqrt(12);
-  const double logit = scale * k_norm * (queries.steps > 0 ? q_max * step / queries.steps : queries.Rms());
+  const double logit =
+      scale * k_norm * ((queries.steps > 0 ? q_max * step / queries.steps : queries.Rms()) + q_max * kOperandRelative);
   const double weights = probs.steps > 0 ? __builtin_sqrt(page_size) * step / probs.steps : probs.Rms();
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }
@@ -127,18 +158,22 @@ inline constexpr double kGpuRowTolerance = 4e-6;
 // AttentionTolerance for a GPU. Elements of queries and probabilities are f16 (relative error 2^-12) or two bf16 terms
 // (2^-17). Tensor cores sum in f32 but truncate terms instead of rounding them: 2 u of the largest for each of a
 // product's 16 terms and its sum, in a chain of head_dim / 16 products. ex2.approx and tanhf err by 2^-22 of their
-// result and by 2 u. Keys with scales per channel are rounded to f16, too.
-inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, double largest_value,
-                                    bool rounded_keys = false) {
-  const double rounded = rounded_keys ? 2 * 0x1p-12 : 0x1p-12;
-  const double error = (rounded + (2 * head_dim + 16) * kUnitF32) * logit + 8 * kUnitF32 * softcap;
-  return (__builtin_expm1(2 * (error + 0x1p-22)) + 0x1p-11 + (2 * kSlotsOfSplit + 128) * kUnitF32) * largest_value +
+// result and by 2 u. Keys with scales per channel are rounded to f16, too. `rounded`: how many of a product's factors
+// are rounded; axis queries are not.
+inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, double largest_value, int rounded) {
+  const double error = (rounded * 0x1p-12 + (2 * head_dim + 16) * kUnitF32) * logit + 8 * kUnitF32 * softcap;
+  return MeanError(error + 0x1p-22, largest_value) + (0x1p-11 + (2 * kSlotsOfSplit + 128) * kUnitF32) * largest_value +
          1e-37;
 }
 // Root mean square for unit normal inputs, far below the worst case: a logit of head_dim 128 errs by 2^-12 / sqrt(3) of
 // its standard deviation, 1, and a probability by as much of itself; values have a standard deviation of 1. Four times
 // that.
 inline constexpr double kGpuAttentionRms = 4 * 2 * 0x1p-12 / 1.7;
+// The same relative to the values, for logits up to `logit`: each of a dot's head_dim / 16 products truncates by up to
+// 2 u of it; scales and the exponential's argument round a few times.
+constexpr double GpuLargeAttentionRms(int head_dim, double logit) {
+  return kGpuAttentionRms + 4 * (head_dim / 8 + 8) * kUnitF32 * logit;
+}
 // Root mean square for f32 cells: three bf16 terms have f32's 24 bits, and sums are f32; 4 times their unit. Beside
 // that, each of a logit's 6 head_dim / 16 products truncates its sum toward zero by half a unit, 2^-25, in the mean: of
 // a partial sum that is half the logit's. Two terms, truncated to 16 bits, would exceed it.

@@ -48,28 +48,34 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     for (size_t index = 0; index < harness.sequences().size(); ++index) {
       const CacheHarness::Sequence& sequence = harness.sequences()[index];
       if (sequence.expected.empty()) continue;
-      const double q_norm = LargestNorm(sequence.q, harness.KeyDim());
       const std::vector<float>& values = layer.SharesCell() ? sequence.k : sequence.v;
       const int v_head_dim = layer.SharesCell() ? harness.KeyDim() : options.head_dim;
-      // The stored row's norm may exceed the input's: by 2x if a value rounds up to the smallest subnormal, by about 4x
-      // for a row minus its offset.
-      const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
-      const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm * (layer.k.query ? 4 : 1);
-      const double logit_error = testing::LogitError(Queries(layer), harness.KeyDim(), logit, options.softcap);
-      const double tolerance = testing::AttentionTolerance(logit_error, Probs(layer), options.page_size,
-                                                           Growth(layer.v) * LargestNorm(values, v_head_dim));
+      const testing::Operands queries = options.axis_queries ? testing::kExactOperands : Queries(layer);
+      const testing::RowSizes q = Sizes(harness, sequence.q, true), k = Sizes(harness, sequence.k, false);
+      const double bias =
+          layer.k.mean ? q.Norm() * LargestNorm(harness.config().scales[0].k.mean, options.head_dim) : 0;
+      const double logit_error =
+          testing::LogitError(queries, harness.KeyDim(), q, k, layer.k.format->scaling.token_group != 0, bias,
+                              double{harness.config().layers[0].softmax_scale}, options.softcap);
+      const double v_norm = LargestNorm(values, v_head_dim);
+      const double largest = kGrowth * (layer.v.hadamard ? v_norm : LargestMagnitude(values));
+      const double tolerance =
+          testing::AttentionTolerance(logit_error, Probs(layer), options.page_size, largest, Growth(layer.v) * v_norm);
+      if (options.magnitude != 1 && options.magnitude != 0) {
+        EXPECT_LT(tolerance, 2 * LargestMagnitude(values)) << "any values would pass";
+      }
       int64_t row = first_row;
       for (const Step& step : steps) {
         for (const Part& part : step) {
           if (part.sequence != static_cast<int>(index)) continue;
           for (const int64_t end = row + part.tokens; row < end; ++row) {
-            const double largest = LargestError(sequence, row, harness.OutWidth());
-            ASSERT_LE(largest, tolerance) << "row " << row;
-            if (ReadsPacked(layer, options, row)) Note(options.scheme, part.tokens == 1, largest, tolerance);
+            const double error = LargestError(sequence, row, harness.OutWidth());
+            ASSERT_LE(error, tolerance) << "row " << row;
+            if (ReadsPacked(layer, options, row)) Note(options.scheme, part.tokens == 1, error, tolerance);
           }
         }
       }
-      if (options.magnitude == 1) CheckRms(harness, options, sequence, first_row);
+      if (options.magnitude != 0) CheckRms(harness, queries, sequence, first_row);
     }
   }
 
@@ -113,18 +119,45 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     }
     return largest;
   }
+  // A stored row may exceed its input by this factor: if a value rounds up to the smallest subnormal.
+  static constexpr double kGrowth = 2;
+  // The same for a row minus its offset.
   static double Growth(const formats::Side& side) {
     const formats::Scaling& scaling = side.format->scaling;
-    return scaling.block_offset || scaling.token_offset || scaling.token_group != 0 ? 4 : 2;
+    return scaling.block_offset || scaling.token_offset || scaling.token_group != 0 ? 2 * kGrowth : kGrowth;
   }
-  static double Max(const std::vector<float>& values) {
-    double largest = 0;
-    for (const float x : values) largest = std::max(largest, std::abs(double{x}));
-    return largest;
+  // Sizes of queries or of stored keys after K's transforms.
+  static testing::RowSizes Sizes(const CacheHarness& harness, const std::vector<float>& rows, bool queries) {
+    const HarnessOptions& options = harness.options();
+    const formats::Side& side = harness.layout().layers[0].k;
+    const auto head_dim = static_cast<size_t>(options.head_dim), width = static_cast<size_t>(harness.KeyDim());
+    const auto heads = static_cast<size_t>(queries ? options.heads : options.kv_heads);
+    testing::RowSizes sizes;
+    std::vector<float> x(head_dim), unquantized;
+    for (size_t row = 0; row * width < rows.size(); ++row) {
+      const size_t head = row % heads * static_cast<size_t>(options.kv_heads) / heads;
+      formats::RowTransform transform =
+          formats::TransformOf(side, harness.config().scales[0].k, static_cast<int>(head), options.head_dim);
+      if (queries) {
+        transform.mean = nullptr;
+        transform.key_matrix = transform.query_matrix;
+      }
+      const float* channels = rows.data() + row * width;
+      unquantized.assign(transform.outliers.size(), 0);
+      transform.Forward(channels, x.data(), unquantized.data());
+      unquantized.insert(unquantized.end(), channels + head_dim, channels + width);
+      sizes.max = std::max(sizes.max, LargestMagnitude(x));
+      sizes.norm = std::max(sizes.norm, LargestNorm(x, options.head_dim));
+      sizes.unquantized_norm =
+          std::max(sizes.unquantized_norm, LargestNorm(unquantized, static_cast<int>(unquantized.size())));
+    }
+    if (queries) return sizes;
+    return {.max = kGrowth * sizes.max, .norm = Growth(side) * sizes.norm, .unquantized_norm = sizes.unquantized_norm};
   }
-  // Checks the RMS error, for standard normal q, k and v.
-  static void CheckRms(CacheHarness& harness, const HarnessOptions& options, const CacheHarness::Sequence& sequence,
+  // Checks the RMS error, for normal k and v of standard deviation `magnitude`.
+  static void CheckRms(CacheHarness& harness, testing::Operands queries, const CacheHarness::Sequence& sequence,
                        int64_t first_row) {
+    const HarnessOptions& options = harness.options();
     const formats::LayerScheme& layer = harness.layout().layers[0];
     double sum = 0;
     int64_t count = 0;
@@ -132,11 +165,12 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       const double error = double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)];
       sum += error * error;
     }
-    const double k_norm =
-        std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) * (layer.k.query ? 4 : 1) * Growth(layer.k) / 2;
+    const double k_norm = options.magnitude * std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) *
+                          (layer.k.query ? 4 : 1) * Growth(layer.k) / 2;
     EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
-              testing::AttentionRms(Queries(layer), Probs(layer), double{harness.config().layers[0].softmax_scale},
-                                    Max(sequence.q), k_norm, options.page_size, Growth(layer.v) / 2));
+              testing::AttentionRms(queries, Probs(layer), double{harness.config().layers[0].softmax_scale},
+                                    LargestMagnitude(sequence.q), k_norm, options.page_size,
+                                    options.magnitude * Growth(layer.v) / 2));
   }
 
  protected:

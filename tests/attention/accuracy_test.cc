@@ -211,12 +211,16 @@ TEST_P(AccuracyTest, Latents) {
 
 TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
   for (const formats::Format& format : formats::All()) {
-    for (const float magnitude : {0.0f, 1e-6f, 8.0f, 30.0f}) {
+    for (const float magnitude : {0.0f, 1e-6f, 8.0f, 32.0f}) {
       const std::string scheme(format.name);
+      const bool large = magnitude > 1;
       Check({.scheme = scheme,
-             .head_dim = 32,
+             .heads = 2,
+             .kv_heads = 1,
+             .head_dim = large ? 64 : 32,
              .page_size = SmallestPage(scheme),
              .magnitude = magnitude,
+             .axis_queries = large,
              .lengths = {ThreeStepsTokens(SmallestPage(scheme))}},
             ThreeSteps(SmallestPage(scheme)), 600);
     }

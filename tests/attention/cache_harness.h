@@ -36,6 +36,10 @@ struct HarnessOptions {
   float softcap = 0;
   bool sinks = false;   // attention sinks of random logits, some far above and below those of the keys
   float magnitude = 1;  // standard deviation of q, k, v
+  // Queries with one channel other than 0 (after K's query transform, if any), of twice `magnitude`, a power of two.
+  // For a head_dim of 64, a Hadamard transform makes eighths of it: operands of every type represent these exactly, so
+  // that large logits have small errors.
+  bool axis_queries = false;
   float static_scale = 1;
   std::vector<int> lengths = {100};  // tokens of each sequence
   bool poison = true;
@@ -97,6 +101,7 @@ class CacheHarness {
     config_.scales[0].v.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
     if (layout_.layers[0].k.mean) config_.scales[0].k.mean = Normal(random, KvWidth());
     if (layout_.layers[0].k.query) AddQueryTransform(random);
+    if (options_.axis_queries) SetAxisQueries(random);
     AddOutliers();
   }
 
@@ -265,6 +270,24 @@ class CacheHarness {
                                                                           options_.head_dim, std::move(allocations));
   }
 
+  void SetAxisQueries(std::mt19937& random) {
+    const auto width = static_cast<size_t>(KeyDim());
+    const auto group = static_cast<size_t>(options_.heads / options_.kv_heads);
+    for (Sequence& sequence : sequences_) {
+      for (size_t row = 0; row * width < sequence.q.size(); ++row) {
+        const float value = (random() % 2 == 0 ? 2 : -2) * options_.magnitude;
+        const size_t channel = random() % width, head = row % static_cast<size_t>(options_.heads) / group;
+        for (size_t c = 0; c < width; ++c) {
+          float axis = c == channel ? 1.0F : 0.0F;
+          if (const auto& query = config_.scales[0].k.query) {  // A^-T makes an axis of a row of A
+            axis = query->matrices()[(head * width + channel) * width + c];
+          }
+          sequence.q[row * width + c] = value * axis;
+        }
+      }
+    }
+  }
+
   // Multiplies some channels of K by ten, different ones in each head.
   void AddOutliers() {
     const int count = layout_.layers[0].k.outliers;
@@ -321,6 +344,12 @@ class CacheHarness {
   std::vector<Sequence> sequences_;
   std::unique_ptr<Plan> plan_;
 };
+
+inline double LargestMagnitude(const std::vector<float>& values) {
+  double largest = 0;
+  for (const float x : values) largest = std::max(largest, std::abs(double{x}));
+  return largest;
+}
 
 // Largest L2 norm of the rows of head_dim values.
 inline double LargestNorm(const std::vector<float>& values, int head_dim) {

@@ -74,16 +74,26 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
       const double k_norm = 2 * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
       const double v_norm = layer.SharesCell() ? k_norm : 2 * LargestNorm(sequence.v, options.head_dim);
       const double logit = double{harness.config().layers[0].softmax_scale} * q_norm * k_norm;
-      const double tolerance = testing::GpuAttentionTolerance(harness.KeyDim(), logit, options.softcap, v_norm,
-                                                              layer.k.format->scaling.token_group != 0);
+      const int rounded = (options.axis_queries ? 0 : 1) + (layer.k.format->scaling.token_group != 0 ? 1 : 0);
+      const double tolerance =
+          testing::GpuAttentionTolerance(harness.KeyDim(), logit, options.softcap, v_norm, rounded);
+      if (options.magnitude != 1 && options.magnitude != 0) {
+        EXPECT_LT(tolerance, 2 * LargestMagnitude(layer.SharesCell() ? sequence.k : sequence.v))
+            << "any values would pass";
+      }
       for (int64_t i = first_row * harness.OutWidth(); i < sequence.start * harness.OutWidth(); ++i) {
         const size_t index = static_cast<size_t>(i);
         ASSERT_NEAR(sequence.out[index], sequence.expected[index], tolerance) << "row " << i / harness.OutWidth();
       }
-      if (options.magnitude == 1) {
-        EXPECT_LE(Rms(sequence, first_row * harness.OutWidth(), sequence.start * harness.OutWidth()),
-                  options.scheme == "fp32" ? testing::GpuF32AttentionRms(harness.KeyDim()) : testing::kGpuAttentionRms);
+      if (options.magnitude == 0) continue;
+      double rms = options.scheme == "fp32" ? testing::GpuF32AttentionRms(harness.KeyDim()) : testing::kGpuAttentionRms;
+      if (options.axis_queries) {
+        const double largest = double{harness.config().layers[0].softmax_scale} * LargestMagnitude(sequence.q) *
+                               LargestMagnitude(sequence.k);
+        rms = testing::GpuLargeAttentionRms(harness.KeyDim(), largest);
       }
+      EXPECT_LE(Rms(sequence, first_row * harness.OutWidth(), sequence.start * harness.OutWidth()),
+                rms * options.magnitude);
     }
   }
 

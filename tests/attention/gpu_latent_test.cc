@@ -82,8 +82,13 @@ TEST_P(GpuLatentTest, HeadCountsVisibilitiesAndSoftcap) {
 
 TEST_P(GpuLatentTest, LargeTinyAndZeroInputs) {
   for (const char* scheme : {"mla_fp8", "mla_int4", "mla_nvfp4", "fp16"}) {
-    for (const float magnitude : {0.0F, 1e-6F, 30.0F}) {
-      Check({.scheme = scheme, .head_dim = 128, .rope_dim = 32, .magnitude = magnitude, .lengths = {70}},
+    for (const float magnitude : {0.0F, 1e-6F, 32.0F}) {
+      Check({.scheme = scheme,
+             .head_dim = 128,
+             .rope_dim = 32,
+             .magnitude = magnitude,
+             .axis_queries = magnitude > 1,
+             .lengths = {70}},
             {{{0, 65}}, {{0, 1}}, {{0, 4}}}, 660);
     }
   }

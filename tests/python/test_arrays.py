@@ -123,6 +123,7 @@ def test_the_reference_is_attention() -> None:
 def test_every_backend_equals_the_reference(scheme: str) -> None:
     q, k, v = cubes()
     expected = attention.reference(q, k, v, scheme=scheme)
+    assert {"cpu-portable", "reference"} < set(attention.backends())
     for backend in attention.backends():
         found = attention.run(q, k, v, scheme=scheme, backend=backend)
         share = tolerance.NARROW_ATTENTION if "int4" in scheme else tolerance.ATTENTION

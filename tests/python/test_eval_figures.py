@@ -186,6 +186,7 @@ def test_the_picture_of_a_single_format(interval: tuple[float, float], tmp_path:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # as of axes without a range, which are not drawn
         write_plot(str(tmp_path / "one.png"), {**report, "formats": {"int8": row}})
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,14 @@ def test_quantized_tensors_are_dequantized(tmp_path: Path) -> None:
     model = TinyModel(head_dim=32)
     weights = model.weights()
     folder = convert_gguf(write_gguf(tmp_path / "m.gguf", model, weights, kind=Q8_0), tmp_path / "out")
-    for name, values in read_bf16(folder).items():
+    found = read_bf16(folder)
+    assert found.keys() == weights.keys()
+    shares = []
+    for name, values in found.items():
         # q8_0: half a step of amax / 127 per 32 values; bf16: half a unit in the last of 8 bits.
-        bound = np.abs(weights[name]).max() * (0.5 / 127 + 2.0**-8)
-        assert np.abs(values - weights[name]).max() <= bound, name
+        shares.append(np.abs(values - weights[name]).max() / np.abs(weights[name]).max())
+        assert shares[-1] <= 0.5 / 127 + 2.0**-8, name
+    assert max(shares) > 2.0**-8, "no more than bf16 rounds"
 
 
 def test_an_output_stored_twice_is_tied(tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def test_fields_have_labels(markup: Markup) -> None:
         for label in re.findall(r"<label.*?</label>", text, re.DOTALL)
         for match in re.findall(r'id="(\w+)"', label)
     }
-    for tag, attrs in markup.elements:
-        if tag in ("input", "select", "textarea"):
-            assert attrs["id"] in around | set(markup.values("for")), attrs
+    fields = [attrs["id"] for tag, attrs in markup.elements if tag in ("input", "select", "textarea")]
+    assert fields
+    assert set(fields) <= around | set(markup.values("for"))
 
 
 def run_script(folder: Path, script: str) -> None:
@@ -284,6 +284,7 @@ def test_every_metric_of_the_page_exists(served: set[str]) -> None:
 
 def test_every_metric_of_the_dashboard_exists(served: set[str]) -> None:
     board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    assert [each for panel in board["panels"] for each in expressions(panel)]
     for panel in board["panels"]:
         for expression in expressions(panel):
             assert metrics_in(expression), expression

@@ -190,6 +190,7 @@ def test_the_engine_holds_as_many_sequences_as_planned(
     folder = tiny_checkpoints.write_checkpoint(tmp_path / "model", **changes)
     options = {**options, "enable_prefix_caching": False}
     report = plan(str(folder), GIB, None, context, options)
+    assert rows(report)
     for name, row in rows(report).items():
         memory = sequences * row["sequence_bytes"]
         (again,) = plan(str(folder), report["weight_bytes"] + memory, [name], context, options)["formats"]

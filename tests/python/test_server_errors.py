@@ -309,5 +309,7 @@ def test_the_document_names_every_option_metric_and_alias(server: LiveServer) ->
     for option in OPTIONS:
         for flag in option.flags:
             assert f"`{flag}" in text or f"`{flag.replace('--', '--no-')}" in text, flag
-    for name in set(re.findall(r"^# TYPE kvanta:(\S+)", server.client.get("/metrics").text, re.MULTILINE)):
+    names = set(re.findall(r"^# TYPE kvanta:(\S+)", server.client.get("/metrics").text, re.MULTILINE))
+    assert names
+    for name in names:
         assert f"`{name}" in text, name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +18,7 @@ from live_server import CHAT_TEMPLATE, LiveServer, events, live_server, wait_unt
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvanta import LLM, SamplingParams
+from kvanta.prompts import TokenPrompt
 
 PROMPT = "Once upon a time"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
@@ -289,6 +292,26 @@ def test_a_client_that_leaves_before_a_whole_answer(server: LiveServer) -> None:
     wait_until_idle(server)
     assert server.front.loaded.stats()["generated_tokens"] - before < 200 * 400
     assert server.on_loop(lambda: server.front.metrics.responses["/v1/completions", "499"]) == 1
+
+
+def test_a_client_that_leaves_while_its_next_event_is_not_due(server: LiveServer) -> None:
+    """Its request ends, too: a server that shuts down waits for all of them."""
+
+    async def leave() -> int:
+        front = server.front
+        params = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, stream_interval=1000)
+        prompt = TokenPrompt(PROMPT, front.tokenizer.encode(PROMPT))
+        job = await front.submit(lambda: [prompt], params, lambda: None, arrival=time.perf_counter(), at_once=True)
+        seen = 0
+        async for deltas in job.deltas():
+            seen += len(deltas)
+            while len(job.outputs[0].token_ids) <= deltas[0].end:
+                await asyncio.sleep(0)
+            job.cancel()
+        return seen
+
+    asyncio.run_coroutine_threadsafe(leave(), server.loop).result(30)
+    wait_until_idle(server)
 
 
 def test_models_version_health(server: LiveServer) -> None:

@@ -119,7 +119,10 @@ class GenerationJob(EngineJob):
         return Delta(choice, output.text, 0, tokens, output.finish_reason, output.stop_reason)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """New content as it arrives; pieces since the last read are joined. Raises ApiError when the job failed."""
+        """New content as it arrives; pieces since the last read are joined. Ends at once when the job is cancelled.
+
+        Raises ApiError when the job failed.
+        """
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -130,7 +133,7 @@ class GenerationJob(EngineJob):
                 yield due
             if self._error is not None:
                 raise self._error
-            if not self.open and not self._pending:
+            if self.cancelled or (not self.open and not self._pending):  # what was not due never will be
                 return
 
     def _is_due(self, delta: Delta) -> bool:

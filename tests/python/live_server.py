@@ -75,6 +75,7 @@ def live_server(
     kv_cache_dtype: str = "auto",
     quality_sample_rate: float = 0.0,
     protocol: Any = "h11",
+    root_path: str = "",
     **settings: Any,
 ) -> Iterator[LiveServer]:
     """A model with a chat template, on a free port. `options`: further ones of LLM; `settings`: fields of Service."""
@@ -93,6 +94,7 @@ def live_server(
         make_app(service, cors=cors),
         port=0,
         http=protocol,
+        root_path=root_path,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         lifespan="off",
         log_config=None,

@@ -27,6 +27,17 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 OPEN_PREFIX = "/page/"
 
 
+def route_path(scope: Scope) -> str:
+    """The path that routes are compared with: without the prefix at which a proxy serves this server (`--root-path`).
+
+    As Starlette has it, so that routes and the check of keys never see different paths.
+    """
+    path: str = scope["path"]
+    prefix = scope.get("root_path", "")
+    rest = path.removeprefix(prefix)
+    return rest if prefix and path.startswith(prefix) and rest[:1] in ("", "/") else path
+
+
 def refuse_web_pages(http: Request) -> None:
     """For requests that have an effect, and that a browser sends for any page without asking the server.
 
@@ -84,7 +95,7 @@ class RequestLog:
             _log.exception("internal error, request %s", request_id)  # the application has answered with 500
         finally:
             self._answered(scope, status)
-            if self._log_requests and not (scope["path"] + "/").startswith(self._unlogged):
+            if self._log_requests and not (route_path(scope) + "/").startswith(self._unlogged):
                 self._log_line(scope, status, time.perf_counter() - begin)
 
     def _log_line(self, scope: Scope, status: int, seconds: float) -> None:
@@ -134,12 +145,13 @@ class AccessControl:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        path = route_path(scope)
         try:
             self._check_header(scope, headers)
-            self._check_key(scope["path"], headers)
+            self._check_key(path, headers)
             self._check_length(headers)
         except ApiError as error:
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, path)(scope, receive, send)
             return
         await self._app(scope, self._limited(receive), send)
 

@@ -23,7 +23,7 @@ from kvanta import __version__
 from kvanta.errors import InputError, ResourceError
 from kvanta.prompts import token_list
 from kvanta.server import prompts
-from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog, refuse_web_pages
+from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog, refuse_web_pages, route_path
 from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.chat import ChatResponse
@@ -73,7 +73,8 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     known = {getattr(route, "path", "") for route in app.routes}
 
     def answered(scope: Scope, status: int) -> None:
-        path = scope["path"] if scope["path"] in known else "other"
+        path = route_path(scope)
+        path = path if path in known else "other"
         service.front.metrics.responses[path, str(status)] += 1
 
     return RequestLog(gated, answered, log_requests=service.log_requests, unlogged_paths=service.unlogged_paths)
@@ -103,7 +104,7 @@ def _route_class(service: Service) -> type[APIRoute]:
 
 def _add_error_handlers(app: FastAPI) -> None:
     def answer(http: Request, error: ApiError) -> Response:
-        return error_response(error, http.url.path)
+        return error_response(error, route_path(http.scope))
 
     async def ours(http: Request, error: Exception) -> Response:
         if isinstance(error, InputError):

@@ -65,7 +65,8 @@ class LoadedModel:
         """`arguments`: EngineOptions and ModelOptions by name. `tokenizer`, `chat_template`: instead of the model's.
 
         `make_engine`: gives an engine elsewhere, so that no weights are read here, with its `compiler` of grammars.
-        `on_kv_events`: takes the changes of the prefix cache. `rank`: of several engines, for the ports of KV events.
+        `on_kv_events`: takes the changes of the prefix cache, if there is one. `rank`: of several engines, for the
+        ports of KV events.
         """
         options = ModelOptions.read(arguments)
         forms, pooling, kv_events = options.forms, options.pooling, options.kv_events
@@ -100,6 +101,8 @@ class LoadedModel:
             add_query_matrices(config, folder.name, arguments, options.auto_calibrate)
             config.set_on_warning(self.warnings.append)
             config.set_fill_masks(fill_masks)
+            if not config.enable_prefix_caching:
+                on_kv_events = None
             if kv_events is not None or on_kv_events is not None:
                 config.kv_events_queue_size = (kv_events or KvEventsConfig()).max_queue_size
             self.engine, self._ranks = engine_with_ranks(config)

@@ -63,7 +63,7 @@ class EngineReplica:
         finished = False
         try:
             try:
-                self._add(name, request)
+                await self._add(name, request)
             except InputError as error:
                 finished = True
                 yield [RemoteOutput(request.name, finish=_core.FinishReason.ERROR, error=str(error))]
@@ -82,11 +82,10 @@ class EngineReplica:
             if not finished:
                 self._engine.abort(name)
 
-    def _add(self, name: str, request: EngineRequest) -> None:
+    async def _add(self, name: str, request: EngineRequest) -> None:
         constraint = None
-        if request.constraint:
-            recipe = unpack_recipe(request.constraint, self._loaded.tokenizer)
-            constraint = _core.TokenConstraint(recipe.matcher(self._loaded.tokenizer, self._loaded.grammars))
+        if request.constraint:  # a grammar may take seconds to compile; others go on
+            constraint = await asyncio.to_thread(self._constraint, request.constraint)
         self._engine.add(
             name,
             request.prompt,
@@ -98,6 +97,10 @@ class EngineReplica:
             None if request.pooling is None else set_fields(_core.PoolingParams(), request.pooling),
             request.generated,
         )
+
+    def _constraint(self, recipe: bytes) -> _core.TokenConstraint:
+        tokenizer = self._loaded.tokenizer
+        return _core.TokenConstraint(unpack_recipe(recipe, tokenizer).matcher(tokenizer, self._loaded.grammars))
 
     async def describe(self) -> dict[str, Any]:
         """The engine's configuration, with every "auto" resolved, its identity, counters and arguments."""

@@ -71,6 +71,7 @@ class GatedMatcher:
     def __init__(self, matcher: LLMatcher, gate: ReasoningGate, vocab: int, end_tokens: Sequence[int]) -> None:
         self._matcher = matcher
         self._gate = gate
+        self._vocab = vocab
         any_token = np.zeros((vocab + 31) // 32 * 32, dtype=np.uint8)
         any_token[:vocab] = 1
         if not gate.may_end:
@@ -87,7 +88,7 @@ class GatedMatcher:
             return self._any_token.tobytes()
         mask: NDArray[np.uint32] = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
         token = self._gate.may_begin_now
-        if token is None:
+        if token is None or token >= self._vocab:
             return mask.tobytes()
         mask = mask.copy()
         mask[token // 32] |= np.uint32(1 << token % 32)

@@ -235,7 +235,7 @@ class _Vocabulary:
             raise TypeError("a text is needed")
         data = part.encode()
         ids = self._tokenizer.encode(part, add_special_tokens=False)
-        if b"".join(self.tokens[token] for token in ids) == data:
+        if max(ids, default=0) < len(self.tokens) and b"".join(self.tokens[token] for token in ids) == data:
             return ids
         ids = []
         begin = 0
@@ -251,13 +251,17 @@ class _Vocabulary:
 
 def fill_masks(states: list[Matcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[str]:
     """For EngineConfig.set_fill_masks: one step of all constrained requests. Returns an error or "" for each."""
-    errors = []
-    for matcher, tokens, mask in zip(states, taken, masks, strict=True):
+    return [_fill_mask(*each) for each in zip(states, taken, masks, strict=True)]
+
+
+def _fill_mask(matcher: Matcher, tokens: list[int], mask: NDArray[np.uint32]) -> str:
+    try:
         if matcher.consume_tokens(tokens):
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
             mask[:] = bits[: len(mask)]
-        errors.append(GRAMMAR_FAILED + _line(matcher.get_error()) if matcher.is_error() else "")
-    return errors
+        return GRAMMAR_FAILED + _line(matcher.get_error()) if matcher.is_error() else ""
+    except Exception as error:  # a fault of ours; the other requests must go on
+        return f"{type(error).__name__}: {error}"
 
 
 def _line(message: str) -> str:

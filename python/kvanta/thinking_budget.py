@@ -74,6 +74,9 @@ class ThinkingBudget:
     """Mask for one text: anything that `inner` allows, until the budget is used up; then the end of the reasoning."""
 
     def __init__(self, budget: int, thinking: Thinking, tokenizer: Tokenizer, vocab: int, inner: Matcher) -> None:
+        """Raises InputError where the reasoning ends with tokens that the model does not have."""
+        if (last := max(thinking.end, default=0)) >= vocab:
+            raise InputError(f"thinking_token_budget needs token {last}; the model's ids are 0 to {vocab - 1}")
         self._left = budget - thinking.used
         self._thinking = thinking
         self._tokenizer = tokenizer

@@ -55,7 +55,10 @@ class TokenMask:
         bad_words: Iterable[Sequence[int]] = (),
         inner: Matcher | None = None,
     ) -> None:
-        """`banned`: tokens that are never allowed. Raises InputError for tokens beyond the vocabulary."""
+        """`banned`: tokens that are never allowed. Raises InputError for allowed tokens beyond the vocabulary.
+
+        Bad words with such tokens, which a tokenizer with more of them than the model may give, cannot be written.
+        """
         bits = np.zeros((vocab + 31) // 32 * 32, dtype=np.uint8)
         if allowed is None:
             bits[:vocab] = 1
@@ -68,6 +71,8 @@ class TokenMask:
         self._ends: dict[int, list[tuple[list[int], int]]] = {}  # by the last but one token of a bad word
         self._longest = 0
         for word in bad_words:
+            if max(word) >= vocab:
+                continue
             *before, last = word
             if before:
                 self._ends.setdefault(before[-1], []).append((before, last))

@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 import threading
+import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams, _core
@@ -242,6 +244,34 @@ def test_faults_of_the_filler_end_the_request(llm: LLM) -> None:
     assert engine_output.error.startswith("the constraint failed: AttributeError")
 
 
+def test_a_fault_of_one_matcher_ends_no_other_request(llm: LLM) -> None:
+    engine, compiler = make_engine(llm)
+    sampling = _core.SamplingParams()
+    sampling.max_tokens = 400
+    for name, state in (("broken", "no matcher"), ("good", compiler.matcher(FORMS["choice"]))):
+        engine.add(name, llm.tokenizer.encode(PROMPT), sampling, constraint=_core.TokenConstraint(state))
+    ends: dict[str, Any] = {}
+    tokens: list[int] = []
+    while len(ends) < 2:
+        for output in engine.step() or []:
+            tokens += output.tokens
+            if output.finish != _core.FinishReason.NONE:
+                ends[output.id] = output.finish
+    assert ends == {"broken": _core.FinishReason.ERROR, "good": _core.FinishReason.STOP}
+    assert fits("choice", llm.tokenizer.decode(tokens))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(llm: LLM) -> None:
+    """Its masks have the model's size, and spell texts with the model's tokens."""
+    info: Any = types.SimpleNamespace(vocab=480, eos_token_ids=[2])
+    text = next(text for text in (llm.tokenizer.decode([token]) for token in range(480, 512)) if text.isalpha())
+    assert max(llm.tokenizer.encode(text, add_special_tokens=False)) >= 480
+    compiler = GrammarCompiler(llm.tokenizer, info)
+    masks = np.zeros((1, 15), dtype=np.uint32)
+    assert fill_masks([compiler.matcher(StructuredOutputsParams(choice=[text]))], [[]], masks) == [""]
+    assert masks.any()
+
+
 def test_a_model_without_an_end_token(llm: LLM) -> None:
     class Info:
         vocab = llm.model_info.vocab
@@ -252,8 +282,6 @@ def test_a_model_without_an_end_token(llm: LLM) -> None:
     compiler = GrammarCompiler(llm.tokenizer, info)
     grammar = compiler._matcher('start: "a"', "grammar")
     state.append(grammar)
-    import numpy as np
-
     masks = np.zeros((1, 16), dtype=np.uint32)
     assert fill_masks(state, [[]], masks) == [""]
     allowed = [token for token in range(512) if masks[0, token // 32] >> (token % 32) & 1]

@@ -85,6 +85,13 @@ def test_channels() -> None:
     assert reader.in_content
 
 
+def test_an_end_that_the_model_does_not_have() -> None:
+    """A tokenizer may have more tokens than its model."""
+    thinking = Thinking(HarmonyReader(), [3, 70])
+    with pytest.raises(InputError, match=r"^thinking_token_budget needs token 70; the model's ids are 0 to 63"):
+        ThinkingBudget(4, thinking, WORDS_OF_MODEL, 64, TokenMask(64))
+
+
 def test_a_vocabulary_without_marks(llm: LLM) -> None:
     with pytest.raises(InputError, match=r"^thinking_token_budget needs --reasoning-parser, or <think> and </think>"):
         llm.generate(PROMPT, SamplingParams(thinking_token_budget=3))

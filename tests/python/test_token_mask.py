@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from live_server import error_of, live_server
 from stories import GREEDY, PROMPT
 
 from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams
+from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
 from kvanta.token_mask import TokenMask, bad_word_tokens
 
 
@@ -29,6 +31,25 @@ def test_bad_words_end_where_their_beginning_stands() -> None:
     assert allowed(mask, 40) == every - {4}
     mask.consume_tokens([5])
     assert allowed(mask, 40) == every
+
+
+@pytest.mark.parametrize("vocab", [40, 64])
+def test_bad_words_beyond_the_vocabulary_ban_nothing(vocab: int) -> None:
+    """A tokenizer may have more tokens than its model; vocabularies of whole 32 have no bits to spare for them."""
+    mask = TokenMask(vocab, bad_words=[[vocab], [2**20], [1, vocab], [vocab, 2], [1, 3]])
+    assert allowed(mask, vocab) == set(range(vocab))
+    mask.consume_tokens([1])
+    assert allowed(mask, vocab) == set(range(vocab)) - {3}
+
+
+def test_reasoning_that_the_model_cannot_begin() -> None:
+    """Its first token is one of the tokenizer's alone."""
+    state: Any = types.SimpleNamespace(in_content=True)
+    inner: Any = TokenMask(64, allowed=[1])
+    for token, expected in ((2, {1, 2}), (64, {1}), (70, {1})):
+        gate = ReasoningGate(state, str, may_begin=token)
+        mask: Any = GatedMatcher(inner, gate, 64, [])
+        assert allowed(mask, 64) == expected
 
 
 def test_masks_meet() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +14,6 @@ from live_server import CHAT_TEMPLATE, LiveServer, events, live_server, wait_unt
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvanta import LLM, SamplingParams
-from kvanta.prompts import TokenPrompt
 
 PROMPT = "Once upon a time"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
@@ -276,41 +271,6 @@ def test_greedy_texts_do_not_depend_on_who_else_asks_or_leaves(server: LiveServe
 
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(ask, range(len(prompts)))) == direct
-    wait_until_idle(server)
-
-
-def test_a_client_that_leaves_before_a_whole_answer(server: LiveServer) -> None:
-    body = json.dumps({"prompt": PROMPT, "n": 200, "max_tokens": 400, "ignore_eos": True, "temperature": 0}).encode()
-    before = server.front.loaded.stats()["generated_tokens"]
-    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
-        connection.sendall(head.encode() + body)
-        patience = threading.Event()
-        while server.front.loaded.stats()["generated_tokens"] == before:
-            patience.wait(0.005)
-    wait_until_idle(server)
-    assert server.front.loaded.stats()["generated_tokens"] - before < 200 * 400
-    assert server.on_loop(lambda: server.front.metrics.responses["/v1/completions", "499"]) == 1
-
-
-def test_a_client_that_leaves_while_its_next_event_is_not_due(server: LiveServer) -> None:
-    """Its request ends, too: a server that shuts down waits for all of them."""
-
-    async def leave() -> int:
-        front = server.front
-        params = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, stream_interval=1000)
-        prompt = TokenPrompt(PROMPT, front.tokenizer.encode(PROMPT))
-        job = await front.submit(lambda: [prompt], params, lambda: None, arrival=time.perf_counter(), at_once=True)
-        seen = 0
-        async for deltas in job.deltas():
-            seen += len(deltas)
-            while len(job.outputs[0].token_ids) <= deltas[0].end:
-                await asyncio.sleep(0)
-            job.cancel()
-        return seen
-
-    asyncio.run_coroutine_threadsafe(leave(), server.loop).result(30)
     wait_until_idle(server)
 
 

@@ -230,13 +230,22 @@ class AsyncLLM:
 
     async def _queue(self, job: EngineJob, add: Callable[[], None], tokens: int) -> None:
         """Queues a job's sequences, which have so many prompt tokens. When it raises, nothing is queued."""
-        sequences = len(job.open)
-        self._jobs.update(dict.fromkeys(job.open, job))  # first: outputs may come before the last one is added
+        names, sequences = list(job.open), len(job.open)
+        self._jobs.update(dict.fromkeys(names, job))  # first: outputs may come before the last one is added
+
+        def end_late() -> None:
+            """Aborts what was added after it had ended, which the engine could not end yet."""
+            for name in names:
+                if name not in job.open:
+                    self.loaded.engine.abort(name)
+
         try:
             if tokens <= _ADDED_AT_ONCE and sequences <= _SEQUENCES_AT_ONCE:
                 add()
             else:
-                await self.off_loop(add)
+                adding = asyncio.get_running_loop().run_in_executor(self._workers, add)
+                adding.add_done_callback(lambda _: end_late())
+                await asyncio.shield(adding)  # it goes on when this is cancelled
         except BaseException as error:
             for request in job.open:
                 del self._jobs[request]

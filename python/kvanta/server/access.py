@@ -23,6 +23,8 @@ from kvanta.server.hosts import AllowedHosts
 _log = logging.getLogger("kvanta.server")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _BODY_SECONDS = 60.0
+"""Longest time without a byte of a body; the whole body may take this and a second for each _BODY_RATE bytes."""
+_BODY_RATE = 16 * 1024
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 OPEN_PREFIX = "/page/"
 
@@ -197,16 +199,21 @@ class AccessControl:
     def _limited(self, receive: Receive) -> Receive:
         received = 0
         complete = False
+        begin: float | None = None
 
         async def limited() -> Message:
-            nonlocal received, complete
+            nonlocal received, complete, begin
             if complete:  # what comes now is the client's leaving
                 return await receive()
+            now = asyncio.get_running_loop().time()
+            begin = now if begin is None else begin
             try:
-                async with asyncio.timeout(_BODY_SECONDS):
+                async with asyncio.timeout_at(_BODY_SECONDS + min(now, begin + received / _BODY_RATE)):
                     message = await receive()
             except TimeoutError:
-                raise ApiError(408, f"no more of the body came for {_BODY_SECONDS:g} s") from None
+                seconds = asyncio.get_running_loop().time() - begin
+                text = f"the body came too slowly: {received} bytes in {seconds:.0f} s"
+                raise ApiError(408, text, headers={"Connection": "close"}) from None
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 complete = not message.get("more_body", False)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvanta.server import messages_api
 from kvanta.server.call_reader import CallReader, Found
 from kvanta.server.text_buffer import JsonEnd, TextBuffer, overlap
 from kvanta.server.tool_calls import PARSERS
@@ -69,6 +70,7 @@ def harmony_call(name: str, arguments: str) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
+INFINITE = '<tool_call>{"name": "run", "arguments": {"to": NaN}}</tool_call>'
 # parser, text, content, calls
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("mistral", "No [TOOL_ call", "No [TOOL_ call", []),
@@ -132,6 +134,25 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [("paint", '{"colour": " 3 ", "layers": 3, "tags": "{\\"a\\": NaN}"}'), ("walk", "{}")],
     ),
     ("glm45", glm("run", to="1", far="true", why="so"), "", [("run", '{"to": 1, "far": true, "why": "so"}')]),
+    (
+        "glm45",
+        glm("paint", share="1e999", tags="[-1e999]") + glm("run", to="1e999"),
+        "",
+        [("paint", '{"share": "1e999", "tags": "[-1e999]"}'), ("run", '{"to": "1e999"}')],
+    ),
+    ("hermes", INFINITE, INFINITE, []),
+    (
+        "llama3_json",
+        '{"name": "run", "parameters": {"to": -Infinity}}',
+        '{"name": "run", "parameters": {"to": -Infinity}}',
+        [],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "run", "arguments": {"to": 1e999}}',
+        '[TOOL_CALLS][{"name": "run", "arguments": {"to": 1e999}}',
+        [],
+    ),
     ("glm45", "<tool_call>two words</tool_call>", "<tool_call>two words</tool_call>", []),
     ("openai", harmony(ANALYSIS, harmony_call(*PAINT)), "", [PAINT]),
     ("openai", harmony(ANALYSIS, FINAL), "Done.", []),
@@ -226,6 +247,12 @@ def test_arguments_come_as_they_are_written(parser: str, text: str) -> None:
     assert all("name" not in delta["function"] and "id" not in delta for delta in deltas[1:])
     json.loads("".join(delta["function"]["arguments"] for delta in deltas))
     assert not any(found.content for found in pieces)
+
+
+def test_messages_have_inputs_of_json_alone() -> None:
+    assert messages_api._arguments('{"to": 1e9}') == {"to": 1e9}
+    for text in ('{"to": NaN}', '{"to": [-Infinity]}', '{"to": 1e999}'):
+        assert messages_api._arguments(text) == {}
 
 
 def test_ids() -> None:

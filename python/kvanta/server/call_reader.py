@@ -11,6 +11,7 @@ The sum of what is found does not depend on how the text was cut. Text that turn
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvanta.server.text_buffer import TextBuffer
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no number of JSON")
+    return value
+
+
+JSON_READER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+"""For JSON of a model's, which is written again: NaN, Infinity and 1e999 would become what is no JSON."""
 
 
 @dataclass

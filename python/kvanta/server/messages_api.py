@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from kvanta.server import prompts
 from kvanta.server.answer import AnswerShape
 from kvanta.server.answer_parts import AnswerPart, PartsResponse
+from kvanta.server.call_reader import JSON_READER
 from kvanta.server.errors import MESSAGES_PATH, ApiError, json_bytes
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.messages_request import FIELD_NAMES, CountTokensRequest, MessagesRequest
@@ -128,7 +128,7 @@ def _block(part: AnswerPart) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any]:
     """The arguments of a call; none where max_tokens has cut them off."""
     try:
-        arguments = json.loads(text)
+        arguments = JSON_READER.decode(text)
     except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}

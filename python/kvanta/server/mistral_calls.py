@@ -6,12 +6,11 @@ From version 11 on:        [TOOL_CALLS]name{...}[TOOL_CALLS]name{...}, also with
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from typing import Any
 
-from kvanta.server.call_reader import Found, StateReader
+from kvanta.server.call_reader import JSON_READER, Found, StateReader
 from kvanta.server.text_buffer import JsonEnd
 
 _BEGIN = "[TOOL_CALLS]"
@@ -90,7 +89,7 @@ class MistralCalls(StateReader):
             return self._give_up(found) if final else False
         self._buffer.put_back(before[len(written) :])
         try:
-            calls = self._read([json.loads(self._raw[self._raw.index("{") :])])
+            calls = self._read([JSON_READER.decode(self._raw[self._raw.index("{") :])])
         except (ValueError, RecursionError):
             calls = None
         if calls is None:

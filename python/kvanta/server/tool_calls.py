@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvanta.errors import InputError
-from kvanta.server.call_reader import CallReader, Found, TextReader
+from kvanta.server.call_reader import JSON_READER, CallReader, Found, TextReader
 from kvanta.server.harmony import HarmonyReader
 from kvanta.server.mistral_calls import MistralCalls
 from kvanta.server.section_calls import DeepSeekV3Calls, DeepSeekV31Calls, KimiK2Calls
@@ -178,11 +177,11 @@ def rest_of(reader: TextReader, text: str) -> Found:
 
 def _values(text: str) -> list[Any]:
     """The JSON values of a text, lists taken apart; none if it has anything else."""
-    decoder, at, values = json.JSONDecoder(), 0, []
+    at, values = 0, []
     text = text.strip()
     try:
         while at < len(text):
-            value, at = decoder.raw_decode(text, at)
+            value, at = JSON_READER.raw_decode(text, at)
             values += value if isinstance(value, list) else [value]
             while at < len(text) and text[at] in "; \n\r\t":
                 at += 1

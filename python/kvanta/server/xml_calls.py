@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvanta.json_schema import referenced
-from kvanta.server.call_reader import Found, StateReader
+from kvanta.server.call_reader import JSON_READER, Found, StateReader
 
 _TYPES: Mapping[str, Any] = {"integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list}
 
@@ -206,12 +206,8 @@ def _convert(text: str, types: set[str]) -> Any:
     if "boolean" in types and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     try:
-        value = json.loads(text, parse_constant=_no_number)
+        value = JSON_READER.decode(text)
     except (ValueError, RecursionError):
         return text
     fits = not types or value is None or any(isinstance(value, _TYPES.get(kind, object)) for kind in types)
     return value if fits else text
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(name)

@@ -103,7 +103,8 @@ def search(
 
 
 def _score(logprob: float, tokens: int, params: BeamSearchParams) -> float:
-    return float(logprob / tokens**params.length_penalty)
+    """Grows with logprob / tokens**length_penalty, which may be too large or too small for a float."""
+    return math.inf if logprob >= 0 else params.length_penalty * math.log(tokens) - math.log(-logprob)
 
 
 def _extend(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -53,6 +54,19 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(length_penalty: float) -> N
         assert beam.finish_reason == ("stop" if beam.stop_reason == _EOS else "length")
         scores.append(beam.cum_logprob / length**length_penalty)
     assert scores == pytest.approx(expected[:64])
+
+
+@pytest.mark.parametrize(("length_penalty", "max_tokens"), [(100.0, 1300), (-100.0, 1800)])
+def test_scores_beyond_floats(length_penalty: float, max_tokens: int) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=max_tokens, length_penalty=length_penalty)
+    (output,) = search([[1]], params, _next_tokens, [_EOS], 4000)
+    lengths = [len(beam.tokens) - 1 + (beam.finish_reason == "stop") for beam in output.sequences]
+    scores = [
+        Decimal(beam.cum_logprob) / Decimal(length) ** Decimal(length_penalty)
+        for beam, length in zip(output.sequences, lengths, strict=True)
+    ]
+    assert scores == sorted(scores, reverse=True)
+    assert lengths[0] == (1 if length_penalty < 0 else max_tokens)
 
 
 def test_ends_and_the_context() -> None:

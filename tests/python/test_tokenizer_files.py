@@ -221,6 +221,16 @@ def test_names_of_tiktoken_files(name: str, tmp_path: Path, monkeypatch: pytest.
     assert tokenizer.decode([tokenizer.eos_id, 65]) == "A"
 
 
+def test_a_long_token_of_tiktoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To split it at every place would take the square of its length."""
+    family(monkeypatch, GPT4_PATTERN)
+    tokens = [*ranks()[:-1], b"a" * 5000]
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
+    (tmp_path / "tokenizer.model").write_text("\n".join(lines))
+    with pytest.raises(InputError, match=rf"tokenizer\.model: token {len(tokens) - 1} has 5000 bytes; at most 4096"):
+        Tokenizer(tmp_path)
+
+
 def tekken(special: list[dict[str, Any]] | None, tokens: list[bytes], reserved: int = 20) -> dict[str, Any]:
     vocab = [
         {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
@@ -297,7 +307,10 @@ def field(number: int, value: bytes | int) -> bytes:
     """One field of a protobuf message."""
     if isinstance(value, int):
         return bytes([number << 3 & 0x7F | 0x80, number >> 4, value])
-    return bytes([number << 3 | 2, len(value)]) + value
+    size, length = b"", len(value)
+    while length > 127:
+        size, length = size + bytes([length & 127 | 128]), length >> 7
+    return bytes([number << 3 | 2]) + size + bytes([length]) + value
 
 
 def piece(text: str, kind: int) -> bytes:
@@ -310,6 +323,16 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "cut off": ("tokenizer.model", piece("<unk>", 2)[:-3], "not a SentencePiece model"),
     "not UTF-8": ("tokenizer.model", field(1, field(1, b"\xff")), "not a SentencePiece model"),
     "twice": ("tokenizer.model", piece("a", 1) * 2, "same piece twice"),
+    "a long piece": (
+        "tokenizer.model",
+        piece("<unk>", 2) + piece("é" * 2500, 1) + field(2, b"\x18\x02"),
+        r"tokenizer\.model: token 1 has 5000 bytes; at most 4096",
+    ),
+    "a long token": (
+        "tekken.json",
+        json.dumps(tekken(None, [*ranks()[:300], b"a" * 5000, *ranks()[301:]])).encode(),
+        r"tekken\.json: token 300 has 5000 bytes; at most 4096",
+    ),
     "words": ("tokenizer.model", piece("<unk>", 2) + field(2, b"\x18\x03"), "type 3"),
     "pointer": (
         "tokenizer.model",

@@ -8,6 +8,7 @@ from kvanta.errors import InputError
 from kvanta.gguf_convert.metadata import Metadata
 from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
 from kvanta.gguf_convert.tokenizer import CONTROL, byte_level_bpe, merges_by_order, sentencepiece_bpe
+from kvanta.tokenizer_files.merges import check_token_sizes
 
 # Control tokens that end a text or a turn, whatever eos_token_id says (llama.cpp has the same rule).
 _ENDINGS = {
@@ -24,7 +25,6 @@ _ENDINGS = {
     "<|observation|>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 }
-_MOST_TOKEN_BYTES = 4096  # far above every vocabulary; splitting a token at every place takes the square of it
 
 
 class Vocabulary:
@@ -34,12 +34,7 @@ class Vocabulary:
         self._metadata = metadata
         self.tokens: list[str] = metadata.array("tokenizer.ggml.tokens", str)
         count = len(self.tokens)
-        for index, token in enumerate(self.tokens):
-            if len(token) > _MOST_TOKEN_BYTES // 4 and len(token.encode()) > _MOST_TOKEN_BYTES:
-                size = len(token.encode())
-                raise InputError(
-                    f"{metadata.path}: token {index} has {size} bytes; at most {_MOST_TOKEN_BYTES} are read"
-                )
+        check_token_sizes(metadata.path, self.tokens)
         self.types: list[int] = metadata.array("tokenizer.ggml.token_type", int, count)
         self.bos = metadata.token_id("tokenizer.ggml.bos_token_id", count)
         self.eos = metadata.token_id("tokenizer.ggml.eos_token_id", count)

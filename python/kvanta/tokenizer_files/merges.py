@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from kvanta.errors import InputError
+
+_MAX_TOKEN_BYTES = 4096  # far above every vocabulary; splitting a token at every place takes the square of it
+
+
+def check_token_sizes(path: Path, tokens: Iterable[str | bytes]) -> None:
+    """Raises InputError, with the name of their file, if one is too long for its pairs to be found."""
+    for index, token in enumerate(tokens):
+        if len(token) > _MAX_TOKEN_BYTES // 4:
+            size = len(token.encode() if isinstance(token, str) else token)
+            if size > _MAX_TOKEN_BYTES:
+                raise InputError(f"{path}: token {index} has {size} bytes; at most {_MAX_TOKEN_BYTES} are read")
 
 
 def merges_by_rank(tokens: Iterable[str], ranks: Mapping[str, int]) -> Iterator[tuple[str, str]]:

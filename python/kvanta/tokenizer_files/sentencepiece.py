@@ -18,7 +18,7 @@ from kvanta.tokenizer_files.files import (
     sequence,
     tokenizer_json,
 )
-from kvanta.tokenizer_files.merges import merges_by_score
+from kvanta.tokenizer_files.merges import check_token_sizes, merges_by_score
 from kvanta.tokenizer_files.sentencepiece_model import Kind, SentencePieceModel, read_model
 
 _BLOCK = "\u2581"
@@ -36,6 +36,8 @@ def read_sentencepiece(path: Path, settings: FolderSettings) -> TokenizerDescrip
     vocabulary = {piece.text: index for index, piece in enumerate(model.pieces)}
     if len(vocabulary) != len(model.pieces):
         raise InputError(f"{path} has the same piece twice")
+    if model.model_type == _BPE:
+        check_token_sizes(path, vocabulary)
     # Settings of Hugging Face's classes: a space before every part between special tokens, or before the text alone.
     legacy = settings.config.get("legacy") is not False or model.removes_spaces
     prefix = model.adds_prefix

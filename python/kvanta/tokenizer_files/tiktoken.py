@@ -25,7 +25,7 @@ from kvanta.tokenizer_files.files import (
     split_by,
     tokenizer_json,
 )
-from kvanta.tokenizer_files.merges import merges_by_rank
+from kvanta.tokenizer_files.merges import check_token_sizes, merges_by_rank
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]{1,9}")
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -129,7 +129,11 @@ def byte_pair_json(
     *,
     nfc: bool = False,
 ) -> Json:
-    """`tokens` by their ranks; the id of the first one is `first_id`. A word that is a token needs no merges."""
+    """`tokens` by their ranks; the id of the first one is `first_id`. A word that is a token needs no merges.
+
+    Raises InputError for tokens that are too long, and where a byte has none.
+    """
+    check_token_sizes(path, tokens)
     letters = {byte: letter for letter, byte in byte_level_alphabet().items()}
     spelled = ["".join(letters[byte] for byte in token) for token in tokens]
     vocabulary = {token: first_id + rank for rank, token in enumerate(spelled)}

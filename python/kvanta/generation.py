@@ -90,6 +90,8 @@ class Generation:
         self.params = params
         self._deferred = defer_prompt_logprobs
         self._first_output: _core.EngineOutput | None = None
+        self.awaits_prompt_logprobs = params.prompt_logprobs is not None
+        """Until they have come: with the first token of text 0, before which other texts may have tokens."""
         shown = shape.shown if shape else _NONE
         stops, patterns = StopAutomaton(params.stop_strings), StopPatterns(params.stop_regex or ())
         self.completions = {
@@ -146,6 +148,8 @@ class Generation:
         completion = self.completions[engine_output.id]
         if completion.output.index == 0:
             self.output.num_cached_tokens = max(self.output.num_cached_tokens, engine_output.cached_tokens)
+            if engine_output.tokens or engine_output.finish != _core.FinishReason.NONE:
+                self.awaits_prompt_logprobs = False
             wanted = self.params.prompt_logprobs is not None
             if wanted and not completion.output.token_ids and engine_output.tokens:  # they come with the first token
                 self._first_output = engine_output

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from live_server import CHAT_TEMPLATE, LiveServer, events, live_server, wait_until_idle
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvanta import LLM, SamplingParams
+from kvanta import LLM, SamplingParams, _core
 
 PROMPT = "Once upon a time"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
@@ -161,6 +162,36 @@ def test_echo_is_what_lm_eval_reads(server: LiveServer, llm: LLM) -> None:
         assert answer["usage"]["completion_tokens"] == max_tokens
     first = stream(server, "/v1/completions", **body, max_tokens=1)[0]["choices"][0]
     assert len(first["logprobs"]["tokens"]) == 6
+
+
+def test_echoes_of_a_stream_wait_for_the_prompts_logprobs(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come with text 0's first token, before which another text may end: its prompt may be cached."""
+    late: list[Any] = []
+
+    def pass_on_later(turns: int) -> None:
+        if turns:
+            server.loop.call_soon(pass_on_later, turns - 1)
+        else:
+            pass_on(late)
+
+    def text_0_last(outputs: Sequence[Any]) -> None:
+        of_0 = [each.id.endswith("-0") for each in outputs]
+        late.extend(itertools.compress(outputs, of_0))
+        pass_on([each for each, is_0 in zip(outputs, of_0, strict=True) if not is_0])
+        if any(each.finish != _core.FinishReason.NONE for each in itertools.compress(outputs, of_0)):
+            pass_on_later(50)  # iterations of the event loop, in which the stream has time for the other text
+
+    pass_on = server.front._pass_on
+    body = {"prompt": PROMPT, "n": 2, "seed": 1, "max_tokens": 3, "ignore_eos": True, "echo": True, "logprobs": 1}
+    expected = [choice["logprobs"]["token_logprobs"] for choice in server.completion(**body)["choices"]]
+    monkeypatch.setattr(server.front, "_pass_on", text_0_last)
+    found: list[list[float | None]] = [[], []]
+    for chunk in stream(server, "/v1/completions", **body):
+        for choice in chunk["choices"]:
+            found[choice["index"]] += choice["logprobs"]["token_logprobs"]
+    assert late
+    assert found == expected
+    assert None not in found[1][1:]
 
 
 def test_chat(server: LiveServer, llm: LLM) -> None:

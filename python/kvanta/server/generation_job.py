@@ -137,5 +137,11 @@ class GenerationJob(EngineJob):
                 return
 
     def _is_due(self, delta: Delta) -> bool:
-        """The content is the first, or the last, or as much as `stream_interval` asks for."""
-        return delta.begin == 0 or delta.finished or delta.end - delta.begin >= self._interval
+        """The content is the first, or the last, or as much as `stream_interval` asks for.
+
+        The first content is sent with what belongs to the prompt, and so waits for it.
+        """
+        if delta.begin == 0:
+            texts = len(self.outputs) // len(self.generations)
+            return not self.generations[delta.choice // texts].awaits_prompt_logprobs
+        return delta.finished or delta.end - delta.begin >= self._interval

@@ -9,7 +9,7 @@ from kvanta import engine_options, model_options
 from kvanta.errors import InputError
 from kvanta.ignored_options import IGNORED_GROUPS, LISTS_OF_VALUES
 from kvanta.options import flag_of
-from kvanta.refused_options import REFUSED_GROUPS, SHORT_FLAGS
+from kvanta.refused_options import REFUSED_GROUPS, REFUSED_LISTS_OF_VALUES, SHORT_FLAGS
 from kvanta.values import nearest, one_line, truth
 
 
@@ -18,6 +18,8 @@ class Refusal(NamedTuple):
 
     reason: str
     neutral: tuple[str, ...] = ()
+    takes_one_value: bool = False
+    """On the command line; others are switches, or take several."""
 
 
 # Accepted without effect, with one line that says so. True: the flag takes a value; those of LISTS take several.
@@ -31,11 +33,13 @@ LISTS = frozenset(LISTS_OF_VALUES.split())
 _IGNORED_REASONS: Mapping[str, str] = {
     name: group.reason for group in IGNORED_GROUPS for name in f"{group.switches} {group.values}".split()
 }
+_REFUSED_LISTS = frozenset(REFUSED_LISTS_OF_VALUES.split())
 # Options that would change the results and are not supported.
 REFUSED: Mapping[str, Refusal] = {
-    name: Refusal(group.reason, group.neutral)
+    name: Refusal(group.reason, group.neutral, names is group.values and name not in _REFUSED_LISTS)
     for group in REFUSED_GROUPS
-    for name in f"{group.switches} {group.values}".split()
+    for names in (group.switches, group.values)
+    for name in names.split()
 }
 OPPOSITES: Mapping[str, str] = {"disable_radix_cache": "enable_prefix_caching"}
 
@@ -66,10 +70,10 @@ def ignored_note(name: str) -> str:
 
 def check_refused(name: str, value: Any) -> None:
     """Raises InputError unless the value of an option of REFUSED asks for nothing. `value` may be a flag's text."""
-    reason, neutral = REFUSED[name]
+    refusal = REFUSED[name]
     given = value.lower() if isinstance(value, str) else value
-    if given and given not in (*neutral, "none", "null", "false", "{}", "[]"):
-        raise InputError(f"{name} is not supported, got {one_line(value)}: {reason}")
+    if given and given not in (*refusal.neutral, "none", "null", "false", "{}", "[]"):
+        raise InputError(f"{name} is not supported, got {one_line(value)}: {refusal.reason}")
 
 
 def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta.cli import report_errors
-from kvanta.cli.arguments import CommandParser, whole_number
+from kvanta.cli.arguments import CommandParser, ListOption, whole_number
 from kvanta.cli.report import write_json_file
 from kvanta.divergence import kl_divergence
 from kvanta.errors import InputError, ResourceError
@@ -37,7 +37,9 @@ def parser() -> CommandParser:
     """The demo's options."""
     result = CommandParser(prog="python -m kvanta.demo", description=_DESCRIPTION)
     result.add_argument("--model", default="smollm2", help="folder, .gguf file or name [smollm2]")
-    result.add_argument("--formats", nargs="+", default=["bf16", "fp8", "int8", "int4"], help="[bf16 fp8 int8 int4]")
+    result.add_argument(
+        "--formats", nargs="+", action=ListOption, default=["bf16", "fp8", "int8", "int4"], help="[bf16 fp8 int8 int4]"
+    )
     result.add_argument("--prompt", help="another question")
     result.add_argument(
         "--max-tokens", type=whole_number, default=160, metavar="N", help="maximum tokens of each answer [160]"

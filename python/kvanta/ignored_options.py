@@ -49,7 +49,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "disaggregation_decode_extra_slots disaggregation_decode_host_receive_threshold "
         "disaggregation_decode_polling_interval disaggregation_decode_retraction_backup "
         "disaggregation_ib_device disaggregation_transfer_backend "
-        "distributed_executor_backend dp dp_size "
+        "dp dp_size "
         "dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
         "dp_sync_interval dwdp_size elastic_ep_backend elastic_ep_initial_size elastic_ep_join_mode "
         "elastic_ep_join_rank_offset elastic_ep_max_dp_size elastic_ep_scale_timeout encoder_bootstrap_port "

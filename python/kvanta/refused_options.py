@@ -9,6 +9,13 @@ from kvanta.ignored_options import Group
 # Refused: they would change answers, or how clients reach the server.
 REFUSED_GROUPS: tuple[Group, ...] = (
     Group(
+        "ranks are processes of this engine (local, mp, uni); --nnodes puts them on several machines, and "
+        "--replicas N runs whole engines with Ray",
+        "",
+        "distributed_executor_backend",
+        ("local", "mp", "uni"),
+    ),
+    Group(
         "LoRA adapters are not supported; merge them into the weights",
         "enable_lora enable_moe_shared_loras enable_tower_connector_lora",
         "default_mm_loras lora_modules lora_paths uno_lora_path",
@@ -262,6 +269,13 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "",
         "max_num_queued_tokens",
     ),
+)
+# Names of values above that take several.
+REFUSED_LISTS_OF_VALUES = (
+    "bucket_e2e_request_latency bucket_inter_token_latency bucket_time_to_first_token collect_detailed_traces "
+    "custom_weight_loader encoder_register_urls encoder_urls generation_tokens_buckets log_requests_target "
+    "logits_processors lora_modules middleware model_checksum prompt_tokens_buckets "
+    "return_aux_hidden_state_layer_ids tokenizer_metrics_allowed_custom_labels"
 )
 # Short flags of ignored and refused options.
 SHORT_FLAGS: Mapping[str, str] = {

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from kvanta import LLM, InputError
+from kvanta.cli import bench_linear, bench_serve, generate, plan, serve
 from kvanta.cli import eval as eval_command
-from kvanta.cli import serve
 from kvanta.cli.arguments import engine_arguments, model_of
+from kvanta.compat_options import known_arguments
 from kvanta.engine_options import EngineOptions
 from kvanta.models import SHIPPED, HubAccess, resolve_model
+from kvanta.options import flag_of
 
 SIZES: dict[str, Any] = {"kv_cache_memory_bytes": "8MiB", "threads": 1}
 STORIES = SHIPPED / "stories260k"
@@ -186,3 +188,54 @@ def test_other_commands_accept_the_defaults_alone() -> None:
     parser.parse_exactly(["stories260k", "--load-format", "auto", "--tokenizer-mode", "auto"])
     with pytest.raises(InputError, match="revision is an option of kvanta serve, kvanta generate, kvanta chat and LLM"):
         parser.parse_exactly(["stories260k", "--revision", "v2"])
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "name", "values"),
+    [
+        (generate, ["--stop", "girl", "--stop", "a", "b"], "stop", ["girl", "a", "b"]),
+        (serve, ["--api-key", "a", "--api-key", "b", "c"], "api_key", ["a", "b", "c"]),
+        (plan, ["--formats", "int8", "--formats", "fp8"], "formats", ["int8", "fp8"]),
+        (plan, ["--replicas", "2", "--replicas", "4"], "replicas", [2, 4]),
+        (plan, [], "replicas", [1, 3, 10]),
+        (eval_command, ["--tasks", "needle", "--tasks", "kl"], "tasks", ["needle", "kl"]),
+        (bench_linear, ["--rows", "7", "--rows", "9"], "rows", [7, 9]),
+        (bench_serve, ["--rate", "1", "2", "--rate", "4"], "rate", [1.0, 2.0, 4.0]),
+    ],
+)
+def test_a_list_that_is_repeated_has_all_values(command: Any, given: list[str], name: str, values: Any) -> None:
+    for _ in range(2):  # the default stays as it is
+        read = command.parser().parse_exactly(given)
+        assert getattr(read, name) == values
+
+
+def test_the_last_of_two_names_counts() -> None:
+    assert engine_arguments(words("--max-model-len", "64", "--context-length", "32")) == {"max_model_len": "32"}
+    assert engine_arguments(words("--context-length", "32", "--max-model-len", "64")) == {"max_model_len": "64"}
+
+
+def test_words_after_two_dashes_are_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    file.write_text('{"port": 3}')
+    values = serve.parser().parse_exactly(["--config", str(file), "--", "--port"])
+    assert (values.MODEL, values.port) == ("--port", "3")
+    parser = generate.parser()
+    assert parser.parse_exactly(["stories260k", "--", "--max_tokens"]).PROMPT == "--max_tokens"
+    for extra in ("--max-tokens", "--such"):
+        with pytest.raises(InputError, match=f"one argument too many: '{extra}'; words after -- are arguments"):
+            parser.parse_exactly(["stories260k", "--", "--hello there", extra, "5"])
+    with pytest.raises(InputError, match="unknown option --such"):
+        parser.parse_exactly(["stories260k", "--such", "--", "--hello"])
+
+
+@pytest.mark.parametrize("backend", ["local", "mp", "uni", None])
+def test_ranks_are_processes_of_the_engine(backend: str | None) -> None:
+    name = "distributed_executor_backend"
+    assert known_arguments({name: backend}) == ({}, [])
+    if backend is not None:
+        assert model_of(serve.parser().parse_exactly([flag_of(name), backend, "stories260k"])) == "stories260k"
+    for other in ("ray", "foo", "external_launcher"):
+        with pytest.raises(InputError, match=f"{name} is not supported, got '{other}': .*local, mp, uni.*--replicas"):
+            known_arguments({name: other})
+        with pytest.raises(InputError, match=f"{name} is not supported, got '{other}'"):
+            words(flag_of(name), other)

@@ -17,6 +17,8 @@ from kvanta.options import Option, flag_of
 from kvanta.sampling_params import SamplingParams, flag_fields
 from kvanta.values import nearest, one_line
 
+_ARGUMENT = "\0"  # marks words like options after "--", which parse_known_intermixed_args would take for options
+
 
 class CommandParser(argparse.ArgumentParser):
     """Raises InputError instead of printing its usage, and names the option that is nearest to an unknown one."""
@@ -32,23 +34,35 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_exactly(self, words: Sequence[str]) -> argparse.Namespace:
         """Like parse_args."""
-        spelled, model = self._spelled(words), None
+        end = words.index("--") if "--" in words else len(words)
+        spelled, model = self._spelled(words[:end]), None
         if "--config" in self._option_string_actions:
             from kvanta.cli.config_file import with_config
 
             spelled, model = with_config(self, spelled)
-        values, unknown = self.parse_known_intermixed_args(self._join_values(spelled))
+        dashes = words[end : end + 1]
+        arguments = [_ARGUMENT + word if word.startswith("-") else word for word in words[end + 1 :]]
+        values, unknown = self.parse_known_intermixed_args([*self._join_values(spelled), *dashes, *arguments])
+        self._unmark(values)
         if model is not None and values.MODEL is None and values.model_option is None:
             values.model_option = model
-        options = [word for word in unknown if word.startswith("-")]
+        options = [word for word in unknown if word.startswith("-") and word != "--"]
         if options:
             name = options[0].split("=")[0]
             self.error(f"unknown option {name}{self.nearest(name)}")
-        if unknown:
-            self.error(f"one argument too many: {unknown[0]!r}")
+        extra = [word for word in unknown if word != "--"]
+        if extra:
+            hint = "; words after -- are arguments, not options" if extra[0].startswith(_ARGUMENT) else ""
+            self.error(f"one argument too many: {extra[0].removeprefix(_ARGUMENT)!r}{hint}")
         given = {each.dest: getattr(values, each.dest) for each in self._actions if self._is_given_list(each, values)}
         values.given_lists = given
         return values
+
+    def _unmark(self, values: argparse.Namespace) -> None:
+        for action in self._actions:
+            value = getattr(values, action.dest, None)
+            if not action.option_strings and isinstance(value, str):
+                setattr(values, action.dest, value.removeprefix(_ARGUMENT))
 
     @staticmethod
     def _is_given_list(action: argparse.Action, values: argparse.Namespace) -> bool:
@@ -128,6 +142,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=34, width=110)
 
 
+class ListOption(argparse.Action):
+    """Values that replace the default; where the option is repeated, those of all places together."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*values] if before is self.default else [*before, *values])
+
+
 class _IgnoredOption(argparse.Action):
     """Prints its line once."""
 
@@ -139,7 +161,7 @@ class _RefusedOption(argparse.Action):
     """Accepts values that ask for nothing, as LLM does."""
 
     def __call__(self, _: object, __: object, values: Any, option_string: str | None = None) -> None:
-        value = values[0] if len(values) == 1 else values or True
+        value = values if isinstance(values, str) else values[0] if len(values) == 1 else values or True
         check_refused(self.dest.removeprefix("refused_"), value)
 
 
@@ -208,8 +230,9 @@ def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = 
         parser.add_argument(*flags_of(name), dest=f"ignored_{name}", action=_IgnoredOption, nargs=nargs, help=text)
     refused = [name for name in REFUSED if name not in own]
     for name in refused:
+        nargs = None if REFUSED[name].takes_one_value else "*"
         parser.add_argument(
-            *flags_of(name), dest=f"refused_{name}", action=_RefusedOption, nargs="*", help=argparse.SUPPRESS
+            *flags_of(name), dest=f"refused_{name}", action=_RefusedOption, nargs=nargs, help=argparse.SUPPRESS
         )
     for name in (*(name for name, takes_value in IGNORED.items() if not takes_value and name not in own), *refused):
         parser.add_argument(flag_of(f"no_{name}"), action=_NoOption, nargs=0, help=argparse.SUPPRESS)
@@ -231,7 +254,7 @@ def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, s
         if any(choice not in text for choice in option.choices):
             text += f": {', '.join(option.choices)}"
         text += f" [{option.default}]" if option.default not in ("", 0, ()) and not option.is_list else ""
-        many: Any = {"nargs": "+", "action": "extend"} if option.is_list else {}
+        many: Any = {"nargs": "+", "action": ListOption} if option.is_list else {}
         group.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=text, **many)
     for name, opposite in opposites.items():
         for flag, action in ((flag_of(name), "store_false"), (flag_of(f"no_{name}"), "store_true")):
@@ -263,14 +286,15 @@ def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
             group.add_argument(flag_of(field.name), action="store_true", default=None, help=field.metadata["help"])
             continue
         several = Sequence in {get_origin(each) for each in get_args(hints[field.name])}
+        many: Any = {"nargs": "+", "action": ListOption} if several else {}
         text = field.metadata["help"] + ("" if default is None else f" [{default:g}]")
         group.add_argument(
             flag_of(field.name),
             type=kind,
-            nargs="+" if several else None,
             default=None,
             metavar=field.metadata["metavar"],
             help=text,
+            **many,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvanta import _core, attention
 from kvanta.attention_plot import write_plot
-from kvanta.cli.arguments import CommandParser, real_number, whole_number
+from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
 from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
@@ -43,7 +43,7 @@ _OWN = {"batch": 1, "context": 32768, "query_tokens": 1}
 def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta bench attention", description=_DESCRIPTION)
-    result.add_argument("--formats", nargs="+", metavar="FORMAT", help="cache formats [all]")
+    result.add_argument("--formats", nargs="+", action=ListOption, metavar="FORMAT", help="cache formats [all]")
     result.add_argument("--heads", type=whole_number, default=32, metavar="N", help="query heads [32]")
     result.add_argument("--kv-heads", type=whole_number, default=8, metavar="N", help="key and value heads [8]")
     result.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="size of a head [128]")
@@ -56,6 +56,7 @@ def parser() -> CommandParser:
     result.add_argument(
         "--shapes",
         nargs="+",
+        action=ListOption,
         choices=[*_SHAPES, "all"],
         metavar="SHAPE",
         help="instead of these three: "
@@ -63,7 +64,9 @@ def parser() -> CommandParser:
         + "; all",
     )
     result.add_argument("--page-size", "--block-size", type=whole_number, default=64, metavar="N", help="[64]")
-    result.add_argument("--threads", type=whole_number, nargs="+", metavar="N", help="numbers of threads [1 and all]")
+    result.add_argument(
+        "--threads", type=whole_number, nargs="+", action=ListOption, metavar="N", help="numbers of threads [1 and all]"
+    )
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
     result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")

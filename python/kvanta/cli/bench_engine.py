@@ -9,6 +9,7 @@ from typing import Any
 from kvanta.auto_query import add_query_matrices
 from kvanta.cli.arguments import (
     CommandParser,
+    ListOption,
     add_engine_options,
     add_model,
     engine_arguments,
@@ -46,12 +47,19 @@ def parser() -> CommandParser:
         "--shared-prefix-len", type=whole_number, default=0, metavar="N", help="tokens that all prompts begin with [0]"
     )
     load.add_argument(
-        "--rate", type=real_number, nargs="+", metavar="R", help="requests per second; several: a run each [at once]"
+        "--rate",
+        type=real_number,
+        nargs="+",
+        action=ListOption,
+        metavar="R",
+        help="requests per second; several: a run each [at once]",
     )
     load.add_argument("--burstiness", type=real_number, default=1.0, metavar="B", help="1: Poisson; less: bursts [1]")
     load.add_argument("--concurrency", type=whole_number, metavar="N", help="maximum concurrent requests")
     load.add_argument("--load-seed", type=whole_number, default=0, metavar="N", help="seed of lengths and prompts [0]")
-    load.add_argument("--goodput", nargs="+", default=[], metavar="TARGET", help="in ms, as ttft:500 tpot:50")
+    load.add_argument(
+        "--goodput", nargs="+", action=ListOption, default=[], metavar="TARGET", help="in ms, as ttft:500 tpot:50"
+    )
     result.add_argument("--profile", action="store_true", help="where a step's time goes; slows small models a little")
     result.add_argument(
         "--label", metavar="NAME", help="name of this engine, for bench serve --beside [its cache's format]"

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from kvanta import _core
-from kvanta.cli.arguments import CommandParser, real_number, whole_number
+from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
 from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
@@ -33,6 +33,7 @@ def parser() -> CommandParser:
     result.add_argument(
         "--weights",
         nargs="+",
+        action=ListOption,
         default=_WEIGHTS,
         metavar="TYPE",
         help="bf16, f16, f32, int8, int4; codes of checkpoints: fp8, w8a16, w4a16, nf4; or blocks of GGUF files: "
@@ -41,14 +42,23 @@ def parser() -> CommandParser:
     result.add_argument(
         "--layers",
         nargs="+",
+        action=ListOption,
         default=(*_SMOLLM2, "4096x4096"),
         metavar="INxOUT",
         help="sizes [SmolLM2-135M's, 4096x4096]",
     )
     result.add_argument(
-        "--rows", type=whole_number, nargs="+", default=[1, 8, 64, 1024], metavar="N", help="1: decode [1 8 64 1024]"
+        "--rows",
+        type=whole_number,
+        nargs="+",
+        action=ListOption,
+        default=[1, 8, 64, 1024],
+        metavar="N",
+        help="1: decode [1 8 64 1024]",
     )
-    result.add_argument("--threads", type=whole_number, nargs="+", metavar="N", help="numbers of threads [1 and all]")
+    result.add_argument(
+        "--threads", type=whole_number, nargs="+", action=ListOption, metavar="N", help="numbers of threads [1 and all]"
+    )
     result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
     result.add_argument("--seconds", type=real_number, default=0.3, metavar="S", help="measured per row [0.3]")
     add_json(result)

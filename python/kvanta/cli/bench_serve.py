@@ -9,7 +9,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from kvanta.cli.arguments import CommandParser, real_number, whole_number
+from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError, ResourceError
 from kvanta.loadgen import plot, report, summary, traces, workload
@@ -38,9 +38,18 @@ def parser() -> CommandParser:
     _add_load(result)
     _add_server(result)
     shown = result.add_argument_group("report")
-    shown.add_argument("--goodput", nargs="+", default=[], metavar="TARGET", help="in ms, as ttft:500 tpot:50 e2e:5000")
+    shown.add_argument(
+        "--goodput",
+        nargs="+",
+        action=ListOption,
+        default=[],
+        metavar="TARGET",
+        help="in ms, as ttft:500 tpot:50 e2e:5000",
+    )
     shown.add_argument("--label", metavar="NAME", help="name of this server [its cache's format, or the model]")
-    shown.add_argument("--beside", nargs="+", default=[], metavar="FILE", help="reports to compare with this one")
+    shown.add_argument(
+        "--beside", nargs="+", action=ListOption, default=[], metavar="FILE", help="reports to compare with this one"
+    )
     shown.add_argument("--plot", metavar="FILE", help="plot of throughput and latency over load: .png, .svg or .pdf")
     add_json(result)
     return result
@@ -52,6 +61,7 @@ def _add_load(result: argparse.ArgumentParser) -> None:
         "--rate",
         type=real_number,
         nargs="+",
+        action=ListOption,
         metavar="R",
         help="requests per second; several: a run each [all at once]",
     )
@@ -60,6 +70,7 @@ def _add_load(result: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=whole_number,
         nargs="+",
+        action=ListOption,
         metavar="N",
         help="maximum concurrent requests; several: a run each",
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvanta.cli.arguments import (
     CommandParser,
+    ListOption,
     add_engine_options,
     add_model,
     engine_arguments,
@@ -45,7 +46,11 @@ def parser() -> CommandParser:
     result = CommandParser(prog="kvanta eval", description=_DESCRIPTION)
     add_model(result)
     result.add_argument(
-        "--formats", nargs="+", metavar="FORMAT", help="formats, schemes or scheme files [all quantized ones]"
+        "--formats",
+        nargs="+",
+        action=ListOption,
+        metavar="FORMAT",
+        help="formats, schemes or scheme files [all quantized ones]",
     )
     result.add_argument("--text", metavar="FILE", help="text to predict [a shipped one: Treasure Island]")
     result.add_argument(
@@ -63,12 +68,19 @@ def parser() -> CommandParser:
         help="weight_dtype of the reference, to see what --weight-dtype does [the same]",
     )
     result.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=["kl"], metavar="TASK", help=f"{' '.join(TASKS)} [kl]"
+        "--tasks",
+        nargs="+",
+        action=ListOption,
+        choices=TASKS,
+        default=["kl"],
+        metavar="TASK",
+        help=f"{' '.join(TASKS)} [kl]",
     )
     result.add_argument(
         "--depths",
         type=real_number,
         nargs="+",
+        action=ListOption,
         default=[0, 25, 50, 75, 100],
         metavar="PERCENT",
         help="where needles are hidden [0 25 50 75 100]",
@@ -91,6 +103,7 @@ def parser() -> CommandParser:
         "--search",
         type=real_number,
         nargs="+",
+        action=ListOption,
         metavar="BITS",
         help="find a scheme per layer and side of at most BITS per element; several share their measurements",
     )
@@ -109,7 +122,11 @@ def parser() -> CommandParser:
         help="tokens of text that --search reads [1024]",
     )
     result.add_argument(
-        "--search-formats", nargs="+", metavar="FORMAT", help="candidates of --search, in addition to bf16 [all]"
+        "--search-formats",
+        nargs="+",
+        action=ListOption,
+        metavar="FORMAT",
+        help="candidates of --search, in addition to bf16 [all]",
     )
     result.add_argument(
         "--search-modifiers",

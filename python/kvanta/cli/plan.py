@@ -8,6 +8,7 @@ from typing import Any
 
 from kvanta.cli.arguments import (
     CommandParser,
+    ListOption,
     add_engine_options,
     add_model,
     engine_arguments,
@@ -49,7 +50,9 @@ def parser() -> CommandParser:
         "--memory", metavar="SIZE", help="memory for weights and cache [8GiB, or what leaves the weights some room]"
     )
     result.add_argument("--context", type=whole_number, metavar="N", help="tokens per user [the model's limit]")
-    result.add_argument("--formats", nargs="+", metavar="FORMAT", help="cache formats [all that the model can take]")
+    result.add_argument(
+        "--formats", nargs="+", action=ListOption, metavar="FORMAT", help="cache formats [all that the model can take]"
+    )
     add_json(result)
     _add_fleet(result)
     add_engine_options(result)
@@ -60,8 +63,12 @@ def _add_fleet(result: CommandParser) -> None:
     group = result.add_argument_group("a fleet of replicas")
     group.add_argument("--fleet", metavar="TRACE", help="replays a trace of Azure's or Mooncake's over replicas")
     group.add_argument("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
-    group.add_argument("--replicas", nargs="+", type=whole_number, default=[1, 3, 10], metavar="N", help="[1 3 10]")
-    group.add_argument("--routing", nargs="+", choices=tuple(ROUTINGS), default=list(ROUTINGS), help="[all]")
+    group.add_argument(
+        "--replicas", nargs="+", action=ListOption, type=whole_number, default=[1, 3, 10], metavar="N", help="[1 3 10]"
+    )
+    group.add_argument(
+        "--routing", nargs="+", action=ListOption, choices=tuple(ROUTINGS), default=list(ROUTINGS), help="[all]"
+    )
     group.add_argument("--cpus", type=real_number, metavar="N", help="CPUs that the replicas share [each has its own]")
     group.add_argument("--target-ttft", type=real_number, metavar="S", help="asks how many replicas it takes, too")
     group.add_argument("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")

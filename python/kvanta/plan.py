@@ -9,8 +9,19 @@ from kvanta import _core
 from kvanta.engine_options import draft_config, engine_config
 from kvanta.errors import InputError, ResourceError
 from kvanta.models import resolve_config
+from kvanta.values import one_line
 
 _LEAST_MEMORY = 8 << 30
+_SIZE = "the cache has what the weights leave of the memory that is planned"
+_SCALES = "the sizes of a cache do not depend on scales"
+# Options of the engine that would be ignored.
+_MEANINGLESS: Mapping[str, str] = {
+    "kv_cache_memory_bytes": _SIZE,
+    "max_total_tokens": _SIZE,
+    "num_gpu_blocks_override": _SIZE,
+    "quantization_param_path": _SCALES,
+    "calculate_kv_scales": _SCALES,
+}
 
 
 def default_memory(weight_bytes: int) -> int:
@@ -39,6 +50,9 @@ def plan(
     folder = resolve_config(model)
     path = str(folder.path)
     options = {name: value for name, value in dict(options or {}).items() if name != "max_model_len"}
+    for name, reason in _MEANINGLESS.items():
+        if options.get(name):
+            raise InputError(f"{name} has no meaning here, got {one_line(options[name])}: {reason}")
     info = _core.read_model_info(path, options.get("dtype") or "auto", options.get("weight_dtype") or "auto")
     limit = int(info.max_position)
     context = limit if context is None else context

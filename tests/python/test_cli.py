@@ -58,7 +58,7 @@ def test_generate_json(tmp_path: Path) -> None:
     assert report["generated_tokens"] == len(report["token_ids"]) == 9
     assert report["finish_reason"] == "length"
     assert report["kv_cache_dtype"] == "int8"
-    assert report["prompt_tokens"] == 5
+    assert (report["prompt_tokens"], report["ranks"]) == (5, 1)
     done = kvanta(*words, "--json", str(tmp_path / "report.json"))
     assert done.stdout == report["text"] + "\n"
     assert json.loads((tmp_path / "report.json").read_text())["token_ids"] == report["token_ids"]
@@ -72,13 +72,31 @@ def test_generate_reports_the_bytes_that_were_held() -> None:
     assert kvanta(*words, "--max-tokens", "1").stderr.endswith("bytes/token]\n")  # freed with its only token
 
 
+FIGURES: dict[str, Any] = {
+    "generated_tokens": 1,
+    "tokens_per_second": 0.0,
+    "seconds_to_first_token": 0.0,
+    "kv_cache_dtype": "fp8",
+    "bytes_per_token": 1,
+    "cache_bytes": None,
+    "saturated": 0,
+    "draft_tokens": 0,
+    "ranks": 1,
+}
+
+
 @pytest.mark.parametrize(("unit", "ending"), [(True, "clipped: it needs scales]"), (False, "clipped]")])
 def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
     from kvanta.cli.generation_report import closing_line
 
-    figures = {"generated_tokens": 1, "tokens_per_second": 0.0, "seconds_to_first_token": 0.0, "cache_bytes": None}
-    cache = {"kv_cache_dtype": "fp8", "bytes_per_token": 1, "saturated": 7, "unit_scales": unit, "draft_tokens": 0}
-    assert closing_line({**figures, **cache}).endswith(ending)
+    assert closing_line({**FIGURES, "saturated": 7, "unit_scales": unit}).endswith(ending)
+
+
+@pytest.mark.parametrize(("ranks", "ending"), [(1, "1 bytes/token, 64 B held]"), (2, "64 B held on rank 0 of 2]")])
+def test_bytes_are_those_of_one_rank(ranks: int, ending: str) -> None:
+    from kvanta.cli.generation_report import closing_line
+
+    assert closing_line({**FIGURES, "cache_bytes": 64, "ranks": ranks}).endswith(ending)
 
 
 def test_generate_with_the_tokenizer_of_another_folder(tmp_path: Path) -> None:
@@ -150,9 +168,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "not a size": (["plan", "stories260k", "--memory", "lots"], "lots"),
     "context too long": (["plan", "stories260k", "--context", "4096"], "4096"),
     "format that does not fit": (["plan", "stories260k", "--formats", "int4"], "int4"),
+    "formats twice": (["plan", "stories260k", "--formats", "int8", "--kv-cache-dtype", "fp8"], "give one of them"),
     "not a GGUF": (["convert", "/etc/hostname", "out"], "GGUF"),
     "nothing to convert": (["convert", "nowhere.gguf", "out"], "nowhere.gguf"),
     "an empty prompt": (["generate", "stories260k", ""], "the prompt is empty"),
+    "PROMPT behind a list": (["generate", "stories260k", "--stop", ".", "x"], "--stop took '.' and 'x'; put PROMPT"),
     "an empty standard input": (["generate", "stories260k"], "the prompt is empty"),
     "length that is a word": (["plan", "stories260k", "--max-model-len", "abc"], "max_model_len.*'abc'"),
     "length with a fraction": (["plan", "stories260k", "--max-model-len", "100.5"], "max_model_len.*'100.5'"),

@@ -188,6 +188,16 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
     assert report["reference_ppl"] < 6  # it repeats itself
 
 
+def test_a_text_shorter_than_tokens_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.txt").write_text("Once upon a time there was a little girl. " * 20)
+    words = ["eval", MODEL, "--threads", "1", "--formats", "int8", "--text", str(tmp_path / "my.txt")]
+    words += ["--context", "64"]
+    assert main([*words, "--tokens", "9999"]) == 0
+    assert re.search(r"^kvanta: --tokens is 9999; the text has \d{3} tokens$", capsys.readouterr().err, re.MULTILINE)
+    assert main(words) == 0  # the default
+    assert "--tokens" not in capsys.readouterr().err
+
+
 class Interrupting:
     """After the first format's figures, Ctrl-C."""
 
@@ -353,6 +363,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a search among unknown formats": (["--search", "9", "--search-formats", "int9"], "int9.*int8"),
     "a search with an unknown modifier": (["--search", "9", "--search-modifiers", "+sunk=1"], "sunk"),
     "a scheme file's name": (["--search", "9", "--scheme", "s.txt"], "s.txt"),
+    "formats twice": (["--formats", "int8", "--kv-cache-dtype", "fp8"], "--formats and --kv-cache-dtype"),
     "no text for the search": (["--tokens", "10000000", "--search", "9"], "left for the search"),
     "a picture without kl": (["--tasks", "needle", "--plot", "p.png"], "kl"),
 }

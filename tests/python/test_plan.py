@@ -248,4 +248,7 @@ def test_faults_are_named(tmp_path: Path) -> None:
         plan(str(tmp_path / "config.json"))
     with pytest.raises(InputError, match="int9"):
         plan("llama-3.1-8b", options={"kv_cache_dtype_layers": "0=int9"})
+    for name in ("kv_cache_memory_bytes", "max_total_tokens", "num_gpu_blocks_override", "quantization_param_path"):
+        with pytest.raises(InputError, match=f"{name} has no meaning here, got '1'"):
+            plan("llama-3.1-8b", options={name: "1"})
     assert resolve_config("LLAMA-3.1-8B").path.name == "llama-3.1-8b.json"

@@ -193,7 +193,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def model_of(values: argparse.Namespace) -> str:
     """Moves a misplaced positional along: with --model, the first positional is what follows MODEL."""
     if values.model_option is None and values.MODEL is None:
-        raise InputError(f"MODEL is missing: {_swallowing(values)}give a folder, a .gguf file, stories260k or smollm2")
+        before = swallowed(values, "MODEL")
+        raise InputError(f"MODEL is missing: {before}give a folder, a .gguf file, stories260k or smollm2")
     if values.model_option is not None and values.MODEL is not None:
         if getattr(values, "PROMPT", ...) is not None:
             raise InputError(f"MODEL is given twice: {values.MODEL!r} and --model {values.model_option!r}")
@@ -201,11 +202,11 @@ def model_of(values: argparse.Namespace) -> str:
     return str(values.MODEL if values.model_option is None else values.model_option)
 
 
-def _swallowing(values: argparse.Namespace) -> str:
-    """The list option that probably took MODEL for one of its values, as part of a message."""
+def swallowed(values: argparse.Namespace, argument: str) -> str:
+    """The list option that probably took an argument for one of its values, as the beginning of what to do."""
     for name, given in values.given_lists.items():
         if len(given) > 1:
-            return f"{flag_of(name)} took {' and '.join(map(repr, given))}; put MODEL before it, or "
+            return f"{flag_of(name)} took {' and '.join(map(repr, given))}; put {argument} before it, or "
     return ""
 
 
@@ -265,6 +266,16 @@ def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict
     """The options of the list that were given, by name."""
     given = {option.name: getattr(values, option.name) for option in options}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def formats_of(values: argparse.Namespace, kv_cache_dtype: str | None) -> Sequence[str] | None:
+    """The formats that a command compares: --formats, or the one of --kv-cache-dtype; None: neither was given."""
+    formats: Sequence[str] | None = values.formats
+    if kv_cache_dtype is None:
+        return formats
+    if formats:
+        raise InputError("--formats and --kv-cache-dtype both say which formats are compared; give one of them")
+    return [kv_cache_dtype]
 
 
 def engine_arguments(values: argparse.Namespace) -> dict[str, Any]:

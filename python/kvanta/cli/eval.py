@@ -15,6 +15,7 @@ from kvanta.cli.arguments import (
     add_engine_options,
     add_model,
     engine_arguments,
+    formats_of,
     model_of,
     real_number,
     whole_number,
@@ -57,7 +58,10 @@ def parser() -> CommandParser:
         "--context", type=whole_number, metavar="N", help="tokens of a window [2048 or the model's limit]"
     )
     result.add_argument(
-        "--tokens", type=whole_number, default=16384, metavar="N", help="tokens of the text, in all windows [16384]"
+        "--tokens",
+        type=whole_number,
+        metavar="N",
+        help=f"tokens of the text, in all windows, as far as it has them [{Settings.tokens}]",
     )
     result.add_argument(
         "--reference", default="bf16", metavar="FORMAT", help="format that the others are compared with [bf16]"
@@ -141,17 +145,17 @@ def parser() -> CommandParser:
 
 def _settings(values: argparse.Namespace) -> Settings:
     engine = engine_arguments(values)
-    named = engine.pop("kv_cache_dtype", None)
+    formats = formats_of(values, engine.pop("kv_cache_dtype", None))
     engine.pop("enable_prefix_caching", None)  # eval needs it, and no bit depends on it
     longest = engine.pop("max_model_len", None)
     context = values.context
     if context is None and longest is not None:
         context = by_name()["max_model_len"].read(longest)
     return Settings(
-        formats=values.formats or ([named] if named else None),
+        formats=formats,
         text=values.text,
         context=context,
-        tokens=values.tokens,
+        tokens=Settings.tokens if values.tokens is None else values.tokens,
         reference=values.reference,
         reference_weights=values.reference_weights,
         tasks=values.tasks,
@@ -246,6 +250,8 @@ def run(values: argparse.Namespace) -> int:
     evaluation = Evaluation(model_of(values), settings)
     to_terminal = values.json != "-"
     found = {} if values.search is None else _search(evaluation, values, to_terminal)
+    if values.tokens is not None and 0 < evaluation.text_tokens < values.tokens:
+        print(f"kvanta: --tokens is {values.tokens}; the text has {evaluation.text_tokens} tokens", file=sys.stderr)
 
     def report_of(interrupted: bool) -> dict[str, Any]:
         result = {**evaluation.report(), "interrupted": interrupted}

@@ -13,6 +13,7 @@ from kvanta.cli.arguments import (
     engine_arguments,
     model_of,
     sampling_arguments,
+    swallowed,
 )
 from kvanta.cli.generation_report import GenerationMeter, closing_line
 from kvanta.cli.report import add_json, write_json_file, write_report
@@ -55,7 +56,7 @@ def _read_prompt(values: argparse.Namespace) -> str:
     if values.PROMPT is not None:
         return str(values.PROMPT)
     if sys.stdin.isatty():
-        print("kvanta: type the prompt, then Ctrl-D", file=sys.stderr)
+        print(f"kvanta: {swallowed(values, 'PROMPT')}type the prompt, then Ctrl-D", file=sys.stderr)
     try:
         return sys.stdin.buffer.read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -84,7 +85,8 @@ def run(values: argparse.Namespace) -> int:
     arguments = {"max_num_seqs": 1, "tokenizer": values.tokenizer, **engine_arguments(values)}
     text = _read_prompt(values)
     if not text:
-        raise InputError("the prompt is empty: give a text as PROMPT or on the standard input")
+        before = "" if values.PROMPT is not None else swallowed(values, "PROMPT")
+        raise InputError(f"the prompt is empty: {before}give a text as PROMPT or on the standard input")
     llm = LLM(model, **arguments)
     if values.generation_config is not None or values.override_generation_config is not None:
         params = SamplingParams(**{**_DEFAULTS, **llm.default_sampling, **given})

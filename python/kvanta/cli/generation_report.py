@@ -57,6 +57,7 @@ class GenerationMeter:
             "saturated": stats["saturated"],
             "unit_scales": bool(scales) and all(scale == 1.0 for scale in scales),
             "backend": stats["backend"],
+            "ranks": max(self._llm.config.tensor_parallel_size, self._llm.config.pipeline_parallel_size),
         }
 
 
@@ -65,10 +66,11 @@ def closing_line(report: Mapping[str, Any]) -> str:
     held = "" if report["cache_bytes"] is None else f", {human_bytes(report['cache_bytes'])} held"
     drafted = report["draft_tokens"]
     drafts = f", {report['accepted_tokens']} of {drafted} draft tokens accepted" if drafted else ""
+    where = f" on rank 0 of {report['ranks']}" if report["ranks"] > 1 else ""  # its own part of the cache
     line = (
         f"[{report['generated_tokens']} tokens, {report['tokens_per_second']:.1f} tokens/s, "
         f"first after {report['seconds_to_first_token']:.2f} s{drafts} | {report['kv_cache_dtype']} cache: "
-        f"{report['bytes_per_token']:,.0f} bytes/token{held}]"
+        f"{report['bytes_per_token']:,.0f} bytes/token{held}{where}]"
     )
     if report["saturated"]:
         line += f"\n[{report['saturated']} values did not fit the cache format and were clipped"

@@ -12,6 +12,7 @@ from kvanta.cli.arguments import (
     add_engine_options,
     add_model,
     engine_arguments,
+    formats_of,
     model_of,
     real_number,
     whole_number,
@@ -133,8 +134,7 @@ def _text(report: dict[str, Any]) -> str:
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     options = engine_arguments(values)
-    named = options.pop("kv_cache_dtype", None)
-    formats = values.formats or ([named] if named else None)
+    formats = formats_of(values, options.pop("kv_cache_dtype", None))
     if values.fleet is not None:
         formats = formats or DEFAULT_FORMATS
     longest = options.pop("max_model_len", None)

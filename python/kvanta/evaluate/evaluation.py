@@ -69,6 +69,8 @@ class Evaluation:
         self.factory.plan(settings.reference)
         self.formats = self.factory.usable_formats(settings.formats)
         self.text_sha256: str | None = None
+        self.text_tokens = 0
+        """Tokens of the text that are read, before it is divided into windows; 0: no task reads it."""
         self.passages = self._passages() if "kl" in settings.tasks else []
         self.rows: dict[str, dict[str, Any]] = {}
         self.reference: dict[str, Any] = {}
@@ -79,6 +81,7 @@ class Evaluation:
         text = read_text(self.settings.text)
         self.text_sha256 = hashlib.sha256(text.encode()).hexdigest()
         tokens = tokenize(text, tokenizer, self.settings.tokens)
+        self.text_tokens = len(tokens)
         return windows(tokens, beginning_of(tokenizer), self.factory.context)
 
     def _task(self, name: str) -> Task:

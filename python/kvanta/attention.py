@@ -6,6 +6,7 @@ Shapes: q [query_tokens, heads, head_dim]; k and v [tokens, kv_heads, head_dim];
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.values import real_number, text, whole_number
+from kvanta.values import one_line, real_number, text, whole_number
 
 
 def backends() -> list[str]:
@@ -55,14 +56,13 @@ def run(
         scheme=scheme,
         backend=backend,
         query_start=len(keys) - len(queries),
-        page_size=page_size,
-        threads=threads,
-        softmax_scale=softmax_scale or 0.0,
-        softcap=softcap,
-        sliding_window=sliding_window,
-        k_scale=None if k_scale is None else list(k_scale),
-        v_scale=None if v_scale is None else list(v_scale),
-        k_mean=None if k_mean is None else np.asarray(k_mean, dtype=np.float32).ravel().tolist(),
+        **_checked(page_size=page_size, threads=threads),
+        softmax_scale=real_number("softmax_scale", softmax_scale or 0.0, 0.0, math.inf),
+        softcap=real_number("softcap", softcap, 0.0, math.inf),
+        sliding_window=whole_number("sliding_window", sliding_window, 0, 2**31 - 1),
+        k_scale=_numbers("k_scale", k_scale),
+        v_scale=_numbers("v_scale", v_scale),
+        k_mean=_numbers("k_mean", k_mean),
         k_outliers=[] if k_outliers is None else _channels(k_outliers),
     )
     return out
@@ -148,14 +148,32 @@ def _texts(formats: Sequence[str]) -> list[str]:
 
 
 def _channels(values: ArrayLike) -> list[int]:
-    return [whole_number("an outlier channel", channel, 0, 2**31 - 1) for channel in np.ravel(values).tolist()]
+    try:
+        channels = np.ravel(values).tolist()
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"k_outliers is not an array of numbers: {error}") from None
+    return [whole_number("an outlier channel", channel, 0, 2**31 - 1) for channel in channels]
+
+
+def _array(name: str, values: ArrayLike) -> NDArray[np.float32]:
+    try:
+        return np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name} is not an array of numbers: {error}") from None
+
+
+def _numbers(name: str, values: ArrayLike | None) -> list[float] | None:
+    if values is None:
+        return None
+    array = _array(name, values)
+    if array.ndim == 0:
+        raise InputError(f"{name} must be numbers per KV head, got {one_line(values)}")
+    numbers: list[float] = array.ravel().tolist()
+    return numbers
 
 
 def _cube(name: str, values: ArrayLike) -> NDArray[np.float32]:
-    try:
-        array = np.ascontiguousarray(values, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} is not an array of numbers: {error}") from None
+    array = np.ascontiguousarray(_array(name, values))
     if array.ndim != 3 or 0 in array.shape:
         raise InputError(f"{name} has shape {array.shape}; three axes are needed: tokens, heads, head_dim")
     return array

@@ -154,6 +154,15 @@ def test_a_query_sees_no_later_key() -> None:
         ({"q": np.zeros((200, 4, 64))}, "200|-50"),
         ({"v": np.zeros((10, 2, 64))}, "same shape"),
         ({"k": np.zeros((10, 64))}, "axes"),
+        ({"threads": "x"}, "threads must be a whole number in 1.* got 'x'"),
+        ({"page_size": "x"}, "page_size must be a whole number in 1.* got 'x'"),
+        ({"softmax_scale": "x"}, "softmax_scale must be a number .* got 'x'"),
+        ({"softcap": -1.0}, "softcap must be a number .* got -1"),
+        ({"sliding_window": -1}, "sliding_window must be a whole number in 0.* got -1"),
+        ({"k_scale": 1.0}, "k_scale must be numbers per KV head, got 1.0"),
+        ({"v_scale": ["x", 1]}, "v_scale is not an array of numbers"),
+        ({"k_mean": "x"}, "k_mean is not an array of numbers"),
+        ({"k_outliers": [[1], [1, 2]]}, "k_outliers is not an array of numbers"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], reason: str) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvanta.outputs import TokenLogprobs
+from kvanta.prompts import TokenPrompt
 from kvanta.values import real_number, truth, whole_number
 
 MAX_BEAM_WIDTH = 1024
-NextTokens = Callable[[list[list[int]]], list[TokenLogprobs]]
-"""next_tokens(sequences) -> for each, the most likely next tokens: at least 2 * beam_width, or the vocabulary."""
+NextTokens = Callable[[list[TokenPrompt]], list[TokenLogprobs]]
+"""next_tokens(beams) -> for each, the most likely next tokens: at least 2 * beam_width, or the vocabulary."""
 
 
 @dataclass(kw_only=True)
@@ -66,30 +67,29 @@ class BeamSearchOutput:
 class _Search:
     """The state of one prompt."""
 
-    prompt: int
-    """Number of its tokens."""
+    prompt: TokenPrompt
     live: list[BeamSearchSequence]
     completed: list[tuple[float, BeamSearchSequence]] = field(default_factory=list)
 
 
 def search(
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[TokenPrompt],
     params: BeamSearchParams,
     next_tokens: NextTokens,
     eos_tokens: Collection[int],
     max_model_len: int,
 ) -> list[BeamSearchOutput]:
     """The `beam_width` best sequences of every prompt; text is left empty. All live beams of a step are one call."""
-    searches = [_Search(len(prompt), [BeamSearchSequence(list(prompt))]) for prompt in prompts]
+    searches = [_Search(prompt, [BeamSearchSequence(list(prompt.token_ids))]) for prompt in prompts]
     ends = frozenset() if params.ignore_eos else frozenset(eos_tokens)
     for produced in range(1, params.max_tokens + 1):
-        beams = [beam for each in searches for beam in each.live]
+        beams = [TokenPrompt(None, beam.tokens, each.prompt.cache_salt) for each in searches for beam in each.live]
         if not beams:
             break
-        entries = iter(next_tokens([beam.tokens for beam in beams]))
+        entries = iter(next_tokens(beams))
         for each in searches:
             _extend(each, [next(entries) for _ in each.live], produced, params, ends)
-            longest = min(params.max_tokens, max_model_len - each.prompt)
+            longest = min(params.max_tokens, max_model_len - len(each.prompt.token_ids))
             if produced >= longest:
                 for beam in each.live:
                     beam.finish_reason = "length"

@@ -27,6 +27,7 @@ class Embedding:
         )
         self.finish_reason: str | None = None
         self._params = params
+        self._cache_salt = prompt.cache_salt
 
     @property
     def names(self) -> list[str]:
@@ -44,12 +45,12 @@ class Embedding:
         priority: int = 0,
         timeout_seconds: float = 0.0,
     ) -> None:
-        """Queues the prompt. Raises InputError or QueueFullError."""
+        """Queues the prompt. `cache_salt`: instead of the prompt's own. Raises InputError or QueueFullError."""
         sampling = _core.SamplingParams()
         sampling.skip_reading_prefix_cache = bool(self._params.skip_reading_prefix_cache)
         pooling = self._params.engine_params()
-        prompt = self.output.prompt_token_ids
-        engine.add(self.name, prompt, sampling, cache_salt, priority, timeout_seconds, None, pooling)
+        prompt, salt = self.output.prompt_token_ids, cache_salt or self._cache_salt
+        engine.add(self.name, prompt, sampling, salt, priority, timeout_seconds, None, pooling)
 
     def take(self, engine_output: _core.EngineOutput) -> str:
         """Takes the engine's output; there is no text. Raises ResourceError if the engine failed."""

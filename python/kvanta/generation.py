@@ -88,6 +88,7 @@ class Generation:
     ) -> None:
         """`defer_prompt_logprobs`: until `name_prompt_logprobs` is called, because they may be many."""
         self.params = params
+        self._cache_salt = prompt.cache_salt
         self._deferred = defer_prompt_logprobs
         self._first_output: _core.EngineOutput | None = None
         self.awaits_prompt_logprobs = params.prompt_logprobs is not None
@@ -131,17 +132,17 @@ class Generation:
         priority: int = 0,
         timeout_seconds: float = 0.0,
     ) -> None:
-        """Queues every text. `seeds`: source of seeds for parameters without one.
+        """Queues every text. `seeds`: for parameters without one. `cache_salt`: instead of the prompt's.
 
         Raises InputError on the first text, QueueFullError on any.
         """
-        prompt = self.output.prompt_token_ids
+        prompt, salt = self.output.prompt_token_ids, cache_salt or self._cache_salt
         max_new_tokens = max(1, engine.config.max_model_len - len(prompt))
         for index, name in enumerate(self.completions):
             seed = seeds.getrandbits(64) if self.params.seed is None else (self.params.seed + index) % 2**64
             sampling = _engine_params(self.params, index, seed, max_new_tokens)
             constraint = self._constraints.get(name)
-            engine.add(name, prompt, sampling, cache_salt, priority, timeout_seconds, constraint)
+            engine.add(name, prompt, sampling, salt, priority, timeout_seconds, constraint)
 
     def take(self, engine_output: _core.EngineOutput) -> str:
         """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""

@@ -109,7 +109,8 @@ class LLM:
         priority: int | Sequence[int] | None = None,
         lora_request: None = None,
     ) -> list[RequestOutput]:
-        """One output per prompt, in their order. Several parameters: one per prompt; so for priorities.
+        """One output per prompt, in their order. Several parameters: one per prompt; so for priorities. A mapping with
+        "prompt" or "prompt_token_ids" may have a "cache_salt": prompts with different ones share no cached prefixes.
 
         `use_tqdm`: a progress bar; None means for several prompts on a terminal. `priority`: smaller runs first.
         `lora_request`: for compatibility, None alone.
@@ -163,13 +164,12 @@ class LLM:
         most = min(2 * params.beam_width, int(self.model_info.vocab))
         one_token = SamplingParams(max_tokens=1, temperature=0.0, logprobs=most, ignore_eos=True)
 
-        def next_tokens(sequences: list[list[int]]) -> list[TokenLogprobs]:
-            beams = [TokenPrompt(None, tokens) for tokens in sequences]
+        def next_tokens(beams: list[TokenPrompt]) -> list[TokenLogprobs]:
             outputs = self._generate(beams, [one_token] * len(beams), use_tqdm)
             return [(output.outputs[0].logprobs or [{}])[0] for output in outputs]
 
         ends, limit = self.model_info.eos_token_ids, self.config.max_model_len
-        found = beam_search.search([entry.token_ids for entry in entries], params, next_tokens, ends, limit)
+        found = beam_search.search(entries, params, next_tokens, ends, limit)
         for output in found:
             for beam in output.sequences:
                 beam.text = self.tokenizer.decode(beam.tokens, skip_special_tokens=params.skip_special_tokens)

@@ -107,6 +107,7 @@ class LoadedModel:
                 config.kv_events_queue_size = (kv_events or KvEventsConfig()).max_queue_size
             self.engine, self._ranks = engine_with_ranks(config)
             self._give_out_events(kv_events, on_kv_events, rank)
+        self.tokenizer.vocab = int(self.engine.info.vocab)
         hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
         if dimensions is not None and dimensions > hidden:
             raise InputError(f"pooler_config: dimensions must be at most the hidden size, {hidden}, got {dimensions}")

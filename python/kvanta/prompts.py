@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from kvanta.pooling_params import PoolingParams
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
+from kvanta.values import text as checked_text
 
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
@@ -24,6 +27,8 @@ class TokenPrompt:
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str = ""
+    """Only prompts with the same one share cached prefixes."""
 
 
 def token_list(values: Any, vocab: int = 2**31) -> list[int]:
@@ -44,24 +49,36 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool =
     """Raises InputError for anything that is no prompt, and for one without tokens."""
     text: str | None = None
     tokens: Any = prompt
+    cache_salt = ""
     if isinstance(prompt, Mapping):
-        known = prompt.keys() & {"prompt", "prompt_token_ids"}
-        if not known:
-            raise InputError(f"a prompt mapping needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
+        _check_keys(prompt)
         text, tokens = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        cache_salt = checked_text("cache_salt", prompt.get("cache_salt") or "")
         if tokens is None:
             tokens = text
     if isinstance(tokens, str):
         if not tokens:
-            raise InputError("the prompt is empty: give a text, or tokens such as {'prompt_token_ids': [bos]}")
+            raise InputError("the prompt is empty: give a text, or token ids such as [1]")
         text = tokens
         tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     elif isinstance(tokens, (bytes, bytearray)) or not hasattr(tokens, "__iter__"):
         raise InputError(f"a prompt is a text, token ids or {{'prompt_token_ids': [...]}}, not {type(tokens).__name__}")
-    ids = token_list(tokens)
+    ids = token_list(tokens, tokenizer.vocab)
     if not ids:
         raise InputError("the prompt is empty: it has no tokens")
-    return TokenPrompt(text, ids)
+    return TokenPrompt(text, ids, cache_salt)
+
+
+def _check_keys(prompt: Mapping[Any, Any]) -> None:
+    """Refuses keys that would be ignored, unless their values ask for nothing: vLLM's prompts may have such ones."""
+    if not prompt.keys() & {*_PROMPT_KEYS[:2]}:
+        raise InputError(f"a prompt mapping needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
+    for key, value in prompt.items():
+        if key not in _PROMPT_KEYS and value is not None and not (isinstance(value, Sized) and len(value) == 0):
+            raise InputError(
+                f"{one_line(key)} of a prompt is not supported, got {one_line(value)}; supported: "
+                f"{', '.join(_PROMPT_KEYS)}"
+            )
 
 
 def truncated(
@@ -74,7 +91,7 @@ def truncated(
     if most is None or len(prompt.token_ids) <= most:
         return prompt
     ids = prompt.token_ids[:most] if params.truncation_side == "right" else prompt.token_ids[-most:]
-    return TokenPrompt(tokenizer.decode(ids, skip_special_tokens=False), ids)
+    return dataclasses.replace(prompt, text=tokenizer.decode(ids, skip_special_tokens=False), token_ids=ids)
 
 
 def split_prompts(prompts: Any) -> list[Any]:

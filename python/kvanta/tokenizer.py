@@ -57,6 +57,8 @@ class Tokenizer:
         self.chat_template = self._read_chat_template(folder, config)
         self.template_defaults: Mapping[str, Any] = {}
         """Variables of the chat template for chats that do not give them."""
+        self.vocab = 2**31
+        """Number of token ids that the model takes; it may have more than the tokenizer makes."""
 
     def _id_of(self, name: str) -> int | None:
         text = self.special_texts.get(name)

@@ -15,16 +15,18 @@ from kvanta import LLM, BeamSearchParams
 from kvanta.beam_search import search
 from kvanta.errors import InputError
 from kvanta.outputs import Logprob, TokenLogprobs
+from kvanta.prompts import TokenPrompt
 
 _EOS = 0
+THREE = TokenPrompt(None, [3])
 # Rows: next-token probabilities after each token.
 _CHAIN = np.array([[0.25, 0.25, 0.25, 0.25], [0.1, 0.2, 0.6, 0.1], [0.3, 0.3, 0.1, 0.3], [0.55, 0.15, 0.2, 0.1]])
 
 
-def _next_tokens(sequences: list[list[int]]) -> list[TokenLogprobs]:
+def _next_tokens(beams: list[TokenPrompt]) -> list[TokenLogprobs]:
     entries = []
-    for tokens in sequences:
-        row = np.log(_CHAIN[tokens[-1]])
+    for beam in beams:
+        row = np.log(_CHAIN[beam.token_ids[-1]])
         order = np.argsort(-row, kind="stable")
         entries.append({int(token): Logprob(float(row[token]), rank + 1, "") for rank, token in enumerate(order)})
     return entries
@@ -45,7 +47,7 @@ def _all_sequences(start: int, tokens: int) -> list[tuple[float, int, tuple[int,
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.5, -1.0])
 def test_a_wide_beam_finds_the_best_of_all_sequences(length_penalty: float) -> None:
     params = BeamSearchParams(beam_width=64, max_tokens=3, length_penalty=length_penalty)
-    (output,) = search([[1]], params, _next_tokens, [_EOS], 100)
+    (output,) = search([TokenPrompt(None, [1])], params, _next_tokens, [_EOS], 100)
     expected = sorted((p / n**length_penalty for p, n, _ in _all_sequences(1, 3)), reverse=True)
     scores = []
     lengths = {(tokens, round(p, 9)): n for p, n, tokens in _all_sequences(1, 3)}
@@ -71,9 +73,10 @@ def test_scores_beyond_floats(length_penalty: float, max_tokens: int) -> None:
 
 def test_ends_and_the_context() -> None:
     shown = BeamSearchParams(beam_width=2, max_tokens=3, length_penalty=0.0, include_stop_str_in_output=True)
-    (output,) = search([[3]], shown, _next_tokens, [_EOS], 100)
+    (output,) = search([THREE], shown, _next_tokens, [_EOS], 100)
     assert output.sequences[0].tokens == [3, _EOS]  # 0.55: no other sequence can have more
-    (endless,) = search([[3]], BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True), _next_tokens, [_EOS], 3)
+    unending = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    (endless,) = search([THREE], unending, _next_tokens, [_EOS], 3)
     assert {len(beam.tokens) for beam in endless.sequences} == {3}
     assert {beam.finish_reason for beam in endless.sequences} == {"length"}
 

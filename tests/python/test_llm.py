@@ -10,6 +10,7 @@ import pytest
 from stories import GREEDY, PROMPT
 
 from kvanta import LLM, InputError, SamplingParams
+from kvanta.beam_search import BeamSearchParams
 from kvanta.divergence import log_softmax
 from kvanta.generation import Generation
 
@@ -281,6 +282,24 @@ def test_a_second_request_reads_the_prefix_from_the_cache(llm: LLM) -> None:
     assert second.num_cached_tokens % 64 == 0
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
     assert llm.stats()["prefix_pages"] > 0
+
+
+def test_prompts_of_different_salts_share_no_prefix(llm: LLM) -> None:
+    llm.reset_prefix_cache()
+    tokens = llm.tokenizer.encode("There was a red ball in the park and a boy who liked it very much. " * 6)
+
+    def cached(salt: str | None) -> list[int]:
+        prompt: dict[str, Any] = {"prompt_token_ids": tokens, "cache_salt": salt, "multi_modal_data": {}}
+        answers = [llm.generate(prompt, GREEDY)[0].num_cached_tokens, llm.embed(prompt)[0].num_cached_tokens]
+        *_, (_, streamed) = llm.stream(prompt, GREEDY)
+        llm.beam_search(prompt, BeamSearchParams(beam_width=2, max_tokens=2))
+        return [*answers, streamed.num_cached_tokens]
+
+    for salt in (None, "a", "b"):
+        first, *others = cached(salt)
+        assert first == 0
+        assert all(count >= 64 for count in others)
+    assert llm.generate({"prompt_token_ids": tokens, "cache_salt": "c"}, GREEDY)[0].num_cached_tokens == 0
 
 
 def test_stats(llm: LLM) -> None:

@@ -23,7 +23,7 @@ def changed(**fields: Any) -> SamplingParams:
 
 
 BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
-    "an empty text": (lambda llm: llm.generate(""), "the prompt is empty.*prompt_token_ids"),
+    "an empty text": (lambda llm: llm.generate(""), r"the prompt is empty: give a text, or token ids such as \[1\]"),
     "an empty text of several": (lambda llm: llm.generate(["a", ""]), "the prompt is empty"),
     "an empty text in a mapping": (lambda llm: llm.generate({"prompt": ""}), "the prompt is empty"),
     "parameters that are a number": (lambda llm: llm.generate("a", 5), "sampling_params must .* got 5"),  # type: ignore[arg-type]
@@ -42,9 +42,14 @@ BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
         "use_prefix_cache must .* got 'no'",
     ),
     "no tokens": (lambda llm: llm.generate([{"prompt_token_ids": []}]), "empty"),
-    "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), "512"),
-    "negative token": (lambda llm: llm.generate([[1, -1]]), "-1"),
-    "huge token": (lambda llm: llm.generate([[2**40]]), "1099511627776"),
+    "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), r"512 is not in 0\.\.511"),
+    "negative token": (lambda llm: llm.generate([[1, -1]]), r"-1 is not in 0\.\.511"),
+    "huge token": (lambda llm: llm.generate([[2**40]]), r"1099511627776 is not in 0\.\.511"),
+    "a picture": (
+        lambda llm: llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}}),
+        "'multi_modal_data' of a prompt is not supported, got {'image': 1}; supported: prompt, .*, cache_salt",
+    ),
+    "a salt that is a number": (lambda llm: llm.generate({"prompt": "a", "cache_salt": 5}), "cache_salt must .* got 5"),
     "tokens that are text": (lambda llm: llm.generate([["a"]]), "whole numbers"),  # type: ignore[arg-type]
     "bytes": (lambda llm: llm.generate(b"abc"), "bytes"),
     "a number": (lambda llm: llm.generate(5), "int"),  # type: ignore[arg-type]

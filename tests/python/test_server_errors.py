@@ -35,7 +35,7 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
     ("body", "said"),
     [
         ({}, "prompt"),
-        ({"prompt": ""}, "empty"),
+        ({"prompt": ""}, "empty: give a text, or token ids such as [1]"),
         ({"prompt": []}, "empty"),
         ({"prompt": [[]]}, "empty"),
         ({"prompt": None}, "prompt"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from live_server import LiveServer, live_server
 from kvanta.errors import InputError
 from kvanta.server.call_reader import CallReader, Found
 from kvanta.server.options import read_options
-from kvanta.server.tool_calls import PARSERS, NamedCall, parser_name, rest_of
+from kvanta.server.tool_calls import PARSERS, NamedCall, RequiredCalls, parser_name, rest_of
 from kvanta.server.tools import Tools
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]
@@ -85,6 +86,27 @@ def test_any_pieces_of_a_text_hold_the_same_calls(
     assert summary(one) == (content, calls[:1])
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('[{"name": "paint", "parameters": {"colour": "réd"}}, ' + WALK + "]", "", [PAINTED, WALKED]),
+        ('[ { "name" : "paint" , "parameters" : {"colour": "réd"} } , { "name" : "wa', "", [PAINTED]),
+        ('[{"name": "paint", "parameters": {"colour": "réd"}}, {"name": "walk", "parameters": ', "", [PAINTED]),
+        ('[{"name": "paint", "parameters": {"colour": "réd"}}, ', "", [PAINTED]),
+        ('[{"name": "paint", "parameters": {"colour": "réd"} ', "", [PAINTED]),
+        ('[{"name": "walk", "parameters": {"far": tr', "", [("walk", '{"far": tr')]),
+        (f"[{WALK}, " + '{"name": "a\\"b", "parameters": {', "", [WALKED, ('a"b', "{")]),
+        ('[{"name": "walk"', '[{"name": "walk"', []),
+        ("", "", []),
+    ],
+)
+def test_demanded_calls_that_are_cut_off(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    for parallel in (True, False):
+        for size in (1, 3, 1000):
+            reader = RequiredCalls(parallel=parallel)
+            assert summary(in_pieces(reader, text, size)) == (content, calls if parallel else calls[:1])
+
+
 def test_arguments_of_a_named_function_come_as_they_are_written() -> None:
     reader = NamedCall("paint")
     first, second = reader.take('{"colour"').calls, reader.take(": 1}").calls
@@ -117,6 +139,25 @@ def test_what_is_demanded_over_http(server: LiveServer) -> None:
     pieces = [call for delta, _ in streamed for call in delta.get("tool_calls", [])]
     assert [piece["function"].get("name") for piece in pieces] == ["paint"] + [None] * (len(pieces) - 1)
     assert "".join(piece["function"]["arguments"] for piece in pieces) == call["function"]["arguments"]
+
+
+def test_a_demanded_call_that_is_cut_off_over_http(server: LiveServer) -> None:
+    far = {"type": "object", "properties": {"way": {"const": "far " * 50}}, "required": ["way"]}
+    body: dict[str, Any] = {"messages": CHAT, "max_tokens": 90, "temperature": 0}
+    chat = {**body, "tools": [{"type": "function", "function": {"name": "walk", "parameters": far}}]}
+    chat["tool_choice"] = "required"
+    choice = server.post("/v1/chat/completions", **chat).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "walk"
+    assert re.match(r'{\s*"way"\s*:\s*"far far', call["function"]["arguments"])
+    streamed = deltas(server, **chat)
+    assert [call["function"] for delta, _ in streamed for call in delta.get("tool_calls", [])] == [call["function"]]
+    assert streamed[-1][1] == "length"
+
+    tools = [{"name": "walk", "input_schema": far}]
+    (block,) = server.post("/v1/messages", **body, tools=tools, tool_choice={"type": "any"}).json()["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "walk", {})
 
 
 def deltas(server: LiveServer, **body: Any) -> list[tuple[dict[str, Any], str | None]]:

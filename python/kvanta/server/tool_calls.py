@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -103,6 +104,34 @@ class JsonCalls(CallReader):
         return Found(text)
 
 
+class RequiredCalls(CallReader):
+    """A list of {"name", "parameters"}, which a form holds the whole text to.
+
+    Of a text that is cut off, the calls that are complete, and the last one if its arguments have begun.
+    """
+
+    _BEGUN = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._held: list[str] = []
+
+    def take(self, text: str) -> Found:
+        """Nothing before the end."""
+        self._held.append(text)
+        return Found()
+
+    def end(self) -> Found:
+        """All calls."""
+        text = "".join(self._held)
+        values, rest = _list_values(text)
+        calls = self._read(values)
+        begun = None if calls is None else self._BEGUN.match(rest)
+        if begun:
+            calls = [*(calls or []), *self._new(JSON_READER.decode(begun[1]), rest[begun.end() :].rstrip())]
+        return Found(calls=calls) if calls else Found(text)
+
+
 class NamedCall(CallReader):
     """The text is the arguments of one function."""
 
@@ -164,7 +193,7 @@ def make_reader(tools: Tools, parser: str) -> CallReader | None:
     if tools.named:
         return NamedCall(tools.choice)
     if tools.forced:
-        return JsonCalls(parallel=tools.parallel)
+        return RequiredCalls(parallel=tools.parallel)
     return PARSERS[parser](parallel=tools.parallel, schemas=tools.schemas) if tools.may_call and parser else None
 
 
@@ -188,3 +217,19 @@ def _values(text: str) -> list[Any]:
     except (ValueError, RecursionError):
         return []
     return values
+
+
+def _list_values(text: str) -> tuple[list[Any], str]:
+    """The complete values of a JSON list, and the text of an incomplete one behind them."""
+    values: list[Any] = []
+    at = len(text) - len(text.lstrip().removeprefix("["))
+    while True:
+        while at < len(text) and text[at] in ", \n\r\t":
+            at += 1
+        if at == len(text) or text[at] == "]":
+            return values, ""
+        try:
+            value, at = JSON_READER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return values, text[at:]
+        values.append(value)

@@ -194,6 +194,23 @@ def test_echoes_of_a_stream_wait_for_the_prompts_logprobs(server: LiveServer, mo
     assert None not in found[1][1:]
 
 
+@pytest.mark.parametrize("prompt", ["Once upon a time, there was", "日本 😀 and Lily ran"])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_index_the_text(server: LiveServer, llm: LLM, prompt: str, as_ids: bool) -> None:
+    given: Any = llm.tokenizer.encode(prompt) if as_ids else prompt
+    body = {"prompt": given, "temperature": 0, "max_tokens": 6, "echo": True, "logprobs": 0}
+    (choice,) = server.completion(**body)["choices"]
+    text, names, offsets = choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert (names[0], offsets[0]) == ("<s>", 0)
+    assert len(names) == len(offsets)
+    for name, offset in list(zip(names, offsets, strict=True))[2:]:  # the first word's space is not in the text
+        if "\ufffd" not in name:
+            assert text[offset:].startswith(name)
+    assert sorted(offsets) == offsets
+    joined = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in stream(server, "/v1/completions", **body)]
+    assert [offset for part in joined for offset in part] == offsets
+
+
 def test_chat(server: LiveServer, llm: LLM) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Lily"}, {"type": "text", "text": "ran"}]}]
     plain = [{"role": "user", "content": "Lily\nran"}]
@@ -212,6 +229,14 @@ def test_chat(server: LiveServer, llm: LLM) -> None:
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert "".join(delta.get("content", "") for delta in deltas) == direct.text
     assert chunks[0]["object"] == "chat.completion.chunk"
+
+
+def test_a_streamed_chat_has_the_prompts_logprobs(server: LiveServer) -> None:
+    body = {"messages": [{"role": "user", "content": "Lily"}], "temperature": 0, "max_tokens": 4, "prompt_logprobs": 1}
+    whole = server.post("/v1/chat/completions", **body).json()["prompt_logprobs"]
+    assert (whole[0], len(whole[1])) == (None, 2)
+    chunks = stream(server, "/v1/chat/completions", **body, n=2)
+    assert [chunk["prompt_logprobs"] for chunk in chunks if "prompt_logprobs" in chunk] == [whole]
 
 
 def test_chat_without_a_limit_fills_the_context(server: LiveServer) -> None:
@@ -237,6 +262,10 @@ def test_prefill_and_tools_reach_the_template(server: LiveServer) -> None:
     body = {"messages": started, "continue_final_message": True, "echo": True, "max_tokens": 2}
     content = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
     assert content.startswith("She said ")
+    parts = [{"type": "text", "text": text} for text in ("She", "said ")]
+    body["messages"] = [user, {"role": "assistant", "content": parts}]
+    content = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["content"]
+    assert content.startswith("She\nsaid ")
 
 
 COLOURS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvanta.chat_messages import plain_messages
 from kvanta.server.answer import AnswerShape
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
@@ -45,8 +46,8 @@ class ChatResponse(ChoicesResponse):
         self._wants_logprobs = request.requested_logprobs is not None
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         # With echo, the message that is continued stands at the beginning of its continuation.
-        continued = request.messages[-1].get("content") if request.continue_final_message and request.echo else None
-        self._begin = continued if isinstance(continued, str) else ""
+        echoes = request.continue_final_message and request.echo
+        self._begin = plain_messages(request.messages[-1:])[0]["content"] if echoes else ""
 
     def _top_level(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._job.generations[0].output.prompt_token_ids} if self._token_ids else {}
@@ -103,10 +104,19 @@ class ChatResponse(ChoicesResponse):
 
     def whole(self) -> dict[str, Any]:
         """The whole answer, with the prompt's log-probabilities next to the choices, as in vLLM."""
-        answer = super().whole()
-        if self._wants_prompt_logprobs:
-            answer["prompt_logprobs"] = prompt_logprobs(self._job.generations[0].output.prompt_logprobs)
-        return answer
+        return {**super().whole(), **self._of_prompt()}
+
+    def _of_prompt(self) -> dict[str, Any]:
+        if not self._wants_prompt_logprobs:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self._job.generations[0].output.prompt_logprobs)}
+
+    def _beside(self, delta: Delta) -> dict[str, Any]:
+        return self._of_prompt() if self._is_first(delta) else {}
+
+    def _is_first(self, delta: Delta) -> bool:
+        """True where the log-probabilities of the prompt have come, with the first text's first token."""
+        return delta.choice == 0 and delta.begin == 0
 
     def _piece(self, delta: Delta) -> dict[str, Any] | None:
         finished = delta.finished
@@ -114,7 +124,8 @@ class ChatResponse(ChoicesResponse):
         found = rest_of(reader, delta.text) if finished else reader.take(delta.text)
         if not self._has_reasoning:
             found.reasoning = ""
-        if not (found or self._token_ids or self._wants_logprobs or finished):
+        tells = self._token_ids or self._wants_logprobs or (self._wants_prompt_logprobs and self._is_first(delta))
+        if not (found or tells or finished):
             return None
         new: dict[str, Any] = {"content": found.content} if found.content else {}
         if found.reasoning:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvanta.outputs import TokenLogprobs
 from kvanta.server.generation_job import Delta, GenerationJob
-from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
+from kvanta.server.logprobs import LogprobsWriter, TextOffsets, prompt_logprobs
 from kvanta.server.protocol import CompletionRequest
 from kvanta.server.response import ChoicesResponse
 from kvanta.tokenizer import Tokenizer
@@ -30,6 +30,8 @@ class CompletionResponse(ChoicesResponse):
         as_ids = bool(request.return_tokens_as_token_ids)
         most = None if request.logprob_token_ids else request.logprobs or 0
         self._writers = [LogprobsWriter(tokenizer, most, as_ids=as_ids) for _ in job.outputs]
+        skips = job.generations[0].params.skip_special_tokens
+        self._offsets = [TextOffsets(tokenizer, skip_special_tokens=skips) for _ in job.outputs]
 
     def _completion_tokens(self) -> int:
         return 0 if self._prompt_only else super()._completion_tokens()
@@ -52,15 +54,18 @@ class CompletionResponse(ChoicesResponse):
             text, end = "", begin
         tokens = output.token_ids[begin:end]
         echoes = with_prompt and self._echo
-        if echoes:
-            text = self._prompt_text(index) + text
+        echoed = self._prompt_text(index) if echoes else ""
+        text = echoed + text
         logprobs = None
         if self._logprobs is not None:
             entries: list[TokenLogprobs | None] = [*(output.logprobs or [])[begin:end]]
             of_prompt = list(prompt.prompt_token_ids) if echoes else []
+            offsets = []
             if echoes:
                 entries = [*(prompt.prompt_logprobs or [None] * len(of_prompt)), *entries]
-            logprobs = self._writers[index].completions([*of_prompt, *tokens], entries)
+                offsets = self._offsets[index].of_prompt(of_prompt, echoed, prompt.prompt)
+            offsets += self._offsets[index].of_answer(tokens, prompt.prompt_token_ids)
+            logprobs = self._writers[index].completions([*of_prompt, *tokens], entries, offsets)
         choice = {
             "index": index,
             "text": text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvanta.detokenize import Detokenizer
 from kvanta.outputs import Logprob, TokenLogprobs
 from kvanta.tokenizer import Tokenizer
 
@@ -21,16 +22,14 @@ class LogprobsWriter:
         self._tokenizer = tokenizer
         self._most_likely = most_likely
         self._as_ids = as_ids
-        self._offset = 0
 
-    def completions(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs | None]) -> dict[str, Any]:
-        """For /v1/completions. The prompt's first token has no entry."""
-        result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    def completions(
+        self, tokens: Sequence[int], entries: Iterable[TokenLogprobs | None], offsets: list[int]
+    ) -> dict[str, Any]:
+        """For /v1/completions. The prompt's first token has no entry. `offsets`: as TextOffsets gives them."""
+        result: dict[str, list[Any]] = {"text_offset": offsets, "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, entry in zip(tokens, entries, strict=True):
-            name = self._name(token)
-            result["text_offset"].append(self._offset)
-            self._offset += len(name)
-            result["tokens"].append(name)
+            result["tokens"].append(self._name(token))
             result["token_logprobs"].append(finite(entry[token].logprob) if entry else None)
             result["top_logprobs"].append(self._by_name(token, entry) if entry else None)
         return result
@@ -63,6 +62,46 @@ class LogprobsWriter:
 
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
+
+
+class TextOffsets:
+    """Positions in a text, in characters, at which its tokens begin; tokens without text have that of the next one."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        """`skip_special_tokens`: of the answer."""
+        self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        self._answer: Detokenizer | None = None
+        self._end = 0
+
+    def of_prompt(self, tokens: Sequence[int], echoed: str, given: str | None) -> list[int]:
+        """For a prompt that stands before the answer as `echoed`. `given`: its text, if the client has sent it."""
+        detokenizer = self._tokenizer.detokenizer((), skip_special_tokens=given is None)
+        added = 0 if given is None else self._added(tokens, given)
+        offsets = [0] * added + self._offsets(tokens[added:], detokenizer)
+        self._end = len(echoed)
+        return offsets
+
+    def of_answer(self, tokens: Sequence[int], prompt: Sequence[int]) -> list[int]:
+        """For the tokens that follow the prompt and earlier ones."""
+        if self._answer is None:
+            self._answer = self._tokenizer.detokenizer(prompt, skip_special_tokens=self._skips)
+        return self._offsets(tokens, self._answer)
+
+    def _added(self, tokens: Sequence[int], text: str) -> int:
+        """Tokens before the text's own: a beginning-of-sequence token, unless the text begins with it."""
+        bos = self._tokenizer.bos_id
+        if bos is None or tokens[0] != bos:
+            return 0
+        own = text.startswith(self._tokenizer.special_texts["bos_token"])
+        return int(not own or list(tokens[:2]) == [bos, bos])
+
+    def _offsets(self, tokens: Sequence[int], detokenizer: Detokenizer) -> list[int]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._end)
+            self._end += len(detokenizer.add([token]))
+        return offsets
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs | None] | None) -> list[Any] | None:

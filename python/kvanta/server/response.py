@@ -175,6 +175,10 @@ class ChoicesResponse(GenerationResponse):
         """Fields next to the choices, in a whole answer and in a stream's first chunk."""
         return {}
 
+    def _beside(self, _delta: Delta) -> dict[str, Any]:
+        """Fields next to the choices, in a stream's chunk with new content."""
+        return {}
+
     def whole(self) -> dict[str, Any]:
         """When the job is finished."""
         for generation in self._job.generations:
@@ -199,7 +203,7 @@ class ChoicesResponse(GenerationResponse):
             for generation in self._job.generations:
                 generation.name_prompt_logprobs()
         piece = self._piece(delta)
-        return b"" if piece is None else event(self._chunk([piece]), encode)
+        return b"" if piece is None else event({**self._chunk([piece]), **self._beside(delta)}, encode)
 
     def _last_events(self) -> Iterator[bytes]:
         if self._usage_last:

@@ -239,7 +239,9 @@ def test_an_error_ends_a_stream(server: LiveServer, monkeypatch: pytest.MonkeyPa
 def test_unknown_paths_name_the_endpoints(server: LiveServer) -> None:
     missing = error_of(server.post("/v1/response"))
     assert missing["message"].startswith("there is no endpoint /v1/response; known: ")
-    assert "/v1/responses" in missing["message"].split(", ")
+    known = missing["message"].partition("known: ")[2].split(", ")
+    assert {"/v1/responses", "/v1/models/{name}", "/ping", "/get_model_info", "/get_server_info"} <= {*known}
+    assert len({*known}) == len(known)
     response = server.client.get("/v1/responses")
     assert response.status_code == 405
     assert error_of(response)["message"] == "/v1/responses does not take GET; allowed: POST"

@@ -28,7 +28,7 @@ from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
-from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes
+from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
 from kvanta.server.messages_api import add_messages
 from kvanta.server.pooling_api import add_pooling
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, field_of
@@ -120,7 +120,8 @@ def _add_error_handlers(app: FastAPI) -> None:
             return answer(http, error)
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is no endpoint {http.url.path[:100]}; known: {', '.join(app.openapi()['paths'])}"
+            paths = dict.fromkeys(route.path_format for route in app.routes if isinstance(route, Route))
+            message = f"there is no endpoint {http.url.path[:100]}; known: {', '.join(paths)}"
         elif error.status_code == 405:
             allowed = ", ".join(_methods(app, http))
             message = f"{http.url.path[:100]} does not take {http.method[:20]}; allowed: {allowed}"
@@ -263,7 +264,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         """200 while requests are taken, 503 while the server shuts down."""
         if service.front.draining:
-            raise ApiError(503, "the server is shutting down")
+            raise shutting_down()
         return Response()
 
     @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)

@@ -23,7 +23,7 @@ from kvanta.sampling_params import SamplingParams
 from kvanta.server.bites import BITE_SECONDS
 from kvanta.server.embedding_job import EmbeddingJob
 from kvanta.server.engine_job import EngineJob
-from kvanta.server.errors import ApiError
+from kvanta.server.errors import ApiError, shutting_down
 from kvanta.server.generation_job import GenerationJob
 from kvanta.server.metrics import Metrics
 
@@ -101,7 +101,7 @@ class AsyncLLM:
         Raises ApiError: 429 when the queue is full, 503 when the server shuts down.
         """
         if self.draining:
-            raise ApiError(503, "the server is shutting down", headers={"Retry-After": "10"})
+            raise shutting_down()
         if sequences > self.capacity:
             message = f"the request asks for {sequences} texts; this server takes {self.capacity} at once"
             raise ApiError(400, message, param="n")
@@ -257,7 +257,7 @@ class AsyncLLM:
     def abort_all(self) -> None:
         """Ends every request; its client gets an error."""
         for job in set(self._jobs.values()):
-            job.fail(ApiError(503, "the server is shutting down", headers={"Retry-After": "10"}))
+            job.fail(shutting_down())
 
     @property
     def admitted(self) -> int:

@@ -63,6 +63,11 @@ class ApiError(HTTPException):
         return {"type": "error", "error": error}
 
 
+def shutting_down() -> ApiError:
+    """For requests that come, or have not ended, when the server stops."""
+    return ApiError(503, "the server is shutting down", headers={"Retry-After": "10"})
+
+
 def api_error(error: Exception) -> ApiError:
     """The ApiError for an error of the library: 400 for the client's fault, 500 for ours."""
     if isinstance(error, ApiError):

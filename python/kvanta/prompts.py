@@ -39,9 +39,9 @@ def token_list(values: Any, vocab: int = 2**31) -> list[int]:
         tokens = [operator.index(value) for value in values]
     except TypeError:
         raise InputError(f"token ids must be whole numbers in a row, not {one_line(values, 80)}") from None
-    for token in tokens:
+    for position, token in enumerate(tokens):
         if not 0 <= token < vocab:
-            raise InputError(f"token id {token} is not in 0..{vocab - 1}")
+            raise InputError(f"token id {token} at position {position} is not in 0..{vocab - 1}")
     return tokens
 
 

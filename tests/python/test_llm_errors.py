@@ -33,7 +33,7 @@ BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     ),
     "parameters of a stream": (lambda llm: list(llm.stream("a", 5)), "sampling_params must .* got 5"),  # type: ignore[arg-type]
     "parameters that were changed": (lambda llm: llm.generate("a", changed(stop=5)), "stop must .* got 5"),
-    "logits of a negative token": (lambda llm: llm.logits([-1]), r"-1 is not in 0\.\.511"),
+    "logits of a negative token": (lambda llm: llm.logits([-1]), r"-1 at position 0 is not in 0\.\.511"),
     "logits of two axes": (lambda llm: llm.logits(np.zeros((40, 3), np.int32)), "whole numbers"),
     "logits of a number": (lambda llm: llm.logits(5), "whole numbers"),  # type: ignore[arg-type]
     "logits far longer than the model": (lambda llm: llm.logits([1] * 10**6), "1000000 tokens.*512"),
@@ -42,9 +42,9 @@ BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
         "use_prefix_cache must .* got 'no'",
     ),
     "no tokens": (lambda llm: llm.generate([{"prompt_token_ids": []}]), "empty"),
-    "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), r"512 is not in 0\.\.511"),
-    "negative token": (lambda llm: llm.generate([[1, -1]]), r"-1 is not in 0\.\.511"),
-    "huge token": (lambda llm: llm.generate([[2**40]]), r"1099511627776 is not in 0\.\.511"),
+    "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), r"512 at position 1 is not in 0\.\.511"),
+    "negative token": (lambda llm: llm.generate([[1, -1]]), r"-1 at position 1 is not in 0\.\.511"),
+    "huge token": (lambda llm: llm.generate([[2**40]]), r"1099511627776 at position 0 is not in 0\.\.511"),
     "a picture": (
         lambda llm: llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}}),
         "'multi_modal_data' of a prompt is not supported, got {'image': 1}; supported: prompt, .*, cache_salt",

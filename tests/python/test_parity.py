@@ -20,6 +20,7 @@ from kvanta.compat_options import IGNORED, OPPOSITES, REFUSED, known_arguments
 from kvanta.engine_options import OPTIONS, EngineOptions, engine_config
 from kvanta.options import OptionGroup, flag_of, option
 from kvanta.server import options as server_options
+from kvanta.server.errors import in_json
 from kvanta.server.protocol import ChatRequest, CompletionRequest
 
 FIELDS = dataclasses.fields(SamplingParams)
@@ -217,7 +218,7 @@ def test_what_cannot_be_honoured_is_refused_alike(server: LiveServer, name: str)
             make(name, value)
         response = server.post("/v1/completions", prompt="a", **{name: value})
         assert response.status_code == 400
-        assert error_of(response)["message"] == str(refused.value)
+        assert error_of(response)["message"] == in_json(str(refused.value))
         assert error_of(response)["param"] == name
     assert name not in repr(SamplingParams())
 
@@ -227,7 +228,7 @@ def test_a_value_out_of_range_is_refused_alike(server: LiveServer, given: dict[s
     with pytest.raises(InputError) as refused:
         SamplingParams(**given)
     error = error_of(server.post("/v1/completions", prompt="a", **given))
-    assert (error["message"], error["param"]) == (str(refused.value), param)
+    assert (error["message"], error["param"]) == (in_json(str(refused.value)), param)
 
 
 def test_engine_arguments_that_ask_for_nothing() -> None:

@@ -140,11 +140,12 @@ def test_score(server: LiveServer, llm: LLM, path: str) -> None:
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/embeddings", {}, "input", "Field required"),
     ("/v1/embeddings", {"input": []}, "input", "input is an empty list"),
+    ("/v1/embeddings", {"input": None}, "input", "got null"),
     ("/v1/embeddings", {"input": ""}, "input", "the prompt is empty"),
     ("/v1/embeddings", {"input": ["a", 5]}, "input", "input must be a text, texts, token ids"),
     ("/v1/embeddings", {"input": {"text": "a"}}, "input", "input must be a text, texts, token ids"),
     ("/v1/embeddings", {"input": [5, True]}, "input", "token ids must be whole numbers"),
-    ("/v1/embeddings", {"input": [5, 512]}, "input", "token 512 at position 1 of the prompt"),
+    ("/v1/embeddings", {"input": [5, 512]}, "input", "token id 512 at position 1 is not in 0..511"),
     ("/v1/embeddings", {"input": ["a"] * 2049}, "input", "input must have at most 2048 texts, got 2049"),
     ("/v1/embeddings", {"input": [5] * 513}, "input", "the prompt has 513 tokens, max_model_len = 512 allows 512"),
     ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "must be float or base64"),

@@ -89,6 +89,9 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": "a", "structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": {"xml": 1}}, "xml"),
         ({"prompt": "a", "guided_choice": []}, "guided_choice"),
+        ({"prompt": "a", "max_tokens": -1}, "or null, got -1"),
+        ({"prompt": "a", "ignore_eos": "None or True"}, "boolean, not 'None or True'"),
+        ({"prompt": "a", "n": True}, "integer, not true"),
     ],
 )
 def test_bad_completions(server: LiveServer, body: dict[str, Any], said: str) -> None:

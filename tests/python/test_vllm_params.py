@@ -69,7 +69,7 @@ def test_logprobs_of_given_tokens_over_http(server: LiveServer) -> None:
     ):
         assert error_of(server.post("/generate", **request, **wrong))["param"] == "token_ids_logprob"
     no_list = error_of(server.post("/generate", **{**request, "token_ids_logprob": 5, "return_logprob": True}))
-    assert no_list["message"] == "token_ids_logprob must be a list of token ids or None, got 5"
+    assert no_list["message"] == "token_ids_logprob must be a list of token ids or null, got 5"
 
 
 def test_flat_logprobs(llm: LLM) -> None:

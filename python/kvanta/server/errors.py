@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,8 +35,18 @@ _ANTHROPIC_TYPES = {
 }
 
 
+# Quoted texts, which stay as they are, and Python's names of JSON's values.
+_LITERALS = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)"(?:[^"\\]|\\.)*"|\b(?:None|True|False)\b""")
+_JSON_NAMES = {"None": "null", "True": "true", "False": "false"}
+
+
+def in_json(message: str) -> str:
+    """A message of the library with null, true and false, as a client's JSON has them."""
+    return _LITERALS.sub(lambda found: _JSON_NAMES.get(found[0], found[0]), message)
+
+
 class ApiError(HTTPException):
-    """Becomes an answer with `status` and OpenAI's body."""
+    """Becomes an answer with `status` and OpenAI's body. The message says null where Python says None."""
 
     def __init__(
         self,
@@ -46,7 +57,7 @@ class ApiError(HTTPException):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, headers)
+        super().__init__(status, in_json(message), headers)
         self.code = code
         self.param = param
 

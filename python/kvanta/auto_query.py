@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvanta")
 TEXT = Path(__file__).parent / "texts" / "calibration_mix.txt"
-"""Prose, code, several languages and chat, in turns."""
+"""Prose, code, several languages and chat, alternating."""
 TOKENS = 8192
 WINDOW = 2048
 _METHOD = "all positions"

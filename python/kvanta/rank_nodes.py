@@ -272,7 +272,7 @@ class NodeListener:
         return ""
 
     def _join(self, node: int, connection: Connection) -> None:
-        """Takes the node, or asks it to come again: an earlier one, or this engine, is about to end."""
+        """Takes the node, or asks it to reconnect: an earlier one, or this engine, is about to end."""
         with self._lock:
             takes = not self._ending and node not in self._links
             connection.send_bytes(json.dumps({"error": "", "retry": not takes}).encode())

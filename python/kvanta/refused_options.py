@@ -163,7 +163,7 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "tool_server",
     ),
     Group(
-        "prompts are never cut",
+        "prompts are truncated only by a request's truncate_prompt_tokens",
         "allow_auto_truncate",
         "",
     ),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
 _MAX_CHOICES = 2**14
-GRAMMAR_FAILED = "the form is too complex: "
+GRAMMAR_FAILED = "the grammar is too complex: "
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _KEPT = 64  # compiled grammars
 # Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go

@@ -50,7 +50,7 @@ class BodyReader:
     """Reads the bodies of requests, large ones one after the other."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._large_body_lock = asyncio.Lock()
 
     async def read_json(self, body: bytes) -> Any:
         """The value of a body. Raises JSONDecodeError, or ApiError for too many values and too long numbers."""
@@ -72,7 +72,7 @@ class BodyReader:
     async def _read(self, body: bytes) -> Any:
         if len(body) <= _SMALL:
             return _loads(body)
-        async with self._turn:
+        async with self._large_body_lock:
             begin = time.perf_counter()
             try:
                 _check_counts(*_core.count_json(body))
@@ -117,7 +117,7 @@ def json_pieces(value: object) -> list[bytes]:
 
 
 def _paced(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Leaves half of the time to others: whenever the event loop calls the system, it has to ask for its turn again."""
+    """Leaves half of the time to others: after each of its system calls the event loop must take the GIL again."""
     begin = time.perf_counter()
     for piece in pieces:
         yield piece

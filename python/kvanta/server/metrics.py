@@ -154,7 +154,7 @@ class Metrics(Collector):
         self.rejections: Counts[str] = Counts({"max_num_queued_reqs": 0})
         """Requests that were refused, by the limit."""
         self.responses: Counts[tuple[str, str]] = Counts()
-        """HTTP answers by (endpoint, status)."""
+        """HTTP responses by (endpoint, status)."""
 
     def observe_params(self, params: SamplingParams) -> None:
         """Counts the parameters of one prompt."""
@@ -361,7 +361,7 @@ class Metrics(Collector):
             rejections.add_metric([self._model, limit], count)
         yield rejections
         responses = CounterMetricFamily(
-            "kvanta:http_responses", "HTTP answers.", labels=["model_name", "endpoint", "status"]
+            "kvanta:http_responses", "HTTP responses.", labels=["model_name", "endpoint", "status"]
         )
         for (endpoint, status), count in sorted(self.responses.items()):
             responses.add_metric([self._model, endpoint, status], count)

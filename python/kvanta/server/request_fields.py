@@ -125,7 +125,7 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "access_programs": Refused("there are none"),
     "add_generation_prompt": Refused("only chats have it", (True,)),
     "background_options": Refused("the answer is sent as soon as it is there; give stream", ({},)),
-    "context_management": Refused("prompts are never cut", ([],)),
+    "context_management": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ([],)),
     "continue_final_message": Refused("only chats have it", (False,)),
     "conversation": Refused(_STORED),
     "echo": Refused("only chats have it", (False,)),
@@ -144,7 +144,7 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "response_format": Refused(_GIVE + "text.format"),
     "return_token_ids": Refused("only chats and completions have it", (False,)),
     "store": Refused(_STORED, (False,)),
-    "truncation": Refused("prompts are never cut", ("disabled",)),
+    "truncation": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ("disabled",)),
 }
 RESPONSES_IGNORED: Mapping[str, str] = {"max_tool_calls": "the server has no tools of its own"}
 # Fields of /v1/messages.
@@ -155,7 +155,7 @@ MESSAGES_REFUSED: Mapping[str, Refused] = {
     },
     "compaction": Refused("conversations are not summarized"),
     "container": Refused("the server runs no code"),
-    "context_management": Refused("prompts are never cut", ({},)),
+    "context_management": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ({},)),
     "fallbacks": Refused("there is one model", ("default", [])),
     "logprobs": Refused("Anthropic's answers do not have them", (False,)),
     "max_completion_tokens": Refused(_GIVE + "max_tokens"),

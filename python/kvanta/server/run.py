@@ -64,7 +64,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         address = listener.getsockname()[0]
         service = make_service(front, model, options, allowed_hosts(options, address))
         _log_parsers(service)
-        _warn_of_strangers(options, address)
+        _warn_if_public(options, address)
         app = make_app(service, cors=cors_of(options))
         _listen(listener, options)
         _log.info("%s", _banner(service, listener, options, time.perf_counter() - begin))
@@ -237,7 +237,7 @@ def allowed_hosts(options: ServerOptions, address: str) -> AllowedHosts | None:
     return AllowedHosts([options.host]) if is_loopback(address) and not options.api_key else None
 
 
-def _warn_of_strangers(options: ServerOptions, address: str) -> None:
+def _warn_if_public(options: ServerOptions, address: str) -> None:
     if not is_loopback(address) and not options.api_key:
         _log.warning("no --api-key: everyone who can reach %s may use this server", options.host)
 
@@ -304,7 +304,8 @@ def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Lo
     if len(loaded.tokenizer) > vocab:
         _log.warning(
             "the tokenizer has ids up to %d, the model only up to %d: is it another model's tokenizer?",
-            *(len(loaded.tokenizer) - 1, vocab - 1),
+            len(loaded.tokenizer) - 1,
+            vocab - 1,
         )
     while loaded.warnings:
         _log.warning("%s", loaded.warnings.pop(0))

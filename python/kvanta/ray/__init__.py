@@ -23,8 +23,17 @@ if TYPE_CHECKING:
 
 # Options of the process that listens, which is Ray's own proxy here (http_options of the config file).
 _PROXY_OPTIONS = (
-    *("host", "port", "ssl_keyfile", "ssl_certfile", "root_path", "forwarded_allow_ips", "log_level"),
-    *("max_connections", "header_timeout", "shutdown_timeout", "replicas"),
+    "host",
+    "port",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "root_path",
+    "forwarded_allow_ips",
+    "log_level",
+    "max_connections",
+    "header_timeout",
+    "shutdown_timeout",
+    "replicas",
 )
 
 

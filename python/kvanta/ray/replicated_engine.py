@@ -33,9 +33,24 @@ _RETRY_SECONDS = 0.1
 LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, DeploymentUnavailableError, BackPressureError)
 """The replica, or the way to it, is gone; another attempt may succeed."""
 _ADDED = (
-    *("running", "waiting", "preemptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "refused"),
-    *("prefix_queries", "prefix_evictions", "prefix_pages", "pages_used", "pages_free", "exact_pages_used", "loading"),
-    *("cache_used_bytes", "cache_budget_bytes", "cache_evictable_bytes"),
+    "running",
+    "waiting",
+    "preemptions",
+    "steps",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    "refused",
+    "prefix_queries",
+    "prefix_evictions",
+    "prefix_pages",
+    "pages_used",
+    "pages_free",
+    "exact_pages_used",
+    "loading",
+    "cache_used_bytes",
+    "cache_budget_bytes",
+    "cache_evictable_bytes",
 )
 """Counters that add up over replicas."""
 _ANSWERS = ("generated_tokens", "cached_tokens", "prefix_queries", "refused")

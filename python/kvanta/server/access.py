@@ -106,7 +106,14 @@ class RequestLog:
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:200]
         _log.info(
             '%s:%s "%s %s" %d %.1f ms%s id=%s',
-            *(host, port, scope["method"], path, status, seconds * 1e3, tokens_note(state), state["request_id"]),
+            host,
+            port,
+            scope["method"],
+            path,
+            status,
+            seconds * 1e3,
+            tokens_note(state),
+            state["request_id"],
         )
 
 

@@ -65,7 +65,10 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
     gated: ASGIApp = AccessControl(
-        *(AdmissionLimiter(app), service.api_keys, service.max_body_bytes, service.hosts),
+        AdmissionLimiter(app),
+        service.api_keys,
+        service.max_body_bytes,
+        service.hosts,
         max_headers=service.max_headers,
     )
     if cors is not None:
@@ -181,7 +184,10 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         params = await service.read(http, read)
         with renamed_errors(request, request.given_names):
             return await service.completion(
-                *(http, request, params, request.prompts),
+                http,
+                request,
+                params,
+                request.prompts,
                 lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
                 add_special_tokens=request.add_special_tokens is not False,
             )
@@ -191,7 +197,8 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         """The assistant's answer to a conversation."""
         with renamed_errors(request, request.given_names):
             return await service.chat(
-                *(http, request),
+                http,
+                request,
                 lambda name, job, shape: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
             )
 

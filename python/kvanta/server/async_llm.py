@@ -171,11 +171,18 @@ class AsyncLLM:
 
         def make() -> list[Generation]:
             return [
-                Generation(*(f"{name}.{index}", prompt, params, *parts, shape), defer_prompt_logprobs=True)
+                Generation(
+                    f"{name}.{index}",
+                    prompt,
+                    params,
+                    self.tokenizer,
+                    self.loaded.grammars,
+                    shape,
+                    defer_prompt_logprobs=True,
+                )
                 for index, prompt in enumerate(prompts)
             ]
 
-        parts = (self.tokenizer, self.loaded.grammars)
         stop_characters = sum(map(len, params.stop_strings))
         quick = at_once and not params.bad_words and stop_characters <= _STOP_CHARACTERS_AT_ONCE
         prompts += encode() if at_once else await self.off_loop(encode)

@@ -34,7 +34,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
             if front.max_cache_ttl > 0 and chat.cache_ttl is None:
                 chat.cache_ttl = ttl
             return await service.chat(
-                *(http, chat), lambda name, job, shape: BlocksResponse(name, service.names[0], chat, job, shape)
+                http, chat, lambda name, job, shape: BlocksResponse(name, service.names[0], chat, job, shape)
             )
 
     @app.post(f"{MESSAGES_PATH}/count_tokens")

@@ -132,7 +132,10 @@ async def _pooled(
         for name, given in texts.items():
             with renamed_errors(request, {"prompt": name}):
                 entries += prompts.encode(
-                    *(given, front.tokenizer, front.max_model_len, params),
+                    given,
+                    front.tokenizer,
+                    front.max_model_len,
+                    params,
                     add_special_tokens=request.add_special_tokens is not False,
                 )
         return entries

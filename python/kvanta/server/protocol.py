@@ -291,13 +291,22 @@ class DetokenizeRequest(Body):
 
 
 _BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-_FIELDS: frozenset[str] = frozenset().union(
-    *(body.model_fields for body in _BODIES), FORM_FIELDS, REFUSED, ["structured_outputs", "sampling_params"]
+_FIELDS = frozenset(
+    [
+        *(name for body in _BODIES for name in body.model_fields),
+        *FORM_FIELDS,
+        *REFUSED,
+        "structured_outputs",
+        "sampling_params",
+    ]
 )
 # Fields whose names are words that a message may have in another sense: they count at its beginning.
 _WORDS = frozenset({"model", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})
 _THINGS = (
-    *(("chat message", "messages"), ("a chat ", "messages"), ("the text is not", "prompt"), ("token ", "prompt")),
+    ("chat message", "messages"),
+    ("a chat ", "messages"),
+    ("the text is not", "prompt"),
+    ("token ", "prompt"),
     ("salt", "cache_salt"),
 )
 

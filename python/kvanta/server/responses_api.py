@@ -36,9 +36,10 @@ def add_responses(app: FastAPI, service: Service) -> None:
             chat = await service.read(http, request.chat)
             body = len(await http.body())
             return await service.chat(
-                *(http, chat),
+                http,
+                chat,
                 lambda name, job, shape: ItemsResponse(
-                    *(name, service.names[0], request, chat, job), service.front.tokenizer, shape, body
+                    name, service.names[0], request, chat, job, service.front.tokenizer, shape, body
                 ),
             )
 

@@ -109,7 +109,7 @@ class Service:
         try:
             arrival = http.state.arrival
             job = await self.front.submit(
-                *(encode, params, give_back), arrival=arrival, at_once=at_once, shape=shape, **fields
+                encode, params, give_back, arrival=arrival, at_once=at_once, shape=shape, **fields
             )
         except BaseException as error:
             give_back()
@@ -148,10 +148,14 @@ class Service:
         entries = await self.split(given)
         encode = functools.partial(
             prompts.encode,
-            *(entries, front.tokenizer, front.max_model_len, params),
+            entries,
+            front.tokenizer,
+            front.max_model_len,
+            params,
             add_special_tokens=add_special_tokens,
         )
-        return await self.texts(*(http, request, params, len(entries), encode), answer, ContinuationShape(self.parsers))
+        shape = ContinuationShape(self.parsers)
+        return await self.texts(http, request, params, len(entries), encode, answer, shape)
 
     async def chat(
         self,
@@ -179,7 +183,10 @@ class Service:
         params, shape = await self.read(http, read)
         params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None
         return await self.texts(
-            *(http, request, params, 1),
+            http,
+            request,
+            params,
+            1,
             lambda: [prompts.chat_prompt(request, front.tokenizer, front.max_model_len, params)],
             lambda name, job: answer(name, job, shape),
             shape,

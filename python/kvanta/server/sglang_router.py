@@ -46,7 +46,10 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
                 params.prompt_logprobs = request.prompt_logprobs
             eos_tokens = list(engine.info.eos_token_ids)
             return await service.completion(
-                *(http, completion, params, request.prompts),
+                http,
+                completion,
+                params,
+                request.prompts,
                 lambda name, job: GenerateResponse(name, request, job, tokenizer, eos_tokens),
                 add_special_tokens=completion.add_special_tokens is not False,
             )

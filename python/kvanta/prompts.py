@@ -60,10 +60,11 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool =
         if not tokens:
             raise InputError("the prompt is empty: give a text, or token ids such as [1]")
         text = tokens
-        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     elif isinstance(tokens, (bytes, bytearray)) or not hasattr(tokens, "__iter__"):
         raise InputError(f"a prompt is a text, token ids or {{'prompt_token_ids': [...]}}, not {type(tokens).__name__}")
-    ids = token_list(tokens, tokenizer.vocab)
+    else:
+        ids = token_list(tokens, tokenizer.vocab)
     if not ids:
         raise InputError("the prompt is empty: it has no tokens")
     return TokenPrompt(text, ids, cache_salt)

@@ -61,7 +61,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(length_penalty: float) -> N
 @pytest.mark.parametrize(("length_penalty", "max_tokens"), [(100.0, 1300), (-100.0, 1800)])
 def test_scores_beyond_floats(length_penalty: float, max_tokens: int) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=max_tokens, length_penalty=length_penalty)
-    (output,) = search([[1]], params, _next_tokens, [_EOS], 4000)
+    (output,) = search([TokenPrompt(None, [1])], params, _next_tokens, [_EOS], 4000)
     lengths = [len(beam.tokens) - 1 + (beam.finish_reason == "stop") for beam in output.sequences]
     scores = [
         Decimal(beam.cum_logprob) / Decimal(length) ** Decimal(length_penalty)

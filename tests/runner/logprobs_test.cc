@@ -41,6 +41,23 @@ TEST(Logprobs, OfGivenTokens) {
   }
 }
 
+TEST(Logprobs, RanksOfManyTokensCountThoseBefore) {
+  std::vector<float> logits = RandomLogits(700, 5);
+  for (float& logit : logits) logit = std::round(logit);  // many are equal
+  std::vector<int32_t> tokens;
+  for (int32_t token = 699; token >= 0; token -= 3) tokens.insert(tokens.end(), {token, token});
+  const auto result = ComputeLogprobs(logits, 2, 0, tokens);
+  ASSERT_EQ(result.size(), 1 + tokens.size());
+  for (const TokenLogprob& entry : result) {
+    int rank = 1;
+    const float own = logits[static_cast<size_t>(entry.token)];
+    for (size_t i = 0; i < logits.size(); ++i) {
+      rank += logits[i] > own || (logits[i] == own && static_cast<int32_t>(i) < entry.token) ? 1 : 0;
+    }
+    EXPECT_EQ(entry.rank, rank) << entry.token;
+  }
+}
+
 TEST(Logprobs, EqualLogitsRankById) {
   const auto result = ComputeLogprobs(std::vector<float>{1, 2, 2, 0}, 2, 3);
   ASSERT_EQ(result.size(), 4u);

@@ -39,12 +39,12 @@ def _sentence_piece(token: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
-def _decoder_types(decoder: Mapping[str, Any] | None) -> set[str]:
+def _decoder_steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if decoder is None:
-        return set()
+        return []
     if decoder.get("type") == "Sequence":
-        return {kind for part in decoder.get("decoders", []) for kind in _decoder_types(part)}
-    return {str(decoder.get("type"))}
+        return [step for part in decoder.get("decoders", []) for step in _decoder_steps(part)]
+    return [decoder]
 
 
 class TokenBytes:
@@ -53,7 +53,8 @@ class TokenBytes:
     def __init__(
         self, tokens: Sequence[str | None], added: Mapping[int, str], special: Iterable[int], decoder: Any
     ) -> None:
-        kinds = _decoder_types(decoder)
+        steps = _decoder_steps(decoder)
+        kinds = {str(step.get("type")) for step in steps}
         spell: Callable[[str], bytes]
         if "ByteLevel" in kinds:
             spell = _byte_level
@@ -66,7 +67,9 @@ class TokenBytes:
             self._table[index] = (spell if spell is _sentence_piece else str.encode)(text)
         self.special = frozenset(special)
         # SentencePiece puts a space before a text's first word; decoding takes it away again.
-        self.drops_first_space = "Strip" in kinds or "Metaspace" in kinds
+        self.drops_first_space = "Strip" in kinds or any(
+            step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never" for step in steps
+        )
 
     def __len__(self) -> int:
         return len(self._table)

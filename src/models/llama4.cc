@@ -57,7 +57,10 @@ void ReadLlama4(const JsonObject& json, ModelConfig& config) {
     if (!rope[layer]) spec.rope = RopeSpec{};
   }
   ReadChunks(json, rope, config);
-  if (json.Bool("attn_temperature_tuning", true)) {
+  // The integer of older configs, 4, switches it on, too.
+  const Json* tuning = json.Find("attn_temperature_tuning");
+  const bool is_integer = tuning != nullptr && tuning->is_number_integer();
+  if (is_integer ? *tuning != 0 : json.Bool("attn_temperature_tuning", true)) {
     config.attn_temperature = {.floor_scale = json.Int("floor_scale", 1, int64_t{1} << 40, 8192),
                                .attn_scale = json.Number("attn_scale", 0, 1e3, 0.1)};
   }

@@ -188,6 +188,12 @@ TEST(MoeConfig, Llama4) {
                                             .scoring_func = kernels::ScoringFunc::kSigmoid,
                                             .apply_router_weight_on_input = true}));
   EXPECT_EQ(parsed.names.decoders.front().prefix, "language_model.model.");
+
+  for (const auto& [tuning, expected] : std::vector<std::pair<json, int64_t>>{{4, 8192}, {0, 0}, {false, 0}}) {
+    json changed = config;
+    changed["text_config"]["attn_temperature_tuning"] = tuning;
+    EXPECT_EQ(ParseMoe(changed).attn_temperature.floor_scale, expected) << tuning;
+  }
   text["architectures"] = {"Llama4ForCausalLM"};
   EXPECT_EQ(ParseMoe(text).names.decoders.front().prefix, "model.");
   EXPECT_THAT(MoeError(text, "no_rope_layers", json::array({1, 0})), HasSubstr("for each of 4 layers"));

@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 
+import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,13 @@ def test_broken_bytes_decode_alike_for_every_cut(data: bytes, borders: list[int]
 @given(st.lists(st.integers(0, 511)), st.lists(st.integers(0, 1000)))
 def test_any_tokens_decode_alike_for_every_cut(tokens: list[int], borders: list[int]) -> None:
     assert "".join(stream(STORIES.bytes, cut(tokens, borders))) == STORIES.decode(tokens)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_a_first_space_goes_where_the_tokenizer_puts_one(scheme: str) -> None:
+    words = ["\u2581hi", "\u2581you"]
+    table = TokenBytes(words, {}, [], {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme})
+    assert "".join(stream(table, [[0], [1]])) == tokenizers.decoders.Metaspace(prepend_scheme=scheme).decode(words)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -72,6 +72,17 @@ def test_prompts_that_were_just_sent_count_for_some_seconds() -> None:
     assert pages.matched(hashes) == 0
 
 
+def test_pages_that_never_come_are_forgotten() -> None:
+    now = [0.0]
+    pages = ReplicaPages(lambda: now[0])
+    hashes = list(page_hashes([5] * 64, PAGE))
+    pages.send(hashes)
+    now[0] = 6.0
+    pages.report(b"")  # as before: a replica without a prefix cache
+    assert pages.matched(hashes) == 0
+    assert pages.count == 0
+
+
 class Router(PrefixRouter):
     """Without a cluster."""
 

@@ -21,6 +21,7 @@ from kvanta import LLM, InputError
 from kvanta.calibration import calibrate, save_checkpoint, write_scale_file
 from kvanta.calibration.calibrate import calibrate_query
 from kvanta.calibration.query_matrices import eigen_channels, query_matrix
+from kvanta.calibration.statistics import collect_statistics
 from kvanta.divergence import kl_divergence
 
 RANDOM = np.random.default_rng(21)
@@ -107,6 +108,14 @@ def file(folder: Path) -> Path:
     result = folder.parent / "query.safetensors"
     write_scale_file(result, calibrate(reader, TEXT, query=True), reader.model_info)
     return result
+
+
+def test_scales_beside_matrices_serve_keys_without_their_mean(tmp_path: Path) -> None:
+    reader = quiet_llm(tiny_checkpoints.write_checkpoint(tmp_path), kv_cache_dtype="bf16")
+    alone, both = (calibrate(reader, TEXT, query=True, key_mean=given, granularity="head") for given in (False, True))
+    centred = collect_statistics(reader, TEXT.tolist(), both.window, both.k_mean).amax[:, 0].max(axis=-1)
+    assert (both.k_scale * 448 >= centred * (1 - 1e-6)).all()
+    assert (alone.k_scale * 448 < centred).any()  # so that the assertion above says something
 
 
 def divergence(folder: Path, file: Path | None, kv_cache_dtype: str, **options: Any) -> float:

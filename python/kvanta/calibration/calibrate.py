@@ -140,8 +140,9 @@ def calibrate(
     means = matrices.means if matrices is not None else None
     found = collect_statistics(llm, tokens, window)
     k_scale = _scales(found, 0, granularity, method, percentile)
-    if key_mean and not query:
-        means = np.ascontiguousarray(found.means()[:, 0], dtype=np.float32)
+    if key_mean:
+        if means is None:
+            means = np.ascontiguousarray(found.means()[:, 0], dtype=np.float32)
         centred = collect_statistics(llm, tokens, window, means, "reading again without the key means")
         k_scale = np.maximum(k_scale, _scales(centred, 0, granularity, method, percentile))
     return Calibration(

@@ -17,7 +17,7 @@ from kvanta.tokenizer import Tokenizer
 _ANSWER_TOKENS = 24
 _FACTS = (("London", "7413"), ("Paris", "2856"), ("Rome", "9047"), ("Madrid", "5162"))
 _FACT = "The secret number of {city} is {number}."
-_QUESTION = "What is the secret number of {city}? GenerationResponse with the number."
+_QUESTION = "What is the secret number of {city}? Answer with the number."
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ class ReplicaPages:
         if pages != self._source:
             self._source = pages
             self._reported = frozenset(pages[begin : begin + 8] for begin in range(0, len(pages), 8))
-            old = self._clock() - _EXPECTED_SECONDS
-            self._sent = {each: sent for each, sent in self._sent.items() if sent > old}
+        old = self._clock() - _EXPECTED_SECONDS
+        self._sent = {each: sent for each, sent in self._sent.items() if sent > old}
 
     def send(self, hashes: Iterable[bytes]) -> None:
         """A prompt of these pages goes there: for some seconds, they count as being there."""

@@ -211,7 +211,9 @@ void Engine::Impl::FlushPrefixCache() {
     const StepLock step_lock(*this);
     tiers = tiers_.get();
   }
-  if (tiers != nullptr) tiers->Flush();
+  if (tiers == nullptr) return;
+  tiers->Flush();
+  const StepLock step_lock(*this);  // refreshes Stats(), which then count what was written
 }
 
 std::vector<KvEvent> Engine::Impl::TakeKvEvents(double timeout_seconds) {

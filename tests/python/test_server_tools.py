@@ -97,6 +97,13 @@ def test_any_pieces_of_a_text_hold_the_same_calls(
         ('[{"name": "walk", "parameters": {"far": tr', "", [("walk", '{"far": tr')]),
         (f"[{WALK}, " + '{"name": "a\\"b", "parameters": {', "", [WALKED, ('a"b', "{")]),
         ('[{"name": "walk"', '[{"name": "walk"', []),
+        *[
+            (text, text, [])
+            for text in (
+                '[{"name": "walk", "parameters": {"far": 1e999}}]',
+                f'[{WALK}, {{"name": "walk", "parameters": {{"far": -1e999}}}}, {WALK}]',
+            )
+        ],
         ("", "", []),
     ],
 )

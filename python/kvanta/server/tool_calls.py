@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -230,6 +231,8 @@ def _list_values(text: str) -> tuple[list[Any], str]:
             return values, ""
         try:
             value, at = JSON_READER.raw_decode(text, at)
-        except (ValueError, RecursionError):
+        except json.JSONDecodeError:
             return values, text[at:]
+        except (ValueError, RecursionError):  # a number that no JSON can have: all of it stays text
+            return [], ""
         values.append(value)

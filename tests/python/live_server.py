@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,3 +149,17 @@ def wait_until_idle(server: LiveServer) -> None:
     assert stats["running"] == stats["waiting"] == 0
     assert stats["pages_used"] == stats["prefix_pages"]
     assert server.on_loop(lambda: server.front.admitted) == 0
+
+
+def leave_when_computing(server: LiveServer, path: str, counter: str, **body: Any) -> int:
+    """Posts a body, leaves once `counter` of the statistics grows, waits until idle; returns by how much it grew."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    before = server.front.loaded.stats()[counter]
+    with socket.create_connection((server.client.base_url.host, server.client.base_url.port or 0)) as connection:
+        connection.sendall(head.encode() + data)
+        patience = threading.Event()
+        while server.front.loaded.stats()[counter] == before:
+            patience.wait(0.005)
+    wait_until_idle(server)
+    return int(server.front.loaded.stats()[counter] - before)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_server import LiveServer, live_server, wait_until_idle
+from live_server import LiveServer, leave_when_computing, live_server, wait_until_idle
 
 from kvanta import SamplingParams
 from kvanta.generation import Generation
@@ -28,17 +26,8 @@ def server() -> Iterator[LiveServer]:
 
 
 def test_a_client_that_leaves_before_a_whole_answer(server: LiveServer) -> None:
-    body = json.dumps({"prompt": PROMPT, "n": 200, "max_tokens": 400, "ignore_eos": True, "temperature": 0}).encode()
-    before = server.front.loaded.stats()["generated_tokens"]
-    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
-        connection.sendall(head.encode() + body)
-        patience = threading.Event()
-        while server.front.loaded.stats()["generated_tokens"] == before:
-            patience.wait(0.005)
-    wait_until_idle(server)
-    assert server.front.loaded.stats()["generated_tokens"] - before < 200 * 400
+    body = {"prompt": PROMPT, "n": 200, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    assert leave_when_computing(server, "/v1/completions", "generated_tokens", **body) < 200 * 400
     assert server.on_loop(lambda: server.front.metrics.responses["/v1/completions", "499"]) == 1
 
 

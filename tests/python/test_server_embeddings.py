@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +11,7 @@ import httpx2
 import numpy as np
 import openai
 import pytest
-from live_server import LiveServer, error_of, live_server, wait_until_idle
+from live_server import LiveServer, error_of, leave_when_computing, live_server, wait_until_idle
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -236,17 +234,8 @@ def test_more_texts_than_the_engine_runs_at_once(server: LiveServer, monkeypatch
 
 
 def test_a_client_that_leaves(server: LiveServer) -> None:
-    body = json.dumps({"input": ["Lily had a cat. " * 60] * 2000, "pooling_type": "mean"}).encode()
-    head = "POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(body)}\r\n\r\n"
-    before = server.front.loaded.stats()["prompt_tokens"]
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
-        connection.sendall(head.encode() + body)
-        patience = threading.Event()
-        while server.front.loaded.stats()["prompt_tokens"] == before:
-            patience.wait(0.005)
-    wait_until_idle(server)
-    assert server.front.loaded.stats()["prompt_tokens"] - before < 2000 * 240
+    body = {"input": ["Lily had a cat. " * 60] * 2000, "pooling_type": "mean"}
+    assert leave_when_computing(server, "/v1/embeddings", "prompt_tokens", **body) < 2000 * 240
     assert server.on_loop(lambda: server.front.metrics.responses["/v1/embeddings", "499"]) == 1
 
 

@@ -69,7 +69,7 @@ const IsaTable& I8mmTable();
 // Parts of the tables, in units of their own.
 const BlockKernels& PortableBlockKernels();
 const BlockKernels& Avx2BlockKernels();
-const BlockKernels& Avx512BlockKernels();
+const BlockKernels& Avx512BlockKernels() noexcept;  // kernels of the AMX unit call it
 const BlockKernels& AmxBlockKernels();
 const BlockKernels& NeonBlockKernels();
 const BlockKernels& DotprodBlockKernels();

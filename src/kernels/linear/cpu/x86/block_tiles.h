@@ -27,7 +27,8 @@ template <int kStorage, bool kIsWide>
 class BlockTiles {
  public:
   static void Multiply(const MultiplyTask& task) noexcept {
-    if (task.rows < kMinTileRows) return multiply_few(task);
+    // By the AVX-512 unit: Multiply<W>() would be compiled a second time here.
+    if (task.rows < kMinTileRows) return Avx512BlockKernels().of[kStorage][kIsWide ? 1 : 0].multiply(task);
     Tiles::Configure(Shapes());
     Panel panel;
     for (int64_t block = 0; block < task.steps.blocks; ++block) {
@@ -38,9 +39,6 @@ class BlockTiles {
     }
     Tiles::Release();
   }
-
-  // The AVX-512 unit's kernel, set before the first call: Multiply<W>() would be compiled a second time here.
-  static inline void (*multiply_few)(const MultiplyTask& task) noexcept = nullptr;
 
  private:
   static constexpr BlockLayout kLayout = kBlockLayouts[kStorage];
@@ -191,7 +189,6 @@ void SetBlockTiles(BlockKernels& kernels) {
   if constexpr (kStorage < kBlockStorages) {
     for (const bool wide : {false, true}) {
       WeightKernels& of = kernels.of[kStorage][wide ? 1 : 0];
-      (wide ? BlockTiles<kStorage, true>::multiply_few : BlockTiles<kStorage, false>::multiply_few) = of.multiply;
       of.multiply = wide ? BlockTiles<kStorage, true>::Multiply : BlockTiles<kStorage, false>::Multiply;
       of.block_rows = kTiledRows;
     }

@@ -8,7 +8,7 @@
 
 namespace kvanta::kernels {
 
-const BlockKernels& Avx512BlockKernels() {
+const BlockKernels& Avx512BlockKernels() noexcept {
   static constexpr BlockKernels kKernels = MakeBlockKernels();
   return kKernels;
 }

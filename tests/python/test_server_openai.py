@@ -66,6 +66,26 @@ def test_chat(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 8
 
 
+@pytest.mark.parametrize("choice", ["required", "paint"])
+def test_a_call_in_a_stream_is_done(client: openai.OpenAI, choice: str) -> None:
+    """The client reports it only if the reason for the end comes behind it."""
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red"]}}, "required": ["colour"]}
+    with client.chat.completions.stream(
+        model="stories260k",
+        messages=[{"role": "user", "content": "Lily"}],
+        tools=[{"type": "function", "function": {"name": "paint", "parameters": schema}}],
+        tool_choice="required" if choice == "required" else {"type": "function", "function": {"name": choice}},
+        parallel_tool_calls=False,
+        max_completion_tokens=100,
+        temperature=0,
+    ) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion().choices[0]
+    (call,) = final.message.tool_calls or []
+    assert [(event.name, event.arguments) for event in done] == [("paint", call.function.arguments)]
+    assert final.finish_reason == ("tool_calls" if choice == "required" else "stop")
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["stories260k", "tiny"]
     assert client.models.retrieve("tiny").id == "tiny"

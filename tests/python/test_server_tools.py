@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from live_server import LiveServer, live_server
@@ -142,6 +143,11 @@ def test_what_is_demanded_over_http(server: LiveServer) -> None:
     assert call["function"]["name"] == "paint"
     assert json.loads(call["function"]["arguments"])["colour"] in ("red", "blue")
 
+    form = {"type": "json_schema", "json_schema": {"name": "walk", "schema": {"const": 7}}}  # of answers that are texts
+    assert server.post("/v1/chat/completions", **body, tool_choice=named, response_format=form).json()["choices"] == [
+        {**choice, "message": {**choice["message"], "tool_calls": [{**call, "id": ANY}]}}
+    ]
+
     streamed = deltas(server, **body, tool_choice=named)
     pieces = [call for delta, _ in streamed for call in delta.get("tool_calls", [])]
     assert [piece["function"].get("name") for piece in pieces] == ["paint"] + [None] * (len(pieces) - 1)
@@ -160,7 +166,7 @@ def test_a_demanded_call_that_is_cut_off_over_http(server: LiveServer) -> None:
     assert re.match(r'{\s*"way"\s*:\s*"far far', call["function"]["arguments"])
     streamed = deltas(server, **chat)
     assert [call["function"] for delta, _ in streamed for call in delta.get("tool_calls", [])] == [call["function"]]
-    assert streamed[-1][1] == "length"
+    assert streamed[-1] == ({}, "length")
 
     tools = [{"name": "walk", "input_schema": far}]
     (block,) = server.post("/v1/messages", **body, tools=tools, tool_choice={"type": "any"}).json()["content"]
@@ -186,7 +192,8 @@ def test_what_a_model_writes_of_its_own_accord_over_http(server: LiveServer) -> 
     assert "".join(delta.get("content", "") for delta, _ in streamed) == "Yes. "
     ((_, one),) = [(i, call) for i, (delta, _) in enumerate(streamed) for call in delta.get("tool_calls", [])]
     assert one["function"] == call["function"]
-    assert streamed[-1][1] == "tool_calls"
+    assert streamed[-1] == ({}, "tool_calls")
+    assert {reason for _, reason in streamed[:-1]} == {None}
     silences: list[dict[str, Any]] = [{"tool_choice": "none"}, {"tools": []}]
     for silent in silences:
         message = server.post("/v1/chat/completions", **{**body, **silent}).json()["choices"][0]["message"]

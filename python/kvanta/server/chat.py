@@ -118,7 +118,7 @@ class ChatResponse(ChoicesResponse):
         """True where the log-probabilities of the prompt have come, with the first text's first token."""
         return delta.choice == 0 and delta.begin == 0
 
-    def _piece(self, delta: Delta) -> dict[str, Any] | None:
+    def _pieces(self, delta: Delta) -> list[dict[str, Any]]:
         finished = delta.finished
         reader = self._readers[delta.choice]
         found = rest_of(reader, delta.text) if finished else reader.take(delta.text)
@@ -126,11 +126,15 @@ class ChatResponse(ChoicesResponse):
             found.reasoning = ""
         tells = self._token_ids or self._wants_logprobs or (self._wants_prompt_logprobs and self._is_first(delta))
         if not (found or tells or finished):
-            return None
+            return []
         new: dict[str, Any] = {"content": found.content} if found.content else {}
         if found.reasoning:
             new |= dict.fromkeys(REASONING_FIELDS, found.reasoning)
         if found.calls:
             new["tool_calls"] = found.calls
-        ending = self._ending(delta) if finished else {}
-        return {**self._common(delta), **ending, "delta": new}
+        choice = {**self._common(delta), **(self._ending(delta) if finished else {}), "delta": new}
+        if not (finished and found.calls):
+            return [choice]
+        # As OpenAI's: the openai client reports a call as done in a chunk behind the last one with its arguments.
+        end = {key: choice[key] for key in ("index", "finish_reason", "stop_reason")}
+        return [{**choice, "finish_reason": None, "stop_reason": None}, {**end, "logprobs": None, "delta": {}}]

@@ -87,9 +87,9 @@ class CompletionResponse(ChoicesResponse):
     def _opening(self) -> list[dict[str, Any]]:
         return []
 
-    def _piece(self, delta: Delta) -> dict[str, Any] | None:
+    def _pieces(self, delta: Delta) -> list[dict[str, Any]]:
         first = delta.begin == 0
         tells = delta.text or self._token_ids or self._logprobs is not None or (first and self._echo)
         if not tells and not delta.finished:
-            return None
-        return self._fields(delta)
+            return []
+        return [self._fields(delta)]

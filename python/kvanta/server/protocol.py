@@ -252,7 +252,8 @@ class ChatRequest(ChatFields, SamplingFields):
         form, functions = super()._form(), self.functions
         if not functions.forced:
             return form
-        if form is not None:
+        # OpenAI's and Anthropic's own field is the form of answers that are texts, and a call is none.
+        if form is not None and super().form_field != "response_format":
             raise InputError(f"tool_choice {one_line(self.tool_choice)} and a form for the text exclude each other")
         return functions.form()
 

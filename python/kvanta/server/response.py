@@ -168,8 +168,8 @@ class ChoicesResponse(GenerationResponse):
         """Choices of the chunks that come before the first token."""
 
     @abstractmethod
-    def _piece(self, delta: Delta) -> dict[str, Any] | None:
-        """A choice with the new content of a text; None if there is none to send."""
+    def _pieces(self, delta: Delta) -> list[dict[str, Any]]:
+        """Choices with the new content of a text, each in a chunk of its own; none if there is nothing to send."""
 
     def _top_level(self) -> dict[str, Any]:
         """Fields next to the choices, in a whole answer and in a stream's first chunk."""
@@ -202,8 +202,11 @@ class ChoicesResponse(GenerationResponse):
         if delta.begin == 0:
             for generation in self._job.generations:
                 generation.name_prompt_logprobs()
-        piece = self._piece(delta)
-        return b"" if piece is None else event({**self._chunk([piece]), **self._beside(delta)}, encode)
+        events, extra = [], self._beside(delta)
+        for piece in self._pieces(delta):
+            events.append(event({**self._chunk([piece]), **extra}, encode))
+            extra = {}
+        return b"".join(events)
 
     def _last_events(self) -> Iterator[bytes]:
         if self._usage_last:

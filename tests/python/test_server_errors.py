@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -169,17 +170,38 @@ def test_other_statuses(server: LiveServer) -> None:
     assert server.client.get("/v1/completions").headers["Allow"] == "POST"
     both = server.client.delete("/flush_cache")
     assert both.status_code == 405
-    assert both.headers["Allow"] == "GET, POST"
-    assert error_of(both)["message"] == "/flush_cache does not take DELETE; allowed: GET, POST"
+    assert both.headers["Allow"] == "GET, HEAD, POST"
+    assert error_of(both)["message"] == "/flush_cache does not take DELETE; allowed: GET, HEAD, POST"
+    for path in ("/", "/page/page.js", "/v1/models"):
+        assert server.client.put(path).headers["Allow"] == "GET, HEAD"
     too_long = server.post("/v1/completions", prompt=[1] * 600)
     assert error_of(too_long)["code"] == "context_length_exceeded"
     for data in (b"", b"{", b"[]", b"nul", b"\xff\xfe", b"[" * 100_000, b'{"prompt": ' + b"9" * 5000 + b"}"):
         response = server.client.post("/v1/completions", content=data, headers={"Content-Type": "application/json"})
         assert response.status_code == 400, data[:20]
         error_of(response)
+    compressed = gzip.compress(b'{"prompt": "a"}')
+    for coding in ("gzip", "GZIP", "identity, gzip"):
+        headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+        response = server.client.post("/v1/completions", content=compressed, headers=headers)
+        assert (response.status_code, response.headers["Accept-Encoding"]) == (415, "identity")
+        assert coding.lower() in error_of(response)["message"]
     untyped = server.client.post("/v1/completions", content=b'{"prompt": "a"}')
     assert untyped.status_code == 400
     assert "Content-Type: application/json" in error_of(untyped)["message"]
+
+
+def test_head(server: LiveServer) -> None:
+    for path in ("/health", "/ping", "/version", "/v1/models", "/v1/models/tiny", "/", "/v1/models/none"):
+        get, head = server.client.get(path), server.client.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        kept = ("content-type", "content-length")
+        assert [head.headers.get(name) for name in kept] == [get.headers.get(name) for name in kept]
+    assert server.client.head("/v1/completions").status_code == 405
+
+
+def test_models_with_a_slash(server: LiveServer) -> None:
+    assert server.client.get("/v1/models/").json() == server.client.get("/v1/models").json()
 
 
 def test_deep_nesting(server: LiveServer) -> None:

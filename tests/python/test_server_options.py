@@ -15,7 +15,7 @@ from kvanta import InputError
 from kvanta import server as server_package
 from kvanta.cli.arguments import given_options
 from kvanta.cli.serve import parser
-from kvanta.server.app import page_router
+from kvanta.server.app import add_page
 from kvanta.server.hosts import AllowedHosts
 from kvanta.server.options import OPTIONS, read_options
 from kvanta.server.run import allowed_hosts
@@ -26,7 +26,7 @@ def test_a_page(tmp_path: Path) -> None:
     (tmp_path / "page.js").write_text("1")
     (tmp_path.parent / "secret").write_text("no")
     app = fastapi.FastAPI()
-    app.include_router(page_router(tmp_path))
+    add_page(app, tmp_path)
     transport = httpx2.ASGITransport(app)
 
     async def get(path: str) -> httpx2.Response:

@@ -129,7 +129,7 @@ def tokens_note(state: dict[str, Any]) -> str:
 
 class AccessControl:
     """Refuses requests without a key (401), under a foreign name (403), with a header that is too large (431), and
-    bodies that are too large (413) or arrive too slowly (408).
+    bodies that are too large (413), compressed (415) or arrive too slowly (408).
     """
 
     def __init__(
@@ -158,6 +158,7 @@ class AccessControl:
         try:
             self._check_header(scope, headers)
             self._check_key(path, headers)
+            self._check_encoding(headers)
             self._check_length(headers)
         except ApiError as error:
             await error_response(error, path)(scope, receive, send)
@@ -195,6 +196,12 @@ class AccessControl:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
+    def _check_encoding(self, headers: Headers) -> None:
+        coding = headers.get("content-encoding", "identity").lower()
+        if coding != "identity":
+            message = f"the body has the Content-Encoding {coding[:50]!r}; bodies are read as they are: identity"
+            raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
+
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "")
         if length.isdecimal() and (len(length) > 18 or int(length) > self._max_body_bytes):
@@ -229,6 +236,21 @@ class AccessControl:
             return message
 
         return limited
+
+
+class HeadRequests:
+    """Answers HEAD as GET, which FastAPI's routes do not: `wget --spider` and monitors check /health so.
+
+    The HTTP server leaves the body out.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
 
 def _digest(key: bytes) -> bytes:

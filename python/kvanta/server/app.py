@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
@@ -23,7 +23,7 @@ from kvanta import __version__
 from kvanta.errors import InputError, ResourceError
 from kvanta.prompts import token_list
 from kvanta.server import prompts
-from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog, refuse_web_pages, route_path
+from kvanta.server.access import OPEN_PREFIX, AccessControl, HeadRequests, RequestLog, refuse_web_pages, route_path
 from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.chat import ChatResponse
@@ -63,9 +63,9 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     sglang_router(service, app.router)
     describe(app, needs_key=bool(service.api_keys))
     if _PAGE.is_dir():
-        app.include_router(page_router(_PAGE))
+        add_page(app, _PAGE)
     gated: ASGIApp = AccessControl(
-        AdmissionLimiter(app),
+        AdmissionLimiter(HeadRequests(app)),
         service.api_keys,
         service.max_body_bytes,
         service.hosts,
@@ -160,7 +160,8 @@ def _methods(app: FastAPI, http: Request) -> list[str]:
     """Methods of a path: those of all routes, where Starlette's error has those of the first one alone."""
     routes = [route for route in app.router.routes if isinstance(route, Route)]
     matching = [route for route in routes if route.matches(http.scope)[0] is not Match.NONE]
-    return sorted({method for route in matching for method in route.methods or ()})
+    methods = {method for route in matching for method in route.methods or ()}
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
@@ -259,6 +260,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         """One of them."""
+        if not name:  # /v1/models/
+            return await models()
         service.check_model(name)
         return JsonResponse(service.model_card(name, created))
 
@@ -297,10 +300,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return Response(encode(registry), media_type=kind)
 
 
-def page_router(folder: Path) -> APIRouter:
+def add_page(app: FastAPI, folder: Path) -> None:
     """GET / and the page's other files, read once: no request's path reaches the file system."""
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    router = APIRouter(include_in_schema=False)
 
     def answer(name: str) -> Response:
         if name not in files:
@@ -308,15 +310,13 @@ def page_router(folder: Path) -> APIRouter:
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         return Response(files[name], media_type=kind, headers=_PAGE_HEADERS)
 
-    @router.get("/")
+    @app.get("/", include_in_schema=False)
     async def index() -> Response:
         return answer("index.html")
 
-    @router.get(OPEN_PREFIX + "{name}")
+    @app.get(OPEN_PREFIX + "{name}", include_in_schema=False)
     async def page(name: str) -> Response:
         return answer(name)
-
-    return router
 
 
 def cors_arguments(

@@ -6,6 +6,7 @@ A field here is an argument of SamplingParams, an HTTP field of both endpoints a
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -102,6 +103,10 @@ def _budget(name: str, value: Any) -> int | None:
     return None if value == -1 else whole_number(name, value, 0, INT32_MAX, ", -1 or None")
 
 
+def _seed(name: str, value: Any) -> int | None:
+    return None if value == -1 else whole_number(name, value, 0, 2**64 - 1, ", -1 or None")
+
+
 def _bad_words(name: str, value: Any) -> list[str]:
     return [] if isinstance(value, (list, tuple)) and not value else list(dict.fromkeys(_texts(name, value)))
 
@@ -158,8 +163,8 @@ class SamplingParams(Parameters):
     frequency_penalty: float = parameter(
         0.0, _number(-2.0, 2.0), help="penalty of tokens in the text, per occurrence; 0: none", metavar="X"
     )
-    seed: int | None = parameter(None, _integer_or_none(0, 2**64 - 1))
-    """The same seed and prompt give the same tokens, whatever else is in the batch."""
+    seed: int | None = parameter(None, optional(_seed))
+    """The same seed and prompt give the same tokens, whatever else is in the batch. None or, as in vLLM, -1: any."""
     stop: str | Sequence[str] | None = parameter(
         None, optional(_stop), help="end before any of these texts", metavar="TEXT"
     )
@@ -238,6 +243,10 @@ class SamplingParams(Parameters):
         scored = len(self.logprob_token_ids or ())
         if scored and self.logprobs not in (None, scored):
             raise InputError(f"logprobs must be None or the number of logprob_token_ids, {scored}, got {self.logprobs}")
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing."""
+        return copy.deepcopy(self)
 
     fewest_new_tokens: ClassVar[int] = 1
 

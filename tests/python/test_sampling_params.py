@@ -29,7 +29,7 @@ from kvanta import InputError, SamplingParams
         ("repetition_penalty", 0.0),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
-        ("seed", -1),
+        ("seed", -2),
         ("seed", 2**64),
         ("logprobs", -1),
         ("prompt_logprobs", -1),

@@ -95,8 +95,10 @@ def test_several_texts_with_a_seed(server: LiveServer, llm: LLM) -> None:
         ids[choice["index"]] += choice["token_ids"]
     assert texts == [output.text for output in direct]
     assert ids == [output.token_ids for output in direct]
-    negative = server.completion(prompt=PROMPT, seed=-1, max_tokens=12)["choices"][0]["text"]
-    assert negative == expected(llm, seed=2**64 - 1, max_tokens=12).text
+    negative = server.completion(prompt=PROMPT, seed=-2, max_tokens=12)["choices"][0]["text"]
+    assert negative == expected(llm, seed=2**64 - 2, max_tokens=12).text
+    body = {"prompt": PROMPT, "seed": -1, "temperature": 2, "max_tokens": 24}  # any seed, as in vLLM
+    assert len({server.completion(**body)["choices"][0]["text"] for _ in range(3)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         given = {name: getattr(self, name) for name in self.model_fields_set & SAMPLING_FIELDS.keys()}
         given = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         given["max_tokens"] = max_tokens
-        if self.seed is not None:
+        if self.seed not in (None, -1):  # -1: a random one
             given["seed"] = whole_number("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         if self.logit_bias is not None:
             given["logit_bias"] = _read_bias(self.logit_bias)

@@ -54,6 +54,8 @@ class BeamSearchSequence:
     """"stop": an end-of-sequence token; "length": max_tokens or the context."""
     stop_reason: int | None = None
     """The end-of-sequence token."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Those of the most likely tokens at the position of every new token, a final end-of-sequence token included."""
 
 
 @dataclass
@@ -113,19 +115,20 @@ def _extend(
     """Replaces the live beams by the best of their continuations."""
     most = 2 * params.beam_width  # as transformers: enough if every other one ends
     found = [
-        (beam.cum_logprob + entry.logprob, beam, token)
+        (beam.cum_logprob + entry.logprob, beam, token, tokens)
         for beam, tokens in zip(each.live, entries, strict=True)
         for token, entry in tokens.items()
         if entry.rank <= most
     ]
     found.sort(key=lambda one: -one[0])
     each.live = []
-    for rank, (logprob, beam, token) in enumerate(found[:most]):
+    for rank, (logprob, beam, token, position) in enumerate(found[:most]):
+        logprobs = [*beam.logprobs, position]
         if token not in ends:
-            each.live.append(BeamSearchSequence([*beam.tokens, token], logprob))
+            each.live.append(BeamSearchSequence([*beam.tokens, token], logprob, logprobs=logprobs))
         elif rank < params.beam_width:
             tokens = [*beam.tokens, token] if params.include_stop_str_in_output else beam.tokens
-            ended = BeamSearchSequence(tokens, logprob, finish_reason="stop", stop_reason=token)
+            ended = BeamSearchSequence(tokens, logprob, finish_reason="stop", stop_reason=token, logprobs=logprobs)
             each.completed.append((_score(logprob, produced, params), ended))
         if len(each.live) == params.beam_width:
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import TypeVar
 
 from kvanta.errors import InputError
@@ -11,6 +11,10 @@ from kvanta.pooling_params import PoolingParams
 from kvanta.sampling_params import SamplingParams
 from kvanta.values import one_line, whole_number
 
+_REFUSED: Mapping[str, str] = {
+    "lora_request": "merge the adapter into the weights",
+    "tokenization_kwargs": "the parameters have truncate_prompt_tokens, and prompts may be token ids",
+}
 AnyParams = TypeVar("AnyParams", SamplingParams, PoolingParams)
 
 
@@ -28,11 +32,18 @@ def one_each(
     return [dataclasses.replace(each) for each in params]  # checks again: fields may have been assigned since
 
 
-def refuse_lora(lora_request: object) -> None:
-    """Raises InputError unless it is None."""
-    if lora_request is not None:
+def refuse_arguments(**given: object) -> None:
+    """Raises InputError for an argument of _REFUSED that is not None, nor empty."""
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, Sized) and len(value) == 0):
+            raise InputError(f"{name} is not supported, got {one_line(value)}: {_REFUSED[name]}")
+
+
+def check_content_format(given: object) -> None:
+    """Raises InputError unless the chat template gets the contents of messages as texts."""
+    if given not in ("auto", "string"):
         raise InputError(
-            f"lora_request is not supported, got {one_line(lora_request)}: merge the adapter into the weights"
+            f"chat_template_content_format must be auto or string, got {one_line(given)}: templates get texts"
         )
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from kvanta import _core, beam_search
 from kvanta.beam_search import BeamSearchOutput, BeamSearchParams
-from kvanta.call_arguments import one_each, read_priorities, refuse_lora
+from kvanta.call_arguments import check_content_format, one_each, read_priorities, refuse_arguments
 from kvanta.chat_messages import Messages, plain_messages
 from kvanta.compat_options import known_arguments
-from kvanta.embedding import Embedding, paired, similarity
+from kvanta.embedding_methods import EmbeddingMethods
 from kvanta.engine_options import EngineOptions
 from kvanta.engine_runner import EngineRunner
 from kvanta.errors import InputError
@@ -24,24 +24,15 @@ from kvanta.generation import Generation
 from kvanta.loaded_model import LoadedModel
 from kvanta.model_options import ModelOptions
 from kvanta.options import accepts_options
-from kvanta.outputs import (
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    TokenLogprobs,
-)
-from kvanta.pooling_params import PoolingParams
-from kvanta.progress import progress_bar
+from kvanta.outputs import RequestOutput, TokenLogprobs
+from kvanta.progress import UseTqdm, progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth, whole_number
 
 
-class LLM:
+class LLM(EmbeddingMethods):
     """Loads a model and reserves its cache; see the README for the options. Raises InputError or ResourceError.
 
     Calls may overlap, from several threads or while a stream is open: each step of the engine serves all of them.
@@ -105,17 +96,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | None = None,
-        priority: int | Sequence[int] | None = None,
+        use_tqdm: UseTqdm = None,
         lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """One output per prompt, in their order. Several parameters: one per prompt; so for priorities. A mapping with
         "prompt" or "prompt_token_ids" may have a "cache_salt": prompts with different ones share no cached prefixes.
 
-        `use_tqdm`: a progress bar; None means for several prompts on a terminal. `priority`: smaller runs first.
-        `lora_request`: for compatibility, None alone.
+        `use_tqdm`: a progress bar, or a callable that makes one; None means for several prompts on a terminal.
+        `priority`: smaller runs first. `lora_request`, `tokenization_kwargs`: for compatibility, None alone.
         """
-        refuse_lora(lora_request)
+        refuse_arguments(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
         return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm, priority)
 
@@ -123,22 +115,27 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        use_tqdm: UseTqdm = None,
+        lora_request: None = None,
         chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        use_tqdm: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        *,
         priority: int | Sequence[int] | None = None,
-        lora_request: None = None,
     ) -> list[RequestOutput]:
-        """The assistant's answers to one conversation, or to several.
+        """The assistant's answers to one conversation, or to several. The order of arguments is vLLM's.
 
-        `chat_template`: a Jinja2 template instead of the model's. `continue_final_message`: the answer continues the
-        last message; needs add_generation_prompt=False. Other arguments: as `generate`.
+        `chat_template`: a Jinja2 template instead of the model's. `chat_template_content_format`: for compatibility,
+        "auto" or "string". `continue_final_message`: the answer continues the last message; needs
+        add_generation_prompt=False. `mm_processor_kwargs`: no effect. Other arguments: as `generate`.
         """
-        refuse_lora(lora_request)
+        refuse_arguments(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        check_content_format(chat_template_content_format)
         several = bool(messages) and isinstance(messages, Sequence) and isinstance(messages[0], (list, tuple))
         conversations: Any = messages if several else [messages]
         entries = [
@@ -155,9 +152,18 @@ class LLM:
         return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm, priority)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The best continuations of every prompt. Each step is a request per beam, which the prefix cache shortens."""
+        """The best continuations of every prompt. Each step is a request per beam, which the prefix cache shortens.
+
+        `concurrency_limit`: number of prompts that are searched together.
+        """
+        refuse_arguments(lora_request=lora_request)
         if not isinstance(params, BeamSearchParams):
             raise InputError(f"params must be BeamSearchParams, got {one_line(params)}")
         entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
@@ -169,72 +175,16 @@ class LLM:
             return [(output.outputs[0].logprobs or [{}])[0] for output in outputs]
 
         ends, limit = self.model_info.eos_token_ids, self.config.max_model_len
-        found = beam_search.search(entries, params, next_tokens, ends, limit)
+        together = max(1, len(entries))
+        if concurrency_limit is not None:
+            together = whole_number("concurrency_limit", concurrency_limit, 1, 2**31 - 1, " or None")
+        found: list[BeamSearchOutput] = []
+        for begin in range(0, len(entries), together):
+            found += beam_search.search(entries[begin : begin + together], params, next_tokens, ends, limit)
         for output in found:
             for beam in output.sequences:
                 beam.text = self.tokenizer.decode(beam.tokens, skip_special_tokens=params.skip_special_tokens)
         return found
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        use_tqdm: bool | None = None,
-        lora_request: None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """The embedding of every prompt: its pooled hidden states, as PoolingParams says."""
-        refuse_lora(lora_request)
-        return [
-            EmbeddingRequestOutput(
-                each.request_id,
-                EmbeddingOutput(each.outputs.data.tolist()),
-                each.prompt_token_ids,
-                each.num_cached_tokens,
-            )
-            for each in self._embed(prompts, pooling_params, use_tqdm)
-        ]
-
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        pooling_task: str = "embed",
-        use_tqdm: bool | None = None,
-        lora_request: None = None,
-    ) -> list[PoolingRequestOutput]:
-        """As `embed`, as float32 arrays. `pooling_task`: for compatibility, "embed" alone."""
-        refuse_lora(lora_request)
-        if pooling_task != "embed":
-            raise InputError(f"pooling_task must be embed, got {one_line(pooling_task)}: there are embeddings alone")
-        return self._embed(prompts, pooling_params, use_tqdm)
-
-    def score(
-        self,
-        text_1: Prompt | Sequence[Prompt],
-        text_2: Prompt | Sequence[Prompt],
-        /,
-        *,
-        pooling_params: PoolingParams | None = None,
-        use_tqdm: bool | None = None,
-        lora_request: None = None,
-    ) -> list[ScoringRequestOutput]:
-        """Cosine similarities of embeddings, as vLLM's for embedding models: of pairs, or of one text with several."""
-        refuse_lora(lora_request)
-        left, right = split_prompts(text_1), split_prompts(text_2)
-        if len(left) not in (1, len(right)):
-            raise InputError(f"score needs pairs, or one text and several, got {len(left)} and {len(right)} texts")
-        outputs = self._embed([*left, *right], pooling_params, use_tqdm)
-        return [
-            ScoringRequestOutput(
-                b.request_id,
-                ScoringOutput(similarity(a, b)),
-                a.prompt_token_ids + b.prompt_token_ids,
-                a.num_cached_tokens + b.num_cached_tokens,
-            )
-            for a, b in paired(outputs, len(left))
-        ]
 
     def chat_prompt(
         self,
@@ -351,30 +301,11 @@ class LLM:
     def _one_each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         return one_each("sampling_params", params, self.get_default_sampling_params(), count)
 
-    def _embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
-        use_tqdm: bool | None,
-    ) -> list[PoolingRequestOutput]:
-        entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
-        params_of_each = one_each("pooling_params", pooling_params, PoolingParams(), len(entries))
-        requests = []
-        for entry, given in zip(entries, params_of_each, strict=True):
-            params = given.with_defaults(self._loaded.default_pooling)
-            cut = truncated(entry, params, self.tokenizer, self.config.max_model_len)
-            requests.append(Embedding(self._next_name(), cut, params))
-        show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
-        with progress_bar(len(requests), "embedding", "prompt", show) as bar:
-            for _ in self._runner.run(requests, lambda index: requests[index].add_to(self._engine)):
-                bar.update()
-        return [request.output for request in requests]
-
     def _generate(
         self,
         entries: list[TokenPrompt],
         params: list[SamplingParams],
-        use_tqdm: bool | None,
+        use_tqdm: UseTqdm,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         priorities = read_priorities(priority, len(entries))
@@ -387,11 +318,6 @@ class LLM:
                 if request.output.finished:
                     bar.update()
         return [request.output for request in requests]
-
-    def _next_name(self) -> str:
-        with self._runner.lock:
-            self._count += 1
-            return str(self._count - 1)
 
     def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> Generation:
         name = self._next_name()

@@ -46,10 +46,11 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "no code of others is run",
         "enable_custom_logit_processor",
         "custom_weight_loader forward_hooks io_processor_plugin logits_processors middleware "
-        "reasoning_parser_plugin scheduler_cls sidecar sidecar_args tool_parser_plugin worker_cls "
+        "reasoning_parser_plugin scheduler_cls sidecar sidecar_args tool_parser_plugin "
         "worker_extension_cls",
         ("[]",),
     ),
+    Group("no code of others is run", "", "worker_cls", ("auto",)),
     Group(
         "weights are stored as --weight-dtype says, the cache as --kv-cache-dtype",
         "quantize_and_serve",

@@ -15,6 +15,7 @@ from kvanta.detokenize import Detokenizer, TokenBytes
 from kvanta.errors import InputError
 from kvanta.tokenizer_files import read_description
 from kvanta.tokenizer_files.files import read_json
+from kvanta.values import one_line
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -167,6 +168,20 @@ class Tokenizer:
         token: int | None = self._fast.token_to_id(text)
         return token
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """`bos_id` under the name of transformers' tokenizers, as the next members have theirs."""
+        return self.bos_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """`eos_id`."""
+        return self.eos_id
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """`token_id` of one token, or of several."""
+        return self.token_id(tokens) if isinstance(tokens, str) else [self.token_id(token) for token in tokens]
+
     def token_text(self, token: int) -> str:
         """One token by itself, for tables of log-probabilities; unfinished characters show as U+FFFD."""
         return self.bytes[token].decode(errors="replace")
@@ -180,11 +195,14 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        tokenize: bool = False,
     ) -> str:
         """The prompt of a chat as text; encode it with add_special_tokens=False, since it has its own.
 
-        `chat_template`: Jinja2, instead of the model's.
+        `chat_template`: Jinja2, instead of the model's. `tokenize`: for scripts made for transformers, False alone.
         """
+        if tokenize is not False:
+            raise InputError(f"tokenize must be False, got {one_line(tokenize)}: encode the text")
         template = self.chat_template if chat_template is None else ChatTemplate(chat_template, self.special_texts)
         if template is None:
             raise InputError("this model has no chat template; give a plain prompt instead")

@@ -208,25 +208,20 @@ KvScales ReadSafetensors(std::string_view file, const std::string& name, const M
       std::ranges::any_of(tensors, [](const auto& tensor) { return tensor.first.ends_with(".k_eigen"); });
   for (int i = 0; i < config.layers; ++i) {
     const auto layer = static_cast<size_t>(i);
-    const bool has_keys = !config.layer_specs[layer].IsRecurrent();
-    const std::string tensor = fmt::format("layers.{}.k_query", i);
-    const auto found = tensors.find(tensor);
-    if (found == tensors.end() && has_keys) {
-      throw InputError(fmt::format("{}: tensor {} is missing; all layers with keys must have theirs", name, tensor));
+    const std::string query = fmt::format("layers.{}.k_query", i), eigen = fmt::format("layers.{}.k_eigen", i);
+    const auto matrices = tensors.find(query), channels = tensors.find(eigen);
+    used += (matrices != tensors.end() ? 1 : 0) + (channels != tensors.end() ? 1 : 0);
+    if (config.layer_specs[layer].IsRecurrent()) continue;  // a calibration has those of all layers
+    if (matrices == tensors.end()) {
+      throw InputError(fmt::format("{}: tensor {} is missing; all layers with keys must have theirs", name, query));
     }
-    if (found == tensors.end()) continue;
-    ++used;
-    if (!has_keys) continue;
     formats::SideScales& k = scales.layers[layer].k;
     if (k.mean.empty()) throw InputError(fmt::format("{}: layer {} has a k_query, but no k_mean", name, i));
-    k.query = ReadQueryMatrices(found->second, fmt::format("{}: {}", name, tensor), config);
+    k.query = ReadQueryMatrices(matrices->second, fmt::format("{}: {}", name, query), config);
     if (!has_eigen) continue;
-    const std::string eigen = fmt::format("layers.{}.k_eigen", i);
-    const auto channels = tensors.find(eigen);
     if (channels == tensors.end()) {
       throw InputError(fmt::format("{}: tensor {} is missing; all layers have theirs, or none", name, eigen));
     }
-    ++used;
     k.eigen = ReadEigenChannels(channels->second, fmt::format("{}: {}", name, eigen), config);
   }
   if (used != tensors.size()) {

@@ -156,6 +156,25 @@ TEST(QueryScaleFile, HasEigenChannelsOfAllLayersOrNone) {
   EXPECT_EQ(ParseScaleFile(File(BothLayers()), "q.safetensors", Config()).layers[0].k.eigen, nullptr);
 }
 
+TEST(QueryScaleFile, IgnoresThoseOfRecurrentLayers) {
+  ModelConfig config = Config();
+  config.layer_specs[0].visibility.kind = cache::VisibilityKind::kRecurrent;
+  Tensors all = BothLayers(), own = BothLayers();
+  own.erase(own.begin());
+  for (Tensors* tensors : {&all, &own}) {
+    for (const int layer : {0, 1}) {
+      if (layer == 0 && tensors == &own) continue;
+      tensors->emplace_back(fmt::format("layers.{}.k_eigen", layer),
+                            std::vector<int64_t>{kKvHeads, kHeadDim + 1, kHeadDim}, Eigen());
+    }
+    const KvScales scales = ParseScaleFile(File(*tensors), "q.safetensors", config);
+    EXPECT_EQ(scales.layers[0].k.query, nullptr);
+    EXPECT_EQ(scales.layers[0].k.eigen, nullptr);
+    EXPECT_NE(scales.layers[1].k.query, nullptr);
+    EXPECT_NE(scales.layers[1].k.eigen, nullptr);
+  }
+}
+
 TEST(QueryScaleFile, CheckpointsHaveThemToo) {
   const TempFolder folder;
   SafetensorsWriter writer;

@@ -21,7 +21,7 @@ inline constexpr double kMaxCondition = 1e5;
 class QueryTransform {
  public:
   // matrices: f32 [kv_heads][head_dim][head_dim], row-major. Inverts them in double. Throws InputError if a value is
-  // not finite or a matrix is singular or nearly so, naming the head.
+  // not finite, or a matrix is singular or nearly so or has an inverse beyond f32, naming the head.
   // allocations: of klt3 and klt2, the bits of each head's channels; empty: none.
   QueryTransform(std::vector<float> matrices, int kv_heads, int head_dim, std::vector<BitAllocation> allocations = {});
 

@@ -76,6 +76,9 @@ TEST(QueryTransform, RefusesMatricesWithoutAnInverse) {
   EXPECT_THAT(refusal(matrix), HasSubstr("not finite"));
   matrix.pop_back();
   EXPECT_THAT(refusal(matrix), HasSubstr("63 values"));
+  std::vector<float> tiny(64, 0.0F);
+  for (size_t i = 0; i < 8; ++i) tiny[9 * i] = 1e-39F;  // as well conditioned as any, but 1e39 is infinite
+  EXPECT_THAT(refusal(tiny), HasSubstr("inverse of KV head 0's matrix does not fit float32 (1e+39)"));
 }
 
 TEST(QueryTransform, HashTellsMatricesApart) {

@@ -19,6 +19,7 @@ constexpr std::string_view kBlockFour =
 constexpr std::string_view kModelDtype = "stands for the model's own dtype; write auto, bf16, fp16 or fp32";
 
 constexpr std::array kCompatNames = {
+    CompatName{"fp8_inc", "vLLM", "fp8_e4m3", ""},  // Gaudi
     // LMDeploy's quant_policy, by number.
     CompatName{"0", "LMDeploy", "", kModelDtype},
     CompatName{"none", "LMDeploy", "", kModelDtype},
@@ -35,10 +36,22 @@ constexpr std::array kCompatNames = {
     CompatName{"iq4_nl", "llama.cpp", "", kBlockFour},
 };
 
-// The name that `name` was most likely meant to be, or "".
-std::string_view NearestName(std::string_view name) {
+// Name without its variant: "int2" of int2_g32.
+bool IsStem(std::string_view stem, std::string_view name) {
+  return !stem.empty() && name.starts_with(stem) && name.substr(stem.size()).starts_with('_');
+}
+
+// The name that `typed` was most likely meant to be, or "".
+std::string_view NearestName(std::string_view typed) {
   constexpr size_t kLongest = 80;
-  if (name.size() > kLongest) return {};
+  if (typed.size() > kLongest) return {};
+  std::string name(typed);
+  std::ranges::transform(name, name.begin(),
+                         [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 32) : c; });
+  if (const Format* same = FindOrNull(name)) return same->name;
+  for (const Format& format : All()) {
+    if (IsStem(name, format.name)) return format.name;
+  }
   std::string_view nearest;
   // More than two edits make a different word, of a short name more than one in three letters.
   size_t min_distance = std::min<size_t>(3, 1 + name.size() / 3);
@@ -92,7 +105,7 @@ void ThrowUnknownName(std::string_view name) {
     throw InputError(
         fmt::format("KV cache format 'auto' stands for the model's own, for K and V alike, and is resolved "
                     "by the engine; name a format here: {}",
-                    AvailableNames()));
+                    NamesOf([](const Format& /*format*/) { return true; })));
   }
   const std::string_view nearest = NearestName(name);
   throw InputError(fmt::format("unknown KV cache format '{}'{}; available: {}", shown,

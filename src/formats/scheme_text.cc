@@ -172,7 +172,6 @@ std::string SideText(const KvSide& side, bool is_key) {
 
 KvScheme KvScheme::Parse(std::string_view text, bool mla) {
   text = Trim(text);
-  if (text == "auto") throw InputError("KV cache scheme 'auto' depends on the model: the engine resolves it");
   // Only a side's "k=" can come before the first comma or modifier; "exact=open" comes after one.
   const size_t equals = text.find('=');
   if (equals != std::string_view::npos && equals < text.find_first_of(",+-")) return ParseExplicit(text, mla);

@@ -8,7 +8,7 @@
 
 namespace kvanta::formats {
 
-constexpr float kMaxTrellisValue = 32 * kFp16Max;  // the scale of a row of such values is below fp16's maximum
+constexpr float kMaxTrellisValue = 32 * kFp16Max;  // 39 to 42 scales, or with uneven bits 15: these may saturate
 constexpr double kMinTrellisStep = 0x1p-30;        // far below any scale that fp16 holds
 
 inline int32_t SaturateInt16(int32_t x) noexcept {

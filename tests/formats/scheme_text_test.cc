@@ -85,6 +85,7 @@ TEST(SchemeText, AliasesAndNamesOfOtherEngines) {
                                                                   {"8", "int8"},
                                                                   {"16", "fp8_e4m3"},
                                                                   {"17", "fp8_e5m2"},
+                                                                  {"fp8_inc", "fp8_e4m3"},
                                                                   {"fp8_e5m2", "fp8_e5m2"},
                                                                   {"fp4_mx_block16", "fp4_e2m1"}};
   for (const auto& [typed, meant] : names) {
@@ -180,6 +181,10 @@ TEST(SchemeText, UnknownNamesListTheKnownAndSuggestTheNearest) {
   EXPECT_THAT(Refusal("fp8_e4m3fn"), HasSubstr("did you mean 'fp8_e4m3'"));
   EXPECT_THAT(Refusal("zzzzzz"), AllOf(HasSubstr("available: auto, fp32, bf16"), Not(HasSubstr("did you mean"))));
   EXPECT_THAT(Refusal("foo"), Not(HasSubstr("did you mean")));
+  EXPECT_THAT(Refusal("INT4"), HasSubstr("did you mean 'int4'"));
+  EXPECT_THAT(Refusal("int2"), HasSubstr("did you mean 'int2_g32'")) << "not int8, as near as it may be";
+  EXPECT_THAT(Refusal("k=Int6,v=int4"), HasSubstr("did you mean 'int6_g32'"));
+  EXPECT_THAT(Refusal("turboquant_4bit"), HasSubstr("did you mean 'turboquant_4bit_nc'"));
   EXPECT_THAT(Refusal(""), HasSubstr("available"));
   EXPECT_THAT(Refusal(std::string(10000, 'x')).size(), testing::Lt(600U));
   EXPECT_THAT(Refusal("int8\nint4"), Not(HasSubstr("\n")));
@@ -194,7 +199,11 @@ TEST(SchemeText, FormatsOfOtherVersionsAndEnginesAreRefusedWithTheReason) {
     EXPECT_THAT(Refusal("k=int8,v=" + std::string(foreign.name)), HasSubstr(std::string(foreign.reason)));
   }
   EXPECT_EQ(KvScheme::Parse("fp8_ds_mla"), KvScheme::Parse("mla_fp8"));
-  EXPECT_THAT(Refusal("auto"), HasSubstr("engine"));
+  for (const char* scheme : {"auto", "k=auto,v=int4", "auto+exact=open"}) {
+    EXPECT_THAT(Refusal(scheme),
+                AllOf(HasSubstr("resolved by the engine; name a format here: fp32, bf16"), Not(HasSubstr("auto, "))))
+        << "it is no alternative to itself";
+  }
 }
 
 TEST(SchemeText, OfLatentsANameStandsForTheirFormOfItsCode) {

@@ -15,6 +15,10 @@ namespace kvanta::attention {
 // CUDA backends need a page pool in GPU memory (kernels/cuda/cuda_context.h).
 std::vector<std::string> BackendNames();
 
+// Families of backends, "cpu", "cuda" and "reference", that attend to a format as it is stored, on K and V; whether
+// this machine runs them or not.
+std::vector<std::string> BackendFamiliesOf(const formats::Format& format);
+
 // Creates a backend. name: one of BackendNames(), or "auto" for the best CPU backend (KVANTA_ISA overrides it). Throws
 // InputError for an unknown name. `pool` must outlive the backend.
 std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PagePool& pool, BackendConfig config,

@@ -163,4 +163,8 @@ std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig con
   return std::make_unique<CpuBackend>(pool, std::move(config), std::move(threads), isa);
 }
 
+bool CpuSupports(const formats::LayerScheme& layer) noexcept {
+  return Attends(*kernels::PortableTable().attention, layer);
+}
+
 }  // namespace kvanta::attention

@@ -33,7 +33,8 @@ CellOffsets MakeOffsets(const formats::CellSections& sections, int64_t first_cel
           .channel_offsets = sections.channel_offsets};
 }
 
-// The format or pair that no kernel supports, or "".
+}  // namespace
+
 std::string FindUnsupported(const formats::LayerScheme& scheme) {
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
     if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
@@ -43,8 +44,6 @@ std::string FindUnsupported(const formats::LayerScheme& scheme) {
   }
   return "";
 }
-
-}  // namespace
 
 template <class T>
 const T* GpuLayerBuilder::Upload(const std::vector<T>& values) {

@@ -25,6 +25,9 @@ struct GpuLayer {
   kernels::cuda::AttentionParams attention;
 };
 
+// The format or pair of formats that no CUDA kernel writes or reads, or "". Needs no GPU.
+std::string FindUnsupported(const formats::LayerScheme& scheme);
+
 // Builds GpuLayers and owns a configuration's constants in device memory.
 class GpuLayerBuilder {
  public:

@@ -41,6 +41,11 @@ const kernels::KeyKernel& UnquantizedKeyKernel(const AttentionKernels& kernels, 
 
 }  // namespace
 
+bool Attends(const AttentionKernels& kernels, const formats::LayerScheme& layer) noexcept {
+  return KeyKernelOf(kernels, layer.k.format->code, layer.k.format->scaling).score != nullptr &&
+         kernels.values[Index(layer.v.format->code)].accumulate != nullptr;
+}
+
 void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
                             const AttentionKernels& kernels) {
   int64_t query_bytes = 0, latent_bytes = 0;

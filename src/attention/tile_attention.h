@@ -16,6 +16,9 @@ namespace kvanta::attention {
 
 using kernels::SoftmaxState;
 
+// True if `kernels` has those of the layer's formats.
+bool Attends(const kernels::AttentionKernels& kernels, const formats::LayerScheme& layer) noexcept;
+
 // Per-thread scratch memory for one query tile.
 class TileWorkspace {
  public:

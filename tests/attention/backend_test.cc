@@ -47,6 +47,16 @@ TEST(BackendsTest, ListsTheMachinesUnitsAndTheReference) {
               HasSubstr("cpu-portable, reference"));
 }
 
+// Trellis codes have no encoder on a GPU; every other format runs on every backend.
+TEST(BackendsTest, FormatsHaveTheFamiliesThatAttendToThem) {
+  for (const formats::Format& format : formats::All()) {
+    const bool has_trellis = formats::IsTrellis(format.code) || formats::IsAllocated(format.code);
+    const std::vector<std::string> all = {"cpu", "cuda", "reference"}, on_host = {"cpu", "reference"};
+    EXPECT_EQ(BackendFamiliesOf(format), has_trellis ? on_host : all) << format.name;
+    EXPECT_EQ(format.summary.ends_with("CPU only"), has_trellis) << format.name;
+  }
+}
+
 TEST(BackendTest, RefusesConfigsThatDoNotFitTheCache) {
   CacheHarness harness({.scheme = "k=int8+mean+outliers=2,v=int8"}, 1);
   const auto error = [&](auto change) {

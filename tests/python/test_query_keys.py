@@ -7,6 +7,7 @@ import logging
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import biased_twins
@@ -17,10 +18,10 @@ import tiny_checkpoints
 from command_line import kvanta
 from numpy.typing import NDArray
 
-from kvanta import LLM, InputError
-from kvanta.calibration import calibrate, save_checkpoint, write_scale_file
+from kvanta import LLM, InputError, ResourceError
+from kvanta.calibration import Calibration, calibrate, save_checkpoint, scale_file, write_scale_file
 from kvanta.calibration.calibrate import calibrate_query
-from kvanta.calibration.query_matrices import eigen_channels, query_matrix
+from kvanta.calibration.query_matrices import QueryMatrices, eigen_channels, query_matrix
 from kvanta.calibration.statistics import collect_statistics
 from kvanta.divergence import kl_divergence
 
@@ -116,6 +117,40 @@ def test_scales_beside_matrices_serve_keys_without_their_mean(tmp_path: Path) ->
     centred = collect_statistics(reader, TEXT.tolist(), both.window, both.k_mean).amax[:, 0].max(axis=-1)
     assert (both.k_scale * 448 >= centred * (1 - 1e-6)).all()
     assert (alone.k_scale * 448 < centred).any()  # so that the assertion above says something
+
+
+def test_two_processes_may_write_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As replicas do that are started together without a calibration."""
+    means = np.zeros((1, 1, 8), np.float32)
+    scales = np.ones((1, 1), np.float32)
+    found = Calibration(
+        granularity="head",
+        method="amax",
+        window=64,
+        k_scale=scales,
+        v_scale=scales,
+        k_mean=means,
+        k_outliers=None,
+        tokens=64,
+        statistics=None,
+        query=QueryMatrices(means, np.eye(8, dtype=np.float32)[None, None], None),
+    )
+    info: Any = SimpleNamespace(architecture="x", layers=1, kv_heads=1, head_dim=8, hash="x")
+    others = [tmp_path / "query.safetensors"]
+    write = scale_file.write_safetensors
+
+    def write_and_be_overtaken(*arguments: Any) -> None:
+        write(*arguments)
+        if others:
+            write_scale_file(others.pop(), found, info)
+
+    monkeypatch.setattr(scale_file, "write_safetensors", write_and_be_overtaken)
+    write_scale_file(others[0], found, info)
+    assert [file.name for file in tmp_path.iterdir()] == ["query.safetensors"]
+    assert set(safetensors.numpy.load_file(tmp_path / "query.safetensors")) == {"layers.0.k_query"}
+    for path in (tmp_path / "x\0.safetensors", tmp_path / "none" / "x.safetensors"):
+        with pytest.raises(ResourceError, match="cannot write"):
+            write_scale_file(path, found, info)
 
 
 def divergence(folder: Path, file: Path | None, kv_cache_dtype: str, **options: Any) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,8 @@ def write_scale_file(path: str | Path, calibration: Calibration, info: _core.Mod
     """
     path = Path(path).expanduser()
     check_scale_file_name(path, calibration.query is not None)
-    partial = path.with_name(f".{path.name}.partial")
+    # A name of its own: replicas that start together write the same file.
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
         text = json.dumps(scale_file(calibration, info))
         if calibration.query is None:
@@ -82,5 +85,7 @@ def write_scale_file(path: str | Path, calibration: Calibration, info: _core.Mod
             write_safetensors(partial, shapes, tensors.items(), "F32", {"kvanta_kv_scales": text})
         partial.replace(path)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        partial.unlink(missing_ok=True)
         raise ResourceError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', error)}") from None
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            partial.unlink(missing_ok=True)

@@ -23,6 +23,18 @@ int64_t RowsOf(std::span<const float> values, int64_t width, const char* name) {
   return static_cast<int64_t>(values.size()) / width;
 }
 
+// A scheme would ignore what it does not name.
+void CheckUsed(const formats::SideScales& k, const formats::Side& side, const std::string& scheme) {
+  const auto check = [&](bool given, bool used, const char* what, const char* modifiers) {
+    if (given && !used) {
+      throw InputError(fmt::format("scheme {}: {} of K are given, but K has no {}", scheme, what, modifiers));
+    }
+  };
+  check(!k.mean.empty(), side.mean, "means", "+mean or +query");
+  check(k.query != nullptr, side.query, "matrices", "+query");
+  check(!k.outliers.empty(), side.outliers != 0, "outlier channels", "+outliers");
+}
+
 }  // namespace
 
 ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<const float> q,
@@ -40,6 +52,7 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
 
   const formats::CacheLayout layout =
       formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}}, options.page_size);
+  CheckUsed(options.scales.k, layout.layers[0].k, options.scheme);
   const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
   cache::PagePool pool(Cpu(), layout,
                        {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});

@@ -19,10 +19,11 @@ struct ArrayAttention {
   int head_dim = 64;
   int page_size = 64;
   int threads = 1;
-  float softmax_scale = 0;           // 0: 1 / sqrt(head_dim)
-  float softcap = 0;                 // 0: none
-  int sliding_window = 0;            // 0: none
-  formats::LayerScales scales = {};  // empty: 1.0; means only where the scheme says +mean
+  float softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
+  float softcap = 0;        // 0: none
+  int sliding_window = 0;   // 0: none
+  // Empty: 1.0. Means, matrices and outlier channels: of K, and only where the scheme says so.
+  formats::LayerScales scales = {};
 };
 
 struct ArrayAttentionResult {

@@ -55,6 +55,9 @@ void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, co
     throw InputError(fmt::format("layer {}: the scheme says +{}, but there are {} mean values instead of {}", index,
                                  needed_by, side.mean.size(), expected));
   }
+  if (!std::ranges::all_of(side.mean, [](float mean) { return std::isfinite(mean); })) {
+    throw InputError(fmt::format("layer {}: the {} means for +{} are not all finite", index, name, needed_by));
+  }
 }
 
 void CheckQueryTransform(const formats::SideScales& side, const formats::Format& format, const AttentionSpec& layer,

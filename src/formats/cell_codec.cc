@@ -20,9 +20,15 @@ void CheckParameters(const CellParameters& parameters, const KvSide& side, CellS
   if (!parameters.mean.empty() && parameters.mean.size() != static_cast<size_t>(shape.head_dim)) {
     throw InputError(fmt::format("mean of {} channels for head_dim {}", parameters.mean.size(), shape.head_dim));
   }
-  if (!parameters.mean.empty() && !side.mean && !side.query)
-    throw InputError("a mean is given, but the scheme has no +mean on this side");
-  if ((parameters.query != nullptr) != side.query || (side.query && parameters.mean.empty())) {
+  if (parameters.mean.empty() == (side.mean || side.query)) {
+    throw InputError(side.query  ? "the scheme has +query on this side: give its matrix and the mean"
+                     : side.mean ? "the scheme has +mean on this side: give the mean"
+                                 : "a mean is given, but the scheme has no +mean on this side");
+  }
+  if (!std::ranges::all_of(parameters.mean, [](float mean) { return std::isfinite(mean); })) {
+    throw InputError("the mean is not finite in all channels");
+  }
+  if ((parameters.query != nullptr) != side.query) {
     throw InputError(side.query ? "the scheme has +query on this side: give its matrix and the mean"
                                 : "a +query matrix is given, but the scheme has no +query on this side");
   }
@@ -128,7 +134,7 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
   CheckParameters(parameters, side, shape);
   const int64_t expected = sections.bytes + OutlierBytes(side, shape);
   if (bytes.size() != static_cast<size_t>(expected)) {
-    throw InputError(fmt::format("{} bytes for a {} cell of {} tokens of head_dim {}, which has {}", bytes.size(),
+    throw InputError(fmt::format("{} bytes for a cell of {} with {} tokens of head_dim {}, which has {}", bytes.size(),
                                  format.name, shape.tokens, shape.head_dim, expected));
   }
   const auto head_dim = static_cast<size_t>(shape.head_dim);

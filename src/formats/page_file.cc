@@ -108,8 +108,9 @@ void CheckPageFits(const PageHeader& page, const PageHeader& cache, std::string_
   same_record.record = page.record;
   same_record.group = page.group;
   if (PageHeaderToJson(page) != PageHeaderToJson(same_record)) {
-    throw InputError(
-        fmt::format("page file {}: its static scales, means or outlier channels are not this cache's", Sanitize(name)));
+    throw InputError(fmt::format(
+        "page file {}: its static scales, means, matrices of +query or outlier channels are not this cache's",
+        Sanitize(name)));
   }
 }
 

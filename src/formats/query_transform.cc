@@ -99,6 +99,16 @@ QueryTransform::QueryTransform(std::vector<float> matrices, int kv_heads, int he
   hash_ = fmt::format("xxh64-{:016x}", hash);
 }
 
+EigenChannels SplitEigenChannels(std::span<const float> values, int head_dim) {
+  EigenChannels channels;
+  const auto row = static_cast<std::ptrdiff_t>(head_dim);
+  for (auto head = values.begin(); head != values.end(); head += (row + 1) * row) {
+    channels.matrices.insert(channels.matrices.end(), head, head + row * row);
+    channels.deviations.insert(channels.deviations.end(), head + row * row, head + (row + 1) * row);
+  }
+  return channels;
+}
+
 std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& channels, int kv_heads, int head_dim,
                                                        int mean_bits) {
   const auto size = static_cast<size_t>(head_dim);

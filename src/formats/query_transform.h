@@ -60,6 +60,9 @@ struct EigenChannels {
   std::vector<float> deviations;  // [kv_heads][head_dim], above 0, never rising
 };
 
+// values: [kv_heads][head_dim + 1][head_dim], as files have them (k_eigen): the last row of a head has its deviations.
+EigenChannels SplitEigenChannels(std::span<const float> values, int head_dim);
+
 // The transform of keys for a format with `mean_bits` bits on average: z times the root mean square of its levels.
 // Throws InputError as QueryTransform does, and if deviations are not finite, not above 0 or rise.
 std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& channels, int kv_heads, int head_dim,

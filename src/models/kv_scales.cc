@@ -311,12 +311,7 @@ std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorVie
 std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
                                                                 const ModelConfig& config) {
   const std::vector<float> values = ReadF32(tensor, name, {config.kv_heads, config.head_dim + 1, config.head_dim});
-  auto channels = std::make_shared<formats::EigenChannels>();
-  const auto row = static_cast<std::ptrdiff_t>(config.head_dim);
-  for (auto head = values.begin(); head != values.end(); head += (row + 1) * row) {
-    channels->matrices.insert(channels->matrices.end(), head, head + row * row);
-    channels->deviations.insert(channels->deviations.end(), head + row * row, head + (row + 1) * row);
-  }
+  auto channels = std::make_shared<formats::EigenChannels>(formats::SplitEigenChannels(values, config.head_dim));
   try {  // a file is good or bad whatever the formats that are used
     for (const int mean_bits : {2, 3}) MakeKltTransform(*channels, config.kv_heads, config.head_dim, mean_bits);
   } catch (const InputError& error) {

@@ -72,6 +72,7 @@ TEST(BackendTest, RefusesConfigsThatDoNotFitTheCache) {
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.scale = {1.0f}; }), HasSubstr("1 k scales for 2"));
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].v.scale = {1.0f, 0.0f}; }), HasSubstr("v scale 0"));
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.mean.clear(); }), HasSubstr("+mean"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.mean[70] = std::nanf(""); }), HasSubstr("not all finite"));
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.outliers.pop_back(); }), HasSubstr("+outliers=2"));
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.outliers = {0, 64, 0, 1}; }), HasSubstr("channel 64"));
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.outliers = {0, 1, 5, 5}; }), HasSubstr("channel 5"));
@@ -297,6 +298,12 @@ TEST(ArrayAttentionTest, AgreesWithTheReferenceAndChecksShapes) {
   EXPECT_GT(cpu.cache_bytes, 40 * 64 * 2);
   EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 36); }), HasSubstr("[36, 39) with 40 keys"));
   EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, q, 37); }), HasSubstr("v has 384"));
+  options.scales.k.mean.assign(64, 0.5F);
+  EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 37); }), HasSubstr("K has no +mean or +query"));
+  options.scheme = "int8+mean";
+  EXPECT_EQ(ErrorOf([&] { RunArrayAttention(options, q, k, v, 37); }), "no error");
+  options.scales.k.outliers = {1, 2, 3, 4};
+  EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 37); }), HasSubstr("K has no +outliers"));
   options.scheme = "int9";
   EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 37); }), HasSubstr("int9"));
 }

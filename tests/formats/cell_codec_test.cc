@@ -267,6 +267,11 @@ TEST(CellCodec, WrongSizesAreRefused) {
   EXPECT_THROW(EncodeCell(KvScheme::Parse("kivi4"), SideKind::kV, x, {8, 8}), InputError);
   EXPECT_THROW(EncodeCell(int8, SideKind::kK, x, {1, 64}, {.static_scale = 0.0F}), InputError);
   EXPECT_THROW(EncodeCell(int8, SideKind::kK, x, {1, 64}, {.mean = x}), InputError);
+  const KvScheme mean = KvScheme::Parse("int8+mean");
+  EXPECT_NO_THROW(EncodeCell(mean, SideKind::kK, x, {1, 64}, {.mean = x}));
+  EXPECT_THROW(EncodeCell(mean, SideKind::kK, x, {1, 64}), InputError);
+  const std::vector<float> unknown(64, std::nanf(""));
+  EXPECT_THROW(EncodeCell(mean, SideKind::kK, x, {1, 64}, {.mean = unknown}), InputError);
   EXPECT_THROW(DecodeCell(int8, SideKind::kK, std::vector<uint8_t>(79), {1, 64}), InputError);
   EXPECT_THROW(ParseSideKind("q"), InputError);
   EXPECT_EQ(ParseSideKind("v"), SideKind::kV);

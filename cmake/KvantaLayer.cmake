@@ -86,6 +86,9 @@ function(kvanta_isa_sources variable)
         if((isa MATCHES "^(avx512|zen4)$" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX)
            OR (isa STREQUAL "avx512fp16" AND NOT KVANTA_RUNS_AVX512FP16))
           list(APPEND options -fno-sanitize=all)  # the unit never runs on this machine
+        elseif(KVANTA_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL Clang)
+          # Checks as calls: kernels unroll into functions whose inlined checks take as long to compile as the rest.
+          list(APPEND options -mllvm -asan-instrumentation-with-call-threshold=0)
         endif()
       endif()
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${options})

@@ -29,7 +29,7 @@ class Ops {
   virtual Device& device() const noexcept = 0;
   virtual ThreadPool& threads() const noexcept = 0;
   // True if the device's memory is the host's and calls are synchronous.
-  virtual bool OnHost() const noexcept { return true; }
+  virtual bool OnHost() const noexcept = 0;
 
   // Packs the weights, stacked along `out` (q|k|v as one), for this device. kind selects the storage of W and the
   // arithmetic (kF32: f32; kBf16: x rounded to bf16, f32 sums; kF16: W in f16, x in f32; kInt8, kInt4: x in 8 or 16
@@ -41,16 +41,14 @@ class Ops {
 
   // Likewise packs weights with codes and scales as they are (quantized_weight.h); x stays f32. Null if this device
   // does not read their format, or they differ in it: then rows may be read as f32 and given to MakeLinear().
-  virtual std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> /*stacked*/,
-                                                      std::span<const float> /*bias*/) {
-    return nullptr;
-  }
+  virtual std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> stacked,
+                                                      std::span<const float> bias) = 0;
 
   // Combines layers made by MakeLinear() into a few launches; null on the CPU, which runs them one by one.
-  virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) { return nullptr; }
+  virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& layers) = 0;
 
   // Throws InputError for experts that the device does not support.
-  virtual void CheckExperts(const MoeConfig& /*moe*/) const {}
+  virtual void CheckExperts(const MoeConfig& moe) const = 0;
   // A layer of experts, of linear layers that MakeLinear gave: this rank's part. e_score_correction_bias:
   // [num_experts], or empty. Throws ResourceError.
   virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
@@ -80,12 +78,14 @@ class Ops {
   // [rows][width].
   virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
                            float* out) noexcept = 0;
-  // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats. Only on the CPU.
-  virtual void MulSigmoid(float* /*x*/, int64_t /*x_stride*/, const float* /*gate*/, int64_t /*gate_stride*/,
-                          int64_t /*rows*/, int64_t /*width*/) noexcept {}
+  // Throws InputError if the device does not support gates of the attention's output: MulSigmoid().
+  virtual void CheckOutputGate() const = 0;
+  // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats.
+  virtual void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
+                          int64_t width) noexcept = 0;
   // Throws InputError if the device does not support Gated DeltaNet layers.
-  virtual void CheckGatedDeltaNet() const {}
-  virtual void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept {}
+  virtual void CheckGatedDeltaNet() const = 0;
+  virtual void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].
@@ -95,12 +95,12 @@ class Ops {
   virtual void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept = 0;
   // Captures the launches of `launches` without starting them (cuda/cuda_context.h); null on the host, where it is not
   // called. Throws ResourceError.
-  virtual std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& /*launches*/) { return nullptr; }
+  virtual std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& launches) = 0;
   // tokens[r]: the token sampled by params[r] from row r of logits, f32 [rows][width], with the argmaxes of the rows;
   // -1 if the row is not finite or has too many candidates (kMaxCandidates). Only for devices whose memory is not the
   // host's: on the CPU the sampler reads the logits.
-  virtual void Sample(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*argmaxes*/,
-                      const SampleParams* /*params*/, int32_t* /*tokens*/) noexcept {}
+  virtual void Sample(const float* logits, int64_t rows, int64_t width, const RowArgmax* argmaxes,
+                      const SampleParams* params, int32_t* tokens) noexcept = 0;
 };
 
 // Names of the ISA units that this machine runs, best first (kernels/cpu/select.cc lists all of them).

@@ -16,6 +16,7 @@ class GroupedAttention final : public AttentionBlock {
         kv_heads_(source.config.kv_heads / source.ranks.Size()),
         gathered_(source.ranks, int64_t{source.config.heads} * source.config.head_dim) {
     const std::string module = prefix + "self_attn.";
+    if (config_.attn_output_gate) ops_.CheckOutputGate();
     if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
     if (config_.qk_norm) {
       const bool all = config_.qk_norm_of_all_heads;

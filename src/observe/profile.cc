@@ -127,6 +127,7 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(copy_);
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
+  void CheckOutputGate() const override { inner_->CheckOutputGate(); }
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                   int64_t width) noexcept override {
     const Timer timer(activation_);
@@ -138,6 +139,12 @@ class ProfiledOps final : public kernels::Ops {
     inner_->GatedDeltaNet(op);
   }
   bool OnHost() const noexcept override { return inner_->OnHost(); }
+  std::unique_ptr<kernels::LinearGroup> MakeGroup(std::vector<std::unique_ptr<kernels::Linear>>&& layers) override {
+    return inner_->MakeGroup(std::move(layers));
+  }
+  std::unique_ptr<kernels::LaunchGraph> Capture(const std::function<void()>& launches) override {
+    return inner_->Capture(launches);
+  }
   void Sample(const float* logits, int64_t rows, int64_t width, const kernels::RowArgmax* argmaxes,
               const kernels::SampleParams* draws, int32_t* tokens) noexcept override {
     inner_->Sample(logits, rows, width, argmaxes, draws, tokens);

@@ -70,6 +70,15 @@ def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support
     record_support(tmp_path, "BF16", "gpu_emulated")
 
 
+def test_a_gate_without_recurrent_layers_is_refused(tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    model = tiny_classes.make_of_class("Qwen3NextForCausalLM", **tiny_classes.experts(4, 2), **layers)
+    tiny_models.save(model, tmp_path, torch.bfloat16)
+    done = run(tmp_path, "float32", "fp32")
+    assert done.returncode == 1
+    assert "does not support gates of the attention's output; device cpu does" in done.stderr
+
+
 @pytest.mark.parametrize("layout", ["fp8_blocks", "awq", "modelopt_nvfp4"])
 def test_quantized_weights(layout: str, tmp_path: Path, record_support: RecordSupport) -> None:
     tiny_models.save(tiny_classes.make_of_class("LlamaForCausalLM"), tmp_path / "source", torch.bfloat16)

@@ -32,6 +32,7 @@ class CpuOps final : public Ops {
 
   Device& device() const noexcept override { return Cpu(); }
   ThreadPool& threads() const noexcept override { return *context_->threads; }
+  bool OnHost() const noexcept override { return true; }
 
   std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                      LinearKind kind) override {
@@ -48,6 +49,8 @@ class CpuOps final : public Ops {
                                               std::span<const float> bias) override {
     return kernels::MakeQuantizedLinear(context_, stacked, bias);
   }
+
+  std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) override { return nullptr; }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const int64_t width = table.In();
@@ -90,10 +93,14 @@ class CpuOps final : public Ops {
     });
   }
 
+  void CheckOutputGate() const override {}
+
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                   int64_t width) noexcept override {
     ForRows(rows, width, [&](int64_t row) { rows_.mul_sigmoid(x + row * x_stride, gate + row * gate_stride, width); });
   }
+
+  void CheckGatedDeltaNet() const override {}
 
   void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override {
     CpuGatedDeltaNet(op, context_->isa, *context_->threads);
@@ -105,6 +112,8 @@ class CpuOps final : public Ops {
       rows_.add_scaled(x + row * width, y + row * width, factor, width);
     });
   }
+
+  void CheckExperts(const MoeConfig& /*moe*/) const override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            std::span<const float> e_score_correction_bias,
@@ -132,6 +141,11 @@ class CpuOps final : public Ops {
       argmaxes[row] = {.value = largest, .column = column, .finite = finite};
     });
   }
+
+  // The host has no launches, and its sampler reads the logits.
+  std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& /*launches*/) override { return nullptr; }
+  void Sample(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*argmaxes*/,
+              const SampleParams* /*params*/, int32_t* /*tokens*/) noexcept override {}
 
  private:
   // Calls fn(row) for every row of `width` values, in parallel where it pays.

@@ -25,6 +25,11 @@ class GpuOps final : public Ops {
     return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
   }
 
+  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> /*stacked*/,
+                                              std::span<const float> /*bias*/) override {
+    return nullptr;
+  }
+
   std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& layers) override {
     return std::make_unique<GpuLinearGroup>(context_, std::move(layers));
   }
@@ -35,9 +40,17 @@ class GpuOps final : public Ops {
                                  moe.bias ? "with biases" : "whose inputs are multiplied by the router's weights"));
   }
 
+  void CheckOutputGate() const override {
+    throw InputError(
+        fmt::format("{} does not support gates of the attention's output; device cpu does", context_->gpu->Name()));
+  }
+  void MulSigmoid(float* /*x*/, int64_t /*x_stride*/, const float* /*gate*/, int64_t /*gate_stride*/, int64_t /*rows*/,
+                  int64_t /*width*/) noexcept override {}
+
   void CheckGatedDeltaNet() const override {
     throw InputError(fmt::format("{} does not support Gated DeltaNet layers; device cpu does", context_->gpu->Name()));
   }
+  void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            std::span<const float> e_score_correction_bias,

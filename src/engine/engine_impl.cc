@@ -8,6 +8,7 @@
 #include "engine/cache_identity.h"
 #include "engine/ranks.h"
 #include "kvanta/error.h"
+#include "store/record_folder.h"
 
 namespace kvanta {
 namespace {
@@ -89,7 +90,11 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   if (config.kv_events_queue_size > 0) {
     kv_events_ = std::make_unique<engine::KvEventLog>(static_cast<size_t>(config.kv_events_queue_size));
   }
-  if (!measure_scales_) AddListeners();
+  if (!measure_scales_) {
+    AddListeners();
+  } else if (!config.kv_cache_dir.empty()) {
+    store::MakeCacheFolder(config.kv_cache_dir);  // the first request, which opens it, would be late for an error
+  }
   const std::lock_guard lock(mutex_);
   RefreshStats();
 }

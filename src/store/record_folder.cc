@@ -31,6 +31,10 @@ int64_t DiskBytes(int64_t bytes) {
   return RoundUp(bytes, kBlockBytes);
 }
 
+std::string NameOfFolder(const std::string& folder) {
+  return fmt::format("kv_cache_dir = {}", Quote(folder));
+}
+
 bool IsHex(std::string_view text, size_t digits) {
   return text.size() == digits && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
@@ -50,17 +54,21 @@ StoreFile Classify(const std::string& path) {
   return is_record ? StoreFile::kRecord : StoreFile::kForeign;
 }
 
+void MakeCacheFolder(const std::string& folder) {
+  if (const FileError error = MakeFolder(folder)) {
+    throw InputError(fmt::format("{}: {}", NameOfFolder(folder), std::strerror(error)));
+  }
+}
+
 RecordFolder::RecordFolder(RecordFolderConfig config)
     : config_(std::move(config)), identity_name_(IdentityName(IdentityKey(config_.identity))) {
   while (config_.folder.size() > 1 && config_.folder.ends_with('/')) config_.folder.pop_back();
-  if (const FileError error = MakeFolder(config_.folder)) {
-    throw InputError(fmt::format("{}: {}", RecordFolder::Name(), std::strerror(error)));
-  }
+  MakeCacheFolder(config_.folder);
   if (FileExists(PathOf(identity_name_))) WriteIdentity(WallClockNs());  // an error is that of the writes to come
 }
 
 std::string RecordFolder::Name() const {
-  return fmt::format("kv_cache_dir = {}", Quote(config_.folder));
+  return NameOfFolder(config_.folder);
 }
 
 std::string RecordFolder::NameOf(const RecordId& id) const {

@@ -26,6 +26,9 @@ inline constexpr std::string_view kIdentityFile = "identity.json";
 enum class StoreFile : uint8_t { kForeign, kIdentity, kRecord, kTemporary };
 StoreFile Classify(const std::string& path);
 
+// Creates the folder of kv_cache_dir; throws InputError if that fails.
+void MakeCacheFolder(const std::string& folder);
+
 struct RecordFolderConfig {
   std::string folder;
   int64_t limit_bytes = 0;

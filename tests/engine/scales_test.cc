@@ -90,6 +90,14 @@ TEST(Scales, ABrokenFileIsAnError) {
   EXPECT_THROW(Engine{config}, InputError);
 }
 
+TEST(Scales, ACacheFolderThatCannotBeMadeIsAnErrorBeforeTheyAreMeasured) {
+  const models::TempFolder folder;
+  EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
+  config.calculate_kv_scales = true;
+  config.kv_cache_dir = folder.Write("file", "") + "/cache";
+  EXPECT_THROW(Engine{config}, InputError);
+}
+
 TEST(Scales, MeasuredOnTheFirstPromptAndFrozen) {
   Log log;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");

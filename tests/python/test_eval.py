@@ -281,19 +281,16 @@ def test_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert layers == [row["scheme"] for row in engine("bf16", kv_cache_dtype_layers=map_of(scheme)).stats()["layers"]]
 
 
-def test_modifiers_of_keys_go_to_the_keys_that_take_them() -> None:
-    found = Search(
-        EngineFactory.find(MODEL, 128, 1, {"threads": 1}),
-        Evaluation(MODEL, SMALL).calibration_passages(256),
-        [16.0],
-        ["int8", "fp8_e4m3"],
-        "+exact=2+query+sink=1",
-    )
-    keys, values = ([choice.name for choice in choices] for choices in found._sides)
-    assert keys == ["bf16", "int8+query", "fp8_e4m3"]
-    assert values == ["bf16", "int8", "fp8_e4m3"]
-    assert found._scheme("int8+query", "int8") == "k=int8+query,v=int8+exact=2+sink=1"
-    assert found._scheme("bf16", "bf16") == "bf16"
+def test_the_reference_depends_on_the_scheme_file_and_the_device(tmp_path: Path) -> None:
+    factory = EngineFactory.find(MODEL, 64, 1, {})
+    file = tmp_path / "s.json"
+    file.write_text("{}")
+    before = factory.identity(str(file))
+    assert factory.identity(str(file)) == before
+    file.write_text("{} ")
+    assert factory.identity(str(file)) != before
+    on_gpu = EngineFactory.find(MODEL, 64, 1, {"device": "cuda"})
+    assert on_gpu.identity("bf16") != factory.identity("bf16")
 
 
 def map_of(scheme: dict[str, Any]) -> str:
@@ -359,6 +356,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "needles": (["--tasks", "needle", "--needles", "9"], "needles must .* got 9"),
     "no figure": (["--recommend", "speed>3"], "speed"),
     "too few bits": (["--search", "3"], "no scheme has 3 bits"),
+    "bits that are no number": (["--search", "nan"], "must be a number, got nan"),
     "a search among schemes": (["--search", "9", "--search-formats", "k=int8,v=fp8"], "k=int8,v=fp8"),
     "a search among unknown formats": (["--search", "9", "--search-formats", "int9"], "int9.*int8"),
     "a search with an unknown modifier": (["--search", "9", "--search-modifiers", "+sunk=1"], "sunk"),

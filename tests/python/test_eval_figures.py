@@ -153,6 +153,8 @@ def test_allocation_is_the_best_of_all(seed: int) -> None:
         assert sum(choice.cost for choice in found) == pytest.approx(least)
     with pytest.raises(InputError, match=r"the smallest has 2\.25"):
         allocate(items, 2.2)
+    least = sum(min(choice.cost for choice in item) for item in items)
+    assert sum(choice.cost for choice in allocate(items, float("inf"))) == pytest.approx(least)
 
 
 def test_fronts() -> None:

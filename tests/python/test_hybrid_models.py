@@ -29,7 +29,9 @@ from model_support import RecordSupport
 from kvanta import LLM, SamplingParams
 from kvanta.calibration import calibrate, write_scale_file
 from kvanta.errors import InputError
-from kvanta.evaluate import Settings, evaluate
+from kvanta.evaluate import Evaluation, Settings, evaluate
+from kvanta.evaluate.engine_factory import EngineFactory
+from kvanta.evaluate.search import Search
 from kvanta.models import SHIPPED
 from kvanta.plan import plan
 
@@ -245,6 +247,12 @@ def test_calibration_and_evaluation(folder: Path, tmp_path: Path, monkeypatch: p
     settings = Settings(formats=["int8", "int4"], context=128, tokens=256, engine={"threads": 1})
     rows = evaluate(str(folder), settings)["formats"]
     assert all(0 < row["kl_mean"] < 0.5 for row in rows.values()), rows
+    passages = Evaluation(str(folder), settings).calibration_passages(64)
+    factory = EngineFactory.find(str(folder), 128, 1, {"threads": 1})
+    search = Search(factory, passages, [6.0], ["int8", "int4"])
+    assert search._cached == [1]  # states have no format
+    (found,) = search.run()
+    assert found.bits_per_element <= 6.0
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ def allocate(items: Sequence[Sequence[Choice]], mean_bits: float) -> list[Choice
 
     Takes O(items * choices * items * mean_bits * 64) time. Raises InputError if even the smallest choices do not fit.
     """
-    budget = math.floor(mean_bits * len(items) * _STEPS_PER_BIT + 1e-6)
-    least = sum(min(_steps(choice) for choice in item) for item in items)
+    if math.isnan(mean_bits):
+        raise InputError("a budget of bits per element must be a number, got nan")
+    least, most = (sum(bound(map(_steps, item)) for item in items) for bound in (min, max))
+    budget = math.floor(min(mean_bits * len(items) * _STEPS_PER_BIT + 1e-6, most))
     if least > budget:
         smallest = math.ceil(1000 * least / len(items) / _STEPS_PER_BIT) / 1000
         raise InputError(f"no scheme has {mean_bits:g} bits per element; the smallest has {smallest:g}")

@@ -7,14 +7,13 @@ import json
 import math
 from pathlib import Path
 
-_NAME = "divergences.jsonl"
-
 
 class DivergenceLog:
     """One line per scheme: [kv_cache_dtype, kv_cache_dtype_layers, mean divergence in nats]."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / _NAME
+    def __init__(self, folder: Path, key: str) -> None:
+        """`key`: of the engine options that the schemes share, which may differ from the reference's."""
+        self._file = folder / f"divergences-{key}.jsonl"
         self._known: dict[tuple[str, str], float] = {}
         with contextlib.suppress(OSError, UnicodeDecodeError):
             for line in self._file.read_text(encoding="utf-8").splitlines():

@@ -14,7 +14,10 @@ from kvanta.engine_options import engine_config
 from kvanta.errors import InputError
 from kvanta.llm import LLM
 from kvanta.models import resolve_model
+from kvanta.scheme_file import is_scheme_file
 from kvanta.tokenizer import Tokenizer
+
+_NUMERIC = ("dtype", "weight_dtype", "quantization_param_path", "calculate_kv_scales", "device", "isa")
 
 
 @dataclass(frozen=True)
@@ -102,20 +105,32 @@ class EngineFactory:
             raise InputError(f"no quantized cache format fits the heads of {self.model!r}")
         return usable
 
+    def options_identity(self) -> dict[str, Any]:
+        """The options of the engines that are compared with a reference, as far as their results depend on them."""
+        return _numeric_options(self.options)
+
     def identity(self, scheme: str) -> dict[str, Any]:
         """All that the reference on `scheme` depends on but the tokens: files, precision, and this very library."""
         weights = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
         scales = self.options.get("quantization_param_path")
         if scales and Path(scales).is_file():
             weights.append(Path(scales))
-        names = ("dtype", "weight_dtype", "quantization_param_path", "calculate_kv_scales", "isa")
-        options = {name: self._reference_options().get(name) for name in names}
         library = Path(_core.__file__).stat()
         return {
-            "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in weights],
+            "files": [_identity_of(path) for path in weights],
             "scheme": scheme,
-            "options": {name: value for name, value in options.items() if value is not None},
+            "scheme_file": _identity_of(Path(scheme)) if is_scheme_file(scheme) else None,
+            "options": _numeric_options(self._reference_options()),
             "page_size": engine_config(str(self.folder), self.options).page_size,
             "unit": [os.environ.get("KVANTA_ISA", ""), _core.backend_names()[0]],
             "version": [_core.version(), library.st_size, library.st_mtime_ns],
         }
+
+
+def _numeric_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options on which the bits of results depend, as far as they are given."""
+    return {name: options[name] for name in _NUMERIC if options.get(name) is not None}
+
+
+def _identity_of(file: Path) -> list[Any]:
+    return [str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns]

@@ -21,13 +21,14 @@ from kvanta.evaluate.divergence_log import DivergenceLog
 from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.evaluate.layer_divergence import layer_divergences
 from kvanta.evaluate.passages import Passage
-from kvanta.evaluate.reference import Progress, make_reference
+from kvanta.evaluate.reference import Progress, key_of, make_reference
 from kvanta.evaluate.reference_store import folder_of
 from kvanta.progress import progress_bar
 from kvanta.scheme_file import join_layers
 
 _SIDES = ("k", "v")
 _EXACT = "bf16"
+_RECURRENT = "recurrent"
 _OF_KEYS = re.compile(r"[+-](?:query|mean|outliers=\d+)")
 """Modifiers that only K takes."""
 
@@ -71,6 +72,9 @@ class Search:
         info = factory.info()
         if info.rope_dim:
             raise InputError(f"{info.architecture} stores K and V as one latent: there are no sides to search apart")
+        groups = self._subject.plan(_EXACT).groups
+        self._cached = sorted(each for group in groups if group["visibility"] != _RECURRENT for each in group["layers"])
+        """Layers with keys and values; others have a recurrent state, which no format changes."""
         self._layers = info.layers
         for name in names or (_EXACT,):
             if "," in name:
@@ -78,7 +82,7 @@ class Search:
             _core.KvScheme.parse(name + modifiers)
         self._sides = [self._candidates(side, names) for side in _SIDES]
         for budget in self._budgets:  # refuses what cannot be
-            allocate([choices for choices in self._sides for _ in range(self._layers)], budget)
+            allocate([choices for choices in self._sides for _ in self._cached], budget)
 
     def _scheme(self, k: str, v: str) -> str:
         return (k if k == v else f"k={k},v={v}") + ("" if k == v == _EXACT else self._modifiers)
@@ -111,7 +115,7 @@ class Search:
                 identity, vocab, self._passages, lambda: self._subject.reference_engine(_EXACT), bar.update
             )
 
-        log = DivergenceLog(folder_of(reference.key))
+        log = DivergenceLog(folder_of(reference.key), key_of(self._subject.options_identity()))
 
         def divergence(scheme: str, layers: str, progress: Progress) -> float:
             value = log.get(scheme, layers)
@@ -142,25 +146,22 @@ class Search:
         return kept if kept[-1].name == _EXACT else [*kept, choices[0]]
 
     def _sensitivities(self, divergence: _Divergence, uniform: list[list[Choice]], tokens: int) -> list[list[Choice]]:
-        """The choices of every layer's K, then of every layer's V."""
-        count = self._layers * sum(len(choices) - 1 for choices in uniform)
+        """The choices of the K of every layer that has one, then of the V."""
+        count = len(self._cached) * sum(len(choices) - 1 for choices in uniform)
         single = []
         with progress_bar(tokens * count, "search: layer by layer", " tokens") as bar:
             for side, choices in zip(_SIDES, uniform, strict=True):
                 names = [choice.name for choice in choices if choice.name != _EXACT]
                 rows = [
-                    [
-                        divergence(_EXACT, f"{layer}={self._one_side(side, name)}", bar.update)
-                        for layer in range(self._layers)
-                    ]
+                    [divergence(_EXACT, f"{layer}={self._one_side(side, name)}", bar.update) for layer in self._cached]
                     for name in names
                 ]
-                single.append(np.array(rows).reshape(len(names), self._layers))
+                single.append(np.array(rows).reshape(len(names), len(self._cached)))
         # uniform ends with bf16, which costs nothing
         totals = [np.array([choice.cost for choice in choices[:-1]]) for choices in uniform]
         items: list[list[Choice]] = []
         for choices, costs in zip(uniform, layer_divergences(single, totals), strict=True):
-            every = np.vstack([costs, np.zeros(self._layers)])
+            every = np.vstack([costs, np.zeros(len(self._cached))])
             items += [
                 [replace(choice, cost=float(cost)) for choice, cost in zip(choices, column, strict=True)]
                 for column in every.T
@@ -170,8 +171,10 @@ class Search:
     def _mixed(self, items: list[list[Choice]], budget: float) -> list[str]:
         """A scheme per layer."""
         chosen = allocate(items, budget)
-        pairs = zip(chosen[: self._layers], chosen[self._layers :], strict=True)
-        return [self._scheme(k.name, v.name) for k, v in pairs]
+        schemes = [_EXACT] * self._layers
+        for layer, k, v in zip(self._cached, chosen[: len(self._cached)], chosen[len(self._cached) :], strict=True):
+            schemes[layer] = self._scheme(k.name, v.name)
+        return schemes
 
     def _best(self, uniform: list[list[Choice]], budget: float) -> str | None:
         """The uniform scheme of least cost."""

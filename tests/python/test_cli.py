@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -201,6 +202,23 @@ def test_bad_input_is_one_line_and_status_2(words: list[str], reason: str, tmp_p
     (line,) = done.stderr.splitlines()
     assert line.startswith("kvanta: error: ")
     assert re.search(reason, line)
+
+
+def test_a_cache_folder_whose_name_is_not_utf8() -> None:
+    done = kvanta("cache", "ls", os.fsdecode(b"/tmp/\xff"))
+    assert done.returncode == 2
+    assert "DIR must be a text of valid Unicode" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--version", "formats", "generate stories260k x --max-tokens 2 --threads 1"])
+def test_an_output_that_cannot_be_written(words: str) -> None:
+    command = shlex.join([sys.executable, "-m", "kvanta", *words.split()])
+    for redirection, status, reason in ((">&-", 0, ""), (">/dev/full", 1, "No space left on device")):
+        line = f"{command} {redirection}"
+        done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+        assert reason in done.stderr
+        assert "internal error" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["generate", "plan"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -9,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 # Command -> its line in --help. Each is the module of its name here, with parser() and run().
 COMMANDS = {
@@ -25,6 +27,7 @@ COMMANDS = {
     "completion": "a script that completes commands and options in bash, zsh or fish",
 }
 ALIASES = {"run": "serve"}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def _help() -> str:
@@ -74,6 +77,9 @@ def report_errors(command: Callable[[], int]) -> int:
     from kvanta.errors import InputError, ResourceError
 
     warnings.showwarning = _show_warning
+    for name in ("stdout", "stderr"):  # None where the shell has closed it
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model may write what the terminal's encoding does not have
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -87,6 +93,11 @@ def report_errors(command: Callable[[], int]) -> int:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _report_fault(error)
+        print(f"kvanta: error: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     except MemoryError:
         print("kvanta: error: there is not enough memory", file=sys.stderr)

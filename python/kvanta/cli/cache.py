@@ -12,6 +12,7 @@ from kvanta import _core
 from kvanta.cli.arguments import CommandParser
 from kvanta.cli.report import add_json, write_report
 from kvanta.text_table import human_bytes, render_table
+from kvanta.values import text
 
 _DESCRIPTION = """\
 The folder of --kv-cache-dir, in which cached prefixes outlive the process.
@@ -73,12 +74,13 @@ def _text(rows: Sequence[dict[str, Any]], verified: bool) -> str:
 
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
+    folder = text("DIR", values.DIR)
     if values.ACTION == "clear":
-        removed = _core.clear_cache_folder(values.DIR)
+        removed = _core.clear_cache_folder(folder)
         write_report(values.json, {"removed_files": removed}, f"{removed} files removed")
         return 0
     verified = values.ACTION == "verify"
     look = _core.verify_cache_folder if verified else _core.list_cache_folder
-    rows = [_row(entry) for entry in look(values.DIR)]
+    rows = [_row(entry) for entry in look(folder)]
     write_report(values.json, {"entries": rows}, _text(rows, verified))
     return 1 if any(row["damaged"] for row in rows) else 0

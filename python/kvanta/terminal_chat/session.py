@@ -66,6 +66,10 @@ class ChatSession:
                     if not self._input.interactive:
                         raise
                     self._say(f"kvanta: {error}")
+                except KeyboardInterrupt:  # within a message of several lines, or before an answer
+                    if not self._input.interactive:
+                        raise
+                    self._say("\n[stopped]")
         finally:
             self._input.close()
         return 0

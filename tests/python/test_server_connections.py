@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import socket
@@ -40,6 +41,18 @@ def test_half_a_header_is_not_waited_for(server: LiveServer) -> None:
         with connect(server) as connection:
             connection.sendall(sent)
             assert connection.recv(1) == b""
+
+
+def test_what_is_no_http_gets_an_error_as_any_other(server: LiveServer) -> None:
+    for sent in (b"NO HTTP AT ALL\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n"):
+        with connect(server) as connection, connection.makefile("rb") as answer:
+            connection.sendall(sent)
+            assert answer.readline() == b"HTTP/1.1 400 \r\n"
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+        assert b"Content-Type: application/json" in head
+        error = json.loads(body)["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith("the request is not valid HTTP")
 
 
 def test_half_a_second_header_is_not_waited_for(server: LiveServer) -> None:

@@ -61,9 +61,17 @@ def test_options() -> None:
         {"max_connections": "0"},
         {"header_timeout": "0"},
         {"scheduling_policy": "random"},
+        {"forwarded_allow_ips": "proxy.lan"},
+        {"forwarded_allow_ips": "10.0.0.1/8"},  # it has host bits
+        {"forwarded_allow_ips": "*,10.0.0.1"},
     ):
         with pytest.raises(InputError, match=next(iter(bad))):
             read_options(bad)
+
+
+@pytest.mark.parametrize("given", ["*", "", "10.0.0.1, ::1,192.168.0.0/16"])
+def test_trusted_proxies(given: str) -> None:
+    assert read_options({"forwarded_allow_ips": given}).forwarded_allow_ips == given.replace(" ", "")
 
 
 def test_keys_stay_whole_and_may_be_repeated() -> None:

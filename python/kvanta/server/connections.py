@@ -9,6 +9,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from kvanta.server.errors import ApiError, json_bytes
+
 MAX_HEADER_BYTES = 64 * 1024
 
 
@@ -59,6 +61,20 @@ class LimitedProtocol(H11Protocol):
         """Idle from now on."""
         self._since = time.monotonic()
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """For what is no HTTP, in the form of all other errors. An answer that has begun ends as it is."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            limit = f"or its header has more than {2 * MAX_HEADER_BYTES} bytes"
+            body = json_bytes(ApiError(400, f"the request is not valid HTTP, {limit}").body())
+            headers = [
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+                ("Connection", "close"),
+            ]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def leave(self) -> None:
         """Closes the connection."""

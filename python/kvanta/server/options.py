@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import os
@@ -78,6 +79,18 @@ def _words(value: Any) -> list[str]:
 
 def _paths(value: Any) -> list[str]:
     return [_path(word) for word in _words(value)]
+
+
+def _proxies(value: Any) -> str:
+    """Addresses or networks, with commas between, or * alone: uvicorn would ignore anything else without a word."""
+    proxies = [each.strip() for each in str(value).split(",") if each.strip()]
+    for each in proxies if proxies != ["*"] else ():
+        try:
+            ipaddress.ip_network(each)
+        except ValueError as error:
+            known = "addresses and networks, such as 10.0.0.0/8, with commas between, or * alone"
+            raise InputError(f"{error}; known: {known}") from None
+    return ",".join(proxies)
 
 
 def _keys(value: Any) -> list[str]:
@@ -180,7 +193,10 @@ class ServerOptions(OptionGroup):
         metavar="NAME",
     )
     forwarded_allow_ips: str = option(
-        "", "addresses of proxies whose X-Forwarded-For is trusted, with commas between; * for all", metavar="ADDRESSES"
+        "",
+        "addresses of proxies whose X-Forwarded-For is trusted, with commas between; * for all",
+        _proxies,
+        metavar="ADDRESSES",
     )
     allowed_origins: list[str] = option(
         (),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, reason_of
 from kvanta.values import one_line
 
 
@@ -15,7 +15,7 @@ def read_json_file(file: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> 
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}") from None
+        raise InputError(f"{file} cannot be read: {reason_of(error)}") from None
     if not isinstance(content, kind):
         raise InputError(f"{file} must hold {'an object' if kind is dict else 'a list'}, got {one_line(content)}")
     return content

@@ -12,7 +12,7 @@ from typing import Any
 from kvanta import _core
 from kvanta.auto_query import add_query_matrices
 from kvanta.engine_options import EngineOptions, draft_config, engine_config
-from kvanta.errors import InputError
+from kvanta.errors import InputError, reason_of
 from kvanta.generation_config import default_sampling, describe
 from kvanta.kv_events.config import KvEventsConfig
 from kvanta.kv_events.event_thread import EventConsumer, KvEventThread
@@ -160,5 +160,4 @@ def _read_template(source: str) -> str:
     try:
         return Path(source).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"the chat template {source!r} cannot be read: {reason}") from None
+        raise InputError(f"the chat template {source!r} cannot be read: {reason_of(error)}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -18,8 +18,6 @@ def check_picture(file: str) -> None:
         raise InputError("--plot needs the package matplotlib; install it with: pip install 'kvanta[plot]'") from None
     if Path(file).suffix.lower() not in _SUFFIXES:
         raise InputError(f"--plot: {file!r} does not end in one of {', '.join(_SUFFIXES)}")
-    if not Path(file).absolute().parent.is_dir():
-        raise InputError(f"--plot: there is no folder {str(Path(file).parent)!r}")
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -37,4 +35,4 @@ def save_figure(figure: Any, file: str) -> None:
     try:
         figure.savefig(file)
     except OSError as error:
-        raise ResourceError(f"cannot write {file!r}: {error.strerror or error}") from None
+        raise ResourceError(f"cannot write {file!r}: {reason_of(error)}") from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.values import one_line
 
 _VERSION = 1
@@ -58,4 +58,4 @@ def write_scheme_file(file: str, schemes: Sequence[str], about: Mapping[str, Any
     try:
         Path(file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ResourceError(f"cannot write {file!r}: {error.strerror or error}") from None
+        raise ResourceError(f"cannot write {file!r}: {reason_of(error)}") from None

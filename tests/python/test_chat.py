@@ -119,6 +119,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         time.sleep(0.5)  # the prompt is shown before its line is read
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for("/exit or Ctrl-D leaves.*>>> ")
+        terminal.type('"""The first line\r')
+        terminal.wait_for(r"\.\.\. ")
+        time.sleep(0.5)
+        os.kill(terminal.process.pid, signal.SIGINT)
+        terminal.wait_for(r"\[stopped\].*>>> ")
         terminal.type("/stats\r")
         assert "2 messages" in terminal.wait_for("in use.*>>> ")  # what has been said is kept
         terminal.type("/exit\r")
@@ -187,6 +192,9 @@ def test_messages_of_a_conversation(llm: LLM, tmp_path: Path) -> None:
         other.undo()
     other.set_system("")
     assert other.messages == []
+    (tmp_path / "calls.json").write_text(json.dumps([{"role": "user", "tool_calls": []}]))
+    other.load(str(tmp_path / "calls.json"))
+    assert other.undo() == ""
 
 
 def test_a_conversation_that_does_not_fit(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvanta import _core
 from kvanta.calibration.calibrate import Calibration
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.safetensors_writer import write_safetensors
 
 
@@ -85,7 +85,7 @@ def write_scale_file(path: str | Path, calibration: Calibration, info: _core.Mod
             write_safetensors(partial, shapes, tensors.items(), "F32", {"kvanta_kv_scales": text})
         partial.replace(path)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        raise ResourceError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', error)}") from None
+        raise ResourceError(f"cannot write {str(path)!r}: {reason_of(error)}") from None
     finally:
         with contextlib.suppress(OSError, ValueError):
             partial.unlink(missing_ok=True)

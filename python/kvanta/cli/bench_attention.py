@@ -12,7 +12,7 @@ from kvanta import _core, attention
 from kvanta.attention_plot import write_plot
 from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
 from kvanta.cli.machine import cpu_name
-from kvanta.cli.report import add_json, write_report
+from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError
 from kvanta.picture import check_picture
 from kvanta.progress import progress_bar
@@ -70,7 +70,9 @@ def parser() -> CommandParser:
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
     result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
-    result.add_argument("--plot", metavar="FILE", help="plot of shares and of speed against bf16: .png, .svg or .pdf")
+    result.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="plot of shares and of speed against bf16: .png, .svg or .pdf"
+    )
     add_json(result)
     return result
 

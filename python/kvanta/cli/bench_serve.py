@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
-from kvanta.cli.report import add_json, write_report
+from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError, ResourceError
 from kvanta.loadgen import plot, report, summary, traces, workload
 from kvanta.picture import check_picture
@@ -50,7 +50,9 @@ def parser() -> CommandParser:
     shown.add_argument(
         "--beside", nargs="+", action=ListOption, default=[], metavar="FILE", help="reports to compare with this one"
     )
-    shown.add_argument("--plot", metavar="FILE", help="plot of throughput and latency over load: .png, .svg or .pdf")
+    shown.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="plot of throughput and latency over load: .png, .svg or .pdf"
+    )
     add_json(result)
     return result
 

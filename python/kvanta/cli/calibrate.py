@@ -16,7 +16,7 @@ from kvanta.cli.arguments import (
     whole_number,
 )
 from kvanta.cli.report import add_json, output_file, write_report
-from kvanta.errors import InputError
+from kvanta.errors import InputError, reason_of
 from kvanta.models import resolve_model
 from kvanta.scheme_file import read_layer_schemes
 from kvanta.text_table import render_table
@@ -113,7 +113,7 @@ def _tokens(llm: Any, values: argparse.Namespace, default: Path) -> list[int]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"cannot read {str(path)!r}: {reason_of(error)}") from None
     if not text:
         raise InputError(f"{str(path)!r} is empty")
     tokens: list[int] = llm.tokenizer.encode(text)

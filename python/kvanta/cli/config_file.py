@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.cli.arguments import CommandParser
-from kvanta.errors import InputError
+from kvanta.errors import InputError, reason_of
 from kvanta.options import flag_of
 from kvanta.values import one_line
 
@@ -73,8 +73,7 @@ def _read(file: Path) -> Mapping[str, Any]:
         text = file.read_text(encoding="utf-8")
         content = json.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
     except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise InputError(f"--config {file}: {reason}") from None
+        raise InputError(f"--config {file}: {reason_of(error)}") from None
     if not isinstance(content, Mapping):
         raise InputError(f"--config {file} must hold options by name, got {one_line(content)}")
     return content

@@ -97,7 +97,9 @@ def parser() -> CommandParser:
         metavar="N",
         help="maximum tokens of each greedy answer [256]",
     )
-    result.add_argument("--plot", metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf")
+    result.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf"
+    )
     result.add_argument(
         "--recommend",
         metavar="CONDITIONS",

@@ -17,7 +17,7 @@ from kvanta.cli.arguments import (
     real_number,
     whole_number,
 )
-from kvanta.cli.report import add_json, write_report
+from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.engine_options import by_name
 from kvanta.errors import InputError
 from kvanta.fleet.report import DEFAULT_FORMATS, FleetQuestion, costs_by_format, draw_fleet, fleet_text, plan_fleet
@@ -80,7 +80,7 @@ def _add_fleet(result: CommandParser) -> None:
     group.add_argument("--length-scale", type=real_number, default=1.0, metavar="X", help="multiplies lengths [1]")
     group.add_argument("--max-input-len", type=whole_number, metavar="N", help="cuts prompts")
     group.add_argument("--max-output-len", type=whole_number, metavar="N", help="cuts answers")
-    group.add_argument("--plot", metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
+    group.add_argument("--plot", type=output_file, metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
 
 
 def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvanta.errors import ResourceError
+from kvanta.errors import ResourceError, reason_of
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -49,4 +49,4 @@ def write_json_file(target: str, report: dict[str, Any]) -> None:
         text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
         Path(target).write_text(text, encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        raise ResourceError(f"cannot write {target!r}: {getattr(error, 'strerror', error)}") from None
+        raise ResourceError(f"cannot write {target!r}: {reason_of(error)}") from None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, reason_of
 from kvanta.tokenizer import Tokenizer
 
 SHIPPED_TEXT = Path(__file__).parents[1] / "texts" / "treasure_island.txt"
@@ -40,8 +40,7 @@ def read_text(file: str | Path | None) -> str:
     try:
         return Path(SHIPPED_TEXT if file is None else file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"the text {str(file)!r} cannot be read: {reason}") from None
+        raise InputError(f"the text {str(file)!r} cannot be read: {reason_of(error)}") from None
 
 
 def tokenize(text: str, tokenizer: Tokenizer, most: int) -> list[int]:

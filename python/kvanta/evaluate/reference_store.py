@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvanta.errors import ResourceError
+from kvanta.errors import ResourceError, reason_of
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.row_metrics import ReferenceRows
 from kvanta.models import kvanta_home
@@ -101,7 +101,7 @@ def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[Referenc
         working.rename(target)
     except OSError as error:
         raise ResourceError(
-            f"the reference cannot be kept in {target.parent}: {error.strerror or error}; KVANTA_HOME can name another"
+            f"the reference cannot be kept in {target.parent}: {reason_of(error)}; KVANTA_HOME can name another"
         ) from None
     finally:
         shutil.rmtree(working, ignore_errors=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, reason_of
 from kvanta.text_table import render_table
 
 _MOST_BYTES = 1 << 26
@@ -89,7 +89,7 @@ def read_report(file: str) -> dict[str, Any]:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the report {file!r}: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"cannot read the report {file!r}: {reason_of(error)}") from None
     if not _is_report(report):
         raise InputError(f"{file!r} is no report of kvanta bench serve --json")
     return dict(report)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, reason_of
 from kvanta.loadgen.workload import MAX_REQUESTS, MAX_TOKENS, PlannedRequest, Workload
 from kvanta.values import one_line
 
@@ -63,7 +63,7 @@ def read_trace(
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte, or not UTF-8
         if isinstance(error, InputError):
             raise
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason_of(error)
         raise InputError(f"cannot read the trace {os.fspath(file)!r}: {reason}") from None
     if not rows:
         raise InputError(f"the trace {os.fspath(file)!r} has no requests")

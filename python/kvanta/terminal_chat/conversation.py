@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.chat_template import check_messages
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.llm import LLM
 from kvanta.outputs import RequestOutput
 from kvanta.sampling_params import SamplingParams
@@ -155,14 +155,14 @@ class Conversation:
         try:
             Path(file).expanduser().write_text(text + "\n", encoding="utf-8", errors="replace")
         except (OSError, ValueError) as error:
-            raise ResourceError(f"cannot write {file!r}: {getattr(error, 'strerror', None) or error}") from None
+            raise ResourceError(f"cannot write {file!r}: {reason_of(error)}") from None
 
     def load(self, file: str) -> None:
         """Replaces the messages by those of a file: `save`'s, or a list in OpenAI's form. Raises InputError."""
         try:
             content = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"cannot read {file!r}: {getattr(error, 'strerror', None) or error}") from None
+            raise InputError(f"cannot read {file!r}: {reason_of(error)}") from None
         messages: Any = content.get("messages") if isinstance(content, Mapping) else content
         try:
             check_messages(messages)
@@ -176,6 +176,6 @@ def _texts(file: str, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         if not all(isinstance(message.get(key, ""), str) for key in ("content", "reasoning_content")):
             raise InputError(f"message {index} of {file!r} is not a text; kvanta chat takes texts only")
     return [
-        {key: message[key] for key in ("role", "content", "reasoning_content") if key in message}
+        {"content": "", **{key: message[key] for key in ("role", "content", "reasoning_content") if key in message}}
         for message in messages
     ]

@@ -22,7 +22,8 @@ struct MaskTask {
   // Out, zeros before: bit t % 32 of word t / 32 allows token t. [ceil(vocab / 32)] words; the masks of a call are
   // contiguous. All zeros: no token may follow, the request ends with kStop.
   std::span<uint32_t> mask;
-  std::string error;  // out: if not empty, the request ends with kError
+  std::string error;           // out: if not empty, the request ends with kError
+  bool invalid_input = false;  // out: `error` is the request's own fault, such as a grammar that is too complex
 };
 
 // Called on the engine's thread before the step's tokens are sampled. An exception ends these requests with kError.

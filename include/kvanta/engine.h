@@ -179,7 +179,8 @@ struct RequestOutput {
   int cached_tokens = 0;              // prompt tokens taken from the prefix cache
   int preemptions = 0;                // times that its pages were freed and computed again
   RequestTimes times;
-  std::string error;  // reason: with kError and kTimeout; with kAbort the one passed to Abort
+  std::string error;           // reason: with kError and kTimeout; with kAbort the one passed to Abort
+  bool invalid_input = false;  // with kError: the request's own fault (MaskTask::invalid_input), not the engine's
 };
 
 // Properties of a model, for planners and front ends.

@@ -16,7 +16,13 @@ class Error : public std::runtime_error {
 // exit 2.
 class InputError : public Error {
  public:
-  using Error::Error;
+  // field: name of the request's field that is wrong, a literal; empty if it is none.
+  explicit InputError(const std::string& what, const char* field = "") : Error(what), field_(field) {}
+
+  const char* Field() const noexcept { return field_; }
+
+ private:
+  const char* field_;
 };
 
 // The input is valid but a resource (memory, threads, file system) is insufficient. Python: kvanta.ResourceError

@@ -69,10 +69,15 @@ void FillMasks(const nb::callable& fill, std::span<MaskTask> tasks) {
   }
   const nb::ndarray<nb::numpy, uint32_t, nb::ndim<2>> masks(tasks[0].mask.data(), {tasks.size(), tasks[0].mask.size()},
                                                             nb::handle());
-  const auto errors =
-      nb::cast<std::vector<std::string>>(fill(states, taken, nb::cast(masks, nb::rv_policy::reference)));
+  const nb::list errors(fill(states, taken, nb::cast(masks, nb::rv_policy::reference)));
   if (errors.size() != tasks.size()) throw std::runtime_error("fill_masks returned the wrong number of errors");
-  for (size_t i = 0; i < tasks.size(); ++i) tasks[i].error = errors[i];
+  const nb::object input_error = nb::module_::import_("kvanta.errors").attr("InputError");
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    const nb::handle error = errors[i];
+    if (error.is_none()) continue;
+    tasks[i].error = nb::cast<std::string>(nb::str(error));
+    tasks[i].invalid_input = nb::isinstance(error, input_error);
+  }
 }
 
 }  // namespace

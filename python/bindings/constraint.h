@@ -14,8 +14,8 @@ struct ConstraintHandle {
   std::shared_ptr<TokenConstraint> constraint;
 };
 
-// fill(states: list, taken: list[list[int]], masks: numpy uint32 [states, words]) -> list[str]: an error or "" for
-// each.
+// fill(states: list, taken: list[list[int]], masks: numpy uint32 [states, words]) -> list[Exception | None]: an error
+// or None for each; an InputError is the request's own fault.
 BitmaskFn PythonBitmaskFn(nanobind::callable fill);
 
 }  // namespace kvanta::python

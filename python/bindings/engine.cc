@@ -18,6 +18,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "constraint.h"
+#include "engine/ranks.h"
 #include "fields.h"
 #include "output_queue.h"
 #include "shared_callable.h"
@@ -79,11 +80,10 @@ void BindConfig(nb::module_& module) {
           "set_fill_masks",
           [](EngineConfig& self, nb::callable fill) { self.fill_masks = PythonBitmaskFn(std::move(fill)); }, "fill"_a,
           nb::sig("def set_fill_masks(self, fill: collections.abc.Callable[[list[typing.Any], list[list[int]], "
-                  "numpy.typing.NDArray[numpy.uint32]], list[str]]) -> None"),
+                  "numpy.typing.NDArray[numpy.uint32]], list[Exception | None]]) -> None"),
           "`fill(states, taken, masks)` is called once per step with the states of the constrained requests, the "
-          "tokens "
-          "sampled for each since the last call, and masks [states, words] to fill; it returns an error or \"\" for "
-          "each. See kvanta.structured_output.fill_masks.");
+          "tokens sampled for each since the last call, and masks [states, words] to fill; it returns an error or None "
+          "for each. See kvanta.structured_output.fill_masks.");
 }
 
 void BindOutputs(nb::module_& module) {
@@ -121,7 +121,8 @@ void BindOutputs(nb::module_& module) {
       .def_ro("cached_tokens", &RequestOutput::cached_tokens)
       .def_ro("preemptions", &RequestOutput::preemptions)
       .def_ro("times", &RequestOutput::times)
-      .def_ro("error", &RequestOutput::error);
+      .def_ro("error", &RequestOutput::error)
+      .def_ro("invalid_input", &RequestOutput::invalid_input);
 }
 
 // Owns an engine and the queue of its outputs. Destroying an Engine waits for its thread, which may wait for the GIL to
@@ -271,6 +272,8 @@ nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index, i
 void BindEngine(nb::module_& module) {
   BindConfig(module);
   BindOutputs(module);
+  module.def("rank_count", &engine::RankCount, "config"_a, "Processes of an engine with this configuration.");
+  module.def("check_nodes", &engine::CheckNodes, "config"_a, "Raises InputError for numbers that do not fit together.");
   module.def("run_rank", &RunRank, "config"_a, ReleaseGil(), "Serves a rank above 0, until rank 0's Engine ends.");
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
@@ -287,28 +290,29 @@ void BindEngine(nb::module_& module) {
       .def("start", &Start, "callback"_a,
            nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
            "Runs the engine's own thread; `callback` is called once per step, with the outputs of all requests.")
-      .def("start_queued", &StartWithQueue, ReleaseGil(),
-           "As start, with a queue instead of a callback. Returns a file descriptor that is readable while take_news "
-           "has "
-           "outputs; it is closed with the engine.")
-      .def("take_news", &PopOutputs, "most"_a,
-           "Takes the oldest outputs from the queue, at most `most`. The engine waits while the queue is full.")
+      .def("start_with_queue", &StartWithQueue, ReleaseGil(),
+           "As start, with a queue instead of a callback. Returns a file descriptor that is readable while "
+           "pop_outputs has outputs; it is closed with the engine.")
+      .def("pop_outputs", &PopOutputs, "limit"_a,
+           "Takes the oldest outputs from the queue, at most `limit`. The engine waits while the queue is full.")
       .def("stop", &Stop, "drain"_a = false, ReleaseGil(),
            "Waits for the step in progress; with `drain`, until every request has ended.")
-      .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
-           "Fills `out`, float32 [tokens, vocab].")
-      .def("statistics", &Statistics, "tokens"_a, "key_means"_a.none() = nb::none(),
+      // Without conversion: the copy of an `out` would be filled, and other dtypes of `tokens` would be cut to int32.
+      .def("logits", &Logits, "tokens"_a.noconvert(), "chunk_tokens"_a, "out"_a.noconvert(),
+           "use_prefix_cache"_a = false, "Fills `out`, float32 [tokens, vocab].")
+      .def("statistics", &Statistics, "tokens"_a.noconvert(), "key_means"_a.none() = nb::none(),
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
            "KvStatistics of include/kvanta/stats.h as a dictionary of numpy arrays.")
-      .def("query_moments", &Moments, "tokens"_a, "weighted"_a = true, "context_lengths"_a = std::vector<int64_t>(),
+      .def("query_moments", &Moments, "tokens"_a.noconvert(), "weighted"_a = true,
+           "context_lengths"_a = std::vector<int64_t>(),
            nb::sig("def query_moments(self, tokens: numpy.typing.NDArray[numpy.int32], weighted: bool = True, "
                    "context_lengths: collections.abc.Sequence[int] = ()) -> dict[str, typing.Any]"),
            "QueryMoments of include/kvanta/stats.h as a dictionary of numpy arrays.")
       .def(
           "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),
           "One chunk of the comparisons of quality_sample_rate; False when none is left.")
-      .def("export_page", &ExportPage, "tokens"_a, "index"_a, "group"_a = 0,
+      .def("export_page", &ExportPage, "tokens"_a.noconvert(), "index"_a, "group"_a = 0,
            "Canonical bytes of a page of a cached prefix, of the layers of one KV cache group.")
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },

@@ -1,23 +1,40 @@
 #include "kvanta/error.h"
 
+#include <iterator>
+#include <string_view>
+
 #include "bindings.h"
 
 namespace nb = nanobind;
 
 namespace kvanta::python {
 
-// The classes live in kvanta/errors.py, so that the pure Python parts raise the same ones.
+namespace {
+
+// Raises a class of kvanta/errors.py: the pure Python parts raise the same ones. A file's name in a message may have
+// bytes that are no UTF-8.
+template <class... Arguments>
+void Raise(const char* name, const Error& error, const Arguments&... arguments) {
+  const std::string_view text = error.what();
+  const auto message = nb::steal(PyUnicode_DecodeUTF8(text.data(), std::ssize(text), "replace"));
+  const nb::object type = nb::module_::import_("kvanta.errors").attr(name);
+  PyErr_SetObject(type.ptr(), type(message, arguments...).ptr());
+}
+
+}  // namespace
+
 void BindErrors(nb::module_& module) {
   (void)module;
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     try {
       std::rethrow_exception(thrown);
     } catch (const InputError& error) {
-      PyErr_SetString(nb::module_::import_("kvanta.errors").attr("InputError").ptr(), error.what());
+      const std::string_view field = error.Field();
+      Raise("InputError", error, field.empty() ? nb::object(nb::none()) : nb::object(nb::str(field.data())));
     } catch (const QueueFullError& error) {
-      PyErr_SetString(nb::module_::import_("kvanta.errors").attr("QueueFullError").ptr(), error.what());
+      Raise("QueueFullError", error);
     } catch (const ResourceError& error) {
-      PyErr_SetString(nb::module_::import_("kvanta.errors").attr("ResourceError").ptr(), error.what());
+      Raise("ResourceError", error);
     }
   });
 }

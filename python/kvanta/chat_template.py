@@ -86,7 +86,8 @@ class ChatTemplate:
         chat = [dict(message) for message in messages]
         if continue_final_message:
             if add_generation_prompt:
-                raise InputError("continue_final_message and add_generation_prompt exclude each other")
+                message = "continue_final_message and add_generation_prompt exclude each other"
+                raise InputError(message, "continue_final_message")
             _mark_end(chat[-1])
         names: dict[str, Any] = {
             **self._special,
@@ -100,7 +101,8 @@ class ChatTemplate:
         try:
             text = self._template.render(names)
         except Exception as error:  # a template may raise anything that Python can
-            raise InputError(f"the model's chat template refuses these messages: {_one_line(error)}") from None
+            message = f"the model's chat template refuses these messages: {_one_line(error)}"
+            raise InputError(message, "messages") from None
         return _up_to_mark(text) if continue_final_message else text
 
 
@@ -109,14 +111,16 @@ _END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
 
 def _mark_end(message: dict[str, Any]) -> None:
     if not isinstance(message.get("content"), str):
-        raise InputError("continue_final_message needs a last message whose content is a text")
+        message_needed = "continue_final_message needs a last message whose content is a text"
+        raise InputError(message_needed, "continue_final_message")
     message["content"] += _END_MARK
 
 
 def _up_to_mark(text: str) -> str:
     end = text.rfind(_END_MARK.rstrip())
     if end < 0:
-        raise InputError("continue_final_message: the model's chat template does not show the last message")
+        message = "continue_final_message: the model's chat template does not show the last message"
+        raise InputError(message, "continue_final_message")
     if text.startswith(_END_MARK, end):
         return text[:end]
     return text[:end].rstrip()  # the template takes spaces away from the end of messages

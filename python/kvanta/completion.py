@@ -11,7 +11,6 @@ from kvanta.repetition import RepetitionDetector
 from kvanta.sampling_params import SamplingParams
 from kvanta.stop_regex import StopPatterns
 from kvanta.stop_strings import StopAutomaton, StopStrings
-from kvanta.structured_output import GRAMMAR_FAILED
 from kvanta.tokenizer import Tokenizer
 
 FINISH_REASONS = {
@@ -22,8 +21,10 @@ FINISH_REASONS = {
 }
 
 
-def raise_failure(engine_output: _core.EngineOutput) -> NoReturn:
-    """Raises the ResourceError of a request that the engine failed."""
+def raise_failure(engine_output: _core.EngineOutput, field: str | None = None) -> NoReturn:
+    """Raises the ResourceError of a request that the engine failed, or the InputError of one whose `field` is wrong."""
+    if engine_output.invalid_input:
+        raise InputError(engine_output.error, field)
     raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
 
 
@@ -79,10 +80,8 @@ class Completion:
         if output.finished:  # a step that the engine had begun before the stop string was found
             return ""
         if engine_output.finish == _core.FinishReason.ERROR:
-            _, marked, reason = engine_output.error.partition(GRAMMAR_FAILED)
-            if marked:  # the form's own limits are reached only within the text
-                raise InputError(f"structured_outputs: {marked}{reason}")
-            raise_failure(engine_output)
+            # A form's limits are reached only within the text.
+            raise_failure(engine_output, None if self._params.structured_outputs is None else "structured_outputs")
         tokens = self._until_repetition(engine_output.tokens)
         ends = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)
         final = ends or self._repeats

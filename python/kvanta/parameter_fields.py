@@ -91,7 +91,11 @@ class Parameters:
         for name, default, check in _checks(type(self)):
             value = values[name]
             if value is not default:
-                values[name] = check(name, value)
+                try:
+                    values[name] = check(name, value)
+                except InputError as error:
+                    error.field = name
+                    raise
 
 
 _cached_checks: dict[type[Parameters], list[tuple[str, Any, Check]]] = {}

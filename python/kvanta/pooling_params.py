@@ -81,7 +81,8 @@ class PoolingParams(Parameters):
         super().__post_init__()
         if self.use_activation is not None:
             if self.normalize not in (None, self.use_activation):
-                raise InputError(f"normalize and use_activation are the same, got {self.normalize} and another")
+                message = f"normalize and use_activation are the same, got {self.normalize} and another"
+                raise InputError(message, "normalize")
             self.normalize, self.use_activation = self.use_activation, None
 
     def with_defaults(self, defaults: PoolingParams) -> PoolingParams:

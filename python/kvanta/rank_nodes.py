@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 
 _log = logging.getLogger("kvanta")
 _KEY = "KVANTA_CLUSTER_KEY"
@@ -44,11 +44,6 @@ _JOIN_S = 120
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
-def rank_count(config: _core.EngineConfig) -> int:
-    """Processes of an engine with this configuration, on all nodes."""
-    return config.tensor_parallel_size * config.pipeline_parallel_size
-
-
 @dataclass(frozen=True)
 class Nodes:
     """The division of ranks among nodes, and the place of node 0."""
@@ -63,12 +58,7 @@ class Nodes:
     @staticmethod
     def of(config: _core.EngineConfig) -> Nodes:
         """Raises InputError for numbers that do not fit together."""
-        ranks = rank_count(config)
-        if ranks % config.nnodes:
-            sizes = "tensor_parallel_size, pipeline_parallel_size"
-            raise InputError(f"nnodes = {config.nnodes}: does not divide the number of ranks, {ranks} ({sizes})")
-        if config.node_rank >= config.nnodes:
-            raise InputError(f"node_rank = {config.node_rank}: there are nodes 0 to {config.nnodes - 1} (nnodes)")
+        _core.check_nodes(config)
         address, _, port = config.master_addr.partition(":")
         if config.nnodes > 1 and address in ("", "0.0.0.0"):
             raise InputError(
@@ -76,6 +66,7 @@ class Nodes:
             )
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise InputError(f"master_addr = {config.master_addr!r}: must be an address, or ADDRESS:PORT")
+        ranks = _core.rank_count(config)
         return Nodes(config.nnodes, config.node_rank, ranks, address, int(port or config.master_port))
 
     def ranks_of(self, node: int) -> range:
@@ -208,7 +199,7 @@ class NodeListener:
             self._socket = socket.create_server((nodes.address, nodes.port), backlog=16)
         except OSError as error:
             where = f"{nodes.address}:{nodes.port}"
-            raise InputError(f"master_addr, master_port: cannot listen at {where}: {error.strerror or error}") from None
+            raise InputError(f"master_addr, master_port: cannot listen at {where}: {reason_of(error)}") from None
         self._socket.settimeout(_ACCEPT_S)
         address, self.port = self._socket.getsockname()[:2]
         _log.info("waiting for nodes 1 to %d at %s:%d", nodes.count - 1, nodes.address, self.port)
@@ -317,7 +308,7 @@ class NodeConnection:
             address = end.getsockname()[0]
             connection = _connection(end)
         except OSError as error:
-            return error.strerror or str(error)
+            return reason_of(error)
         try:
             _prove(connection, first=False)
             connection.send_bytes(greeting)

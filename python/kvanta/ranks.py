@@ -19,7 +19,7 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, rank_count, report_lost
+from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, report_lost
 
 _log = logging.getLogger("kvanta")
 _SCRIPT = str(Path(__file__).absolute().with_name("rank_process.py"))
@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 
 def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankProcesses | None]:
-    """An engine, and the processes of its other ranks where the configuration asks for them (rank_count).
+    """An engine, and the processes of its other ranks where the configuration asks for them (_core.rank_count).
 
     They end with the engine, and with this process, however it ends.
     """
@@ -38,7 +38,7 @@ def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankPro
         raise InputError(
             f"node_rank = {config.node_rank}: `kvanta serve` runs the ranks of such a node; here it must be 0"
         )
-    if rank_count(config) == 1:
+    if _core.rank_count(config) == 1:
         return _core.Engine(config), None
     ranks = RankProcesses(config)
     try:

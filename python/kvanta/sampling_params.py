@@ -237,12 +237,15 @@ class SamplingParams(Parameters):
             self.best_of = None
         super().__post_init__()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InputError(f"min_tokens must not exceed max_tokens, {self.max_tokens}, got {self.min_tokens}")
+            message = f"min_tokens must not exceed max_tokens, {self.max_tokens}, got {self.min_tokens}"
+            raise InputError(message, "min_tokens")
         if not self.detokenize and (self.stop or self.stop_regex):
-            raise InputError(f"{'stop' if self.stop else 'stop_regex'} needs detokenize=True, got False")
+            field = "stop" if self.stop else "stop_regex"
+            raise InputError(f"{field} needs detokenize=True, got False", field)
         scored = len(self.logprob_token_ids or ())
         if scored and self.logprobs not in (None, scored):
-            raise InputError(f"logprobs must be None or the number of logprob_token_ids, {scored}, got {self.logprobs}")
+            message = f"logprobs must be None or the number of logprob_token_ids, {scored}, got {self.logprobs}"
+            raise InputError(message, "logprobs")
 
     def clone(self) -> SamplingParams:
         """A copy that shares nothing."""

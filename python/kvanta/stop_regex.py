@@ -51,7 +51,9 @@ class StopSearch:
             data = list(character.encode(errors="replace"))
             for pattern, automaton in self._automata:
                 if not automaton.consume_tokens(data):
-                    raise InputError(f"stop_regex has {one_line(pattern)}, which is too complex for this text")
+                    raise InputError(
+                        f"stop_regex has {one_line(pattern)}, which is too complex for this text", "stop_regex"
+                    )
                 if automaton.is_accepting():
                     self.found = pattern
                     return text[:end]
@@ -61,7 +63,7 @@ class StopSearch:
 def _automaton(pattern: str) -> LLMatcher:
     need_llguidance("stop_regex")
     if _matcher(pattern, pattern).is_accepting():
-        raise InputError(f"stop_regex has {one_line(pattern)}, which matches the empty text")
+        raise InputError(f"stop_regex has {one_line(pattern)}, which matches the empty text", "stop_regex")
     return _matcher(pattern, f"(?s:.*)(?:{pattern})")
 
 
@@ -73,5 +75,6 @@ def _matcher(pattern: str, expression: str) -> LLMatcher:
     if matcher.is_error():
         message = matcher.get_error()
         reason = re.search(r"^error: (.*)", message, re.MULTILINE) or re.search(r"regex\): ([^;\n]*)", message)
-        raise InputError(f"stop_regex has {one_line(pattern)}: {reason[1] if reason else one_line(message, 200)}")
+        shown = reason[1] if reason else one_line(message, 200)
+        raise InputError(f"stop_regex has {one_line(pattern)}: {shown}", "stop_regex")
     return matcher

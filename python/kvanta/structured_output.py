@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta import _core
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.json_schema import close_objects
 from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
 from kvanta.structural_tag import StructuralTag, lark_grammar
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
 _MAX_CHOICES = 2**14
-GRAMMAR_FAILED = "the grammar is too complex: "
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _KEPT = 64  # compiled grammars
 # Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go
@@ -46,7 +45,8 @@ _SPACE = r"( |\n[ ]{0,16}|\n\t{0,8})"
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """The required form of a text: exactly one of these, named as in vLLM's class. Raises InputError.
+    """The required form of a text: exactly one of these, named as in vLLM's class. Raises InputError, whose field is
+    one of these.
 
     The model's end token ends the text where the form is complete, even with ignore_eos or before min_tokens; a text
     that max_tokens or a stop string ends may be incomplete (finish_reason tells).
@@ -77,11 +77,12 @@ class StructuredOutputsParams:
         """Checks types; the grammar itself is checked by GrammarCompiler."""
         self.json_object = truth("json_object", self.json_object)
         if self.json is not None and not isinstance(self.json, (str, Mapping)):
-            raise InputError(f"json must be a JSON schema as a text or an object, got {one_line(self.json)}")
+            raise InputError(f"json must be a JSON schema as a text or an object, got {one_line(self.json)}", "json")
         given = self._given()
         if len(given) != 1:
             names = ", ".join(KINDS)
-            raise InputError(f"structured_outputs has {' and '.join(given) or 'nothing'}: one of {names} is needed")
+            message = f"structured_outputs has {' and '.join(given) or 'nothing'}: one of {names} is needed"
+            raise InputError(message, "structured_outputs")
         for name in ("disable_additional_properties", "disable_any_whitespace"):
             if getattr(self, name) is not None:
                 setattr(self, name, truth(name, getattr(self, name)))
@@ -92,12 +93,14 @@ class StructuredOutputsParams:
                 text(name, getattr(self, name))
         if self.choice is not None:
             if isinstance(self.choice, str) or not isinstance(self.choice, Sequence) or not self.choice:
-                raise InputError(f"choice must be a list of texts, got {one_line(self.choice)}")
+                raise InputError(f"choice must be a list of texts, got {one_line(self.choice)}", "choice")
             if len(self.choice) > _MAX_CHOICES:
-                raise InputError(f"choice must have at most {_MAX_CHOICES} texts, got {len(self.choice)}")
-            self.choice = [text("an entry of choice", entry) for entry in self.choice]
+                raise InputError(f"choice must have at most {_MAX_CHOICES} texts, got {len(self.choice)}", "choice")
+            with about("choice"):
+                self.choice = [text("an entry of choice", entry) for entry in self.choice]
         if self.structural_tag is not None and not isinstance(self.structural_tag, StructuralTag):
-            self.structural_tag = StructuralTag.read(self.structural_tag)
+            with about("structural_tag"):
+                self.structural_tag = StructuralTag.read(self.structural_tag)
 
     @property
     def kind(self) -> str:
@@ -147,12 +150,14 @@ class GrammarCompiler:
             self._read_vocabulary()
 
     def matcher(self, params: StructuredOutputsParams, gate: ReasoningGate | None = None) -> Matcher:
-        """The state of one request, or of one of its `n` texts. Raises InputError when the grammar cannot be used.
+        """The state of one request, or of one of its `n` texts. Raises InputError when the grammar cannot be used; its
+        field is the form's kind.
 
         `gate`: for one text, tells where its reasoning ends and the form begins.
         """
         need_llguidance("structured_outputs")
-        grammar = _grammar(params, self._settings, self._tokenizer, self.info)
+        with about(params.kind):
+            grammar = _grammar(params, self._settings, self._tokenizer, self.info)
         with self._lock:
             matcher = self._matchers.get(grammar)
         if matcher is None:
@@ -184,7 +189,7 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars show only here that they are too large
         if matcher.is_error():
-            raise InputError(f"{kind} cannot be used: {_line(matcher.get_error())}")
+            raise InputError(f"{kind} cannot be used: {_line(matcher.get_error())}", kind)
         return matcher
 
     def _read_vocabulary(self) -> LLTokenizer:
@@ -204,7 +209,7 @@ def need_llguidance(field: str) -> None:
         import llguidance  # noqa: F401
     except ImportError:
         raise InputError(
-            f"{field} needs the package llguidance; install it with: pip install 'kvanta[structured]'"
+            f"{field} needs the package llguidance; install it with: pip install 'kvanta[structured]'", field
         ) from None
 
 
@@ -249,19 +254,21 @@ class _Vocabulary:
         return ids
 
 
-def fill_masks(states: list[Matcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[str]:
-    """For EngineConfig.set_fill_masks: one step of all constrained requests. Returns an error or "" for each."""
+def fill_masks(states: list[Matcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[Exception | None]:
+    """For EngineConfig.set_fill_masks: one step of all constrained requests. Returns an error or None for each."""
     return [_fill_mask(*each) for each in zip(states, taken, masks, strict=True)]
 
 
-def _fill_mask(matcher: Matcher, tokens: list[int], mask: NDArray[np.uint32]) -> str:
+def _fill_mask(matcher: Matcher, tokens: list[int], mask: NDArray[np.uint32]) -> Exception | None:
     try:
         if matcher.consume_tokens(tokens):
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
             mask[:] = bits[: len(mask)]
-        return GRAMMAR_FAILED + _line(matcher.get_error()) if matcher.is_error() else ""
+        if not matcher.is_error():
+            return None
+        return InputError(f"structured_outputs: the grammar is too complex: {_line(matcher.get_error())}")
     except Exception as error:  # a fault of ours; the other requests must go on
-        return f"{type(error).__name__}: {error}"
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _line(message: str) -> str:

@@ -62,7 +62,8 @@ def thinking_of_vocabulary(tokenizer: Tokenizer, prompt: Sequence[int]) -> Think
     marks = thinking_marks(tokenizer)
     if marks is None:
         known = " or ".join(f"{start} and {end}" for start, end in _MARKS)
-        raise InputError(f"thinking_token_budget needs --reasoning-parser, or {known} in the vocabulary")
+        message = f"thinking_token_budget needs --reasoning-parser, or {known} in the vocabulary"
+        raise InputError(message, "thinking_token_budget")
     start, end = [token for mark in marks if (token := tokenizer.token_id(mark)) is not None]
     last = next((index for index in reversed(range(len(prompt))) if prompt[index] in (start, end)), -1)
     inside = last >= 0 and prompt[last] == start
@@ -76,7 +77,8 @@ class ThinkingBudget:
     def __init__(self, budget: int, thinking: Thinking, tokenizer: Tokenizer, vocab: int, inner: Matcher) -> None:
         """Raises InputError where the reasoning ends with tokens that the model does not have."""
         if (last := max(thinking.end, default=0)) >= vocab:
-            raise InputError(f"thinking_token_budget needs token {last}; the model's ids are 0 to {vocab - 1}")
+            message = f"thinking_token_budget needs token {last}; the model's ids are 0 to {vocab - 1}"
+            raise InputError(message, "thinking_token_budget")
         self._left = budget - thinking.used
         self._thinking = thinking
         self._tokenizer = tokenizer

@@ -35,7 +35,7 @@ def bad_word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int
     for word in words:
         first = tokenizer.encode(word.lstrip(), add_special_tokens=False)
         if not first:
-            raise InputError(f"bad_words has {one_line(word)}, which has no tokens")
+            raise InputError(f"bad_words has {one_line(word)}, which has no tokens", "bad_words")
         sequences.append(first)
         spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
         if spaced and spaced[0] != first[0] and len(spaced) == len(first):
@@ -65,7 +65,8 @@ class TokenMask:
         else:
             largest = max(allowed, default=0)
             if largest >= vocab:
-                raise InputError(f"allowed_token_ids has {largest}; the model's ids are 0 to {vocab - 1}")
+                message = f"allowed_token_ids has {largest}; the model's ids are 0 to {vocab - 1}"
+                raise InputError(message, "allowed_token_ids")
             bits[list(allowed)] = 1
         bits[[token for token in banned if token < vocab]] = 0
         self._ends: dict[int, list[tuple[list[int], int]]] = {}  # by the last but one token of a bad word

@@ -205,7 +205,7 @@ class Tokenizer:
             raise InputError(f"tokenize must be False, got {one_line(tokenize)}: encode the text")
         template = self.chat_template if chat_template is None else ChatTemplate(chat_template, self.special_texts)
         if template is None:
-            raise InputError("this model has no chat template; give a plain prompt instead")
+            raise InputError("this model has no chat template; give a plain prompt instead", "messages")
         return template.render(
             messages,
             add_generation_prompt=add_generation_prompt,

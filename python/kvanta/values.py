@@ -1,4 +1,4 @@
-"""Checks of single values from users; each raises an InputError that names the value."""
+"""Checks of single values from users; each raises an InputError that names the value, and whose field is its name."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def text(name: str, value: Any) -> str:
             return value
     except UnicodeEncodeError:
         pass
-    raise InputError(f"{name} must be a text of valid Unicode, got {one_line(value)}")
+    raise InputError(f"{name} must be a text of valid Unicode, got {one_line(value)}", name)
 
 
 def truth(name: str, value: Any) -> bool:
     """True or False, numpy's included; not "false", which is true in Python."""
     if not isinstance(value, (bool, np.bool_)):
-        raise InputError(f"{name} must be True or False, got {one_line(value)}")
+        raise InputError(f"{name} must be True or False, got {one_line(value)}", name)
     return bool(value)
 
 
@@ -61,7 +61,7 @@ def whole_number(name: str, value: Any, low: int, high: int, otherwise: str = ""
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        raise InputError(f"{name} must be a whole number in {low}..{high}{otherwise}, got {one_line(value)}")
+        raise InputError(f"{name} must be a whole number in {low}..{high}{otherwise}, got {one_line(value)}", name)
     return number
 
 
@@ -73,7 +73,7 @@ def real_number(name: str, value: Any, low: float, high: float, *, open_below: b
         number = math.inf
     if not (math.isfinite(number) and low <= number <= high and not (open_below and number == low)):
         begin, end = "(" if open_below else "[", "]" if math.isfinite(high) else ")"
-        raise InputError(f"{name} must be a number in {begin}{low:g}, {high:g}{end}, got {one_line(value)}")
+        raise InputError(f"{name} must be a number in {begin}{low:g}, {high:g}{end}, got {one_line(value)}", name)
     return number
 
 

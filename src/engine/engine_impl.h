@@ -78,7 +78,7 @@ class Engine::Impl {
   };
 
   void CheckRequest(const Request& request) const;
-  void CheckTokens(std::span<const int32_t> tokens, const char* what) const;
+  void CheckTokens(std::span<const int32_t> tokens, const char* what, const char* field = "") const;
   void CheckSequence(std::span<const int32_t> tokens) const;
   void CheckStopped(const char* what) const;
   void CheckAlone(const char* what) const;

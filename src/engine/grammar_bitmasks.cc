@@ -39,7 +39,8 @@ void GrammarBitmasks::Fill() {
     requests_[i]->grammar_tokens = static_cast<int64_t>(requests_[i]->tokens.size());
     const std::string& error = fault.empty() ? tasks_[i].error : fault;
     if (error.empty()) continue;
-    requests_[i]->failure = fmt::format("the constraint failed: {}", error);
+    requests_[i]->invalid_input = fault.empty() && tasks_[i].invalid_input;
+    requests_[i]->failure = requests_[i]->invalid_input ? error : fmt::format("the constraint failed: {}", error);
     std::ranges::fill(tasks_[i].mask, 0U);
   }
 }

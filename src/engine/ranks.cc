@@ -172,12 +172,8 @@ std::string_view RankOption(const EngineConfig& config) noexcept {
   return config.pipeline_parallel_size > 1 ? "pipeline_parallel_size" : "tensor_parallel_size";
 }
 
-void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
+void CheckNodes(const EngineConfig& config) {
   const int size = RankCount(config);
-  if (config.rank >= size) {
-    throw InputError(fmt::format("rank = {}: there are ranks 0 to {} (tensor_parallel_size, pipeline_parallel_size)",
-                                 config.rank, size - 1));
-  }
   if (size % config.nnodes != 0) {
     throw InputError(
         fmt::format("nnodes = {}: does not divide the {} ranks (tensor_parallel_size, pipeline_parallel_size)",
@@ -187,6 +183,15 @@ void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
     throw InputError(
         fmt::format("node_rank = {}: there are nodes 0 to {} (nnodes)", config.node_rank, config.nnodes - 1));
   }
+}
+
+void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
+  const int size = RankCount(config);
+  if (config.rank >= size) {
+    throw InputError(fmt::format("rank = {}: there are ranks 0 to {} (tensor_parallel_size, pipeline_parallel_size)",
+                                 config.rank, size - 1));
+  }
+  CheckNodes(config);
   if (size == 1) return;
   if (config.pipeline_parallel_size > 1) {
     CheckPipelineParallel(config, model);

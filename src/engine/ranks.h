@@ -22,6 +22,8 @@ int LocalRankCount(const EngineConfig& config) noexcept;
 // The option that asks for several ranks.
 std::string_view RankOption(const EngineConfig& config) noexcept;
 
+// Throws InputError for numbers of ranks, nodes and this node that do not fit together.
+void CheckNodes(const EngineConfig& config);
 // Throws InputError for options and models that cannot be divided among the ranks that `config` asks for, naming what
 // can.
 void CheckRanks(const EngineConfig& config, const models::ModelConfig& model);

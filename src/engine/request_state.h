@@ -79,6 +79,7 @@ struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestS
     RequestOutput output = OutputOf(std::move(request.id));
     output.finish = finish;
     output.error = std::move(error);
+    output.invalid_input = invalid_input;
     return output;
   }
 
@@ -95,6 +96,7 @@ struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestS
   int64_t grammar_tokens;                // tokens that are the prompt's or were passed to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token
   std::string failure;                                     // set when the request cannot go on
+  bool invalid_input = false;                              // `failure` is the request's own fault
   bool has_ended = false;  // its last output is given out, while a step that is in flight may have it
 
  private:

@@ -27,18 +27,19 @@ uint64_t DeriveSeed(uint64_t seed, const std::string& id) {
 
 }  // namespace
 
-void Engine::Impl::CheckTokens(std::span<const int32_t> tokens, const char* what) const {
-  if (tokens.empty()) throw InputError(fmt::format("the {} is empty: at least one token is needed", what));
+void Engine::Impl::CheckTokens(std::span<const int32_t> tokens, const char* what, const char* field) const {
+  if (tokens.empty()) throw InputError(fmt::format("the {} is empty: at least one token is needed", what), field);
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= components_.info.vocab) {
       throw InputError(fmt::format("token {} at position {} of the {}: the model's ids are 0 to {}", tokens[i], i, what,
-                                   components_.info.vocab - 1));
+                                   components_.info.vocab - 1),
+                       field);
     }
   }
 }
 
 void Engine::Impl::CheckRequest(const Request& request) const {
-  CheckTokens(request.prompt, "prompt");
+  CheckTokens(request.prompt, "prompt", "prompt");
   request.sampling.Validate(components_.info.vocab);
   if (request.constraint && !components_.config.fill_masks) {
     throw InputError("the request has a constraint, but fill_masks is not set");
@@ -49,7 +50,8 @@ void Engine::Impl::CheckRequest(const Request& request) const {
   }
   if (request.sampling.cache_ttl > 0 && components_.config.max_cache_ttl == 0) {
     throw InputError(fmt::format("cache_ttl = {}: no prefix is kept for a time, since max_cache_ttl is 0",
-                                 request.sampling.cache_ttl));
+                                 request.sampling.cache_ttl),
+                     "cache_ttl");
   }
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
   const auto generated = static_cast<int64_t>(request.generated.size());
@@ -70,13 +72,14 @@ void Engine::Impl::CheckRequest(const Request& request) const {
                                    request.constraint ? "a constraint" : "prompt_logprobs"));
     }
     if (prompt_tokens > components_.config.max_model_len) {
-      throw InputError(fmt::format("the prompt has {} tokens, max_model_len is {}", prompt_tokens,
-                                   components_.config.max_model_len));
+      throw InputError(
+          fmt::format("the prompt has {} tokens, max_model_len is {}", prompt_tokens, components_.config.max_model_len),
+          "prompt");
     }
   } else if (prompt_tokens >= components_.config.max_model_len) {
     throw InputError(fmt::format("the prompt has {} tokens: with one token to generate, max_model_len = {} allows {}",
-                                 prompt_tokens, components_.config.max_model_len,
-                                 components_.config.max_model_len - 1));
+                                 prompt_tokens, components_.config.max_model_len, components_.config.max_model_len - 1),
+                     "prompt");
   }
 }
 

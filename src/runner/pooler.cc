@@ -12,7 +12,8 @@ namespace kvanta {
 void PoolingParams::Validate(int hidden_size) const {
   if (dimensions < 0 || dimensions > hidden_size) {
     throw InputError(fmt::format("dimensions = {}: must be between 1 and the model's hidden size, {}, or 0 (all)",
-                                 dimensions, hidden_size));
+                                 dimensions, hidden_size),
+                     "dimensions");
   }
 }
 

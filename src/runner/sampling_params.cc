@@ -10,7 +10,7 @@ namespace {
 
 template <class T>
 void Require(bool ok, const char* field, T value, const char* range) {
-  if (!ok) throw InputError(fmt::format("sampling parameter {} = {}: must be {}", field, value, range));
+  if (!ok) throw InputError(fmt::format("sampling parameter {} = {}: must be {}", field, value, range), field);
 }
 
 }  // namespace

@@ -42,7 +42,10 @@ BitmaskFn Filler(Asked& asked) {
         EXPECT_TRUE(state.Allows(state.taken, token)) << "token " << token << " at " << state.taken;
         ++state.taken;
       }
-      if (state.fails && state.taken == 2) task.error = "no way on";
+      if (state.fails && state.taken == 2) {
+        task.error = "no way on";
+        task.invalid_input = true;
+      }
       for (int32_t token = 0; token < 96; ++token) {
         if (state.Allows(state.taken, token)) task.mask[static_cast<size_t>(token / 32)] |= 1U << (token % 32);
       }
@@ -140,7 +143,8 @@ TEST(Constraint, ErrorsEndOnlyTheirRequest) {
   engine.Add({.id = "free", .prompt = {1, 2}, .sampling = Greedy(15)});
   auto results = RunAll(engine);
   EXPECT_EQ(results["bad"].finish, FinishReason::kError);
-  EXPECT_EQ(results["bad"].error, "the constraint failed: no way on");
+  EXPECT_EQ(results["bad"].error, "no way on");
+  EXPECT_TRUE(results["bad"].invalid_input);
   EXPECT_EQ(results["bad"].tokens.size(), 2u);
   EXPECT_EQ(results["good"].finish, FinishReason::kStop);
   EXPECT_EQ(results["free"].tokens.size(), 15u);
@@ -150,6 +154,7 @@ TEST(Constraint, ErrorsEndOnlyTheirRequest) {
   engine.Add({.id = "free", .prompt = {1, 2}, .sampling = Greedy(15)});
   results = RunAll(engine);
   EXPECT_EQ(results["good"].error, "the constraint failed: no language");
+  EXPECT_FALSE(results["good"].invalid_input) << "a fault of the program";
   EXPECT_EQ(results["free"].tokens.size(), 15u);
   EXPECT_EQ(engine.Stats().running, 0);
 }

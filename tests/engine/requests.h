@@ -21,6 +21,7 @@ struct Collected {
   int cached_tokens = 0;
   int preemptions = 0;
   std::string error;
+  bool invalid_input = false;
 };
 
 inline void Collect(std::span<const RequestOutput> outputs, std::map<std::string, Collected>& results) {
@@ -35,6 +36,7 @@ inline void Collect(std::span<const RequestOutput> outputs, std::map<std::string
     result.cached_tokens = output.cached_tokens;
     result.preemptions = output.preemptions;
     result.error = output.error;
+    result.invalid_input = output.invalid_input;
   }
 }
 

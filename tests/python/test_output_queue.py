@@ -1,8 +1,10 @@
-"""News of an engine that wait for an event loop, behind a file descriptor."""
+"""Outputs of an engine that wait for an event loop, behind a file descriptor."""
 
 import select
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvanta import _core
@@ -30,8 +32,8 @@ def readable(descriptor: int, seconds: float) -> bool:
     return bool(select.select([descriptor], [], [], seconds)[0])
 
 
-def test_news_come_in_order_and_as_many_as_asked_for(engine: _core.Engine) -> None:
-    descriptor = engine.start_queued()
+def test_outputs_come_in_order_and_as_many_as_asked_for(engine: _core.Engine) -> None:
+    descriptor = engine.start_with_queue()
     assert not readable(descriptor, 0)
     for name in "ab":
         engine.add(name, [1, 5, 9], sampling(20))
@@ -39,20 +41,20 @@ def test_news_come_in_order_and_as_many_as_asked_for(engine: _core.Engine) -> No
     finished = 0
     while finished < 2:
         assert readable(descriptor, 60)
-        engine_output = engine.take_news(3)
+        engine_output = engine.pop_outputs(3)
         assert len(engine_output) <= 3
         for entry in engine_output:
             tokens[entry.id] += entry.tokens
             finished += entry.finish != _core.FinishReason.NONE
     assert not readable(descriptor, 0)
-    assert engine.take_news(3) == []
+    assert engine.pop_outputs(3) == []
     assert tokens["a"] == tokens["b"]
     assert len(tokens["a"]) == 20
     engine.stop()
 
 
 def test_an_engine_waits_for_its_reader_and_stops_without_one(engine: _core.Engine) -> None:
-    descriptor = engine.start_queued()
+    descriptor = engine.start_with_queue()
     for name in range(8):
         engine.add(str(name), [1], sampling(400))
     assert readable(descriptor, 60)
@@ -60,7 +62,21 @@ def test_an_engine_waits_for_its_reader_and_stops_without_one(engine: _core.Engi
         select.select([], [], [], 0.001)
     engine.stop()  # 3,200 tokens would have come
     assert engine.stats()["generated_tokens"] < 1100
-    assert 1024 <= len(engine.take_news(5000)) < 1100
+    assert 1024 <= len(engine.pop_outputs(5000)) < 1100
+
+
+def test_arrays_are_never_converted(engine: _core.Engine) -> None:
+    """A copy of `out` would be filled, and tokens would be cut to int32."""
+    tokens, out = np.array([1, 5], dtype=np.int32), np.zeros((2, 512), dtype=np.float32)
+    engine.logits(tokens, 0, out)
+    assert out.all()
+    doubles: Any = out.astype(np.float64)
+    for wrong in (np.zeros((2, 1024), dtype=np.float32)[:, ::2], doubles):
+        with pytest.raises(TypeError):
+            engine.logits(tokens, 0, wrong)
+    for other in (np.array([1, 2**33 + 1]), np.array([1.5, 2.5])):
+        with pytest.raises(TypeError):
+            engine.logits(other, 0, out)
 
 
 def threads() -> set[Path]:
@@ -71,7 +87,7 @@ def threads() -> set[Path]:
 def test_an_engine_that_nobody_reads_can_be_dropped() -> None:
     engine = make_engine()  # a fixture would keep it
     before = threads()
-    engine.start_queued()
+    engine.start_with_queue()
     started = threads() - before
     assert len(started) == 1
     for name in range(8):

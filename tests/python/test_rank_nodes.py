@@ -233,7 +233,7 @@ def test_an_address_of_another_machine() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"nnodes": 3}, "nnodes = 3: does not divide the number of ranks, 2"),
+        ({"nnodes": 3}, "nnodes = 3: does not divide the 2 ranks"),
         ({"node_rank": 1}, "node_rank = 1: `kvanta serve` runs the ranks of such a node"),
         ({"master_addr": "127.0.0.1:x"}, "master_addr = '127.0.0.1:x': must be an address, or ADDRESS:PORT"),
         ({"master_addr": "0.0.0.0"}, "master_addr = '0.0.0.0': must be an address at which other nodes reach node 0"),

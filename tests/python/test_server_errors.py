@@ -143,10 +143,20 @@ def test_bad_chats(server: LiveServer, body: dict[str, Any], said: str) -> None:
         ("/v1/completions", {"input_ids": [99999]}, "input_ids"),
         ("/v1/completions", {"input_ids": [1] * 600}, "input_ids"),
         ("/detokenize", {"tokens": [99999]}, "tokens"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
+        ("/tokenize", {"prompt": "a\ud800"}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [512]}, "stop_token_ids"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"9999": 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "guided_choice": ["stop", 1]}, "guided_choice"),
+        ("/v1/chat/completions", {"messages": CHAT, "response_format": {"type": "regex"}}, "response_format"),
+        ("/v1/chat/completions", {"messages": CHAT, "tool_choice": "stop"}, "tool_choice"),
+        ("/v1/chat/completions", {"messages": CHAT, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 9999}, "dimensions"),
     ],
 )
 def test_errors_name_the_requests_own_fields(server: LiveServer, path: str, body: dict[str, Any], param: str) -> None:
-    response = server.post(path, **body)
+    data = json.dumps(body)  # with escapes, so that lone surrogates arrive
+    response = server.client.post(path, content=data, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert error_of(response)["param"] == param
 

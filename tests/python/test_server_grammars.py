@@ -86,7 +86,9 @@ def test_a_form_that_turns_out_too_complex(server: LiveServer, monkeypatch: pyte
     monkeypatch.setattr(GrammarCompiler, "matcher", lambda *_: Broken())
     answer = server.post("/v1/completions", **SHORT, guided_regex="a+")
     assert answer.status_code == 400
-    assert "structured_outputs: the grammar is too complex: Parser Error" in error_of(answer)["message"]
+    error = error_of(answer)
+    assert error["message"] == "structured_outputs: the grammar is too complex: Parser Error: too many items"
+    assert error["param"] == "structured_outputs"
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,7 @@ def test_faults_of_the_filler_end_the_request(llm: LLM) -> None:
     (engine_output,) = engine.step() or []
     assert engine_output.finish == _core.FinishReason.ERROR
     assert engine_output.error.startswith("the constraint failed: AttributeError")
+    assert not engine_output.invalid_input
 
 
 def test_a_fault_of_one_matcher_ends_no_other_request(llm: LLM) -> None:
@@ -268,7 +269,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model(llm: LLM) -> None:
     assert max(llm.tokenizer.encode(text, add_special_tokens=False)) >= 480
     compiler = GrammarCompiler(llm.tokenizer, info)
     masks = np.zeros((1, 15), dtype=np.uint32)
-    assert fill_masks([compiler.matcher(StructuredOutputsParams(choice=[text]))], [[]], masks) == [""]
+    assert fill_masks([compiler.matcher(StructuredOutputsParams(choice=[text]))], [[]], masks) == [None]
     assert masks.any()
 
 
@@ -283,10 +284,10 @@ def test_a_model_without_an_end_token(llm: LLM) -> None:
     grammar = compiler._matcher('start: "a"', "grammar")
     state.append(grammar)
     masks = np.zeros((1, 16), dtype=np.uint32)
-    assert fill_masks(state, [[]], masks) == [""]
+    assert fill_masks(state, [[]], masks) == [None]
     allowed = [token for token in range(512) if masks[0, token // 32] >> (token % 32) & 1]
     assert allowed
     assert {llm.tokenizer.bytes[token] for token in allowed} == {b"a"}
     masks[:] = 0
-    assert fill_masks(state, [allowed[:1]], masks) == [""]
+    assert fill_masks(state, [allowed[:1]], masks) == [None]
     assert not masks.any(), "nothing may follow"

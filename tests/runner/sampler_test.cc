@@ -278,6 +278,17 @@ TEST(Sampler, SeedAndIndexDetermineTheToken) {
   EXPECT_GT(by_index.size(), 20u);
 }
 
+TEST(SamplingParams, ErrorsKnowTheirField) {
+  SamplingParams params;
+  params.stop_token_ids = {100};
+  try {
+    params.Validate(100);
+    FAIL() << "token 100 of 100";
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.Field(), "stop_token_ids");
+  }
+}
+
 TEST(SamplingParams, RefusesWithNameValueAndRange) {
   const auto message = [](auto change) -> std::string {
     SamplingParams params;

@@ -50,10 +50,11 @@ def bench_engine(
                     f"max_model_len is {engine.config.max_model_len}"
                 )
     desk = _Desk(engine, seed)
-    news = engine.start_queued()
+    descriptor = engine.start_with_queue()
     try:
         runs = [
-            asyncio.run(_run(engine, desk, news, number, load, targets, finished)) for number, load in enumerate(loads)
+            asyncio.run(_run(engine, desk, descriptor, number, load, targets, finished))
+            for number, load in enumerate(loads)
         ]
     finally:
         engine.stop()
@@ -63,7 +64,7 @@ def bench_engine(
 async def _run(
     engine: _core.Engine,
     desk: _Desk,
-    news: int,
+    descriptor: int,
     number: int,
     load: EngineLoad,
     targets: Mapping[str, float] | None,
@@ -71,7 +72,7 @@ async def _run(
 ) -> dict[str, Any]:
     before = engine.stats()
     desk.begin(number)
-    asyncio.get_running_loop().add_reader(news, desk.collect)
+    asyncio.get_running_loop().add_reader(descriptor, desk.collect)
     records, seconds = await run_load(load.workload, desk.send, concurrency=load.concurrency, finished=finished)
     after = engine.stats()
     return {
@@ -128,7 +129,7 @@ class _Desk:
     def collect(self) -> None:
         """Called on the event loop when outputs are ready."""
         now: float | None = None
-        for entry in self._engine.take_news(_MAX_OUTPUTS):
+        for entry in self._engine.pop_outputs(_MAX_OUTPUTS):
             pending = self._pending.get(entry.id)
             if pending is None:
                 continue

@@ -45,10 +45,10 @@ class EngineReplica:
         self._outputs: dict[str, asyncio.Queue[_core.EngineOutput]] = {}
         self._count = 0
         self._metrics = ClusterMetrics(self._loaded.name)
-        asyncio.get_running_loop().add_reader(self._engine.start_queued(), self._deliver)
+        asyncio.get_running_loop().add_reader(self._engine.start_with_queue(), self._deliver)
 
     def _deliver(self) -> None:
-        for output in self._engine.take_news(_TAKEN_AT_ONCE):
+        for output in self._engine.pop_outputs(_TAKEN_AT_ONCE):
             queue = self._outputs.get(output.id)
             if queue is not None:
                 queue.put_nowait(output)
@@ -66,7 +66,8 @@ class EngineReplica:
                 await self._add(name, request)
             except InputError as error:
                 finished = True
-                yield [RemoteOutput(request.name, finish=_core.FinishReason.ERROR, error=str(error))]
+                refused = _core.FinishReason.ERROR
+                yield [RemoteOutput(request.name, finish=refused, error=str(error), invalid_input=True)]
                 return
             while not finished:
                 outputs = [await queue.get()]

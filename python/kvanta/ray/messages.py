@@ -102,6 +102,7 @@ class RemoteOutput:
     preemptions: int = 0
     times: Times = _NEVER
     error: str = ""
+    invalid_input: bool = False
 
     @classmethod
     def of(cls, output: _core.EngineOutput) -> RemoteOutput:
@@ -121,6 +122,7 @@ class RemoteOutput:
             preemptions=output.preemptions,
             times=Times(times.added, times.scheduled, times.first_token, times.last_token),
             error=output.error,
+            invalid_input=output.invalid_input,
         )
 
 

@@ -66,7 +66,7 @@ def _latest(handle: DeploymentHandle) -> list[dict[str, Any]]:
 
 
 class ReplicatedEngine:
-    """The methods of _core.Engine that the server calls. `start_queued` is called on the event loop's thread."""
+    """The methods of _core.Engine that the server calls. `start_with_queue` is called on the event loop's thread."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class ReplicatedEngine:
         self.moved = 0
         """Requests that went on at another replica."""
 
-    def start_queued(self) -> int:
-        """A descriptor that is readable while take_news has outputs."""
+    def start_with_queue(self) -> int:
+        """A descriptor that is readable while pop_outputs has outputs."""
         self._loop = asyncio.get_running_loop()
         return self._ready
 
-    def take_news(self, most: int) -> list[RemoteOutput]:
+    def pop_outputs(self, limit: int) -> list[RemoteOutput]:
         """The oldest outputs."""
-        outputs = [self._outputs.popleft() for _ in range(min(most, len(self._outputs)))]
+        outputs = [self._outputs.popleft() for _ in range(min(limit, len(self._outputs)))]
         if not self._outputs and self._signalled:
             self._signalled = False
             os.eventfd_read(self._ready)

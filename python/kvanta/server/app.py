@@ -20,7 +20,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from kvanta import __version__
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, about
 from kvanta.prompts import token_list
 from kvanta.server import prompts
 from kvanta.server.access import OPEN_PREFIX, AccessControl, HeadRequests, RequestLog, refuse_web_pages, route_path
@@ -31,7 +31,7 @@ from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
 from kvanta.server.messages_api import add_messages
 from kvanta.server.pooling_api import add_pooling
-from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, field_of
+from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvanta.server.responses_api import add_responses
 from kvanta.server.schema import describe
 from kvanta.server.service import Service
@@ -110,8 +110,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(error, route_path(http.scope))
 
     async def ours(http: Request, error: Exception) -> Response:
-        if isinstance(error, InputError):
-            return answer(http, ApiError(400, str(error), param=field_of(str(error))))
         return answer(http, api_error(error))
 
     async def too_deep(http: Request, _: Exception) -> Response:
@@ -183,7 +181,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             defaults=defaults,
         )
         params = await service.read(http, read)
-        with renamed_errors(request, request.given_names):
+        with renamed_errors(request.given_names):
             return await service.completion(
                 http,
                 request,
@@ -196,7 +194,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request, request: ChatRequest) -> Response:
         """The assistant's answer to a conversation."""
-        with renamed_errors(request, request.given_names):
+        with renamed_errors(request.given_names):
             return await service.chat(
                 http,
                 request,
@@ -212,7 +210,7 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
         """Token ids of a prompt, or of a conversation."""
         service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
-            raise InputError("give either prompt or messages")
+            raise InputError("give either prompt or messages", "prompt")
 
         def encode() -> list[int]:
             if request.messages is not None:
@@ -220,10 +218,12 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
             else:
                 text, special = request.prompt or "", request.add_special_tokens is not False
             prompts.check_length(text, tokenizer, front.max_model_len)
-            return tokenizer.encode(text, add_special_tokens=special)
+            with about("prompt"):
+                return tokenizer.encode(text, add_special_tokens=special)
 
         def answer() -> bytes:
-            tokens = encode()
+            with renamed_errors({} if request.messages is None else {"prompt": "messages"}):
+                tokens = encode()
             body = {"count": len(tokens), "max_model_len": front.max_model_len, "tokens": tokens}
             if request.return_token_strs:
                 body["token_strs"] = [tokenizer.token_text(token) for token in tokens]
@@ -236,17 +236,17 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
         """The text of token ids."""
         service.check_model(request.model)
         if not isinstance(request.tokens, list):
-            raise InputError(f"tokens must be a list of token ids, got {one_line(request.tokens)}")
+            raise InputError(f"tokens must be a list of token ids, got {one_line(request.tokens)}", "tokens")
         given, most = request.tokens, front.max_model_len
         if len(given) > most:
             raise ApiError(400, f"tokens has {len(given)} token ids; max_model_len is {most}", param="tokens")
 
         def answer() -> bytes:
-            tokens = token_list(given, int(front.loaded.engine.info.vocab))
+            with about("tokens"):
+                tokens = token_list(given, int(front.loaded.engine.info.vocab))
             return json_bytes({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
 
-        with renamed_errors(request, {"prompt": "tokens"}):
-            return Response(await front.off_loop(answer), media_type="application/json")
+        return Response(await front.off_loop(answer), media_type="application/json")
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -81,8 +81,8 @@ class AsyncLLM:
 
     def start(self) -> None:
         """Starts the engine's thread; the running event loop receives its outputs."""
-        self._mailbox = self.loaded.engine.start_queued()
-        asyncio.get_running_loop().add_reader(self._mailbox, self._deliver)
+        self._descriptor = self.loaded.engine.start_with_queue()
+        asyncio.get_running_loop().add_reader(self._descriptor, self._deliver)
 
     async def stop(self) -> None:
         """Waits for the step in progress. What still runs is aborted."""
@@ -90,7 +90,7 @@ class AsyncLLM:
         self.abort_all()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._workers, self.loaded.engine.stop)
-        loop.remove_reader(self._mailbox)
+        loop.remove_reader(self._descriptor)
         self._workers.shutdown(wait=False)
         self._writers.shutdown(wait=False)
         self._compilers.shutdown(wait=False, cancel_futures=True)
@@ -286,7 +286,7 @@ class AsyncLLM:
     def _deliver(self) -> None:
         end = time.perf_counter() + BITE_SECONDS
         for _ in range(_MAX_OUTPUTS // _OUTPUTS_AT_ONCE):
-            outputs = self.loaded.engine.take_news(_OUTPUTS_AT_ONCE)
+            outputs = self.loaded.engine.pop_outputs(_OUTPUTS_AT_ONCE)
             self._pass_on(outputs)
             if len(outputs) < _OUTPUTS_AT_ONCE or time.perf_counter() > end:
                 return

@@ -84,7 +84,7 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InputError):
-        return ApiError(400, str(error))
+        return ApiError(400, str(error), param=error.field)
     return ApiError(500, str(error) or type(error).__name__)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.outputs import RequestOutput, TokenLogprobs
 from kvanta.server.bites import MAX_FIELDS
 from kvanta.server.errors import ApiError
@@ -101,13 +101,15 @@ class GenerateRequest(BaseModel):
         """First prompt token whose log-probability is returned; None: none of them."""
         start = -1 if self.logprob_start_len is None else self.logprob_start_len
         if start < -1:
-            raise InputError(f"logprob_start_len must be -1 or a position in the prompt, got {start}")
+            message = f"logprob_start_len must be -1 or a position in the prompt, got {start}"
+            raise InputError(message, "logprob_start_len")
         return start if self.return_logprob and start >= 0 else None
 
     def completion(self) -> CompletionRequest:
         """The same request to /v1/completions. Raises ApiError that names the field."""
         check_fields(self.model_extra or {})
-        given = self._sampling()
+        with about("sampling_params"):
+            given = self._sampling()
         check_refused(given, SAMPLING_REFUSED, "sampling_params.")
         fields = {SAMPLING_NAMES.get(name, name): value for name, value in given.items()}
         if fields.get("stop") == []:

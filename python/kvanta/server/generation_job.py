@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from kvanta import _core
-from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.outputs import CompletionOutput
 from kvanta.server.engine_job import EngineJob
-from kvanta.server.errors import ApiError, api_error
+from kvanta.server.errors import api_error
 from kvanta.server.metrics import Metrics
-from kvanta.server.protocol import field_of
 
 
 @dataclass
@@ -68,10 +66,7 @@ class GenerationJob(EngineJob):
         begin = len(output.token_ids)
         try:
             text = generation.take(engine_output)
-        except InputError as error:  # a form or a pattern turned out too complex
-            self.fail(ApiError(400, str(error), param=field_of(str(error))))
-            return
-        except Exception as error:  # the engine gave it up, or a fault of ours; other requests must go on
+        except Exception as error:  # a form too complex, a failure of the engine, or a fault of ours: others must go on
             self.fail(api_error(error))
             return
         if self._failed(engine_output, output.finish_reason):

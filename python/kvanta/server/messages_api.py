@@ -28,7 +28,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
     async def messages(http: Request, request: MessagesRequest) -> Response:
         """The assistant's answer, as a list of content blocks."""
         check_refused(request.model_extra or {}, MESSAGES_REFUSED)
-        with renamed_errors(request, FIELD_NAMES):
+        with renamed_errors(FIELD_NAMES):
             chat = await service.read(http, lambda: request.chat(service.parsers))
             ttl = request.cache_ttl()
             if front.max_cache_ttl > 0 and chat.cache_ttl is None:
@@ -48,7 +48,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
             return json_bytes({"input_tokens": len(tokenizer.encode(text, add_special_tokens=False))})
 
         check_refused(request.model_extra or {}, MESSAGES_REFUSED)
-        with renamed_errors(request, FIELD_NAMES):
+        with renamed_errors(FIELD_NAMES):
             return Response(await front.off_loop(answer), media_type="application/json")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.server.answer import AnswerParsers
 from kvanta.server.conversation import Conversation, field, kind_of, not_text, text_of
 from kvanta.server.errors import ApiError
@@ -55,14 +55,17 @@ class CountTokensRequest(Body):
     def chat(self, parsers: AnswerParsers) -> ChatRequest:
         """Raises InputError or ApiError."""
         fields = further_fields(self, MESSAGES_REFUSED, MESSAGES_IGNORED)
-        choice, parallel = _choice(self.tool_choice)
+        with about("tool_choice"):
+            choice, parallel = _choice(self.tool_choice)
+        with about("tools"):
+            tools = _tools(self.tools)
         messages = self._messages()
         config = self.output_config or {}
         fields |= {
             "model": self.model,
             "messages": messages,
             "continue_final_message": messages[-1]["role"] == "assistant",
-            "tools": _tools(self.tools),
+            "tools": tools,
             "tool_choice": choice,
             "parallel_tool_calls": parallel,
             "response_format": _format(config.get("format")),
@@ -75,7 +78,13 @@ class CountTokensRequest(Body):
     def _messages(self) -> list[dict[str, Any]]:
         conversation = Conversation()
         if self.system:
-            conversation.say("system", text_of("system", self.system, _TEXTS))
+            with about("system"):
+                conversation.say("system", text_of("system", self.system, _TEXTS))
+        with about("messages"):
+            self._read_messages(conversation)
+        return conversation.messages
+
+    def _read_messages(self, conversation: Conversation) -> None:
         if not isinstance(self.messages, list) or not self.messages:
             raise InputError(f"messages must be a list of messages, got {one_line(self.messages)}")
         for index, message in enumerate(self.messages):
@@ -92,14 +101,13 @@ class CountTokensRequest(Body):
         last = conversation.messages[-1] if conversation.messages else {}
         if not last or (last["role"] == "assistant" and (last.get("tool_calls") or not last.get("content"))):
             raise InputError("messages must end with a message of the user, or with a text of the assistant")
-        return conversation.messages
 
     def _variables(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Variables of the chat template, with the one that turns thinking on or off."""
         variables = dict(self.chat_template_kwargs or {})
         kind = (self.thinking or {}).get("type")
         if self.thinking is not None and kind not in _THINKING:
-            raise InputError(f"thinking.type must be one of {', '.join(_THINKING)}, got {one_line(kind)}")
+            raise InputError(f"thinking.type must be one of {', '.join(_THINKING)}, got {one_line(kind)}", "thinking")
         names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
         switch = next((name for name in _SWITCHES if name in names), None)
         if switch is not None and kind in ("enabled", "disabled"):
@@ -131,7 +139,8 @@ class MessagesRequest(CountTokensRequest):
         chat.max_tokens, chat.stream = self.max_tokens, self.stream
         if self.stop_sequences is not None:
             if not isinstance(self.stop_sequences, list):
-                raise InputError(f"stop_sequences must be a list of texts, got {one_line(self.stop_sequences)}")
+                message = f"stop_sequences must be a list of texts, got {one_line(self.stop_sequences)}"
+                raise InputError(message, "stop_sequences")
             chat.stop = self.stop_sequences
         thinking = self.thinking or {}
         if thinking.get("type") == "enabled" and parsers.knows_thinking:
@@ -143,10 +152,12 @@ def _seconds(where: str, control: Any) -> float:
     if control is None:
         return 0.0
     if kind_of(control) != "ephemeral":
-        raise InputError(f"cache_control: {where}type must be ephemeral, got {one_line(control)}")
+        message = f"cache_control: {where}type must be ephemeral, got {one_line(control)}"
+        raise InputError(message, "cache_control")
     ttl = control.get("ttl", "5m")
     if not isinstance(ttl, str) or ttl not in _TTLS:
-        raise InputError(f"cache_control: {where}ttl must be one of {', '.join(_TTLS)}, got {one_line(ttl)}")
+        message = f"cache_control: {where}ttl must be one of {', '.join(_TTLS)}, got {one_line(ttl)}"
+        raise InputError(message, "cache_control")
     return _TTLS[ttl]
 
 

@@ -70,8 +70,7 @@ def add_pooling(app: FastAPI, service: Service) -> None:
             ]
             return {**_head("embd", http, model), "object": "list", "data": data}
 
-        with renamed_errors(request, {"prompt": "input"}):
-            given = await service.split(request.input, "input")
+        given = await service.split(request.input, "input")
         check_number("input", given)
         return await _pooled(service, http, request, {"input": given}, answer)
 
@@ -130,7 +129,7 @@ async def _pooled(
     def encode() -> list[TokenPrompt]:
         entries: list[TokenPrompt] = []
         for name, given in texts.items():
-            with renamed_errors(request, {"prompt": name}):
+            with renamed_errors({"prompt": name}):
                 entries += prompts.encode(
                     given,
                     front.tokenizer,
@@ -147,7 +146,7 @@ async def _pooled(
         submit = functools.partial(front.submit_embeddings, params=params, arrival=http.state.arrival, **fields)
         run = EmbeddingRun(entries, submit)
         async with cancelled_with_client(http.receive, run):
-            with renamed_errors(request, {"prompt": next(iter(texts))}):
+            with renamed_errors({"prompt": next(iter(texts))}):
                 outputs = await run.finish(portion)
             if run.cancelled:
                 return Response(status_code=CLIENT_GONE)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import WithJsonSchema, create_model
 
-from kvanta.errors import InputError
 from kvanta.pooling_params import PoolingParams
 from kvanta.server.errors import ApiError
 from kvanta.server.protocol import Prompts, QueueFields, parameter_fields
@@ -34,16 +33,12 @@ class PoolingRequest(_PoolingBody):  # type: ignore[misc, valid-type]
     add_special_tokens: bool | None = None
 
     def pooling_params(self, defaults: PoolingParams) -> PoolingParams:
-        """Raises ApiError, naming the field. `defaults`: for fields that the request does not give."""
+        """Raises ApiError or InputError with the field. `defaults`: for fields that the request does not give."""
         extra = self.model_extra or {}
         check_refused(extra, self.refused)
         check_fields({name: value for name, value in extra.items() if name not in self.refused})
         given = {name: getattr(self, name) for name in self.model_fields_set & _POOLING_FIELDS.keys()}
-        try:
-            params = PoolingParams(**{name: value for name, value in given.items() if value is not None})
-        except InputError as error:
-            name = str(error).partition(" ")[0]
-            raise ApiError(400, str(error), param=name) from None
+        params = PoolingParams(**{name: value for name, value in given.items() if value is not None})
         return params.with_defaults(defaults)
 
 
@@ -81,11 +76,8 @@ class RerankRequest(PoolingRequest):
 
     @property
     def most_results(self) -> int:
-        """Number of results, at most. Raises ApiError."""
-        try:
-            return whole_number("top_n", self.top_n or 0, 0, 2**31 - 1, " (0: all)") or MAX_INPUTS
-        except InputError as error:
-            raise ApiError(400, str(error), param="top_n") from None
+        """Number of results, at most. Raises InputError."""
+        return whole_number("top_n", self.top_n or 0, 0, 2**31 - 1, " (0: all)") or MAX_INPUTS
 
 
 class ScoreRequest(PoolingRequest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvanta.chat_messages import plain_messages
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.pooling_params import PoolingParams
 from kvanta.prompts import TokenPrompt, read_prompt, split_prompts, truncated
 from kvanta.sampling_params import SamplingParams
@@ -19,12 +19,12 @@ def split(prompt: Any, name: str = "prompt") -> list[Any]:
     """The prompts of a request: a text, texts, token ids, or lists of them. `name`: of the field."""
     wrong = f"{name} must be a text, texts, token ids or lists of token ids, got "
     if not isinstance(prompt, (str, list)):
-        raise InputError(wrong + one_line(prompt))
+        raise InputError(wrong + one_line(prompt), name)
     prompts = split_prompts(prompt)
     if not prompts:
-        raise InputError(f"{name} is an empty list")
+        raise InputError(f"{name} is an empty list", name)
     if not all(isinstance(entry, (str, list)) for entry in prompts):
-        raise InputError(wrong + one_line(prompt))
+        raise InputError(wrong + one_line(prompt), name)
     return prompts
 
 
@@ -45,7 +45,8 @@ def encode(
             check_length(prompt, tokenizer, max_model_len)
         else:
             _check_count(len(prompt), params, max_model_len)  # before each of them is looked at
-        entry = read_prompt(prompt, tokenizer, add_special_tokens=add_special_tokens)
+        with about("prompt"):
+            entry = read_prompt(prompt, tokenizer, add_special_tokens=add_special_tokens)
         entries.append(_check_tokens(truncated(entry, params, tokenizer, max_model_len), params, max_model_len))
     return entries
 
@@ -56,18 +57,21 @@ def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int, p
     if params.truncate_prompt_tokens is None:
         check_length(text, tokenizer, max_model_len)
     if not text:
-        raise InputError("the model's chat template makes an empty prompt of these messages")
-    ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        raise InputError("the model's chat template makes an empty prompt of these messages", "messages")
+    with about("messages"):
+        ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
     return _check_tokens(truncated(TokenPrompt(text, ids), params, tokenizer, max_model_len), params, max_model_len)
 
 
 def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
     """The conversation as the model reads it."""
-    messages = plain_messages(request.messages)
+    with about("messages"):
+        messages = plain_messages(request.messages)
     variables = template_variables(request, tokenizer)
     reserved = sorted(variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"})
     if reserved:
-        raise InputError(f"chat_template_kwargs has {reserved[0]!r}, which is a field of the request itself")
+        message = f"chat_template_kwargs has {reserved[0]!r}, which is a field of the request itself"
+        raise InputError(message, "chat_template_kwargs")
     continues = bool(request.continue_final_message)
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return tokenizer.apply_chat_template(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
@@ -18,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_
 from kvanta.errors import InputError
 from kvanta.parameter_fields import Parameters
 from kvanta.sampling_params import SamplingParams
-from kvanta.server.errors import ApiError
-from kvanta.server.request_fields import REFUSED, check_fields
+from kvanta.server.errors import ApiError, api_error
+from kvanta.server.request_fields import check_fields
 from kvanta.server.structured import FIELDS as FORM_FIELDS
 from kvanta.server.structured import read_form
 from kvanta.server.tools import Tools
@@ -147,7 +146,7 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         try:
             return SamplingParams(**given)
         except InputError as error:
-            raise ApiError(400, str(error), param=field_of(str(error))) from None
+            raise api_error(error) from None
 
     def _form(self) -> StructuredOutputsParams | None:
         """The form of every text; None: any."""
@@ -171,7 +170,7 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         if options is None:
             return False, False
         if not self.stream:
-            raise InputError("stream_options is only allowed with stream: true")
+            raise InputError("stream_options is only allowed with stream: true", "stream_options")
         every = bool(options.continuous_usage_stats)
         return bool(options.include_usage), bool(options.include_usage) and every
 
@@ -179,13 +178,14 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
 def _read_bias(bias: Any) -> dict[int, Any]:
     """Token ids from the keys, which are texts in JSON."""
     if not isinstance(bias, Mapping):
-        raise InputError(f"logit_bias must map token ids to numbers, got {one_line(bias)}")
+        raise InputError(f"logit_bias must map token ids to numbers, got {one_line(bias)}", "logit_bias")
     if len(bias) > 1024:
-        raise InputError(f"logit_bias must have at most 1024 entries, got {len(bias)}")
+        raise InputError(f"logit_bias must have at most 1024 entries, got {len(bias)}", "logit_bias")
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError:
-        raise InputError(f"the keys of logit_bias must be token ids, got {one_line(list(bias))}") from None
+        message = f"the keys of logit_bias must be token ids, got {one_line(list(bias))}"
+        raise InputError(message, "logit_bias") from None
 
 
 class CompletionRequest(SamplingFields):
@@ -254,7 +254,8 @@ class ChatRequest(ChatFields, SamplingFields):
             return form
         # OpenAI's and Anthropic's own field is the form of answers that are texts, and a call is none.
         if form is not None and super().form_field != "response_format":
-            raise InputError(f"tool_choice {one_line(self.tool_choice)} and a form for the text exclude each other")
+            message = f"tool_choice {one_line(self.tool_choice)} and a form for the text exclude each other"
+            raise InputError(message, "tool_choice")
         return functions.form()
 
     @property
@@ -272,7 +273,7 @@ class ChatRequest(ChatFields, SamplingFields):
         """`logprobs` of SamplingParams."""
         if not self.logprobs:
             if self.top_logprobs:
-                raise InputError("top_logprobs needs logprobs: true")
+                raise InputError("top_logprobs needs logprobs: true", "top_logprobs")
             return None
         return self.top_logprobs or 0
 
@@ -289,34 +290,3 @@ class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     tokens: TokenIds
-
-
-_BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-_FIELDS = frozenset(
-    [
-        *(name for body in _BODIES for name in body.model_fields),
-        *FORM_FIELDS,
-        *REFUSED,
-        "structured_outputs",
-        "sampling_params",
-    ]
-)
-# Fields whose names are words that a message may have in another sense: they count at its beginning.
-_WORDS = frozenset({"model", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})
-_THINGS = (
-    ("chat message", "messages"),
-    ("a chat ", "messages"),
-    ("the text is not", "prompt"),
-    ("token ", "prompt"),
-    ("salt", "cache_salt"),
-)
-
-
-def field_of(message: str) -> str | None:
-    """The field that an error is about, by its message."""
-    begin = message.partition(", got")[0]
-    words: list[str] = re.findall(r"[a-z_]+", begin)
-    for index, word in enumerate(words):
-        if word in _FIELDS and (index == 0 or word not in _WORDS):
-            return word
-    return next((name for thing, name in _THINGS if thing in begin), None)

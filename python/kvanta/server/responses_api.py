@@ -32,7 +32,7 @@ def add_responses(app: FastAPI, service: Service) -> None:
     async def responses(http: Request, request: ResponsesRequest) -> Response:
         """The assistant's answer, as a list of items."""
         check_refused(request.model_extra or {}, RESPONSES_REFUSED)
-        with renamed_errors(request, FIELD_NAMES):
+        with renamed_errors(FIELD_NAMES):
             chat = await service.read(http, request.chat)
             body = len(await http.body())
             return await service.chat(

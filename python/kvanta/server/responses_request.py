@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.server.conversation import Conversation, field, kind_of, text_of
 from kvanta.server.protocol import Body, ChatRequest
 from kvanta.server.request_fields import RESPONSES_IGNORED, RESPONSES_REFUSED, Refused, check_refused
@@ -78,10 +78,10 @@ class ResponsesRequest(Body):
     def has_logprobs(self) -> bool:
         """Raises InputError for things that answers cannot include."""
         if not isinstance(self.include, list | None):
-            raise InputError(f"include must be a list of texts, got {one_line(self.include)}")
+            raise InputError(f"include must be a list of texts, got {one_line(self.include)}", "include")
         for name in self.include or ():
             if name not in _INCLUDABLE:
-                raise InputError(f"include has {one_line(name)}; known: {', '.join(_INCLUDABLE)}")
+                raise InputError(f"include has {one_line(name)}; known: {', '.join(_INCLUDABLE)}", "include")
         return LOGPROBS in (self.include or ())
 
     def chat(self) -> ChatRequest:
@@ -90,15 +90,20 @@ class ResponsesRequest(Body):
         check_refused(self.reasoning or {}, _REASONING, "reasoning.")
         check_refused(self.stream_options or {}, _STREAM, "stream_options.")
         if self.top_logprobs and not self.has_logprobs:
-            raise InputError(f"top_logprobs needs include: ['{LOGPROBS}']")
+            raise InputError(f"top_logprobs needs include: ['{LOGPROBS}']", "top_logprobs")
         metadata = self.metadata or {}
         if len(metadata) > 16 or any(not isinstance(value, str) or len(value) > 512 for value in metadata.values()):
-            raise InputError(f"metadata must be at most 16 texts of 512 characters, got {one_line(metadata)}")
+            message = f"metadata must be at most 16 texts of 512 characters, got {one_line(metadata)}"
+            raise InputError(message, "metadata")
         text = self.text or {}
+        with about("input"):
+            messages = self._messages()
+        with about("tools"):
+            tools = _tools(self.tools)
         fields |= {
             "model": self.model,
-            "messages": self._messages(),
-            "tools": _tools(self.tools),
+            "messages": messages,
+            "tools": tools,
             "tool_choice": _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "max_tokens": self.max_output_tokens,

@@ -114,7 +114,7 @@ class Service:
         except BaseException as error:
             give_back()
             form = params.structured_outputs
-            if isinstance(error, InputError) and form is not None and str(error).startswith(form.kind):
+            if isinstance(error, InputError) and form is not None and error.field == form.kind:
                 field = request.form_field
                 raise ApiError(400, f"{field}: {error}", param=field) from None
             raise

@@ -40,7 +40,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
                 defaults=defaults,
             )
 
-        with renamed_errors(request, request.given_names):
+        with renamed_errors(request.given_names):
             completion, params = await service.read(http, read)
             if request.prompt_logprobs is not None:
                 params.prompt_logprobs = request.prompt_logprobs

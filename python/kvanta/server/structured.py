@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.json_schema import check_strict
 from kvanta.structured_output import KINDS, StructuredOutputsParams
 from kvanta.values import one_line
@@ -31,24 +31,26 @@ def read_form(response_format: Any, others: Mapping[str, Any]) -> StructuredOutp
     """None for any text. `others` are the request's further fields. Raises InputError that names the field."""
     requested: dict[str, dict[str, Any]] = {}
     if response_format is not None:
-        form = _of_openai(response_format)
+        with about("response_format"):
+            form = _of_openai(response_format)
         if form:
             requested["response_format"] = form
     outputs = others.get("structured_outputs")
     if outputs is not None:
-        requested["structured_outputs"] = _of_vllm(outputs)
+        with about("structured_outputs"):
+            requested["structured_outputs"] = _of_vllm(outputs)
     for name, field in FIELDS.items():
         if others.get(name) is not None:
             requested[name] = {field: others[name]}
     if not requested:
         return None
     if len(requested) > 1:
-        raise InputError(f"{' and '.join(requested)} exclude each other")
+        raise InputError(f"{' and '.join(requested)} exclude each other", next(iter(requested)))
     ((name, form),) = requested.items()
     try:
         return StructuredOutputsParams(**form)
     except InputError as error:
-        raise InputError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+        raise InputError(str(error) if error.field == name else f"{name}: {error}", name) from None
 
 
 def _of_openai(requested: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.json_schema import check_strict
 from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line, truth
@@ -40,14 +40,14 @@ class Tools:
     def read(cls, tools: Any, choice: Any, parallel: Any) -> Tools:
         """From a request's fields; None where it has none."""
         if not isinstance(tools, list | None) or not all(isinstance(tool, dict) for tool in tools or []):
-            raise InputError(f"tools must be a list of objects, got {one_line(tools)}")
+            raise InputError(f"tools must be a list of objects, got {one_line(tools)}", "tools")
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
             tools, choice = _allowed(tools or [], choice.get("allowed_tools"))
         function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
         name = function.get("name") if isinstance(function, Mapping) else None
         named = isinstance(name, str)
         if not named and choice not in (None, AUTO, NONE, REQUIRED):
-            raise InputError(f"tool_choice must be {_CHOICES}, got {one_line(choice)}")
+            raise InputError(f"tool_choice must be {_CHOICES}, got {one_line(choice)}", "tool_choice")
         several = parallel is None or truth("parallel_tool_calls", parallel)
         read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
         if read.forced:
@@ -55,8 +55,9 @@ class Tools:
         elif read.may_call:
             for tool in read.offered:
                 _function(tool)
-        for name in read.strict:
-            check_strict(read.schemas.get(name, _NO_PARAMETERS), f"tools: the function {one_line(name)}")
+        with about("tools"):
+            for name in read.strict:
+                check_strict(read.schemas.get(name, _NO_PARAMETERS), f"tools: the function {one_line(name)}")
         return read
 
     @property
@@ -106,10 +107,11 @@ class Tools:
         if self.named:
             if self.choice not in schemas:
                 known = ", ".join(schemas) or "none"
-                raise InputError(f"tool_choice names the function {one_line(self.choice)}; tools has: {known}")
+                message = f"tool_choice names the function {one_line(self.choice)}; tools has: {known}"
+                raise InputError(message, "tool_choice")
             return StructuredOutputsParams(json=schemas[self.choice])
         if not schemas:
-            raise InputError("tool_choice is 'required', and tools is empty")
+            raise InputError("tool_choice is 'required', and tools is empty", "tool_choice")
         schema = call_list_schema(schemas, ("name", "parameters"))
         return StructuredOutputsParams(json=schema if self.parallel else {**schema, "maxItems": 1})
 
@@ -118,13 +120,14 @@ def _allowed(tools: Sequence[Mapping[str, Any]], allowed: Any) -> tuple[list[Map
     """The tools that `allowed_tools` leaves, and its mode. The model does not get the others."""
     mode, chosen = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
     if mode not in (AUTO, REQUIRED) or not isinstance(chosen, list) or not chosen:
-        raise InputError(f"allowed_tools of tool_choice must be {_ALLOWED}, got {one_line(allowed)}")
+        raise InputError(f"allowed_tools of tool_choice must be {_ALLOWED}, got {one_line(allowed)}", "tool_choice")
     offered = {_function(tool)[0]: tool for tool in tools}
     names = dict.fromkeys(_function(tool)[0] if isinstance(tool, Mapping) else one_line(tool) for tool in chosen)
     for name in names:
         if name not in offered:
             known = ", ".join(offered) or "none"
-            raise InputError(f"tool_choice allows the function {one_line(name)}; tools has: {known}")
+            message = f"tool_choice allows the function {one_line(name)}; tools has: {known}"
+            raise InputError(message, "tool_choice")
     return [offered[name] for name in offered if name in names], mode
 
 
@@ -135,7 +138,7 @@ def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name or not isinstance(schema, Mapping | None):
         known = "{'type': 'function', 'function': {'name': ..., 'parameters': {...}}}"
-        raise InputError(f"tools has {one_line(tool)}, not {known}")
+        raise InputError(f"tools has {one_line(tool)}, not {known}", "tools")
     return name, schema or _NO_PARAMETERS
 
 
@@ -161,7 +164,8 @@ def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any], ord
         moved = own.pop(key, {})
         there = definitions.setdefault(key, {}) if moved else {}
         if not isinstance(moved, Mapping) or any(there.get(each, moved[each]) != moved[each] for each in moved):
-            raise InputError(f"the {key} of the function {one_line(name)} and of another one of tools differ")
+            message = f"the {key} of the function {one_line(name)} and of another one of tools differ"
+            raise InputError(message, "tools")
         there.update(moved)
     return {
         "type": "object",

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from kvanta.errors import InputError
-from kvanta.server.errors import ApiError
-from kvanta.server.protocol import ChatRequest, field_of
+from kvanta.server.errors import ApiError, api_error
+from kvanta.server.protocol import ChatRequest
 from kvanta.values import one_line
 
 
@@ -32,23 +32,15 @@ def as_chat(fields: Mapping[str, Any]) -> ChatRequest:
 
 
 @contextmanager
-def renamed_errors(request: BaseModel, names: Mapping[str, str]) -> Iterator[None]:
+def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
     """Errors about a chat's fields tell the names that the client has used. `names`: the chat's -> the client's."""
     try:
         yield
-    except ApiError as error:
-        error.detail = _renamed(error.detail, names)
-        error.param = names.get(error.param or "", error.param)
-        raise
-    except InputError as error:
-        message = str(error)
-        word = re.match(r"[a-z_]*", message)
-        field = word[0] if word and word[0] in type(request).model_fields else field_of(message)
-        raise ApiError(400, _renamed(message, names), param=names.get(field or "", field)) from None
-
-
-def _renamed(message: str, names: Mapping[str, str]) -> str:
-    """The message, whose first words name the field."""
-    begin, colon, rest = message.partition(" ")
-    word = begin.rstrip(":")
-    return names[word] + begin[len(word) :] + colon + rest if word in names else message
+    except (ApiError, InputError) as raised:
+        error = api_error(raised)
+        field = error.param or ""
+        if field in names:
+            error.param = names[field]
+            if re.match(rf"{field}\b", error.detail):
+                error.detail = names[field] + error.detail.removeprefix(field)
+        raise error from None

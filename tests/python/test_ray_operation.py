@@ -51,22 +51,35 @@ MAX_LATER = 100
 """Requests of a client after a change, at most."""
 
 
+class Application:
+    """The application behind Ray's proxy."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._changes: dict[str, Any] | None = None
+
+    def deploy(self, **changes: Any) -> None:
+        """Returns when all replicas are those of the new configuration."""
+        self._changes = None
+        serve.run(kvanta.ray.app({**ARGUMENTS, **changes}), name="kvanta", route_prefix="/")
+        self._changes = changes
+
+    def begin(self, **changes: Any) -> None:
+        """The same, unless the test before has left this configuration."""
+        if changes != self._changes:
+            self.deploy(**changes)
+
+
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Ray's proxy."""
+def application() -> Iterator[Application]:
     port = free_port()
     ray.init("local", include_dashboard=False, num_cpus=8, log_to_driver=False)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
+        yield Application(f"http://127.0.0.1:{port}")
     finally:
         serve.shutdown()
         ray.shutdown()
-
-
-def deploy(**changes: Any) -> None:
-    """Returns when all replicas are those of the new configuration."""
-    serve.run(kvanta.ray.app({**ARGUMENTS, **changes}), name="kvanta", route_prefix="/")
 
 
 def replicas_of(wanted: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
@@ -150,14 +163,11 @@ def while_clients_stream(
     return results
 
 
-# The tests of the application follow each other: each begins with what the one before it has left.
-
-
-def test_the_application_answers_behind_rays_proxy(url: str) -> None:
+def test_the_application_answers_behind_rays_proxy(application: Application) -> None:
     """Two fronts, each with a router."""
-    deploy(replicas=2, fronts=2, served_model_name=["tiny"])
+    application.begin(replicas=2, fronts=2, served_model_name=["tiny"])
     body = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 1, "temperature": 0.8}
-    with httpx2.Client(base_url=url, timeout=60) as client:
+    with httpx2.Client(base_url=application.url, timeout=60) as client:
         answer = client.post("/v1/completions", json=body).json()
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             pieces = [json.loads(data)["choices"][0]["text"] for data in events(response) if data != "[DONE]"]
@@ -170,21 +180,25 @@ def test_the_application_answers_behind_rays_proxy(url: str) -> None:
     assert models == ["tiny"]
 
 
-def test_an_update_rolls_while_clients_stream(url: str) -> None:
+def test_an_update_rolls_while_clients_stream(application: Application) -> None:
     """Every process is replaced, fronts included, and nobody notices."""
+    application.begin(replicas=2, fronts=2, served_model_name=["tiny"])
     wanted = answers("int8")
-    results = while_clients_stream(url, lambda: deploy(replicas=2, max_num_seqs=7))
+    results = while_clients_stream(application.url, lambda: application.deploy(replicas=2, max_num_seqs=7))
     assert [result for number, result in results if result != wanted[number]] == []
     replicas_of(lambda all_: [each["config"]["max_num_seqs"] for each in all_] == [7, 7])
 
 
-def test_an_update_to_another_format_mixes_no_answers(url: str) -> None:
+def test_an_update_to_another_format_mixes_no_answers(application: Application) -> None:
     """Fronts of the old application use no replicas of the new one, and the reverse."""
+    application.begin(replicas=2, max_num_seqs=7)
     old, new = answers("int8"), answers("bf16")
     assert all(left != right for left, right in zip(old, new, strict=True))
     # Ray's proxy may send some more requests to the old front.
     results = while_clients_stream(
-        url, lambda: deploy(replicas=2, kv_cache_dtype="bf16"), lambda number, result: result == new[number]
+        application.url,
+        lambda: application.deploy(replicas=2, kv_cache_dtype="bf16"),
+        lambda number, result: result == new[number],
     )
     texts = [(number, result) for number, result in results if not isinstance(result, str)]
     assert all(text in (old[number], new[number]) for number, text in texts)
@@ -193,27 +207,28 @@ def test_an_update_to_another_format_mixes_no_answers(url: str) -> None:
     assert {number for number, text in texts if text == new[number]} == set(range(CLIENTS))
 
 
-def test_a_replica_that_is_to_end_finishes_its_requests(url: str) -> None:
+def test_a_replica_that_is_to_end_finishes_its_requests(application: Application) -> None:
+    application.begin(replicas=2, kv_cache_dtype="bf16")
     wanted = answers("bf16")
 
     def scale_down() -> None:
-        deploy(replicas=1, kv_cache_dtype="bf16")
+        application.deploy(replicas=1, kv_cache_dtype="bf16")
         replicas_of(lambda all_: len(all_) == 1)
 
-    results = while_clients_stream(url, scale_down)
+    results = while_clients_stream(application.url, scale_down)
     assert [result for number, result in results if result != wanted[number]] == []
-    metrics = httpx2.get(f"{url}/metrics", timeout=60).text
+    metrics = httpx2.get(f"{application.url}/metrics", timeout=60).text
     [moved] = [line for line in metrics.splitlines() if line.startswith("kvanta:requests_moved_total")]
     assert float(moved.rsplit(" ", 1)[1]) == 0
 
 
-def test_full_caches_call_for_replicas(url: str) -> None:
+def test_full_caches_call_for_replicas(application: Application) -> None:
     """The requests alone would not: target_ongoing_requests is far above them."""
     scaling = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1000, "target_cache_occupancy": 0.05}
     pace = {"upscale_delay_s": 0, "downscale_delay_s": 0, "metrics_interval_s": 0.5, "look_back_period_s": 2}
-    deploy(replicas="auto", autoscaling_config={**scaling, **pace}, kv_cache_memory_bytes="200KB")
+    application.deploy(replicas="auto", autoscaling_config={**scaling, **pace}, kv_cache_memory_bytes="200KB")
     replicas_of(lambda all_: len(all_) == 1)
-    while_clients_stream(url, lambda: replicas_of(lambda all_: len(all_) == 2))
+    while_clients_stream(application.url, lambda: replicas_of(lambda all_: len(all_) == 2))
     replicas_of(lambda all_: len(all_) == 1)
 
 

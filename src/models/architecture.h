@@ -27,6 +27,10 @@ struct Architecture {
   std::string_view other_model_type = "";
   // Key of the object that holds the language model's config; "": the keys are at the top of the file.
   std::string_view text_config = "";
+  // Its model_type where that object does not say it. The class of that type has its own defaults.
+  std::string_view text_model_type = "";
+  // rope_parameters where the file has no scaled rope, as a JSON object; "": the default rope.
+  std::string_view default_rope = "";
 };
 
 // The one list of architectures.

@@ -62,10 +62,30 @@ void ReadHeads(const JsonObject& json, ModelConfig& config) {
 }
 
 kernels::Activation ReadActivation(const JsonObject& json, std::string_view key) {
+  constexpr const char* kKnown = "silu or gelu_pytorch_tanh";
+  if (json.Value().contains(key) && !json.Has(key)) json.Fail(key, kKnown);  // null: of no class a default
   const std::string name = json.String(key, "silu");
   if (name == "silu" || name == "swish") return kernels::Activation::kSilu;
-  if (name != "gelu_pytorch_tanh") json.Fail(key, "silu or gelu_pytorch_tanh");
+  if (name != "gelu_pytorch_tanh") json.Fail(key, kKnown);
   return kernels::Activation::kGeluTanh;
+}
+
+// The class of the language model alone, whose defaults a text_config may leave out.
+const Architecture& TextArchitecture(const JsonObject& text, const Architecture& architecture) {
+  const std::string type = text.String("model_type", architecture.text_model_type);
+  const auto all = Architectures();
+  const auto found = std::ranges::find_if(all, [&](const Architecture* each) { return each->model_type == type; });
+  return found == all.end() ? architecture : **found;
+}
+
+// The class's rope, unless the file has one in either generation's key.
+void AddDefaultRope(const Architecture& architecture, Json& keys) {
+  constexpr const char* kParameters = "rope_parameters";
+  constexpr const char* kScaling = "rope_scaling";
+  if (architecture.default_rope.empty()) return;
+  const bool has_parameters = keys.contains(kParameters) && !keys[kParameters].is_null();
+  const bool has_scaling = keys.contains(kScaling) && !keys[kScaling].is_null() && !keys[kScaling].empty();
+  if (!has_parameters && !has_scaling) keys[kParameters] = Json::parse(architecture.default_rope);
 }
 
 // The language model's keys: the class's defaults, those of `text_config` or of the whole file, and those that a file
@@ -74,9 +94,15 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   Json keys = Json::parse(architecture.defaults);
   if (architecture.text_config.empty()) {
     keys.update(root);
+    AddDefaultRope(architecture, keys);
     return keys;
   }
-  keys.update(JsonObject(root, name).Object(architecture.text_config).Value());
+  const JsonObject text = JsonObject(root, name).Object(architecture.text_config);
+  const Architecture& language_model = TextArchitecture(text, architecture);
+  keys = Json::parse(language_model.defaults);
+  keys.update(Json::parse(architecture.defaults));
+  keys.update(text.Value());
+  AddDefaultRope(language_model, keys);
   for (const char* key : {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings",
                           "quantization_config", "compression_config"}) {
     if (root.contains(key)) keys[key] = root[key];

@@ -67,7 +67,7 @@ void ReadDeepseekV2(const JsonObject& json, ModelConfig& config) {
 
 void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
   ReadMla(json, config);
-  config.mla.rope_interleave = json.Bool("rope_interleave", true);
+  config.mla.rope_interleave = json.BoolOrNull("rope_interleave", true);
   config.num_nextn_predict_layers = static_cast<int>(json.Int("num_nextn_predict_layers", 0, 64, 0));
   ReadMoe(json, config);
   if (config.moe.num_experts == 0) return;
@@ -77,18 +77,25 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
   if (config.moe.num_experts / config.moe.n_group < 2) json.Fail("n_group", "groups of at least 2 experts");
   config.moe.scoring_func = kernels::ScoringFunc::kSigmoid;
   config.moe.has_correction_bias = true;
-  config.moe.norm_topk_prob = json.Bool("norm_topk_prob", true);
+  config.moe.norm_topk_prob = json.BoolOrNull("norm_topk_prob", true);
 }
 
 }  // namespace
 
 // Heads have no one size; this one only replaces hidden_size / num_attention_heads.
-constexpr std::string_view kDeepseekDefaults = R"({"head_dim": 64})";
-extern const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", ReadDeepseekV2, kDeepseekDefaults};
+constexpr std::string_view kDeepseekV2Defaults = R"({"head_dim": 64, "kv_lora_rank": 512, "q_lora_rank": 1536,
+  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2,
+  "moe_intermediate_size": 1407})";
+constexpr std::string_view kDeepseekV3Defaults = R"({"head_dim": 64, "kv_lora_rank": 512, "q_lora_rank": 1536,
+  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+  "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
+  "routed_scaling_factor": 2.5})";
+
+extern const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", ReadDeepseekV2, kDeepseekV2Defaults};
 extern const Architecture kDeepseekV3 = {.name = "DeepseekV3ForCausalLM",
                                          .model_type = "deepseek_v3",
                                          .read_config = ReadDeepseekV3,
-                                         .defaults = kDeepseekDefaults,
+                                         .defaults = kDeepseekV3Defaults,
                                          .other_model_type = "kimi_k2"};
 
 }  // namespace kvanta::models

@@ -34,14 +34,14 @@ void ReadGemma3Ropes(const JsonObject& json, ModelConfig& config) {
   constexpr double kGlobalTheta = 1e6, kLocalTheta = 1e4;
   config.max_position = json.Int("max_position_embeddings", 1, kMaxPositions);  // scaling is included
   RopeSpec global, local;
+  const double local_theta = ReadTheta(json, "rope_local_base_freq", kLocalTheta);
   if (HasRopesByLayerType(json)) {
-    global = ReadRopeOfLayers(json, "full_attention", config.head_dim, config.max_position, kGlobalTheta);
-    local = ReadRopeOfLayers(json, "sliding_attention", config.head_dim, config.max_position, kLocalTheta);
+    const double global_theta = ReadTheta(json, "rope_theta", kGlobalTheta);
+    global = ReadRopeOfLayers(json, "full_attention", config.head_dim, config.max_position, global_theta);
+    local = ReadRopeOfLayers(json, "sliding_attention", config.head_dim, config.max_position, local_theta);
   } else {
     global = ReadRopeSpec(json, config.head_dim, config.max_position, kGlobalTheta);
-    local = {.rotary_dim = config.head_dim,
-             .theta = json.Number("rope_local_base_freq", 1 + 1e-6, 1e15, kLocalTheta),
-             .original_max_position = config.max_position};
+    local = {.rotary_dim = config.head_dim, .theta = local_theta, .original_max_position = config.max_position};
   }
   for (LayerSpec& layer : config.layer_specs) layer.rope = layer.visibility.IsFull() ? global : local;
 }
@@ -67,7 +67,8 @@ constexpr std::string_view kGemma2Defaults = R"({"vocab_size": 256000, "num_atte
   "max_position_embeddings": 8192, "tie_word_embeddings": true, "query_pre_attn_scalar": 256, "sliding_window": 4096,
   "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "eos_token_id": 1, "bos_token_id": 2})";
 
-constexpr std::string_view kGemma3Defaults = R"({"vocab_size": 262208, "num_attention_heads": 8,
+constexpr std::string_view kGemma3Defaults = R"({"vocab_size": 262208, "hidden_size": 2304,
+  "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
   "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
   "max_position_embeddings": 131072, "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
   "sliding_window": 4096, "eos_token_id": 1, "bos_token_id": 2})";
@@ -84,9 +85,9 @@ extern const Architecture kGemma3 = {.name = "Gemma3ForCausalLM",
 extern const Architecture kGemma3Multimodal = {.name = "Gemma3ForConditionalGeneration",
                                                .model_type = "gemma3",
                                                .read_config = ReadGemma3Multimodal,
-                                               .defaults = kGemma3Defaults,
                                                .activation_key = "hidden_activation",
                                                .reads_rope = true,
-                                               .text_config = "text_config"};
+                                               .text_config = "text_config",
+                                               .text_model_type = "gemma3_text"};
 
 }  // namespace kvanta::models

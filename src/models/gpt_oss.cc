@@ -24,7 +24,6 @@ void CheckActivation(const JsonObject& json, std::string_view key, float value) 
 }
 
 void ReadGptOss(const JsonObject& json, ModelConfig& config) {
-  if (!json.Has("rope_scaling") && !json.Has("rope_parameters")) json.Fail("rope_scaling", "an object");
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", true);
   config.attention_sinks = true;
   ReadGptOssWindows(json, config);
@@ -43,7 +42,10 @@ void ReadGptOss(const JsonObject& json, ModelConfig& config) {
 }
 
 constexpr std::string_view kGptOssDefaults = R"({"head_dim": 64, "num_key_value_heads": 8, "num_local_experts": 128,
-  "num_experts_per_tok": 4, "sliding_window": 128, "max_position_embeddings": 131072})";
+  "num_experts_per_tok": 4, "sliding_window": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072})";
+
+constexpr std::string_view kGptOssRope = R"({"rope_type": "yarn", "factor": 32, "beta_fast": 32, "beta_slow": 1,
+  "truncate": false, "original_max_position_embeddings": 4096})";
 
 }  // namespace
 
@@ -51,6 +53,7 @@ extern const Architecture kGptOss = {.name = "GptOssForCausalLM",
                                      .model_type = "gpt_oss",
                                      .read_config = ReadGptOss,
                                      .defaults = kGptOssDefaults,
-                                     .rope_theta = 150000};
+                                     .rope_theta = 150000,
+                                     .default_rope = kGptOssRope};
 
 }  // namespace kvanta::models

@@ -131,6 +131,10 @@ bool JsonObject::Bool(std::string_view key, bool missing) const {
   return value->get<bool>();
 }
 
+bool JsonObject::BoolOrNull(std::string_view key, bool missing) const {
+  return Bool(key, missing && !value_->contains(key));
+}
+
 std::string JsonObject::String(std::string_view key) const {
   const Json* value = Find(key);
   if (value == nullptr || !value->is_string()) Fail(key, "text");

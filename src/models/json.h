@@ -39,6 +39,8 @@ class JsonObject {
   double Number(std::string_view key, double min, double max) const;
   double Number(std::string_view key, double min, double max, double missing) const;
   bool Bool(std::string_view key, bool missing) const;
+  // The same where transformers tests the value itself: null is false.
+  bool BoolOrNull(std::string_view key, bool missing) const;
   std::string String(std::string_view key) const;
   std::string String(std::string_view key, std::string_view missing) const;
   JsonObject Object(std::string_view key) const;

@@ -82,7 +82,8 @@ void ReadLlama4Multimodal(const JsonObject& json, ModelConfig& config) {
 }
 
 constexpr double kLlama4Theta = 500000;
-constexpr std::string_view kLlama4Defaults = R"({"head_dim": 128, "num_key_value_heads": 8, "num_local_experts": 16,
+constexpr std::string_view kLlama4Defaults = R"({"vocab_size": 202048, "hidden_size": 5120,
+  "num_hidden_layers": 48, "num_attention_heads": 40, "head_dim": 128, "num_key_value_heads": 8, "num_local_experts": 16,
   "num_experts_per_tok": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "attention_chunk_size": 8192,
   "rms_norm_eps": 1e-5, "max_position_embeddings": 131072})";
 
@@ -96,8 +97,8 @@ extern const Architecture kLlama4 = {.name = "Llama4ForCausalLM",
 extern const Architecture kLlama4Multimodal = {.name = "Llama4ForConditionalGeneration",
                                                .model_type = "llama4",
                                                .read_config = ReadLlama4Multimodal,
-                                               .defaults = kLlama4Defaults,
                                                .rope_theta = kLlama4Theta,
-                                               .text_config = "text_config"};
+                                               .text_config = "text_config",
+                                               .text_model_type = "llama4_text"};
 
 }  // namespace kvanta::models

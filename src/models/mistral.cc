@@ -11,12 +11,6 @@ int ReadWindow(const JsonObject& json) {
   return static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27, 0));
 }
 
-// The class's defaults (8, 4096) are those of one model: required where the file is silent.
-void CheckNotSilent(const JsonObject& json) {
-  if (!json.Value().contains("num_key_value_heads")) json.Fail("num_key_value_heads", "an integer");
-  if (!json.Value().contains("sliding_window")) json.Fail("sliding_window", "an integer, or null for none");
-}
-
 void ReadWindowOfAllLayers(const JsonObject& json, ModelConfig& config) {
   const int window = ReadWindow(json);
   for (LayerSpec& layer : config.layer_specs) layer.visibility = cache::SlidingWindow(window);
@@ -30,13 +24,7 @@ void ReadWindowOfAllLayers(const JsonObject& json, ModelConfig& config) {
   }
 }
 
-void ReadMistral(const JsonObject& json, ModelConfig& config) {
-  CheckNotSilent(json);
-  ReadWindowOfAllLayers(json, config);
-}
-
 void ReadMinistral(const JsonObject& json, ModelConfig& config) {
-  CheckNotSilent(json);
   const int window = ReadWindow(json);
   if (ReadLayerTypes(json, window, config)) return;
   for (LayerSpec& layer : config.layer_specs) layer.visibility = cache::SlidingWindow(window);
@@ -58,7 +46,7 @@ void ReadMinistral3(const JsonObject& json, ModelConfig& config) {
 void ReadMistral3(const JsonObject& json, ModelConfig& config) {
   const std::string text = json.String("model_type", "mistral");
   if (text == "mistral") {
-    ReadMistral(json, config);
+    ReadWindowOfAllLayers(json, config);
   } else if (text == "ministral") {
     ReadMinistral(json, config);
   } else if (text == "ministral3") {
@@ -69,16 +57,31 @@ void ReadMistral3(const JsonObject& json, ModelConfig& config) {
   config.names.decoders = {{"language_model.model.", "language_model.lm_head"}, {"model.language_model.", "lm_head"}};
 }
 
+constexpr std::string_view kMistralDefaults = R"({"vocab_size": 32000, "hidden_size": 4096,
+  "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+  "max_position_embeddings": 131072, "sliding_window": 4096})";
+
+constexpr std::string_view kMinistral3Defaults = R"({"vocab_size": 131072, "hidden_size": 4096,
+  "intermediate_size": 14336, "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8,
+  "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5})";
+
+constexpr std::string_view kMinistral3Rope = R"({"rope_type": "yarn", "rope_theta": 1e6, "factor": 16,
+  "original_max_position_embeddings": 16384, "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.1})";
+
 }  // namespace
 
-extern const Architecture kMistral = {"MistralForCausalLM", "mistral", ReadMistral};
-extern const Architecture kMinistral = {"MinistralForCausalLM", "ministral", ReadMinistral};
-extern const Architecture kMinistral3 = {"Ministral3ForCausalLM", "ministral3", ReadMinistral3,
-                                         R"({"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5})"};
+extern const Architecture kMistral = {"MistralForCausalLM", "mistral", ReadWindowOfAllLayers, kMistralDefaults};
+extern const Architecture kMinistral = {"MinistralForCausalLM", "ministral", ReadMinistral, kMistralDefaults};
+extern const Architecture kMinistral3 = {.name = "Ministral3ForCausalLM",
+                                         .model_type = "ministral3",
+                                         .read_config = ReadMinistral3,
+                                         .defaults = kMinistral3Defaults,
+                                         .default_rope = kMinistral3Rope};
 extern const Architecture kMistral3 = {.name = "Mistral3ForConditionalGeneration",
                                        .model_type = "mistral3",
                                        .read_config = ReadMistral3,
                                        .defaults = R"({"tie_word_embeddings": true})",
-                                       .text_config = "text_config"};
+                                       .text_config = "text_config",
+                                       .text_model_type = "mistral"};
 
 }  // namespace kvanta::models

@@ -18,7 +18,7 @@ void ReadMixtral(const JsonObject& json, ModelConfig& config) {
 
 constexpr std::string_view kMixtralDefaults =
     R"({"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
-  "max_position_embeddings": 131072})";
+  "rms_norm_eps": 1e-5, "max_position_embeddings": 131072})";
 
 }  // namespace
 

@@ -22,8 +22,9 @@ void ReadOlmo3Ropes(const JsonObject& json, ModelConfig& config) {
   config.max_position = json.Int("max_position_embeddings", 1, kMaxPositions);  // scaling is included
   RopeSpec full, sliding;
   if (HasRopesByLayerType(json)) {
-    full = ReadRopeOfLayers(json, "full_attention", config.head_dim, config.max_position, kTheta);
-    sliding = ReadRopeOfLayers(json, "sliding_attention", config.head_dim, config.max_position, kTheta);
+    const double theta = ReadTheta(json, "rope_theta", kTheta);
+    full = ReadRopeOfLayers(json, "full_attention", config.head_dim, config.max_position, theta);
+    sliding = ReadRopeOfLayers(json, "sliding_attention", config.head_dim, config.max_position, theta);
   } else {
     full = ReadRopeSpec(json, config.head_dim, config.max_position, kTheta);
     sliding = {.rotary_dim = config.head_dim, .theta = full.theta, .original_max_position = config.max_position};

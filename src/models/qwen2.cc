@@ -5,7 +5,6 @@ namespace kvanta::models {
 namespace {
 
 void ReadQwen2(const JsonObject& json, ModelConfig& config) {
-  if (!json.Value().contains("num_key_value_heads")) json.Fail("num_key_value_heads", "an integer");
   config.qkv_bias = true;
   ReadQwenWindows(json, config);
 }
@@ -26,6 +25,7 @@ void ReadQwenWindows(const JsonObject& json, ModelConfig& config) {
   }
 }
 
-extern const Architecture kQwen2 = {"Qwen2ForCausalLM", "qwen2", ReadQwen2};
+extern const Architecture kQwen2 = {"Qwen2ForCausalLM", "qwen2", ReadQwen2,
+                                    R"({"num_key_value_heads": 32, "max_window_layers": 28})"};
 
 }  // namespace kvanta::models

@@ -5,7 +5,6 @@ namespace kvanta::models {
 namespace {
 
 void ReadQwen3(const JsonObject& json, ModelConfig& config) {
-  if (!json.Value().contains("num_key_value_heads")) json.Fail("num_key_value_heads", "an integer");
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.qk_norm = true;
   ReadQwenWindows(json, config);
@@ -13,6 +12,7 @@ void ReadQwen3(const JsonObject& json, ModelConfig& config) {
 
 }  // namespace
 
-extern const Architecture kQwen3 = {"Qwen3ForCausalLM", "qwen3", ReadQwen3, R"({"head_dim": 128})"};
+extern const Architecture kQwen3 = {"Qwen3ForCausalLM", "qwen3", ReadQwen3,
+                                    R"({"head_dim": 128, "num_key_value_heads": 32, "max_window_layers": 28})"};
 
 }  // namespace kvanta::models

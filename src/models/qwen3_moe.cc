@@ -12,13 +12,14 @@ void ReadQwen3Moe(const JsonObject& json, ModelConfig& config) {
     const auto window = static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27, 0));
     for (LayerSpec& layer : config.layer_specs) layer.visibility = cache::SlidingWindow(window);
   }
-  ReadExpertCounts(json, json.Has("num_experts") ? "num_experts" : "num_local_experts", "moe_intermediate_size",
-                   config);
+  const char* experts = json.Has("num_local_experts") ? "num_local_experts" : "num_experts";
+  ReadExpertCounts(json, experts, "moe_intermediate_size", config);
   ReadSparseLayers(json, config);
   config.moe.norm_topk_prob = json.Bool("norm_topk_prob", false);
 }
 
-constexpr std::string_view kQwen3MoeDefaults = R"({"num_key_value_heads": 4, "num_experts_per_tok": 8,
+constexpr std::string_view kQwen3MoeDefaults =
+    R"({"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
   "moe_intermediate_size": 768})";
 
 }  // namespace

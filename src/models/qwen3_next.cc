@@ -50,11 +50,15 @@ constexpr std::string_view kQwen3NextDefaults = R"({"num_key_value_heads": 2, "h
   "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10,
   "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512})";
 
-constexpr std::string_view kQwen35Defaults = R"({"num_key_value_heads": 4, "head_dim": 256,
+constexpr std::string_view kQwen35Defaults = R"({"vocab_size": 248320, "hidden_size": 4096,
+  "intermediate_size": 12288, "num_hidden_layers": 32, "max_position_embeddings": 32768, "num_attention_heads": 16,
+  "num_key_value_heads": 4, "head_dim": 256,
   "partial_rotary_factor": 0.25, "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
   "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4})";
 
-constexpr std::string_view kQwen35MoeDefaults = R"({"num_key_value_heads": 2, "head_dim": 256,
+constexpr std::string_view kQwen35MoeDefaults = R"({"vocab_size": 248320, "hidden_size": 2048,
+  "num_hidden_layers": 40, "max_position_embeddings": 32768, "num_attention_heads": 16, "num_key_value_heads": 2,
+  "head_dim": 256,
   "partial_rotary_factor": 0.25, "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
   "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "intermediate_size": 512, "num_experts": 256,
   "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512})";
@@ -74,9 +78,9 @@ extern const Architecture kQwen35 = {.name = "Qwen3_5ForCausalLM",
 extern const Architecture kQwen35Multimodal = {.name = "Qwen3_5ForConditionalGeneration",
                                                .model_type = "qwen3_5",
                                                .read_config = ReadMultimodal<ReadHybrid>,
-                                               .defaults = kQwen35Defaults,
                                                .partial_rotary = true,
-                                               .text_config = "text_config"};
+                                               .text_config = "text_config",
+                                               .text_model_type = "qwen3_5_text"};
 extern const Architecture kQwen35Moe = {.name = "Qwen3_5MoeForCausalLM",
                                         .model_type = "qwen3_5_moe_text",
                                         .read_config = ReadQwen35Moe,
@@ -85,8 +89,8 @@ extern const Architecture kQwen35Moe = {.name = "Qwen3_5MoeForCausalLM",
 extern const Architecture kQwen35MoeMultimodal = {.name = "Qwen3_5MoeForConditionalGeneration",
                                                   .model_type = "qwen3_5_moe",
                                                   .read_config = ReadMultimodal<ReadQwen35Moe>,
-                                                  .defaults = kQwen35MoeDefaults,
                                                   .partial_rotary = true,
-                                                  .text_config = "text_config"};
+                                                  .text_config = "text_config",
+                                                  .text_model_type = "qwen3_5_moe_text"};
 
 }  // namespace kvanta::models

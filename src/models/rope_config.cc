@@ -54,7 +54,7 @@ void ReadYarn(const JsonObject& rope, RopeSpec& config) {
   config.attention_factor = rope.Number("attention_factor", 1e-6, kMaxFactor, 0);
   config.mscale = rope.Number("mscale", 0, kMaxFactor, 0);
   config.mscale_all_dim = rope.Number("mscale_all_dim", 0, kMaxFactor, 0);
-  config.truncate = rope.Bool("truncate", true);
+  config.truncate = rope.BoolOrNull("truncate", true);
 }
 
 std::vector<float> ReadFactors(const JsonObject& rope, std::string_view key, int rotary_dim) {
@@ -68,11 +68,16 @@ std::vector<float> ReadFactors(const JsonObject& rope, std::string_view key, int
   return values.get<std::vector<float>>();
 }
 
+constexpr const char* kOriginal = "original_max_position_embeddings";
+
+// transformers: the key at the top of the file, where Phi has it, comes before the one in the object.
+const JsonObject& OriginalSource(const JsonObject& rope, const JsonObject& json) {
+  return json.Has(kOriginal) ? json : rope;
+}
+
 void ReadLongRope(const JsonObject& rope, const JsonObject& json, int64_t max_position, RopeSpec& config) {
-  // transformers: the key at the top, where Phi has it, comes before the one in the object.
-  constexpr const char* kOriginal = "original_max_position_embeddings";
-  const JsonObject& source = json.Has(kOriginal) ? json : rope;
-  config.original_max_position = source.Int(kOriginal, 2, kMaxPositions, std::max<int64_t>(2, max_position));
+  config.original_max_position =
+      OriginalSource(rope, json).Int(kOriginal, 2, kMaxPositions, std::max<int64_t>(2, max_position));
   config.factor = rope.Number("factor", 1, kMaxFactor,
                               static_cast<double>(max_position) / static_cast<double>(config.original_max_position));
   config.attention_factor = rope.Number("attention_factor", 1e-6, kMaxFactor, 0);
@@ -96,7 +101,16 @@ void CheckWholeHeads(const JsonObject& object) {
   }
 }
 
-constexpr double kMinTheta = 1.0 + 1e-6, kMaxTheta = 1e15;
+bool IsFilled(const JsonObject& json, std::string_view key) {
+  return json.Has(key) && !json.Object(key).Value().empty();
+}
+
+void CheckOneGeneration(const JsonObject& json) {
+  if (IsFilled(json, "rope_scaling") && IsFilled(json, "rope_parameters") &&
+      json.Get("rope_scaling") != json.Get("rope_parameters")) {
+    json.Fail("rope_scaling", "absent, or the same as rope_parameters");
+  }
+}
 
 // Reads the scaling in `rope`. `json` may hold original_max_position_embeddings as well.
 void ReadScaling(const JsonObject& rope, const JsonObject& json, int64_t max_position, RopeSpec& config) {
@@ -104,9 +118,7 @@ void ReadScaling(const JsonObject& rope, const JsonObject& json, int64_t max_pos
   if (config.type == RopeType::kDefault) return;
   if (config.type == RopeType::kLongRope) return ReadLongRope(rope, json, max_position, config);
   if (config.type == RopeType::kLlama3 || config.type == RopeType::kYarn) {
-    constexpr const char* kOriginal = "original_max_position_embeddings";  // some files have it at the top
-    config.original_max_position =
-        rope.Int(kOriginal, 1, kMaxPositions, json.Int(kOriginal, 1, kMaxPositions, max_position));
+    config.original_max_position = OriginalSource(rope, json).Int(kOriginal, 1, kMaxPositions, max_position);
   }
   if (config.type == RopeType::kYarn && rope.Value().contains("factor") && !rope.Has("factor")) {
     // transformers: an explicit null asks for the ratio of the lengths.
@@ -120,11 +132,14 @@ void ReadScaling(const JsonObject& rope, const JsonObject& json, int64_t max_pos
 
 }  // namespace
 
+double ReadTheta(const JsonObject& json, std::string_view key, double missing) {
+  return json.Number(key, 1.0 + 1e-6, 1e15, missing);
+}
+
 RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta) {
   CheckWholeHeads(rope);
-  RopeSpec config{.rotary_dim = head_dim,
-                  .theta = rope.Number("rope_theta", kMinTheta, kMaxTheta, theta),
-                  .original_max_position = max_position};
+  RopeSpec config{
+      .rotary_dim = head_dim, .theta = ReadTheta(rope, "rope_theta", theta), .original_max_position = max_position};
   ReadScaling(rope, rope, max_position, config);
   return config;
 }
@@ -137,6 +152,7 @@ bool HasRopesByLayerType(const JsonObject& json) {
 
 RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
                           double theta) {
+  CheckOneGeneration(json);
   const JsonObject ropes = json.Object("rope_parameters");
   const Json none = Json::object();
   return ReadRopeParameters(ropes.Has(type) ? ropes.Object(type) : JsonObject(none, json.File()), head_dim,
@@ -145,23 +161,20 @@ RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int hea
 
 RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta, bool partial) {
   if (!partial) CheckWholeHeads(json);
-  const auto filled = [&](std::string_view key) { return json.Has(key) && !json.Object(key).Value().empty(); };
-  if (filled("rope_scaling") && filled("rope_parameters") && json.Get("rope_scaling") != json.Get("rope_parameters")) {
-    json.Fail("rope_scaling", "absent, or the same as rope_parameters");
-  }
-  const double top_theta = json.Number("rope_theta", kMinTheta, kMaxTheta, theta);
+  CheckOneGeneration(json);
+  const double top_theta = ReadTheta(json, "rope_theta", theta);
   RopeSpec config{.rotary_dim = partial ? ReadRotaryDim(json, head_dim, head_dim) : head_dim,
                   .theta = top_theta,
                   .original_max_position = max_position};
-  const std::string_view key = filled("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (!filled(key)) return config;
+  const std::string_view key = IsFilled(json, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (!IsFilled(json, key)) return config;
   const JsonObject rope = json.Object(key);
   for (const auto& [name, value] : rope.Value().items()) {
     if (value.is_object()) rope.Fail(name, "no nested object (all layers of this architecture have one rope)");
   }
   if (!partial) CheckWholeHeads(rope);
   if (partial) config.rotary_dim = ReadRotaryDim(rope, head_dim, config.rotary_dim);
-  config.theta = rope.Number("rope_theta", kMinTheta, kMaxTheta, top_theta);
+  config.theta = ReadTheta(rope, "rope_theta", top_theta);
   if (json.Has("rope_theta") && top_theta != config.theta) {
     rope.Fail("rope_theta", fmt::format("the same as at the top of the file ({})", top_theta));
   }

@@ -22,6 +22,9 @@ RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_po
 RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
                           double theta);
 
+// A key with the base of the frequencies.
+double ReadTheta(const JsonObject& json, std::string_view key, double missing);
+
 // True if rope_parameters has ropes by layer type.
 bool HasRopesByLayerType(const JsonObject& json);
 

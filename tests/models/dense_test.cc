@@ -229,7 +229,7 @@ TEST(MinistralConfig, WindowsByLayer) {
   EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(0, 32, 32, 32));
   ExpectRefused(config, {{"sliding_window", nullptr, "no 'sliding_attention' where"}});
   config.erase("sliding_window");
-  ExpectRefused(config, {{"rope_theta", 1e4, "'sliding_window' is missing"}});
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(0, 4096, 4096, 4096)) << "the class's default";
 }
 
 json Ministral3() {
@@ -254,8 +254,16 @@ TEST(MinistralConfig, QueriesGrowWithThePosition) {
   EXPECT_FLOAT_EQ(table[64 * 16], 1 + 0.1F * std::log(2.0F));
   EXPECT_FLOAT_EQ(table[199 * 16 + 3], 1 + 0.1F * std::log(4.0F));
   json config = Ministral3();
+  config["rope_parameters"] = nullptr;
+  const RopeSpec missing = Parse(config).layer_specs[0].rope;
+  EXPECT_EQ(missing.type, RopeType::kYarn) << "the class's default";
+  EXPECT_EQ(missing.theta, 1e6);
+  EXPECT_EQ(missing.factor, 16);
+  EXPECT_EQ(missing.original_max_position, 16384);
   config.erase("rope_parameters");
-  ExpectRefused(config, {{"rope_theta", 1e4, "'rope_parameters' is missing"}});
+  EXPECT_EQ(Parse(config).layer_specs[0].rope, missing);
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  EXPECT_EQ(Parse(config).layer_specs[0].rope.type, RopeType::kLinear) << "the older key replaces it";
 }
 
 TEST(Mistral3Config, LanguageModelOfEitherClass) {

@@ -222,6 +222,7 @@ def _mistral3(metadata: Metadata, config: Config) -> None:
 
 def _deepseek_experts(metadata: Metadata, config: Config) -> None:
     if metadata.count("expert_count") == 0:
+        config["n_routed_experts"] = None  # absent, it would be the class's default
         return
     _experts(metadata, config, "n_routed_experts")
     config["n_shared_experts"] = metadata.count("expert_shared_count")

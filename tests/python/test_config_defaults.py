@@ -1,0 +1,82 @@
+"""Logits of checkpoints whose config.json leaves out keys, against transformers: its classes' defaults count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import tolerance
+import torch
+import transformers
+from logits_oracle import TOKENS, largest_error, logits
+
+ARCHITECTURES = [
+    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "DeepseekV2", "DeepseekV3"),
+    *tiny_models.DENSE,
+    *tiny_models.WITH_EXPERTS,
+    *tiny_models.HYBRIDS,
+]
+KEPT = {"architectures", "model_type", "dtype", "bos_token_id", "eos_token_id", "pad_token_id"}
+
+
+def shapes(architecture: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the parameters; None where transformers refuses the config."""
+    config_class = getattr(transformers, tiny_models.CONFIGS.get(architecture, f"{architecture}Config"))
+    try:
+        with torch.device("meta"):
+            model = getattr(transformers, f"{architecture}ForCausalLM")(config_class(**config))
+    except Exception:
+        return None
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def shortest_config(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Without the keys that transformers needs for no shape of a parameter."""
+    expected = shapes(architecture, config)
+    assert expected is not None
+    for key in sorted(config.keys() - KEPT):
+        shorter = {name: value for name, value in config.items() if name != key}
+        if shapes(architecture, shorter) == expected:
+            config = shorter
+    return config
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_absent_keys_are_the_defaults_of_transformers(architecture: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model(architecture), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    # Some defaults are those of large models, and the engine needs to be told the others.
+    kept = {"num_hidden_layers", "vocab_size", "max_position_embeddings", "layer_types", "num_experts_per_tok"}
+    kept |= {"intermediate_size", "n_group", "topk_group", "num_key_value_heads"}
+    shortest = shortest_config(architecture, config)
+    shortest |= {key: config[key] for key in kept & config.keys()}
+    assert "rms_norm_eps" not in shortest
+    config_class = getattr(transformers, tiny_models.CONFIGS.get(architecture, f"{architecture}Config"))
+    model = tiny_models.fill(getattr(transformers, f"{architecture}ForCausalLM")(config_class(**shortest)))
+    tiny_models.save(model, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(shortest))
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+MULTIMODAL: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "mistral": lambda: tiny_models.make_mistral3("Mistral", num_attention_heads=32, num_key_value_heads=8, head_dim=16),
+    "ministral3": lambda: tiny_models.make_mistral3("Ministral3", num_attention_heads=32, num_key_value_heads=8),
+    "gemma3": lambda: tiny_models.make_gemma3_multimodal(num_attention_heads=8, num_key_value_heads=4),
+    "llama4": lambda: tiny_models.make_llama4_multimodal(num_attention_heads=40, num_key_value_heads=8),
+    "qwen3_5": lambda: tiny_models.make_qwen35_multimodal(False, num_attention_heads=16, num_key_value_heads=4),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_sizes_that_a_text_config_leaves_out(name: str, tmp_path: Path) -> None:
+    """transformers 4 wrote only those that are not the class's defaults."""
+    model = MULTIMODAL[name]()
+    tiny_models.save(model, tmp_path)
+    tiny_models.edit_config(
+        tmp_path, **{f"text_config.{key}": ... for key in ("num_attention_heads", "num_key_value_heads", "hidden_act")}
+    )
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS

@@ -88,12 +88,13 @@ class Tokenizer:
         for token, index in vocabulary.items():
             tokens[index] = token
         added = self._fast.get_added_tokens_decoder()
-        return TokenBytes(
-            tokens,
-            {index: token.content for index, token in added.items()},
-            [index for index, token in added.items() if token.special],
-            description.get("decoder"),
-        )
+        with _input_errors(f"{path} is not a usable tokenizer"):
+            return TokenBytes(
+                tokens,
+                {index: token.content for index, token in added.items()},
+                [index for index, token in added.items() if token.special],
+                description.get("decoder"),
+            )
 
     def _read_chat_template(self, folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
         source: Any = config.get("chat_template")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvanta.detokenize import Detokenizer, TokenBytes, byte_level_alphabet
+from kvanta.errors import InputError
 from kvanta.models import SHIPPED
 from kvanta.tokenizer import Tokenizer
 
@@ -62,6 +63,64 @@ def test_a_first_space_goes_where_the_tokenizer_puts_one(scheme: str) -> None:
     words = ["\u2581hi", "\u2581you"]
     table = TokenBytes(words, {}, [], {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme})
     assert "".join(stream(table, [[0], [1]])) == tokenizers.decoders.Metaspace(prepend_scheme=scheme).decode(words)
+
+
+METASPACE: dict[str, object] = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always"}
+REPLACE: dict[str, object] = {"type": "Replace", "pattern": {"String": "_"}, "content": " "}
+DECODERS: list[dict[str, object] | None] = [
+    METASPACE,
+    {**METASPACE, "prepend_scheme": "never"},
+    {"type": "Sequence", "decoders": [REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+    {"type": "Sequence", "decoders": [{**REPLACE, "pattern": {"Regex": "_"}}, {"type": "Fuse"}]},
+    None,  # tokens are joined with spaces
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_decoders_with_other_characters_for_spaces(decoder: dict[str, object] | None, tmp_path: Path) -> None:
+    vocabulary = {"_hi": 0, "_you": 1, "\u2581x": 2, "<0x41>": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="_hi"))
+    description = {**json.loads(tokenizer.to_str()), "decoder": decoder}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    oracle = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for tokens in itertools.permutations(range(4)):
+        assert Tokenizer(tmp_path).decode(tokens) == oracle.decode(tokens)
+        assert "".join(stream(Tokenizer(tmp_path).bytes, [[token] for token in tokens])) == oracle.decode(tokens)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "its decoder is 'WordPiece'; supported are Byte"),
+        ({"type": "BPEDecoder", "suffix": "</w>"}, "its decoder is 'BPEDecoder'"),
+        ({"type": "Strip", "content": " ", "start": 2, "stop": 0}, "strips other characters than one space"),
+        ({"type": "Replace", "pattern": {"Regex": "_+"}, "content": " "}, r"replaces the pattern '_\+'"),
+    ],
+)
+def test_decoders_whose_text_would_be_wrong_are_refused(
+    decoder: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(tokenizer.to_str()), "decoder": decoder}))
+    with pytest.raises(InputError, match=f"is not a usable tokenizer: .*{message}"):
+        Tokenizer(tmp_path)
+
+
+def test_metaspace_of_older_files(tmp_path: Path) -> None:
+    """Only add_prefix_space, which newer versions of `tokenizers` refuse where it is false."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"hi": 0, "\u2581hi": 1}, unk_token="hi"))
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "str_rep": "\u2581"}
+
+    def read(prefix: bool) -> Tokenizer:
+        step = {**metaspace, "add_prefix_space": prefix}
+        parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [step]}, "decoder": step}
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**json.loads(tokenizer.to_str()), **parts}))
+        return Tokenizer(tmp_path)
+
+    assert read(prefix=True).encode("hi hi") == [1, 1]
+    assert read(prefix=True).decode([1, 1]) == "hi hi"
+    assert read(prefix=False).encode("hi hi") == [0, 1]
+    assert read(prefix=False).decode([1, 1]) == " hi hi"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -57,12 +57,26 @@ _READERS: dict[str, Callable[[Path, FolderSettings], TokenizerDescription]] = {
 """In the order of preference."""
 
 
+def _name_prepend_schemes(part: Any) -> None:
+    """Files of older versions of `tokenizers` have add_prefix_space alone, and the package refuses false."""
+    if not isinstance(part, dict):
+        return
+    if part.get("type") == "Metaspace" and part.get("add_prefix_space") is False:
+        part.setdefault("prepend_scheme", "never")
+    for key in ("pretokenizers", "decoders"):
+        for step in part.get(key) or []:
+            _name_prepend_schemes(step)
+
+
 def read_description(folder: Path, settings: dict[str, Any]) -> TokenizerDescription:
     """The folder's tokenizer. `settings`: the content of tokenizer_config.json. Raises InputError."""
     first = folder / "tokenizer.json"  # published results were made with it
     if first.is_file():
         check_not_a_pointer(first)
-        return TokenizerDescription(first, read_json(first))
+        description = read_json(first)
+        _name_prepend_schemes(description.get("pre_tokenizer"))
+        _name_prepend_schemes(description.get("decoder"))
+        return TokenizerDescription(first, description)
     for name, reader in _READERS.items():
         path = next(iter(sorted(folder.glob(name))), None)
         if path is None or not path.is_file():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from live_server import LiveServer, live_server
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvanta.server.options import read_options
@@ -46,6 +47,22 @@ def scrape(server: LiveServer) -> tuple[Samples, dict[str, dict[str, str]]]:
             values[sample.name, key] = sample.value
             labels[sample.name] = sample.labels
     return values, labels
+
+
+@pytest.mark.parametrize("escaping", ["", ";escaping=underscores", ";escaping=allow-utf-8", ";escaping=values"])
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+def test_names_are_the_same_in_every_format(server: LiveServer, kind: str, escaping: str) -> None:
+    """Prometheus 2 asks for OpenMetrics 1.0.0, without a word about escaping."""
+    for version in (";version=1.0.0", "", ";version=none"):
+        accept = f"{kind}{version}{escaping};q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+        answer = server.client.get("/metrics", headers={"Accept": accept})
+        assert answer.status_code == 200
+        is_open = "openmetrics" in answer.headers["content-type"]
+        assert is_open == ("openmetrics" in kind and "none" not in version)
+        parse = openmetrics_families if is_open else text_string_to_metric_families
+        samples = {sample.name for family in parse(answer.text) for sample in family.samples}
+        assert {"kvanta:num_requests_running", "kvanta:prompt_tokens_total"} <= samples
+        assert all(name.startswith("kvanta:") for name in samples)
 
 
 def test_vllm_names_are_added_on_request(server: LiveServer) -> None:

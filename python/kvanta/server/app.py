@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route
@@ -296,8 +297,13 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
         """For Prometheus."""
-        encode, kind = choose_encoder(http.headers.get("accept", ""))
-        return Response(encode(registry), media_type=kind)
+        encode: Any
+        try:
+            encode, kind = choose_encoder(http.headers.get("accept", ""))
+        except (TypeError, ValueError):  # a version that is none
+            encode, kind = choose_encoder("")
+        # No name needs to be escaped, and the library would do it to the colons of samples in OpenMetrics.
+        return Response(encode(registry, escaping=ALLOWUTF8), media_type=kind)
 
 
 def add_page(app: FastAPI, folder: Path) -> None:

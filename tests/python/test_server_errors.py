@@ -191,6 +191,10 @@ def test_other_statuses(server: LiveServer) -> None:
         assert response.status_code == 400, data[:20]
         error_of(response)
     compressed = gzip.compress(b'{"prompt": "a"}')
+    for coding in ("", "identity"):
+        headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+        body = b'{"prompt": "a", "max_tokens": 1}'
+        assert server.client.post("/v1/completions", content=body, headers=headers).status_code == 200
     for coding in ("gzip", "GZIP", "identity, gzip"):
         headers = {"Content-Type": "application/json", "Content-Encoding": coding}
         response = server.client.post("/v1/completions", content=compressed, headers=headers)

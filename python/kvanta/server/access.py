@@ -197,8 +197,8 @@ class AccessControl:
             )
 
     def _check_encoding(self, headers: Headers) -> None:
-        coding = headers.get("content-encoding", "identity").lower()
-        if coding != "identity":
+        coding = headers.get("content-encoding", "").lower()
+        if coding not in ("", "identity"):
             message = f"the body has the Content-Encoding {coding[:50]!r}; bodies are read as they are: identity"
             raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
 

@@ -322,4 +322,5 @@ class LLM(EmbeddingMethods):
     def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> Generation:
         name = self._next_name()
         entry = truncated(entry, params, self.tokenizer, self.config.max_model_len)
+        params = params.with_all_logprobs(int(self.model_info.vocab))
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)

@@ -184,9 +184,9 @@ class SamplingParams(Parameters):
     """Keeps this many tokens of a longer prompt; -1: as many as the context holds besides max_tokens, or one."""
     truncation_side: str | None = parameter(None, optional(check_side))
     """The side that is cut off: "left" (None), or "right"."""
-    logprobs: int | None = parameter(None, _integer_or_none(0), http=False)
-    """Log-probabilities of every new token: the chosen one's and those of this many most likely ones."""
-    prompt_logprobs: int | None = parameter(None, _integer_or_none(0))
+    logprobs: int | None = parameter(None, _integer_or_none(-1), http=False)
+    """Log-probabilities of every new token: the chosen one's and those of this many most likely ones; -1: of all."""
+    prompt_logprobs: int | None = parameter(None, _integer_or_none(-1))
     """The same for every prompt token but the first."""
     skip_special_tokens: bool = parameter(True, truth)
     include_stop_str_in_output: bool = parameter(False, truth)
@@ -246,6 +246,11 @@ class SamplingParams(Parameters):
         if scored and self.logprobs not in (None, scored):
             message = f"logprobs must be None or the number of logprob_token_ids, {scored}, got {self.logprobs}"
             raise InputError(message, "logprobs")
+
+    def with_all_logprobs(self, vocab: int) -> SamplingParams:
+        """These parameters with the number of token ids in place of -1."""
+        wanted: dict[str, Any] = {name: vocab for name in ("logprobs", "prompt_logprobs") if getattr(self, name) == -1}
+        return dataclasses.replace(self, **wanted) if wanted else self
 
     def clone(self) -> SamplingParams:
         """A copy that shares nothing."""

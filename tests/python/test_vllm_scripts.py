@@ -109,6 +109,16 @@ def test_beams_of_some_prompts_at_a_time(llm: LLM) -> None:
         assert sum(chosen) == pytest.approx(beam.cum_logprob)
 
 
+def test_log_probabilities_of_all_tokens(llm: LLM) -> None:
+    vocab = int(llm.model_info.vocab)
+    asked: dict[str, Any] = {"logprobs": -1, "prompt_logprobs": -1}
+    (every,) = llm.generate(PROMPT, dataclasses.replace(GREEDY, **asked))
+    (known,) = llm.generate(PROMPT, dataclasses.replace(GREEDY, logprobs=vocab, prompt_logprobs=vocab))
+    assert every.outputs == known.outputs
+    assert every.prompt_logprobs == known.prompt_logprobs
+    assert [len(entries) for entries in every.outputs[0].logprobs or []] == [vocab] * 24
+
+
 def test_copies_of_parameters() -> None:
     params = SamplingParams(stop=["a"], logit_bias={3: 1.0})
     copied = params.clone()

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "attention/backends.h"
 #include "bindings.h"
 #include "formats/cell.h"
 #include "formats/cell_codec.h"
@@ -40,6 +41,7 @@ nb::dict Describe(const formats::Format& format) {
   row["scale"] = formats::DescribeScaling(format.scaling);
   constexpr const char* kMlaSupport[] = {"never", "also", "only"};
   row["latents"] = kMlaSupport[static_cast<int>(format.latents)];
+  row["backends"] = nb::cast(attention::BackendFamiliesOf(format));
   if (format.latents == formats::MlaSupport::kRequired) {
     constexpr int kRank = 512, kRopeDim = 64, kTokens = 64;
     const KvScheme scheme = KvScheme::Parse(format.name);

@@ -1,4 +1,4 @@
-"""`kvanta formats`: the table of cache formats, and what reads them on this machine."""
+"""`kvanta formats`: the table of cache formats, the devices that attend to them, and this machine's backends."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvanta.cli.arguments import CommandParser
 from kvanta.cli.report import add_json, write_report
 from kvanta.text_table import render_table
 
+_REFERENCE = "reference"
 _DESCRIPTION = """\
 The cache formats that --kv-cache-dtype takes. K and V may differ: k=int8,v=int4. Modifiers: +hadamard -hadamard +mean
 +query +outliers=N +exact=none|open|2 +sink=N +edges=N, as in int8-hadamard or k=int8+mean,v=int4."""
@@ -29,16 +30,19 @@ def _text(report: dict[str, Any]) -> str:
         exact = "open page" if row["exact"] == "open" else ""
         if row["sink_pages"]:
             exact += " + first page"
-        rows.append([row["name"], ", ".join(row["aliases"]), f"{row['bits_per_element']:.2f}", exact, row["summary"]])
+        devices = ", ".join(name for name in row["backends"] if name != _REFERENCE)
+        bits = f"{row['bits_per_element']:.2f}"
+        rows.append([row["name"], ", ".join(row["aliases"]), bits, devices, exact, row["summary"]])
     table = render_table(
-        ["format", "also", "bits", "kept in bf16", "what it is"],
+        ["format", "also", "bits", "device", "kept in bf16", "what it is"],
         rows,
-        left=(0, 1, 3, 4),
+        left=(0, 1, 3, 4, 5),
         limit=get_terminal_size((0, 0)).columns,
     )
-    backends = f"Every format is attended to as it is stored by: {', '.join(report['backends'])}"
+    devices = "Devices attend to a format as it is stored. The reference, in double precision, attends to all of them."
+    backends = f"Backends of this machine: {', '.join(report['backends'])}"
     sizes = "Bits per element at a head size of 128, scales included; of latents at 512 + 64 rotated channels."
-    return f"{table}\n\n{sizes}\n{backends}"
+    return f"{table}\n\n{sizes}\n{devices}\n{backends}"
 
 
 def run(values: argparse.Namespace) -> int:

@@ -255,6 +255,18 @@ def test_calibration_and_evaluation(folder: Path, tmp_path: Path, monkeypatch: p
     assert found.bits_per_element <= 6.0
 
 
+def test_query_matrices_of_the_layers_of_attention(folder: Path, tmp_path: Path) -> None:
+    """A calibration's file has matrices of recurrent layers, too, which nobody reads."""
+    options: dict[str, Any] = {"max_model_len": 512, "kv_cache_memory_bytes": "8MiB", "threads": 1}
+    reader = LLM(folder, kv_cache_dtype="bf16", **options)
+    file = tmp_path / "query.safetensors"
+    tokens = np.random.default_rng(12).integers(3, 512, 8192)
+    write_scale_file(file, calibrate(reader, tokens, query=True), reader.model_info)
+    for kv_cache_dtype in ("int4+query", "klt3"):
+        llm = LLM(folder, kv_cache_dtype=kv_cache_dtype, quantization_param_path=str(file), **options)
+        assert [layer["scheme"] for layer in llm.stats()["layers"]] == ["bf16", kv_cache_dtype, "bf16", "bf16"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

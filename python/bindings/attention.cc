@@ -17,6 +17,7 @@
 #include "bench/roofline.h"
 #include "bindings.h"
 #include "kernels/cpu/select.h"
+#include "key_transform.h"
 #include "kvanta/error.h"
 
 namespace nb = nanobind;
@@ -36,19 +37,17 @@ std::span<const float> Span(const Array& array) {
   return {array.data(), array.size()};
 }
 
-formats::SideScales Scales(std::optional<std::vector<float>> scale, std::optional<std::vector<float>> mean,
-                           std::vector<int> outliers) {
-  formats::SideScales scales;
-  if (scale) scales.scale = std::move(*scale);
-  if (mean) scales.mean = std::move(*mean);
-  scales.outliers = std::move(outliers);
-  return scales;
+template <typename Array>
+std::vector<float> Values(const std::optional<Array>& array) {
+  if (!array) return {};
+  return {array->data(), array->data() + array->size()};
 }
 
 nb::tuple RunArrays(const Array3f& q, const Array3f& k, const Array3f& v, const std::string& scheme,
                     const std::string& backend, int64_t query_start, int page_size, int threads, float softmax_scale,
-                    float softcap, int sliding_window, std::optional<std::vector<float>> k_scale,
-                    std::optional<std::vector<float>> v_scale, std::optional<std::vector<float>> k_mean,
+                    float softcap, int sliding_window, const std::optional<FloatVector>& k_scale,
+                    const std::optional<FloatVector>& v_scale, const std::optional<FloatMatrix>& k_mean,
+                    const std::optional<Array3f>& k_query, const std::optional<Array3f>& k_eigen,
                     std::vector<int> k_outliers) {
   for (size_t axis = 0; axis < 3; ++axis) {
     if (k.shape(axis) != v.shape(axis))
@@ -66,8 +65,12 @@ nb::tuple RunArrays(const Array3f& q, const Array3f& k, const Array3f& v, const 
   options.softmax_scale = softmax_scale;
   options.softcap = softcap;
   options.sliding_window = sliding_window;
-  options.scales.k = Scales(std::move(k_scale), std::move(k_mean), std::move(k_outliers));
-  options.scales.v = Scales(std::move(v_scale), std::nullopt, {});
+  formats::SideScales& keys = options.scales.k;
+  keys.scale = Values(k_scale);
+  keys.mean = Values(k_mean);
+  keys.outliers = std::move(k_outliers);
+  keys.query = KeyTransform(KvScheme::Parse(scheme), formats::SideKind::kK, k_query, k_eigen, "k_");
+  options.scales.v.scale = Values(v_scale);
   ArrayAttentionResult result;
   {
     nb::gil_scoped_release release;
@@ -186,13 +189,14 @@ void BindAttention(nb::module_& module) {
   module.def(
       "run_array_attention", &RunArrays, "q"_a, "k"_a, "v"_a, "scheme"_a, "backend"_a, "query_start"_a, "page_size"_a,
       "threads"_a, "softmax_scale"_a, "softcap"_a, "sliding_window"_a, "k_scale"_a.none(), "v_scale"_a.none(),
-      "k_mean"_a.none(), "k_outliers"_a,
+      "k_mean"_a.none(), "k_query"_a.none(), "k_eigen"_a.none(), "k_outliers"_a,
       nb::sig("def run_array_attention(q: numpy.typing.NDArray[numpy.float32], k: "
               "numpy.typing.NDArray[numpy.float32], v: numpy.typing.NDArray[numpy.float32], scheme: str, backend: "
               "str, query_start: int, page_size: int, threads: int, softmax_scale: float, softcap: float, "
-              "sliding_window: int, k_scale: collections.abc.Sequence[float] | None, v_scale: "
-              "collections.abc.Sequence[float] | None, k_mean: collections.abc.Sequence[float] | None, "
-              "k_outliers: collections.abc.Sequence[int]) -> "
+              "sliding_window: int, k_scale: numpy.typing.NDArray[numpy.float32] | None, v_scale: "
+              "numpy.typing.NDArray[numpy.float32] | None, k_mean: numpy.typing.NDArray[numpy.float32] | None, "
+              "k_query: numpy.typing.NDArray[numpy.float32] | None, k_eigen: numpy.typing.NDArray[numpy.float32] | "
+              "None, k_outliers: collections.abc.Sequence[int]) -> "
               "tuple[numpy.typing.NDArray[numpy.float32], int, int]"),
       "(out [query_tokens, heads, head_dim], cache_bytes, saturated)");
   module.def(

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "formats/cell_codec.h"
 #include "formats/format.h"
 #include "formats/scheme.h"
+#include "key_transform.h"
 
 namespace nb = nanobind;
 
@@ -58,29 +60,42 @@ nb::dict Describe(const formats::Format& format) {
   return row;
 }
 
-formats::CellParameters Parameters(float static_scale, const std::optional<FloatVector>& mean,
-                                   const std::vector<int>& outliers, bool via_bf16) {
+// A cell's scheme and parameters, from a caller's arguments.
+struct CellArguments {
+  CellArguments(const std::string& scheme_text, const std::string& side_text, float static_scale,
+                const std::optional<FloatVector>& mean, const std::optional<Array3f>& query,
+                const std::optional<Array3f>& eigen, const std::vector<int>& outliers)
+      : scheme(KvScheme::Parse(scheme_text)),
+        side(formats::ParseSideKind(side_text)),
+        transform(KeyTransform(scheme, side, query, eigen, "")) {
+    parameters.static_scale = static_scale;
+    if (mean) parameters.mean = {mean->data(), mean->size()};
+    parameters.query = transform.get();
+    parameters.outliers = outliers;
+  }
+
+  KvScheme scheme;
+  formats::SideKind side;
+  std::shared_ptr<const formats::QueryTransform> transform;
   formats::CellParameters parameters;
-  parameters.static_scale = static_scale;
-  if (mean) parameters.mean = {mean->data(), mean->size()};
-  parameters.outliers = outliers;
-  parameters.via_bf16 = via_bf16;
-  return parameters;
-}
+};
 
 nb::bytes Encode(const std::string& scheme, const std::string& side, const FloatMatrix& x, float static_scale,
-                 const std::optional<FloatVector>& mean, const std::vector<int>& outliers, bool via_bf16) {
-  const auto bytes = formats::EncodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side), {x.data(), x.size()},
-                                         {static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1))},
-                                         Parameters(static_scale, mean, outliers, via_bf16));
+                 const std::optional<FloatVector>& mean, const std::optional<Array3f>& query,
+                 const std::optional<Array3f>& eigen, const std::vector<int>& outliers, bool via_bf16) {
+  CellArguments cell(scheme, side, static_scale, mean, query, eigen, outliers);
+  cell.parameters.via_bf16 = via_bf16;
+  const auto bytes = formats::EncodeCell(cell.scheme, cell.side, {x.data(), x.size()},
+                                         {static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1))}, cell.parameters);
   return nb::bytes(bytes.data(), bytes.size());
 }
 
 nb::object Decode(const std::string& scheme, const std::string& side, const nb::bytes& data, std::pair<int, int> shape,
-                  float static_scale, const std::optional<FloatVector>& mean, const std::vector<int>& outliers) {
-  return ToNumpy(formats::DecodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side),
-                                     {static_cast<const uint8_t*>(data.data()), data.size()},
-                                     {shape.first, shape.second}, Parameters(static_scale, mean, outliers, false)),
+                  float static_scale, const std::optional<FloatVector>& mean, const std::optional<Array3f>& query,
+                  const std::optional<Array3f>& eigen, const std::vector<int>& outliers) {
+  const CellArguments cell(scheme, side, static_scale, mean, query, eigen, outliers);
+  return ToNumpy(formats::DecodeCell(cell.scheme, cell.side, {static_cast<const uint8_t*>(data.data()), data.size()},
+                                     {shape.first, shape.second}, cell.parameters),
                  {static_cast<size_t>(shape.first), static_cast<size_t>(shape.second)});
 }
 
@@ -111,14 +126,14 @@ void BindFormats(nb::module_& module) {
         return rows;
       },
       nb::sig("def format_table() -> list[dict[str, typing.Any]]"), "The table of `kvanta formats`.");
-  module.def("encode_cell", &Encode, "scheme"_a, "side"_a, "x"_a, "static_scale"_a, "mean"_a.none(), "outliers"_a,
-             "through_exact_page"_a);
+  module.def("encode_cell", &Encode, "scheme"_a, "side"_a, "x"_a, "static_scale"_a, "mean"_a.none(), "query"_a.none(),
+             "eigen"_a.none(), "outliers"_a, "through_exact_page"_a);
   module.def(
       "decode_cell", &Decode, "scheme"_a, "side"_a, "data"_a, "shape"_a, "static_scale"_a, "mean"_a.none(),
-      "outliers"_a,
-      nb::sig(
-          "def decode_cell(scheme: str, side: str, data: bytes, shape: tuple[int, int], static_scale: float, "
-          "mean: typing.Any | None, outliers: collections.abc.Sequence[int]) -> numpy.typing.NDArray[numpy.float32]"));
+      "query"_a.none(), "eigen"_a.none(), "outliers"_a,
+      nb::sig("def decode_cell(scheme: str, side: str, data: bytes, shape: tuple[int, int], static_scale: float, "
+              "mean: typing.Any | None, query: typing.Any | None, eigen: typing.Any | None, outliers: "
+              "collections.abc.Sequence[int]) -> numpy.typing.NDArray[numpy.float32]"));
 }
 
 }  // namespace kvanta::python

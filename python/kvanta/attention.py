@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
-from kvanta.errors import InputError
-from kvanta.values import one_line, real_number, text, whole_number
+from kvanta.arrays import channel_lists, float_array
+from kvanta.values import real_number, text, whole_number
 
 
 def backends() -> list[str]:
@@ -38,32 +38,47 @@ def run(
     k_scale: Sequence[float] | None = None,
     v_scale: Sequence[float] | None = None,
     k_mean: ArrayLike | None = None,
+    k_query: ArrayLike | None = None,
+    k_eigen: ArrayLike | None = None,
     k_outliers: ArrayLike | None = None,
 ) -> NDArray[np.float32]:
     """float32 [query_tokens, heads, head_dim]. Raises InputError for shapes, names or scales that do not fit.
 
-    `softmax_scale`: default 1 / sqrt(head_dim). `k_scale`, `v_scale`: per KV head, of formats with static scales.
-    `k_mean` [kv_heads, head_dim]: of schemes with +mean. `k_outliers` [kv_heads, N]: channels, of schemes with
-    +outliers=N.
+    `softmax_scale`: default 1 / sqrt(head_dim). `k_scale`, `v_scale` [kv_heads]: of formats with static scales.
+    `k_mean` [kv_heads, head_dim]: of schemes with +mean or +query. `k_query` [kv_heads, head_dim, head_dim]: the
+    matrices of +query, and in klt3 and klt2 instead `k_eigen` [kv_heads, head_dim + 1, head_dim], as scale files and
+    calibrate(..., query=True).query have them for a layer (docs/scales.md). `k_outliers` [kv_heads, N]: channels, of
+    schemes with +outliers=N.
     """
-    queries, keys = _cube("q", q), _cube("k", k)
+    queries = float_array("q", q, ("query_tokens", "heads", "head_dim"))
+    keys = float_array("k", k, ("tokens", "kv_heads", "head_dim"))
+    heads, size = keys.shape[1:]
     text("scheme", scheme)
     text("backend", backend)
+
+    def of_heads(name: str, values: ArrayLike | None, *axes: int) -> NDArray[np.float32] | None:
+        return None if values is None else float_array(name, values, (heads, *axes))
+
     out, _, _ = _core.run_array_attention(
         queries,
         keys,
-        _cube("v", v),
+        float_array("v", v, ("tokens", "kv_heads", "head_dim")),
         scheme=scheme,
         backend=backend,
         query_start=len(keys) - len(queries),
         **_checked(page_size=page_size, threads=threads),
-        softmax_scale=real_number("softmax_scale", softmax_scale or 0.0, 0.0, math.inf),
+        # 0 is the library's default.
+        softmax_scale=0.0
+        if softmax_scale is None
+        else real_number("softmax_scale", softmax_scale, 0.0, math.inf, open_below=True),
         softcap=real_number("softcap", softcap, 0.0, math.inf),
         sliding_window=whole_number("sliding_window", sliding_window, 0, 2**31 - 1),
-        k_scale=_numbers("k_scale", k_scale),
-        v_scale=_numbers("v_scale", v_scale),
-        k_mean=_numbers("k_mean", k_mean),
-        k_outliers=[] if k_outliers is None else _channels(k_outliers),
+        k_scale=of_heads("k_scale", k_scale),
+        v_scale=of_heads("v_scale", v_scale),
+        k_mean=of_heads("k_mean", k_mean, size),
+        k_query=of_heads("k_query", k_query, size, size),
+        k_eigen=of_heads("k_eigen", k_eigen, size + 1, size),
+        k_outliers=[] if k_outliers is None else channel_lists("k_outliers", k_outliers, (heads, "N")),
     )
     return out
 
@@ -145,35 +160,3 @@ def _checked(**sizes: int) -> dict[str, int]:
 
 def _texts(formats: Sequence[str]) -> list[str]:
     return [text("a format", name) for name in formats]
-
-
-def _channels(values: ArrayLike) -> list[int]:
-    try:
-        channels = np.ravel(values).tolist()
-    except ValueError as error:  # rows of different lengths
-        raise InputError(f"k_outliers is not an array of numbers: {error}") from None
-    return [whole_number("an outlier channel", channel, 0, 2**31 - 1) for channel in channels]
-
-
-def _array(name: str, values: ArrayLike) -> NDArray[np.float32]:
-    try:
-        return np.asarray(values, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{name} is not an array of numbers: {error}") from None
-
-
-def _numbers(name: str, values: ArrayLike | None) -> list[float] | None:
-    if values is None:
-        return None
-    array = _array(name, values)
-    if array.ndim == 0:
-        raise InputError(f"{name} must be numbers per KV head, got {one_line(values)}")
-    numbers: list[float] = array.ravel().tolist()
-    return numbers
-
-
-def _cube(name: str, values: ArrayLike) -> NDArray[np.float32]:
-    array = np.ascontiguousarray(_array(name, values))
-    if array.ndim != 3 or 0 in array.shape:
-        raise InputError(f"{name} has shape {array.shape}; three axes are needed: tokens, heads, head_dim")
-    return array

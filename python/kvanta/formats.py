@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
+from kvanta.arrays import channel_lists, float_array
 from kvanta.errors import InputError
 from kvanta.values import one_line, real_number, text, truth, whole_number
 
@@ -19,7 +20,10 @@ def names() -> list[str]:
 
 
 def table() -> list[dict[str, Any]]:
-    """One row per format: name, aliases, summary, bits_per_element, scale, block, hadamard, exact, sink_pages."""
+    """One row per format: name, aliases, summary, bits_per_element, scale, block, hadamard, exact, sink_pages, and
+    backends, the families of those that attend to the format as it is stored: "cpu", "cuda" and "reference", whether
+    this machine runs them or not (kvanta.attention.backends() does).
+    """
     return _core.format_table()
 
 
@@ -30,6 +34,8 @@ def encode(
     *,
     static_scale: float = 1.0,
     mean: ArrayLike | None = None,
+    query: ArrayLike | None = None,
+    eigen: ArrayLike | None = None,
     outliers: Sequence[int] = (),
     through_exact_page: bool = False,
 ) -> bytes:
@@ -37,14 +43,16 @@ def encode(
 
     `scheme` is a name or the explicit syntax, `side` "k" or "v". `through_exact_page`: round the transformed rows to
     bfloat16 first, as the cache does for schemes that keep the open page exact. `outliers`: channels of K, ascending,
-    as many as +outliers=N says; they follow the cell in bfloat16. Raises InputError.
+    as many as +outliers=N says; they follow the cell in bfloat16. `mean` [head_dim]: of +mean and +query.
+
+    `query` [head_dim, head_dim]: the head's matrix of +query, and in klt3 and klt2 instead `eigen` [head_dim + 1,
+    head_dim], its eigen-channels above their deviations: a KV head of k_query and k_eigen in scale files and of
+    calibrate(..., query=True).query (docs/scales.md). Raises InputError.
     """
-    values = _floats("x", x, 2)
-    centre = None if mean is None else _floats("mean", mean, 1)
-    _check_texts(scheme, side)
-    scale = real_number("static_scale", static_scale, -_FLOAT32_MAX, _FLOAT32_MAX)
+    values = float_array("x", x, ("tokens", "head_dim"))
+    arrays = _calibrated(scheme, side, static_scale, mean, query, eigen, outliers, values.shape[1])
     exact = truth("through_exact_page", through_exact_page)
-    return _core.encode_cell(scheme, side, values, scale, centre, _channels(outliers), exact)
+    return _core.encode_cell(scheme, side, values, **arrays, through_exact_page=exact)
 
 
 def decode(
@@ -55,26 +63,44 @@ def decode(
     *,
     static_scale: float = 1.0,
     mean: ArrayLike | None = None,
+    query: ArrayLike | None = None,
+    eigen: ArrayLike | None = None,
     outliers: Sequence[int] = (),
 ) -> NDArray[np.float32]:
-    """float32 [tokens, head_dim] = `shape` from canonical bytes: what attention reads. Raises InputError."""
-    centre = None if mean is None else _floats("mean", mean, 1)
-    _check_texts(scheme, side)
-    scale = real_number("static_scale", static_scale, -_FLOAT32_MAX, _FLOAT32_MAX)
-    return _core.decode_cell(scheme, side, _bytes(data), _cell_shape(shape), scale, centre, _channels(outliers))
+    """float32 [tokens, head_dim] = `shape` from canonical bytes: what attention reads, in the space of encode's `x`.
+
+    The other arguments are those that the bytes were encoded with. Raises InputError.
+    """
+    size = _cell_shape(shape)
+    arrays = _calibrated(scheme, side, static_scale, mean, query, eigen, outliers, size[1])
+    return _core.decode_cell(scheme, side, _bytes(data), size, **arrays)
 
 
-# Types and what C++'s types hold are checked here, ranges by the library.
+# Types, shapes and what C++'s types hold are checked here, ranges by the library.
 _FLOAT32_MAX = 3.4e38
 
 
-def _check_texts(scheme: object, side: object) -> None:
+def _calibrated(
+    scheme: object,
+    side: object,
+    static_scale: float,
+    mean: ArrayLike | None,
+    query: ArrayLike | None,
+    eigen: ArrayLike | None,
+    outliers: Sequence[int],
+    head_dim: int,
+) -> dict[str, Any]:
     text("scheme", scheme)
     text("side", side)
-
-
-def _channels(values: Sequence[int]) -> list[int]:
-    return [whole_number("an outlier channel", channel, -(2**31), 2**31 - 1) for channel in values]
+    square = None if query is None else float_array("query", query, (head_dim, head_dim))
+    rows = None if eigen is None else float_array("eigen", eigen, (head_dim + 1, head_dim))
+    return {
+        "static_scale": real_number("static_scale", static_scale, -_FLOAT32_MAX, _FLOAT32_MAX),
+        "mean": None if mean is None else float_array("mean", mean, (head_dim,)),
+        "query": None if square is None else square[np.newaxis],
+        "eigen": None if rows is None else rows[np.newaxis],
+        "outliers": channel_lists("outliers", outliers, ("channels",)),
+    }
 
 
 def _bytes(data: Any) -> bytes:
@@ -89,13 +115,3 @@ def _cell_shape(shape: Any) -> tuple[int, int]:
         raise InputError(f"shape must be two numbers (tokens, head_dim), got {one_line(shape)}")
     tokens, head_dim = (whole_number("an axis of shape", axis, -(2**31), 2**31 - 1) for axis in shape)
     return tokens, head_dim
-
-
-def _floats(name: str, values: ArrayLike, axes: int) -> NDArray[np.float32]:
-    try:
-        array = np.ascontiguousarray(values, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} is not an array of numbers: {error}") from None
-    if array.ndim != axes:
-        raise InputError(f"{name} has shape {array.shape}; {axes} axes are needed")
-    return array

@@ -62,8 +62,10 @@ def test_a_mean_is_taken_off_and_put_back() -> None:
         ("int9", "k", rows(), "int9"),
         ("int8", "q", rows(), "q"),
         ("int4", "k", rows(head_dim=8), "int4.*32.*8"),
-        ("int8", "k", np.zeros(5), "axes"),
+        ("int8", "k", np.zeros(5), r"x has shape \[5\]; expected \[tokens, head_dim\]"),
         ("int8", "k", "text", "numbers"),
+        ("int8", "k", [[10**400] * 8], "x is not an array of numbers"),
+        ("int8", "k", np.ones((2, 8), complex), "x is not an array of numbers: it has complex"),
         (5, "k", rows(), "scheme must .* got 5"),
         ("int8", None, rows(), "side must .* got None"),
     ],
@@ -86,7 +88,23 @@ def test_bad_arguments_of_decode() -> None:
             formats.decode("int8", "k", data, (64, 64))
 
 
-@pytest.mark.parametrize("options", [{"static_scale": "x"}, {"static_scale": 1e300}, {"through_exact_page": "no"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_scale": "x"},
+        {"static_scale": 1e300},
+        {"through_exact_page": "no"},
+        {"outliers": 5},
+        {"outliers": None},
+        {"outliers": "12"},
+        {"mean": np.zeros(63)},
+        {"mean": 1.0},
+        {"query": np.eye(63)},
+        {"query": np.eye(64)[None]},
+        {"eigen": np.eye(64)},
+    ],
+    ids=repr,
+)
 def test_bad_options_of_encode(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):
         formats.encode("fp8", "k", rows(), **options)
@@ -153,16 +171,26 @@ def test_a_query_sees_no_later_key() -> None:
         ({"q": np.zeros((3, 4, 32))}, "head_dim"),
         ({"q": np.zeros((200, 4, 64))}, "200|-50"),
         ({"v": np.zeros((10, 2, 64))}, "same shape"),
-        ({"k": np.zeros((10, 64))}, "axes"),
+        ({"k": np.zeros((10, 64))}, r"k has shape \[10, 64\]; expected \[tokens, kv_heads, head_dim\]"),
+        ({"q": np.zeros((3, 0, 64))}, "at least one"),
         ({"threads": "x"}, "threads must be a whole number in 1.* got 'x'"),
         ({"page_size": "x"}, "page_size must be a whole number in 1.* got 'x'"),
         ({"softmax_scale": "x"}, "softmax_scale must be a number .* got 'x'"),
         ({"softcap": -1.0}, "softcap must be a number .* got -1"),
         ({"sliding_window": -1}, "sliding_window must be a whole number in 0.* got -1"),
-        ({"k_scale": 1.0}, "k_scale must be numbers per KV head, got 1.0"),
+        ({"softmax_scale": 0.0}, r"softmax_scale must be a number in \(0, inf\), got 0"),
+        ({"k_scale": 1.0}, r"k_scale has shape \[\]; expected \[2\]"),
+        ({"k_scale": [[1.0], [2.0]]}, r"k_scale has shape \[2, 1\]; expected \[2\]"),
         ({"v_scale": ["x", 1]}, "v_scale is not an array of numbers"),
         ({"k_mean": "x"}, "k_mean is not an array of numbers"),
+        ({"scheme": "int4+mean", "k_mean": np.zeros((64, 2))}, r"k_mean has shape \[64, 2\]; expected \[2, 64\]"),
+        ({"scheme": "int4+mean", "k_mean": np.full((2, 64), np.nan)}, "means for \\+mean are not all finite"),
+        ({"k_mean": np.zeros((2, 64))}, "K has no \\+mean or \\+query"),
+        ({"k_outliers": [[1, 2], [1, 2]]}, "K has no \\+outliers"),
         ({"k_outliers": [[1], [1, 2]]}, "k_outliers is not an array of numbers"),
+        ({"scheme": "int4+outliers=2", "k_outliers": [1, 3, 2, 4]}, r"k_outliers has shape \[4\]; expected \[2, N\]"),
+        ({"k_query": np.eye(64)}, r"k_query has shape \[64, 64\]; expected \[2, 64, 64\]"),
+        ({"k_eigen": np.zeros((2, 64, 64))}, r"k_eigen has shape \[2, 64, 64\]; expected \[2, 65, 64\]"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], reason: str) -> None:

@@ -19,11 +19,12 @@ from command_line import kvanta
 from numpy.typing import NDArray
 
 from kvanta import LLM, InputError, ResourceError
-from kvanta.calibration import Calibration, calibrate, save_checkpoint, scale_file, write_scale_file
+from kvanta.calibration import Calibration, calibrate, save_checkpoint, write_scale_file
 from kvanta.calibration.calibrate import calibrate_query
 from kvanta.calibration.query_matrices import QueryMatrices, eigen_channels, query_matrix
 from kvanta.calibration.statistics import collect_statistics
 from kvanta.divergence import kl_divergence
+from kvanta.safetensors_writer import write_safetensors
 
 RANDOM = np.random.default_rng(21)
 TEXT = RANDOM.integers(3, 512, 8192)
@@ -137,14 +138,13 @@ def test_two_processes_may_write_the_same_file(tmp_path: Path, monkeypatch: pyte
     )
     info: Any = SimpleNamespace(architecture="x", layers=1, kv_heads=1, head_dim=8, hash="x")
     others = [tmp_path / "query.safetensors"]
-    write = scale_file.write_safetensors
 
     def write_and_be_overtaken(*arguments: Any) -> None:
-        write(*arguments)
+        write_safetensors(*arguments)
         if others:
             write_scale_file(others.pop(), found, info)
 
-    monkeypatch.setattr(scale_file, "write_safetensors", write_and_be_overtaken)
+    monkeypatch.setattr("kvanta.calibration.scale_file.write_safetensors", write_and_be_overtaken)
     write_scale_file(others[0], found, info)
     assert [file.name for file in tmp_path.iterdir()] == ["query.safetensors"]
     assert set(safetensors.numpy.load_file(tmp_path / "query.safetensors")) == {"layers.0.k_query"}

@@ -41,4 +41,5 @@ def _check_shape(name: str, found: tuple[int, ...], expected: Sequence[int | str
         size != axis if isinstance(axis, int) else size == 0 for size, axis in zip(found, expected, strict=True)
     ):
         axes = ", ".join(axis if isinstance(axis, str) else str(axis) for axis in expected)
-        raise InputError(f"{name} has shape {list(found)}; expected [{axes}], with at least one in each axis")
+        each = ", with at least one in each axis" if 0 in found else ""
+        raise InputError(f"{name} has shape {list(found)}; expected [{axes}]{each}")

@@ -27,15 +27,6 @@ def test_options_are_checked_before_the_model_is_looked_for() -> None:
         assert "dtype must be one of auto" in done.stderr.splitlines()[-1]
 
 
-def test_the_table_of_formats_fits_the_terminal() -> None:
-    lines = kvanta("formats", COLUMNS="100").stdout.split("\n\n")[0].splitlines()
-    assert max(map(len, lines)) <= 100
-    whole = kvanta("formats", COLUMNS="400").stdout.split("\n\n")[0].splitlines()
-    assert len(whole) < len(lines)
-    assert " ".join(lines[2:4][0].split()[:1]) == whole[2].split()[0]
-    assert re.search(r"mla_fp8 .* 9\.11 ", "\n".join(whole))
-
-
 def test_generate() -> None:
     done = kvanta("generate", "stories260k", "Once upon a time", "--max-tokens", "12", *SMALL)
     assert done.returncode == 0
@@ -278,24 +269,6 @@ def test_a_report_that_cannot_be_written() -> None:
     done = kvanta("formats", "--json", "/dev/full")
     assert done.returncode == 1
     assert "cannot write" in done.stderr
-
-
-def test_formats() -> None:
-    done = kvanta("formats", COLUMNS="400")
-    report: dict[str, Any] = json.loads(kvanta("formats", "--json", "-").stdout)
-    names = {row["name"]: row for row in report["formats"]}
-    for name, row in names.items():
-        assert name in done.stdout
-        assert row["summary"] in done.stdout
-    assert names["int8"]["bits_per_element"] == 8.125
-    assert names["int4"]["bits_per_element"] == 4.5
-    assert "fp8" in names["fp8_e4m3"]["aliases"]
-    assert "reference" in report["backends"]
-    on_cpus = {"t4", "t3", "t2", "klt3", "klt2"}  # trellis codes
-    for name, row in names.items():
-        devices = ["cpu"] if name in on_cpus else ["cpu", "cuda"]
-        assert row["backends"] == [*devices, "reference"]
-        assert re.search(rf"^ *{name} .*\d   {', '.join(devices)}   ", done.stdout, re.MULTILINE), name
 
 
 def test_plan_counts_what_the_engine_allocates(tmp_path: Path) -> None:

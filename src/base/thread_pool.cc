@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/cgroup.h"
@@ -58,11 +60,18 @@ struct ThreadPool::State {
   alignas(64) std::atomic<int64_t> next{0};
   alignas(64) const TaskRef* task = nullptr;  // written only while the gate is closed and nobody is inside
   int64_t tasks = 0;
+  std::atomic_flag failed;
+  std::exception_ptr failure;  // of the region; written by the worker that sets `failed`
 
-  void Drain(int worker) {
-    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
-         i = next.fetch_add(1, std::memory_order_relaxed)) {
-      (*task)(i, worker);
+  void Drain(int worker) noexcept {
+    try {
+      for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
+           i = next.fetch_add(1, std::memory_order_relaxed)) {
+        (*task)(i, worker);
+      }
+    } catch (...) {
+      next.store(tasks, std::memory_order_relaxed);  // the rest is skipped
+      if (!failed.test_and_set(std::memory_order_relaxed)) failure = std::current_exception();
     }
   }
 
@@ -136,6 +145,10 @@ void ThreadPool::ForEach(int64_t tasks, TaskRef fn) {
     } else {
       std::this_thread::yield();
     }
+  }
+  if (state.failure) {
+    state.failed.clear(std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(state.failure, nullptr));
   }
 }
 

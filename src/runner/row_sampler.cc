@@ -1,8 +1,5 @@
 #include "runner/row_sampler.h"
 
-#include <atomic>
-#include <new>
-
 #include "runner/logprobs.h"
 
 namespace kvanta::runner {
@@ -37,19 +34,13 @@ void RowSampler::Run(std::span<SampleRow> rows) {
     // The rows of a draft may have begun in an earlier call.
     if (row == 0 || rows[row].drafts.empty() || rows[row].item != rows[row - 1].item) first_rows_.push_back(row);
   }
-  std::atomic<bool> failed = false;  // ForEach takes no exceptions
   auto run = [&](int64_t task, int worker) {
     const auto index = static_cast<size_t>(task);
     const size_t first = first_rows_[index];
     const size_t end = index + 1 < first_rows_.size() ? first_rows_[index + 1] : rows.size();
-    try {
-      RunUntilRejection(rows.subspan(first, end - first), workers_[static_cast<size_t>(worker)]);
-    } catch (...) {
-      failed = true;
-    }
+    RunUntilRejection(rows.subspan(first, end - first), workers_[static_cast<size_t>(worker)]);
   };
   threads_.ForEach(static_cast<int64_t>(first_rows_.size()), run);
-  if (failed) throw std::bad_alloc();
 }
 
 }  // namespace kvanta::runner

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "error_of.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -48,6 +50,36 @@ TEST(ThreadPool, RegionsAreOrdered) {
     if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // let the workers fall asleep
   }
   EXPECT_EQ(std::accumulate(values.begin(), values.end(), int64_t{0}), 64 * 2000);
+}
+
+// On any worker; the pool runs later regions as before.
+TEST(ThreadPool, ThrowsTheExceptionOfATask) {
+  for (const int threads : {1, 2, 4}) {
+    ThreadPool pool(threads);
+    for (const int64_t bad : {0, 3, 49, 99}) {
+      auto fail = [&](int64_t task, int) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));  // so that every worker has tasks
+        if (task % 50 == bad % 50) throw InputError("task " + std::to_string(task % 50));
+      };
+      EXPECT_EQ(ErrorOf([&] { pool.ForEach(100, fail); }), "task " + std::to_string(bad % 50));
+      std::atomic<int> runs = 0;
+      auto count = [&](int64_t, int) { ++runs; };
+      pool.ForEach(100, count);
+      EXPECT_EQ(runs, 100);
+    }
+  }
+}
+
+// Tasks that have not begun when one throws are skipped.
+TEST(ThreadPool, SkipsTasksAfterAnException) {
+  ThreadPool pool(2);
+  std::atomic<int> runs = 0;
+  auto fail = [&](int64_t, int) {
+    if (++runs == 1) throw InputError("first");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_THROW(pool.ForEach(10'000, fail), InputError);
+  EXPECT_LT(runs, 10'000);
 }
 
 TEST(ThreadPool, RefusesNonsense) {

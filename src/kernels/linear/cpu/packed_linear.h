@@ -69,14 +69,13 @@ class PackedLinear : public Linear {
                std::span<const WeightView> stacked, std::span<const float> bias);
 
   // Calls pack(column of the panel, f32 row [in], panel's bytes) for every row of the stacked W, panels in parallel.
-  // `pack` must not throw.
   template <class PackColumn>
   void PackColumns(std::span<const WeightView> stacked, PackColumn pack);
   // Likewise pack(column of the panel, view, row of it, buffer for f32 [in], panel's bytes).
   template <class PackRow>
   void PackWeightRows(std::span<const WeightView> stacked, PackRow pack);
 
-  // Calls pack(row of W, column of the panel, panel's bytes) for every row, panels in parallel. `pack` must not throw.
+  // Calls pack(row of W, column of the panel, panel's bytes) for every row, panels in parallel.
   template <class PackIndex>
   void PackIndices(PackIndex pack);
   // Sets the order of columns in which W was packed: k is column order[k] of x.

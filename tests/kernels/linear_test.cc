@@ -120,7 +120,8 @@ TEST_P(LinearTest, RowsAreBatchInvariant) {
   }
 }
 
-// Values of very different magnitudes, for which different numbers of rows take different code paths.
+// Values of very different magnitudes, and subnormal ones, for which different numbers of rows take different code
+// paths.
 TEST_P(ElementLinearTest, RowsAreBatchInvariantForExtremeValues) {
   const int64_t in = 200, out = 40, max_rows = 40;
   std::mt19937 generator(7);
@@ -132,9 +133,12 @@ TEST_P(ElementLinearTest, RowsAreBatchInvariantForExtremeValues) {
     return x;
   };
   const auto w = values(out * in);
-  const auto x = values(max_rows * in);
+  auto x = values(max_rows * in);
+  std::fill_n(x.begin(), in, 0.0F);  // a row whose result is the bias
+  std::vector<float> bias = values(out);
+  for (float& value : bias) value *= 0x1p-75F;  // subnormal, or little more
   const auto ops = MakeOps(1);
-  const auto linear = MakeLinear(*ops, w, out, in);
+  const auto linear = MakeLinear(*ops, w, out, in, bias);
   std::vector<float> expected(static_cast<size_t>(max_rows * out));
   for (int64_t row = 0; row < max_rows; ++row) {
     linear->Forward(x.data() + row * in, 1, expected.data() + row * out, out);

@@ -294,13 +294,13 @@ void MultiplyFewRows(const MultiplyTask& task, int64_t panel) noexcept {
 
 template <int kRows>
 void MultiplyRows(const MultiplyTask& task) noexcept {
-  const FlushSubnormals flush;
   ForPanelsOf<kRows == 1 ? 4 : 2>(
       task, [&](auto panels, int64_t panel)
                 __attribute__((always_inline)) { MultiplyFewRows<kRows, decltype(panels)::kValue>(task, panel); });
 }
 
 void MultiplyTiles(const MultiplyTask& task) noexcept {
+  const FlushSubnormals flush;  // as tiles do: sums of few rows, and the bias of all
   switch (task.rows) {
     case 1:
       return MultiplyRows<1>(task);

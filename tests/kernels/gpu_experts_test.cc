@@ -160,5 +160,16 @@ TEST_P(GpuExpertsTest, NonFiniteRowsDoNotAffectOthers) {
   }
 }
 
+// Sigmoids of large logits are all 1: the larger logit is chosen all the same, as on the CPU.
+TEST_P(GpuExpertsTest, ChoosesByLogitsWithoutACorrection) {
+  const MoeConfig moe{.num_experts = 4, .num_experts_per_tok = 1, .scoring_func = ScoringFunc::kSigmoid};
+  std::vector<ExpertWeights> experts;
+  for (uint32_t expert = 0; expert < 4; ++expert) experts.push_back(MakeExpert(WeightType::kBf16, 100 + 2 * expert));
+  const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, {}, {});
+  const Buffer x = Upload(RandomValues(kHidden, 92));
+  const auto found = [&](std::vector<float> logits) { return Forward(*layer, x, Upload(logits), 4, 0, 1); };
+  EXPECT_EQ(found({40, 30, 50, 45}), found({0, 0, 90, 0}));
+}
+
 }  // namespace
 }  // namespace kvanta::kernels

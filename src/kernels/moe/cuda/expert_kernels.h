@@ -69,8 +69,11 @@ KVANTA_DEVICE void RunBlock(const TopKOp& op) {
   for (int i = lane; i < moe.num_experts; i += kWarp) {
     const float score = moe.scoring_func == ScoringFunc::kSigmoid ? 1.0F / (1.0F + Exp2(-logits[i] * kLog2E))
                                                                   : Exp2((logits[i] - max) * kLog2E) / sum;
+    // Without a correction the order of the logits is that of the scores, but for scores that are rounded to 1 or 0.
+    const float choice = moe.n_group > 1 ? score : logits[i];
     StoreShared(scores + 4 * i, score);
-    StoreShared(choices + 4 * i, op.e_score_correction_bias != nullptr ? score + op.e_score_correction_bias[i] : score);
+    StoreShared(choices + 4 * i,
+                op.e_score_correction_bias != nullptr ? score + op.e_score_correction_bias[i] : choice);
   }
   SyncWarp();
   if (moe.n_group > 1) KeepBestGroups(moe, choices, selected, lane);

@@ -6,6 +6,7 @@
 
 #include "base/math.h"
 #include "kernels/cpu/select.h"
+#include "kernels/cpu/task_split.h"
 #include "kernels/linear/cpu/packed_linear.h"
 #include "kernels/linear_attention/cpu/gated_delta_net.h"
 #include "kernels/moe/cpu/cpu_experts.h"
@@ -13,9 +14,6 @@
 
 namespace kvanta::kernels {
 namespace {
-
-// A parallel region costs a few microseconds: smaller work is not split.
-constexpr int64_t kMinTaskValues = 1 << 14;
 
 using MakeLinearFunction = std::unique_ptr<Linear> (*)(const std::shared_ptr<LinearContext>&,
                                                        std::span<const WeightView>, std::span<const float>);
@@ -151,11 +149,9 @@ class CpuOps final : public Ops {
   // Calls fn(row) for every row of `width` values, in parallel where it pays.
   template <class Function>
   void ForRows(int64_t rows, int64_t width, Function fn) noexcept {
-    const int64_t tasks = std::clamp<int64_t>(rows * width / kMinTaskValues, 1, std::max<int64_t>(rows, 1));
-    auto run = [&](int64_t task, int) {
-      for (int64_t row = task * rows / tasks; row < (task + 1) * rows / tasks; ++row) fn(row);
-    };
-    context_->threads->ForEach(tasks, run);
+    ForParts(*context_->threads, rows, width, [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end; ++row) fn(row);
+    });
   }
 
   // Calls fn(first, count) for parts of `values` values, in parallel where it pays.

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/cpu/task_split.h"
+
 namespace kvanta::kernels {
 namespace {
 
 constexpr size_t kMaxProducts = 64;
-// A parallel region costs a few microseconds: smaller work is not split.
-constexpr int64_t kMinPackedValues = 1 << 14;
 
 // Consecutive products whose packed rows fit the context's buffer together.
 class ProductBatch {
@@ -42,7 +42,7 @@ class ProductBatch {
       const Part& part = parts_[static_cast<size_t>(index)];
       if (part.packs) product.layer->PackRows(product.x, product.rows, 0, product.rows, part.packed_x);
     };
-    if (values_ < kMinPackedValues) {
+    if (values_ < kMinTaskValues) {
       for (size_t index = 0; index < count_; ++index) pack(static_cast<int64_t>(index), 0);
     } else {
       threads_.ForEach(static_cast<int64_t>(count_), pack);

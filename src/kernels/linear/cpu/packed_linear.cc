@@ -5,13 +5,11 @@
 #include <cstring>
 
 #include "base/math.h"
+#include "kernels/cpu/task_split.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// A parallel region costs a few microseconds: smaller work is not split.
-constexpr int64_t kMinTaskMacs = 1 << 16;
-constexpr int64_t kMinTaskPackedValues = 1 << 14;
 // Several tasks per thread, and a limit of the weights per task, so that a preempted thread does not delay the others.
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTaskBytes = 512 << 10;
@@ -111,11 +109,7 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
   ThreadPool& threads = *context_->threads;
   uint8_t* packed_x = context_->packed_x.data();
 
-  const int64_t pack_tasks = std::clamp<int64_t>(rows * in_ / kMinTaskPackedValues, 1, rows);
-  auto pack = [&](int64_t task, int) {
-    PackRows(x, rows, task * rows / pack_tasks, (task + 1) * rows / pack_tasks, packed_x);
-  };
-  threads.ForEach(pack_tasks, pack);
+  ForParts(threads, rows, in_, [&](int64_t first, int64_t end) { PackRows(x, rows, first, end, packed_x); });
 
   const int64_t tasks = Tasks(rows);
   float* task_argmaxes = context_->task_argmaxes.as<float>();

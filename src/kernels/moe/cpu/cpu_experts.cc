@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "kernels/cpu/task_split.h"
 #include "kernels/linear/cpu/linear_batch.h"
 #include "kernels/moe/cpu/expert_router.h"
 
@@ -14,9 +15,7 @@ namespace {
 constexpr int64_t kMaxRoutedRows = 1024;
 constexpr int64_t kMaxExpertRows = 256;
 constexpr int64_t kMaxSharedRows = 256;  // rows routed together by expert parallelism, which keeps all their outputs
-// A parallel region costs a few microseconds: smaller work is not split.
-constexpr int64_t kMinExpertTaskValues = 1 << 14;
-constexpr int64_t kLineFloats = 16;  // of a cache line
+constexpr int64_t kLineFloats = 16;      // of a cache line
 
 // One expert of one row.
 struct ExpertRow {
@@ -157,7 +156,7 @@ class CpuExperts final : public ExpertLayer {
     if (!reads_x) Gather(entries, x, expert_rows_);
     Multiply(entries, &ExpertWeights::gate_up, reads_x ? x : expert_rows_, reads_x ? 0 : hidden_, gate_up_,
              2 * own_width_);
-    ForParts(count, own_width_, [&](int64_t first, int64_t end) {
+    ForParts(*context_->threads, count, own_width_, [&](int64_t first, int64_t end) {
       for (int64_t i = first; i < end; ++i) {
         const float* gate = gate_up_ + i * 2 * own_width_;
         activate_mul_(gate, gate + own_width_, own_width_, own_gated_ + i * own_width_);
@@ -168,7 +167,7 @@ class CpuExperts final : public ExpertLayer {
   }
 
   void Gather(std::span<const ExpertRow> entries, const float* x, float* expert_rows) noexcept {
-    ForParts(std::ssize(entries), hidden_, [&](int64_t first, int64_t end) {
+    ForParts(*context_->threads, std::ssize(entries), hidden_, [&](int64_t first, int64_t end) {
       for (int64_t i = first; i < end; ++i) {
         const ExpertRow& entry = entries[static_cast<size_t>(i)];
         std::copy_n(x + entry.row * hidden_, hidden_, expert_rows + i * hidden_);
@@ -205,7 +204,7 @@ class CpuExperts final : public ExpertLayer {
   // channels.
   void Combine(std::span<const ExpertRow> entries, const float* outputs, float* sums) noexcept {
     const int64_t lines = CeilDiv(own_hidden_, kLineFloats);
-    ForParts(lines, kLineFloats * std::ssize(entries), [&](int64_t first_line, int64_t end_line) {
+    ForParts(*context_->threads, lines, kLineFloats * std::ssize(entries), [&](int64_t first_line, int64_t end_line) {
       const int64_t first = first_line * kLineFloats, end = std::min(own_hidden_, end_line * kLineFloats);
       for (size_t i = 0; i < entries.size(); ++i) {
         const float weight = moe_.apply_router_weight_on_input ? 1.0F : entries[i].weight;
@@ -213,14 +212,6 @@ class CpuExperts final : public ExpertLayer {
                                       outputs + static_cast<int64_t>(i) * own_hidden_ + first, weight, end - first);
       }
     });
-  }
-
-  // Calls fn(first, end) for parts of `count` items of `size` values, in parallel where it pays.
-  template <class Function>
-  void ForParts(int64_t count, int64_t size, Function fn) noexcept {
-    const int64_t tasks = std::clamp<int64_t>(count * size / kMinExpertTaskValues, 1, count);
-    auto run = [&](int64_t task, int) { fn(task * count / tasks, (task + 1) * count / tasks); };
-    context_->threads->ForEach(tasks, run);
   }
 
   std::shared_ptr<LinearContext> context_;

@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 #include "cache/sequence_cache.h"
-#include "engine/draft_control.h"
 
 namespace kvanta::engine {
 
@@ -72,8 +71,7 @@ void DraftModel::Propose(std::span<Item> items) {
       const auto rows = std::ssize(active_);
       ForwardActive();
       SampleActive();
-      const double seconds = (Now() - pass_start) / PassCost(rows);
-      pass_seconds_ += pass_seconds_ == 0 ? seconds : kCostWeight * (seconds - pass_seconds_);
+      pass_seconds_.Add((Now() - pass_start) / PassCost(rows));
     }
   } catch (...) {  // no memory: nothing is known of the last pass
     for (const Item& item : items) Sequence::Of(item).Clear();

@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "base/moving_mean.h"
 #include "base/thread_pool.h"
 #include "cache/kv_cache_manager.h"
+#include "engine/draft_control.h"
 #include "engine/draft_proposer.h"
 #include "models/model.h"
 #include "observe/kv_observer.h"
@@ -42,7 +44,7 @@ class DraftModel : public DraftProposer {
   const cache::KvCacheSpec* CacheSpec() const noexcept override { return &spec_; }
   void ReserveCache(cache::PagePoolConfig pool) override;
   void ResetPrefixCache() override;
-  double PassSeconds() const noexcept override { return pass_seconds_; }
+  double PassSeconds() const noexcept override { return pass_seconds_.Value(); }
   DraftModelStats Stats() const noexcept override;
 
  private:
@@ -68,7 +70,7 @@ class DraftModel : public DraftProposer {
   std::vector<Sequence*> sequences_;  // all that exist
   int64_t round_ = 0;                 // calls of Propose
   double seconds_ = 0;
-  double pass_seconds_ = 0;  // moving mean
+  MovingMean pass_seconds_{kCostWeight};
   // A pass; members for their memory.
   std::vector<Active> active_;
   std::vector<runner::RunItem> run_items_;

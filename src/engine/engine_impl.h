@@ -15,6 +15,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/moving_mean.h"
 #include "cache/kv_cache_manager.h"
 #include "engine/components.h"
 #include "engine/engine_config.h"
@@ -154,7 +155,7 @@ class Engine::Impl {
   size_t oldest_ = 0, in_flight_ = 0;
   std::vector<engine::DraftProposer::Item> draft_items_;
   std::vector<scheduler::Chunk*> draft_chunks_;  // of draft_items_
-  double row_seconds_ = 0;                       // moving mean: forward pass and logits of one row
+  MovingMean row_seconds_{engine::kCostWeight};  // forward pass and logits of one row
   std::unique_ptr<engine::GrammarBitmasks> masks_;
   std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate
 

@@ -37,7 +37,7 @@ void Engine::Impl::ProposeDrafts(StepBatch& batch) {
 float Engine::Impl::DraftCost() const noexcept {
   if (components_.draft_cost) return *components_.draft_cost;
   const double pass = components_.proposer->PassSeconds();
-  if (pass > 0 && row_seconds_ > 0) return static_cast<float>(pass / row_seconds_);
+  if (pass > 0 && row_seconds_.Value() > 0) return static_cast<float>(pass / row_seconds_.Value());
   return static_cast<float>(components_.proposer->Stats().weight_bytes) /
          static_cast<float>(components_.model->WeightBytes());
 }
@@ -90,8 +90,7 @@ void Engine::Impl::RecordStepSeconds(const StepBatch& batch) noexcept {
   int64_t rows = 0;
   for (const runner::RunItem& item : batch.items) rows += std::ssize(item.tokens);
   if (rows > kMaxStepRows) return;
-  const double row = batch.seconds / engine::PassCost(rows);
-  row_seconds_ += row_seconds_ == 0 ? row : engine::kCostWeight * (row - row_seconds_);
+  row_seconds_.Add(batch.seconds / engine::PassCost(rows));
 }
 
 // Commits and counts a verified draft of `drafts` tokens: all but the last of the step's tokens are in the cache.

@@ -17,7 +17,6 @@ constexpr double kMinLoadTimeout = 0.25;               // seconds
 constexpr double kUnmeasuredLoadTimeout = 10;          // seconds, while the cost of computing is unknown
 constexpr double kLoadTimeoutFactor = 2;               // times the cost of computing
 constexpr int64_t kMeasuredTokens = 64;                // steps of fewer tokens say little about prompts
-constexpr double kRateShare = 0.2;                     // of the latest step in the mean rate
 constexpr std::chrono::milliseconds kPollInterval(1);  // of LoadNow
 
 store::RecordStoreConfig WithRecordBytes(store::RecordStoreConfig config, const cache::KvCacheManager& cache) {
@@ -145,15 +144,14 @@ void StoreTiers::Cancel(RequestState& request) noexcept {
 }
 
 double StoreTiers::LoadTimeout(int64_t tokens) const noexcept {
-  if (seconds_per_token_ == 0) return kUnmeasuredLoadTimeout;
-  return std::max(kMinLoadTimeout, kLoadTimeoutFactor * static_cast<double>(tokens) * seconds_per_token_);
+  if (seconds_per_token_.Value() == 0) return kUnmeasuredLoadTimeout;
+  return std::max(kMinLoadTimeout, kLoadTimeoutFactor * static_cast<double>(tokens) * seconds_per_token_.Value());
 }
 
 void StoreTiers::RecordStep(int64_t tokens, double seconds) {
   if (tokens < kMeasuredTokens) return;
-  const double rate = seconds / static_cast<double>(tokens);
-  seconds_per_token_ += (seconds_per_token_ == 0 ? 1 : kRateShare) * (rate - seconds_per_token_);
-  store_->SetComputeRate(seconds_per_token_);
+  seconds_per_token_.Add(seconds / static_cast<double>(tokens));
+  store_->SetComputeRate(seconds_per_token_.Value());
 }
 
 void StoreTiers::Work(scheduler::Scheduler& scheduler) {

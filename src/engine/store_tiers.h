@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/moving_mean.h"
 #include "cache/kv_cache_manager.h"
 #include "engine/request_state.h"
 #include "scheduler/scheduler.h"
@@ -84,7 +85,7 @@ class StoreTiers final : public cache::RecordListener {
   cache::KvCacheManager& cache_;
   const std::shared_ptr<store::RecordStore> store_;
   bool inserting_ = false;  // records that enter the prefix cache come from the store
-  double seconds_per_token_ = 0;
+  MovingMean seconds_per_token_{0.2};
   std::atomic<int> loading_ = 0;
   std::vector<cache::PageRef> records_;  // [group], scratch of Insert
   std::vector<Buffer> copied_;           // payloads that the device may still read

@@ -11,7 +11,6 @@ namespace kvanta::store {
 namespace {
 
 constexpr int64_t kMaxBufferedBytes = int64_t{64} << 20;
-constexpr double kRateShare = 0.1;  // of the latest measurement in the mean rate
 
 }  // namespace
 
@@ -191,10 +190,7 @@ void RecordStore::Fetch(size_t tier, Load& load, int64_t page) {
   const std::lock_guard lock(mutex_);
   Tier& from = tiers_[tier];
   from.stats.read_seconds += seconds;
-  if (read_bytes > 0) {
-    const double rate = seconds / static_cast<double>(read_bytes);
-    from.seconds_per_byte += (from.seconds_per_byte == 0 ? 1 : kRateShare) * (rate - from.seconds_per_byte);
-  }
+  if (read_bytes > 0) from.seconds_per_byte.Add(seconds / static_cast<double>(read_bytes));
   if (!failed) return;
   ++from.stats.read_errors;
   from.trouble.Report(from.backend->Name(), "pages cannot be read", fault);

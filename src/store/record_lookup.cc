@@ -130,7 +130,7 @@ LoadState RecordStore::ChooseTiers(Load& load) {
 bool RecordStore::IsWorthLoading(size_t tier, std::span<const int64_t> bytes, int64_t tokens) {
   double load_seconds = 0;
   for (size_t each = 0; each < tiers_.size(); ++each) {
-    load_seconds += static_cast<double>(bytes[each]) * tiers_[each].seconds_per_byte;
+    load_seconds += static_cast<double>(bytes[each]) * tiers_[each].seconds_per_byte.Value();
   }
   if (seconds_per_token_ == 0 || load_seconds <= static_cast<double>(tokens) * seconds_per_token_) return true;
   if (Now() - tiers_[tier].tried_at <= kRetrySeconds) return false;

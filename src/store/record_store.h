@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/moving_mean.h"
 #include "cache/kv_cache_spec.h"
 #include "kvanta/cache_folder.h"
 #include "store/host_arena.h"
@@ -127,7 +128,7 @@ class RecordStore {
     Place place{};
     std::unique_ptr<RecordBackend> backend;
     std::unique_ptr<RecordWriter> writer;
-    double seconds_per_byte = 0;
+    MovingMean seconds_per_byte{0.1};
     double tried_at = 0;  // time of the last load that the rates spoke against
     CacheTierStats stats;
     Trouble trouble;

@@ -1,6 +1,6 @@
 // 16 lanes in four compiler vectors: the portable unit's Vec16 and the base of NEON's, which replaces what has better
 // instructions. Fma rounds twice (a fused one without hardware is a library call per lane); products of bf16 values are
-// exact in f32, so bf16 dots are bit-identical to AVX2 nevertheless.
+// exact in f32 in its normal range, where bf16 dots are bit-identical to AVX2 nevertheless.
 #pragma once
 
 #include <cstdint>

@@ -132,8 +132,8 @@ class PanelCodec {
       std::memcpy(scales + column * 2, &bits, sizeof bits);
     } else if (layout_.scale == ScaleType::kF32) {
       std::memcpy(scales + column * 4, &value, sizeof value);
-    } else {  // 2^(e - 128)
-      scales[column] = static_cast<uint8_t>(value == 0x1p-128F ? 0 : std::ilogb(value) + 128);
+    } else {  // 2^(e - 128); NaN, which Write() reports, has no exponent
+      scales[column] = value >= 0x1p-127F ? static_cast<uint8_t>(std::ilogb(value) + 128) : uint8_t{0};
     }
   }
   float ReadScale(int column, const uint8_t* scales) const {

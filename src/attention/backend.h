@@ -23,7 +23,7 @@ namespace kvanta::attention {
 struct AttentionSpec {
   int heads = 0;            // query heads; a multiple of kv_heads
   int kv_heads = 0;         // 0: a recurrent layer, which has no attention (States)
-  int head_dim = 0;         // 8..256; MLA: rank of the latents, 8..512; a multiple of 8
+  int head_dim = 0;         // a multiple of 8, at most the backend's kMaxHeadDim; MLA: rank of the latents, 8..512
   int rope_dim = 0;         // 0: separate K and V; else MLA: K and V share one latent, K has these channels in addition
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
   float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)

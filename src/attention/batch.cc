@@ -164,7 +164,7 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
   }
 }
 
-BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout) {
+BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout, BackendLimit limit) {
   if (config.layers.size() != layout.layers.size()) {
     throw InputError(
         fmt::format("the attention of {} layers, but a cache of {}", config.layers.size(), layout.layers.size()));
@@ -188,10 +188,10 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
       throw InputError(
           fmt::format("layer {}: {} query heads are not a multiple of {} KV heads", i, layer.heads, layer.kv_heads));
     }
-    const int longest = scheme.SharesCell() ? formats::kMaxLatentRank : 256;
+    const int longest = scheme.SharesCell() ? formats::kMaxLatentRank : limit.head_dim;
     if (layer.head_dim < 8 || layer.head_dim > longest || layer.head_dim % 8 != 0) {
-      throw InputError(
-          fmt::format("layer {}: head_dim {} is not a multiple of 8 from 8 to {}", i, layer.head_dim, longest));
+      throw InputError(fmt::format("layer {}: head_dim {}: backend {} takes multiples of 8 from 8 to {}", i,
+                                   layer.head_dim, limit.backend, longest));
     }
     if (!(std::isfinite(layer.softmax_scale) && layer.softmax_scale > 0) || !(layer.softcap >= 0) ||
         !std::isfinite(layer.softcap) || (!layer.visibility.IsFull() && layer.visibility.span < 1)) {

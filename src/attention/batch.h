@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "attention/backend.h"
@@ -57,8 +58,14 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
 // States of a recurrent layer of `pool` in a step.
 cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int layer) noexcept;
 
-// Checks shapes and scales against the layout; absent scales become 1.0. Throws InputError.
-BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout);
+// Largest head_dim of a backend's kernels, K and V apart; every backend takes latents up to formats::kMaxLatentRank.
+struct BackendLimit {
+  std::string_view backend;
+  int head_dim = 0;
+};
+
+// Checks shapes and scales against the layout and the backend's limit; absent scales become 1.0. Throws InputError.
+BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout, BackendLimit limit);
 
 // Page rule of a layer.
 inline cache::ExactPageRule ExactPagesOf(const formats::LayerScheme& layer) noexcept {

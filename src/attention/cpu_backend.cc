@@ -30,7 +30,7 @@ class CpuBackend final : public Backend {
   CpuBackend(cache::PagePool& pool, BackendConfig config, std::shared_ptr<ThreadPool> threads,
              const kernels::IsaTable& isa)
       : pool_(pool),
-        config_(CheckConfig(std::move(config), pool.Layout())),
+        config_(CheckConfig(std::move(config), pool.Layout(), {"cpu", kernels::kMaxHeadDim})),
         spec_(SpecOf(pool, config_)),
         threads_(std::move(threads)),
         isa_(isa),

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention/cache_writer.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/attention/reference/attention.h"
 
 namespace kvanta::attention {
@@ -41,7 +42,7 @@ class ReferenceBackend final : public Backend {
  public:
   ReferenceBackend(cache::PagePool& pool, BackendConfig config)
       : pool_(pool),
-        config_(CheckConfig(std::move(config), pool.Layout())),
+        config_(CheckConfig(std::move(config), pool.Layout(), {"reference", kernels::kMaxHeadDim})),
         spec_(SpecOf(pool, config_)),
         threads_(1),
         writer_(pool, config_) {}

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "base/quote.h"
+#include "kernels/attention/cpu/table.h"
 #include "kvanta/error.h"
 #include "models/architecture.h"
 #include "models/json.h"
@@ -45,7 +46,9 @@ void ReadHeads(const JsonObject& json, ModelConfig& config) {
   if (config.heads % config.kv_heads != 0) {
     json.Fail("num_key_value_heads", fmt::format("a divisor of num_attention_heads ({})", config.heads));
   }
-  constexpr int kUnit = 8, kMaxHeadDim = 256;  // what attention backends take
+  constexpr int kUnit = 8;
+  // The largest that a backend takes: the CPU's. A GPU's refuses more than its own.
+  using kernels::kMaxHeadDim;
   if (json.Has("head_dim")) {
     config.head_dim = static_cast<int>(json.Int("head_dim", kUnit, kMaxHeadDim));
   } else {

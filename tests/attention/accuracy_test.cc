@@ -81,7 +81,7 @@ TEST_P(AccuracyTest, EveryHeadDim) {
   std::vector<std::string> schemes = {"k=int8+hadamard+query,v=int8+exact=open"};
   for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
   for (const std::string& scheme : schemes) {
-    for (const int head_dim : {8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256}) {
+    for (const int head_dim : {8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256, kernels::kMaxHeadDim}) {
       if (!Fits(scheme, head_dim)) continue;
       Check({.scheme = scheme,
              .heads = 2,

@@ -78,6 +78,21 @@ TEST(BackendTest, RefusesConfigsThatDoNotFitTheCache) {
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.outliers = {0, 1, 5, 5}; }), HasSubstr("channel 5"));
 }
 
+TEST(BackendTest, RefusesHeadsWiderThanItsKernelsTake) {
+  for (const int head_dim : {kernels::kMaxHeadDim, kernels::kMaxHeadDim + 8}) {
+    CacheHarness harness({.scheme = "bf16", .heads = 2, .kv_heads = 1, .head_dim = head_dim}, 1);
+    const std::string cpu = ErrorOf([&] { harness.CpuBackend(*testing::Units().front().table); });
+    const std::string reference = ErrorOf([&] { MakeReferenceBackend(harness.store(), harness.config()); });
+    if (head_dim == kernels::kMaxHeadDim) {
+      EXPECT_EQ(cpu, "no error");
+      EXPECT_EQ(reference, "no error");
+    } else {
+      EXPECT_EQ(cpu, "layer 0: head_dim 520: backend cpu takes multiples of 8 from 8 to 512");
+      EXPECT_EQ(reference, "layer 0: head_dim 520: backend reference takes multiples of 8 from 8 to 512");
+    }
+  }
+}
+
 TEST(BackendTest, RefusesBatchesWithoutTheirPages) {
   CacheHarness harness({.scheme = "int4", .lengths = {40}}, 1);
   const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table);

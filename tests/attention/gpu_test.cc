@@ -286,6 +286,16 @@ TEST_P(GpuAttentionTest, NanReachesOnlyRowsThatSeeIt) {
   }
 }
 
+TEST_P(GpuAttentionTest, RefusesHeadsWiderThanItsKernelsTake) {
+  CacheHarness harness(On({.scheme = "bf16", .heads = 2, .kv_heads = 1, .head_dim = 264}), 1);
+  try {
+    Make(harness);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(), "layer 0: head_dim 264: backend cuda takes multiples of 8 from 8 to 256");
+  }
+}
+
 // GpuLayerBuilder rejects formats without a kernel: those of trellis codes, of even or uneven bits, alone.
 TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
   for (const formats::Format& format : formats::All()) {

@@ -15,7 +15,7 @@ LARGEST = 448.0
 # Candidates of "mse", as factors of the scale that "amax" gives: from 2 down to 1/16, 16 to an octave. Between two
 # powers of two E4M3's error changes by a few per cent only.
 _FACTORS = np.exp2(-np.arange(-16, 65) / 16.0)
-_ROW = 256  # largest head_dim of a cell
+_ROW = 256  # head_dim of the cells that values are encoded in
 
 
 def _stored(values: NDArray[np.float64]) -> NDArray[np.float64]:

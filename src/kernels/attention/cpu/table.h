@@ -21,7 +21,7 @@
 namespace kvanta::kernels {
 
 inline constexpr int kMaxPageTokens = 128;
-inline constexpr int kMaxHeadDim = 512;  // the rank of latents; other heads have at most 256
+inline constexpr int kMaxHeadDim = 512;  // and the largest rank of latents
 inline constexpr int kPassRows = 16;     // maximum rows of one kernel call
 
 // Scores are logits to base 2: row_scale and bias include this factor.

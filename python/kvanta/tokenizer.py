@@ -55,7 +55,9 @@ class Tokenizer:
         self._added_texts = tuple(token.content for token in self._fast.get_added_tokens_decoder().values())
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
-        self.chat_template = self._read_chat_template(folder, config)
+        templates = self._read_chat_templates(folder, config)
+        self.chat_template = templates.get("default")
+        self._tool_template = templates.get("tool_use")
         self.template_defaults: Mapping[str, Any] = {}
         """Variables of the chat template for chats that do not give them."""
         self.vocab = 2**31
@@ -96,24 +98,34 @@ class Tokenizer:
                 description.get("decoder"),
             )
 
-    def _read_chat_template(self, folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-        source: Any = config.get("chat_template")
-        file = folder / "chat_template.jinja"
-        if file.is_file():
-            try:
-                source = file.read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise InputError(f"{file} cannot be read: {error}") from None
-        elif source is None:
-            source = read_json(folder / "chat_template.json").get("chat_template")
-        if isinstance(source, list):  # several templates by name
-            entries = [entry for entry in source if isinstance(entry, Mapping)]
-            source = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
-        if source is None:
-            return None
-        if not isinstance(source, str):
-            raise InputError(f"the chat template of {folder} is a {type(source).__name__}, not a text")
-        return ChatTemplate(source, self.special_texts)
+    def _read_chat_templates(self, folder: Path, config: Mapping[str, Any]) -> dict[str, ChatTemplate]:
+        """The templates by name, as transformers reads them: "default", "tool_use" for chats with tools, and others."""
+        sources: dict[str, Any] = {}
+        files = {"default": folder / "chat_template.jinja"}
+        files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+        for name, file in files.items():
+            if file.is_file():
+                try:
+                    sources[name] = file.read_text(encoding="utf-8")
+                except (OSError, ValueError) as error:
+                    raise InputError(f"{file} cannot be read: {error}") from None
+        if not sources:
+            stored: Any = config.get("chat_template")
+            if stored is None:
+                stored = read_json(folder / "chat_template.json").get("chat_template")
+            if isinstance(stored, list):
+                entries = [entry for entry in stored if isinstance(entry, Mapping)]
+                sources = {str(entry.get("name")): entry.get("template") for entry in entries}
+            else:
+                sources = {"default": stored}
+        templates = {}
+        for name in ("default", "tool_use"):
+            source = sources.get(name)
+            if isinstance(source, str):
+                templates[name] = ChatTemplate(source, self.special_texts)
+            elif source is not None:
+                raise InputError(f"the chat template of {folder} is a {type(source).__name__}, not a text")
+        return templates
 
     @property
     def vocabulary(self) -> dict[int, str]:
@@ -204,7 +216,9 @@ class Tokenizer:
         """
         if tokenize is not False:
             raise InputError(f"tokenize must be False, got {one_line(tokenize)}: encode the text")
-        template = self.chat_template if chat_template is None else ChatTemplate(chat_template, self.special_texts)
+        template = self.chat_template if tools is None else self._tool_template or self.chat_template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self.special_texts)
         if template is None:
             raise InputError("this model has no chat template; give a plain prompt instead", "messages")
         return template.render(
@@ -218,3 +232,4 @@ class Tokenizer:
     def use_chat_template(self, source: str) -> None:
         """Replaces the model's own. Raises InputError if it cannot be compiled."""
         self.chat_template = ChatTemplate(source, self.special_texts)
+        self._tool_template = None

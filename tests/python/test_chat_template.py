@@ -243,6 +243,26 @@ def test_where_a_template_may_stand(tmp_path: Path) -> None:
     assert Tokenizer(folder).apply_chat_template(HELLO) == "jinja"
 
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_chats_with_tools_take_the_template_for_them(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].function.name }}"}]
+    folder = model_folder(tmp_path, {"chat_template": named})
+    assert Tokenizer(folder).apply_chat_template(HELLO) == "plain"
+    assert Tokenizer(folder).apply_chat_template(HELLO, tools=TOOLS) == "f"
+    assert Tokenizer(folder).apply_chat_template(HELLO, tools=TOOLS, chat_template="own") == "own"
+    replaced = Tokenizer(folder)
+    replaced.use_chat_template("file")
+    assert replaced.apply_chat_template(HELLO, tools=TOOLS) == "file"
+    (folder / "chat_template.jinja").write_text("jinja")  # files come before tokenizer_config.json
+    assert Tokenizer(folder).apply_chat_template(HELLO, tools=TOOLS) == "jinja"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("jinja with tools")
+    assert Tokenizer(folder).apply_chat_template(HELLO, tools=TOOLS) == "jinja with tools"
+    assert Tokenizer(folder).apply_chat_template(HELLO) == "jinja"
+
+
 def test_a_model_without_a_template_says_so() -> None:
     with pytest.raises(InputError, match="no chat template"):
         Tokenizer(SHIPPED / "stories260k").apply_chat_template(HELLO)

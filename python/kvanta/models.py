@@ -17,7 +17,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
 _EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
 # Part of the name of every folder that is made from a GGUF file: a new converter makes another.
-CONVERTER_VERSION = 4
+CONVERTER_VERSION = 5
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]

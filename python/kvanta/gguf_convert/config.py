@@ -38,16 +38,24 @@ def _rope_scaling(metadata: Metadata, rotated: int, theta: float) -> dict[str, A
     freqs = metadata.tensors.get("rope_freqs.weight")
     if freqs is not None:
         return _llama3_scaling(metadata, metadata.values(freqs).astype(np.float64).ravel(), rotated, theta)
-    kind = metadata.optional_text(f"{metadata.architecture}.rope.scaling.type")
-    if kind in (None, "none") or (kind == "longrope" and metadata.architecture == "phi3"):
+    # llama.cpp scales linearly where the file names no type, and knows an older key.
+    kind = metadata.text(f"{metadata.architecture}.rope.scaling.type", "linear")
+    if kind == "none" or (kind == "longrope" and metadata.architecture == "phi3"):
         return None  # families.py reads the factors of longrope
     if kind not in ("linear", "yarn"):
         raise InputError(
             f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3, phi3's longrope"
         )
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": metadata.number("rope.scaling.factor")}
+    factor_key = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
+    is_scaled = metadata.value(f"{metadata.architecture}.{factor_key}") not in (None, 0)
+    factor = metadata.number(factor_key) if is_scaled else 1.0
+    if kind == "linear" and factor == 1.0:
+        return None
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = metadata.size("rope.scaling.original_context_length")
+        scaling["original_max_position_embeddings"] = metadata.size(
+            "rope.scaling.original_context_length", metadata.size("context_length")
+        )
         for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attention_factor", "attn_factor")):
             if metadata.has(f"rope.scaling.yarn_{name}"):
                 scaling[key] = metadata.number(f"rope.scaling.yarn_{name}")

@@ -36,14 +36,25 @@ def _experts(metadata: Metadata, config: Config, count_key: str) -> None:
         config["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
 
 
-def _window_layers(metadata: Metadata, config: Config, default: list[bool]) -> None:
-    """layer_types and sliding_window from a list of flags, or from `default`."""
-    pattern = metadata.value(f"{metadata.architecture}.attention.sliding_window_pattern")
+def _window_layers(metadata: Metadata, config: Config, step: int, window: int | None = None) -> None:
+    """layer_types and sliding_window, from a list of flags or full attention in every `step`-th layer.
+
+    `window`: where the file has none. 0: no layer has a window.
+    """
+    name = "attention.sliding_window_pattern"
+    key = f"{metadata.architecture}.{name}"
     layers = config["num_hidden_layers"]
-    if isinstance(pattern, list):
-        default = metadata.array(f"{metadata.architecture}.attention.sliding_window_pattern", bool, layers)
-    config["sliding_window"] = metadata.size("attention.sliding_window")
-    config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in default]
+    if isinstance(metadata.value(key), list):
+        flags = metadata.array(key, bool, layers)
+    else:  # a number is a step, 0 one without end
+        flags = _every(layers, (metadata.count(name) or layers + 1) if metadata.has(name) else step)
+    if metadata.value(f"{metadata.architecture}.attention.sliding_window") == 0 or (
+        window == 0 and not metadata.has("attention.sliding_window")
+    ):
+        flags, config["sliding_window"] = [False] * layers, config["max_position_embeddings"]
+    else:
+        config["sliding_window"] = metadata.size("attention.sliding_window", window)
+    config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
 
 
 def _every(layers: int, step: int) -> list[bool]:
@@ -132,21 +143,24 @@ def _gemma(metadata: Metadata, config: Config, layers_of_27b: int) -> None:
 
 def _gemma2(metadata: Metadata, config: Config) -> None:
     _gemma(metadata, config, layers_of_27b=46)
-    _window_layers(metadata, config, _every(config["num_hidden_layers"], 2))
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        config[key] = metadata.number(key) if metadata.has(key) else None
+    _window_layers(metadata, config, 2, window=4096)
+    # The first files of Gemma 2 lack the keys.
+    config["attn_logit_softcapping"] = metadata.number("attn_logit_softcapping", 50.0)
+    config["final_logit_softcapping"] = metadata.number("final_logit_softcapping", 30.0)
 
 
 def _gemma3(metadata: Metadata, config: Config) -> None:
     _gemma(metadata, config, layers_of_27b=62)
-    _window_layers(metadata, config, _every(config["num_hidden_layers"], 6))
+    _window_layers(metadata, config, 6, window=0)
+    if metadata.value("gemma3.final_logit_softcapping"):
+        config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
     config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", 10000.0)
 
 
 def _gpt_oss(metadata: Metadata, config: Config) -> None:
     _experts(metadata, config, "num_local_experts")
     config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
-    _window_layers(metadata, config, _every(config["num_hidden_layers"], 2))
+    _window_layers(metadata, config, 2)
     config |= {"attention_bias": True, "swiglu_limit": 7.0}
     if config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
@@ -182,9 +196,9 @@ def _granite(metadata: Metadata, config: Config) -> None:
 
 
 def _olmo2(metadata: Metadata, config: Config) -> None:
-    if metadata.has("attention.sliding_window"):
+    if metadata.count("attention.sliding_window") > 0:
         _become(config, "Olmo3ForCausalLM", "olmo3")
-        _window_layers(metadata, config, _every(config["num_hidden_layers"], 4))
+        _window_layers(metadata, config, 4)
 
 
 def _smollm3(_metadata: Metadata, config: Config) -> None:
@@ -192,6 +206,8 @@ def _smollm3(_metadata: Metadata, config: Config) -> None:
 
 
 def _llama4(metadata: Metadata, config: Config) -> None:
+    if metadata.value("llama4.attention.sliding_window") == 0:
+        raise InputError(f"{metadata.path} has no chunks in any layer, which is not supported for 'llama4'")
     _experts(metadata, config, "num_local_experts")
     config["intermediate_size_mlp"] = config["intermediate_size"]
     config["intermediate_size"] = config.pop("moe_intermediate_size")
@@ -252,6 +268,8 @@ def _deepseek2(metadata: Metadata, config: Config) -> None:
     config["num_key_value_heads"] = config["num_attention_heads"]
     config["head_dim"] = rope
     scaling = config["rope_scaling"]
+    if metadata.value("deepseek2.attention.temperature_scale"):
+        raise InputError(f"{metadata.path} has queries that grow with the position, which 'deepseek2' models have not")
     if scaling is not None and metadata.has("rope.scaling.yarn_log_multiplier"):
         mscale = round(10 * metadata.number("rope.scaling.yarn_log_multiplier"), 6)
         scaling |= {"mscale": mscale, "mscale_all_dim": mscale}

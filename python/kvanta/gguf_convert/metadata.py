@@ -124,9 +124,13 @@ class Metadata:
         return int(value)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive whole number under the architecture's name."""
+        """A positive whole number under the architecture's name, or a list of the same one for every layer."""
         key = f"{self.architecture}.{name}"
-        value = int(self._typed(key, (int,), "a whole number", _REQUIRED if default is None else default))
+        listed = self._values.get(key)
+        if isinstance(listed, list) and len(set(map(repr, listed))) == 1 and type(listed[0]) is int:
+            value = listed[0]
+        else:
+            value = int(self._typed(key, (int,), "a whole number", _REQUIRED if default is None else default))
         if not 0 < value < 1 << 31:
             raise InputError(f"{self.path}: key {key!r} must be in 1..2^31-1, got {value}")
         return value

@@ -116,12 +116,13 @@ class PreTokenizer:
 
 
 _NAMES = {
-    "default gpt-2 phi-2 mpt olmo jais trillion granite-docling": PreTokenizer([_GPT2_SPLIT]),
+    "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum": PreTokenizer([_GPT2_SPLIT]),
     "smollm starcoder refact command-r codeshell exaone minerva-7b": PreTokenizer(_DIGITS_THEN_GPT2),
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer(
         _LLAMA3, whole_words_first=True, adds_bos=True
     ),
-    "dbrx smaug-bpe glm4 chatglm-bpe": PreTokenizer(_LLAMA3),
+    "dbrx smaug-bpe chatglm-bpe": PreTokenizer(_LLAMA3),
+    "glm4": PreTokenizer(_LLAMA3, whole_words_first=True),
     "qwen2 deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True),
     "stablelm2 hunyuan solar-open grok-2": PreTokenizer(_QWEN2),
     "qwen35": PreTokenizer([_words(r"\p{N}", marks=r"\p{M}"), _BYTES_ONLY], nfc=True),

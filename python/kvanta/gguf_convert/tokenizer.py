@@ -13,7 +13,7 @@ from kvanta.tokenizer_files.merges import merges_by_rank, merges_by_score
 Json = dict[str, Any]
 
 # tokenizer.ggml.token_type
-_UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+_UNKNOWN, CONTROL, USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 _NOT_MERGED = (_UNKNOWN, CONTROL, _UNUSED, _BYTE)
 
 
@@ -27,26 +27,31 @@ def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[Json]:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind != _USER_DEFINED,
+            "special": kind != USER_DEFINED,
         }
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in (CONTROL, _USER_DEFINED, _UNKNOWN) and token
+        if kind in (CONTROL, USER_DEFINED, _UNKNOWN) and token
     ]
 
 
-def _bos_processor(bos: str | None, bos_id: int | None) -> Json | None:
-    if bos is None or bos_id is None:
+def _processor(tokens: Sequence[str], bos_id: int | None, eos_id: int | None) -> Json | None:
+    """Puts a token before and after every text, unless None."""
+    ids = [index for index in (bos_id, eos_id) if index is not None]
+    if not ids:
         return None
+
+    def part(name: str, kind: int) -> list[Json]:
+        before = [] if bos_id is None else [{"SpecialToken": {"id": tokens[bos_id], "type_id": kind}}]
+        after = [] if eos_id is None else [{"SpecialToken": {"id": tokens[eos_id], "type_id": kind}}]
+        return [*before, {"Sequence": {"id": name, "type_id": kind}}, *after]
+
     return {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [
-            {"SpecialToken": {"id": bos, "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-            {"SpecialToken": {"id": bos, "type_id": 1}},
-            {"Sequence": {"id": "B", "type_id": 1}},
-        ],
-        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
+        "single": part("A", 0),
+        "pair": [*part("A", 0), *part("B", 1)],
+        "special_tokens": {
+            tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in ids
+        },
     }
 
 
@@ -60,9 +65,14 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 
 
 def byte_level_bpe(
-    tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pre: str, bos_id: int | None
+    tokens: Sequence[str],
+    types: Sequence[int],
+    merges: Sequence[str],
+    pre: str,
+    bos_id: int | None,
+    eos_id: int | None = None,
 ) -> Json:
-    """The GPT-2 family. `pre` is tokenizer.ggml.pre; `bos_id` is put before every text unless None."""
+    """The GPT-2 family. `pre` is tokenizer.ggml.pre; `bos_id` and `eos_id` are put around every text unless None."""
     if pre not in PRE_TOKENIZERS:
         raise InputError(f"GGUF pre-tokenizer {pre!r} is not known; known: {', '.join(sorted(PRE_TOKENIZERS))}")
     vocabulary = _vocabulary(tokens)
@@ -80,7 +90,7 @@ def byte_level_bpe(
         "added_tokens": added_tokens(tokens, types),
         "normalizer": {"type": "NFC"} if kind.nfc else None,
         "pre_tokenizer": kind.json(),
-        "post_processor": _bos_processor(None if bos_id is None else tokens[bos_id], bos_id),
+        "post_processor": _processor(tokens, bos_id, eos_id),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": bpe(vocabulary, pairs, ignore_merges=kind.whole_words_first),
     }
@@ -107,6 +117,7 @@ def sentencepiece_bpe(
     unknown_id: int,
     bos_id: int | None,
     add_space_prefix: bool,
+    eos_id: int | None = None,
 ) -> Json:
     """The Llama 2 family: spaces are U+2581, unknown characters fall back to byte tokens <0x00>..<0xFF>."""
     vocabulary = _vocabulary(tokens)
@@ -126,7 +137,7 @@ def sentencepiece_bpe(
         "added_tokens": added_tokens(tokens, types),
         "normalizer": {"type": "Sequence", "normalizers": to_blocks},
         "pre_tokenizer": None,
-        "post_processor": _bos_processor(None if bos_id is None else tokens[bos_id], bos_id),
+        "post_processor": _processor(tokens, bos_id, eos_id),
         "decoder": {"type": "Sequence", "decoders": from_blocks},
         "model": bpe(
             vocabulary,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf_convert.metadata import Metadata
 from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
-from kvanta.gguf_convert.tokenizer import CONTROL, byte_level_bpe, merges_by_order, sentencepiece_bpe
+from kvanta.gguf_convert.tokenizer import CONTROL, USER_DEFINED, byte_level_bpe, merges_by_order, sentencepiece_bpe
 from kvanta.tokenizer_files.merges import check_token_sizes
 
 # Control tokens that end a text or a turn, whatever eos_token_id says (llama.cpp has the same rule).
@@ -19,6 +20,10 @@ _ENDINGS = {
     "<|end|>",
     "<end_of_turn>",
     "<|eot|>",
+    "<|eom_id|>",
+    "</s>",
+    "<EOT>",
+    "[EOT]",
     "<|return|>",
     "<|call|>",
     "<|user|>",
@@ -32,22 +37,40 @@ class Vocabulary:
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
-        self.tokens: list[str] = metadata.array("tokenizer.ggml.tokens", str)
+        tokens: list[str] = metadata.array("tokenizer.ggml.tokens", str)
+        self.tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]  # as in llama.cpp
         count = len(self.tokens)
         check_token_sizes(metadata.path, self.tokens)
         self.types: list[int] = metadata.array("tokenizer.ggml.token_type", int, count)
-        self.bos = metadata.token_id("tokenizer.ggml.bos_token_id", count)
-        self.eos = metadata.token_id("tokenizer.ggml.eos_token_id", count)
-        self.unknown = metadata.token_id("tokenizer.ggml.unknown_token_id", count)
-        self.padding = metadata.token_id("tokenizer.ggml.padding_token_id", count)
-        end_of_turn = metadata.token_id("tokenizer.ggml.eot_token_id", count)
-        self.endings = [token for token in (self.eos, end_of_turn) if token is not None]
-        for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
-            if kind == CONTROL and token in _ENDINGS:
-                self.endings.append(index)
-        self.endings = list(dict.fromkeys(self.endings))
-        self.add_bos = False
+        # Files of the Llama 2 family may leave out what SentencePiece has by default.
+        defaults = {"bos": 1, "eos": 2, "unknown": 0} if metadata.value("tokenizer.ggml.model") == "llama" else {}
+
+        def special(name: str) -> int | None:
+            key = f"tokenizer.ggml.{name}_token_id"
+            if metadata.value(key) is None and defaults.get(name, count) < count:
+                return defaults[name]
+            return metadata.token_id(key, count)
+
+        self.bos, self.eos, self.unknown = special("bos"), special("eos"), special("unknown")
+        padding = metadata.value("tokenizer.ggml.padding_token_id")
+        # Some files have one beyond the vocabulary, which does no harm: it is not used.
+        is_beyond = isinstance(padding, int) and padding >= count
+        self.padding = None if is_beyond else metadata.token_id("tokenizer.ggml.padding_token_id", count)
+        self.endings = self._endings([self.eos, special("eot"), special("eom")])
+        self.add_bos = self.add_eos = False
         self.tokenizer = self._tokenizer()
+
+    def _endings(self, named: Sequence[int | None]) -> list[int]:
+        """Ids that end a text: those that the file names, and those with a known text."""
+        endings = [token for token in named if token is not None]
+        for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
+            # A tag of HTML is a user-defined token in some vocabularies.
+            if token in _ENDINGS and (kind == CONTROL or (kind == USER_DEFINED and token != "</s>")):
+                endings.append(index)
+        texts = {self.tokens[index] for index in endings}
+        if {"<|return|>", "<|call|>"} <= texts:  # GPT-OSS: <|end|> ends a message, which another one follows
+            endings = [index for index in endings if self.tokens[index] != "<|end|>"]
+        return list(dict.fromkeys(endings))
 
     def _tokenizer(self) -> dict[str, Any]:
         metadata, count = self._metadata, len(self.tokens)
@@ -61,14 +84,16 @@ class Vocabulary:
             raise InputError(f"{metadata.path}: GGUF pre-tokenizer {pre!r} is not known; known: {names}")
         adds_bos = model == "llama" or (known is not None and known.adds_bos)
         self.add_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
+        self.add_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
         prefix = self.bos if self.add_bos else None
+        suffix = self.eos if self.add_eos else None
         try:
             if model == "gpt2":
                 if pre == "kimi-k2" and metadata.value("tokenizer.ggml.merges") is None:
                     merges = merges_by_order(self.tokens, self.types)
                 else:
                     merges = metadata.array("tokenizer.ggml.merges", str)
-                return byte_level_bpe(self.tokens, self.types, merges, pre, prefix)
+                return byte_level_bpe(self.tokens, self.types, merges, pre, prefix, suffix)
             return sentencepiece_bpe(
                 self.tokens,
                 self.types,
@@ -76,6 +101,7 @@ class Vocabulary:
                 0 if self.unknown is None else self.unknown,
                 prefix,
                 metadata.flag("tokenizer.ggml.add_space_prefix", True),
+                suffix,
             )
         except InputError as error:
             named = str(error).startswith(str(metadata.path))

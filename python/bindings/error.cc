@@ -12,13 +12,17 @@ namespace kvanta::python {
 namespace {
 
 // Raises a class of kvanta/errors.py: the pure Python parts raise the same ones. A file's name in a message may have
-// bytes that are no UTF-8.
+// bytes that are no UTF-8. Where Python runs a signal's handler first, that one's exception is raised.
 template <class... Arguments>
 void Raise(const char* name, const Error& error, const Arguments&... arguments) {
-  const std::string_view text = error.what();
-  const auto message = nb::steal(PyUnicode_DecodeUTF8(text.data(), std::ssize(text), "replace"));
-  const nb::object type = nb::module_::import_("kvanta.errors").attr(name);
-  PyErr_SetObject(type.ptr(), type(message, arguments...).ptr());
+  try {
+    const std::string_view text = error.what();
+    const auto message = nb::steal(PyUnicode_DecodeUTF8(text.data(), std::ssize(text), "replace"));
+    const nb::object type = nb::module_::import_("kvanta.errors").attr(name);
+    PyErr_SetObject(type.ptr(), type(message, arguments...).ptr());
+  } catch (nb::python_error& raised) {
+    raised.restore();
+  }
 }
 
 }  // namespace

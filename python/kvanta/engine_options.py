@@ -181,7 +181,7 @@ class EngineOptions(OptionGroup):
     )
     kv_cache_dir_bytes: int | str | None = option(
         16 << 30,
-        "limit of the files of kv_cache_dir (default: 16GiB); the least recently used go first",
+        "limit of the files of kv_cache_dir; the least recently used are removed first",
         parse_bytes,
         metavar="SIZE",
     )

@@ -120,6 +120,7 @@ def plan(
         "architecture": info.architecture,
         "parameters": info.parameters,
         "dtype": info.dtype,
+        "weight_dtype": options.get("weight_dtype") or "auto",
         "memory_bytes": memory,
         "weight_bytes": info.weight_bytes,
         "cache_bytes": cache_bytes,

@@ -43,6 +43,8 @@ def test_counts_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert "outside it" in shown
     assert "linear q_proj|k_proj|v_proj" in shown
+    assert rows["gated delta net"]["calls"] == 0, "the model has no such layers"
+    assert "gated delta net" not in shown
 
 
 def test_rates_and_shared_prefixes(tmp_path: Path) -> None:

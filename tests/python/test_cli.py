@@ -271,6 +271,25 @@ def test_a_report_that_cannot_be_written() -> None:
     assert "cannot write" in done.stderr
 
 
+def test_plan_names_the_storage_of_the_weights() -> None:
+    words = ("plan", "llama-3.1-8b", "--memory", "24GiB", "--formats", "int4")
+    assert "billion, bfloat16)" in kvanta(*words).stdout
+    assert "billion, int4)" in kvanta(*words, "--weight-dtype", "int4").stdout
+
+
+@pytest.mark.parametrize("command", ["plan", "serve"])
+def test_help_gives_sizes_in_units(command: str) -> None:
+    text = " ".join(kvanta(command, "--help", COLUMNS="110").stdout.split())
+    assert "removed first [16GiB]" in text
+    assert "17179869184" not in text
+
+
+def test_help_fits_the_terminal() -> None:
+    for command in ("plan", "serve", "eval"):
+        lines = kvanta(command, "--help", COLUMNS="120").stdout.splitlines()
+        assert max(map(len, lines)) <= 120, command
+
+
 def test_plan_counts_what_the_engine_allocates(tmp_path: Path) -> None:
     from kvanta import LLM
 

@@ -15,7 +15,7 @@ def test_the_table_of_formats_fits_the_terminal() -> None:
     whole = kvanta("formats", COLUMNS="400").stdout.split("\n\n")[0].splitlines()
     assert len(whole) < len(lines)
     assert " ".join(lines[2:4][0].split()[:1]) == whole[2].split()[0]
-    assert re.search(r"mla_fp8 .* 9\.11 ", "\n".join(whole))
+    assert re.search(r"mla_fp8 .* 9\.111 ", "\n".join(whole))
 
 
 def test_formats() -> None:
@@ -26,6 +26,7 @@ def test_formats() -> None:
         assert name in done.stdout
         assert row["summary"] in done.stdout
     assert names["int8"]["bits_per_element"] == 8.125
+    assert re.search(r"int8 .* 8\.125 ", done.stdout), "in full, as README.md and kvanta plan have it"
     assert names["int4"]["bits_per_element"] == 4.5
     assert "fp8" in names["fp8_e4m3"]["aliases"]
     assert "reference" in report["backends"]

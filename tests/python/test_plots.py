@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from kvanta.evaluate.label_layout import place_labels
-from kvanta.loadgen.plot import plain_number, spread_ticks
+from kvanta.loadgen.plot import latency_scale, plain_number, spread_ticks
 from kvanta.picture import new_figure
 
 
@@ -19,6 +21,20 @@ def test_ticks_of_loads() -> None:
 
 def test_ticks_are_plain_numbers() -> None:
     assert [plain_number(value, 0) for value in (0.5, 7, 10, 20, 9000, 100000)] == ["0.5", "", "10", "20", "", "100000"]
+
+
+@pytest.mark.parametrize(("values", "scale"), [((337, 374, 341), "linear"), ((20, 40, 900), "log"), ((), "linear")])
+def test_latencies_have_labelled_ticks(values: tuple[float, ...], scale: str) -> None:
+    figure = new_figure(4, 4)
+    axes = figure.subplots()
+    axes.plot(range(len(values)), values)
+    latency_scale(axes)
+    figure.draw_without_rendering()
+    assert axes.get_yscale() == scale
+    low, high = axes.get_ylim()
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    labels = [tick.label1.get_text() for tick in ticks if low <= tick.get_loc() <= high]
+    assert len([label for label in labels if label]) >= 2
 
 
 def test_labels_cover_neither_each_other_nor_lines() -> None:

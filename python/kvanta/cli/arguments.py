@@ -15,6 +15,7 @@ from kvanta.errors import InputError
 from kvanta.model_options import OPTIONS as MODEL_OPTIONS
 from kvanta.options import Option, flag_of
 from kvanta.sampling_params import SamplingParams, flag_fields
+from kvanta.text_table import human_bytes
 from kvanta.values import nearest, one_line
 
 _ARGUMENT = "\0"  # marks words like options after "--", which parse_known_intermixed_args would take for options
@@ -239,6 +240,13 @@ def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = 
         parser.add_argument(flag_of(f"no_{name}"), action=_NoOption, nargs=0, help=argparse.SUPPRESS)
 
 
+def _shown_default(option: Option) -> str:
+    """A default as a user would write it: 16GiB for a size in bytes."""
+    if option.metavar == "SIZE" and isinstance(option.default, int):
+        return human_bytes(option.default).replace(".0 ", "")
+    return str(option.default)
+
+
 def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, str]) -> None:
     """Adds a list of options, their aliases, and names for the opposite of some."""
     for option in options:
@@ -254,7 +262,7 @@ def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, s
             continue
         if any(choice not in text for choice in option.choices):
             text += f": {', '.join(option.choices)}"
-        text += f" [{option.default}]" if option.default not in ("", 0, ()) and not option.is_list else ""
+        text += f" [{_shown_default(option)}]" if option.default not in ("", 0, ()) and not option.is_list else ""
         many: Any = {"nargs": "+", "action": ListOption} if option.is_list else {}
         group.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=text, **many)
     for name, opposite in opposites.items():

@@ -132,7 +132,7 @@ def _text(result: dict[str, Any]) -> str:
         "callback",
         "preempted",
     ]
-    header += ["running", "then outside it (p50)"]
+    header += ["max running", "outside it then (p50)"]
     names = ("step_ms", "model_ms", "outside_model_ms", "schedule_ms", "sample_ms", "callback_ms")
     rows, parts = [], []
     for each in result["runs"]:
@@ -145,6 +145,7 @@ def _text(result: dict[str, Any]) -> str:
             cells = [
                 [row["name"], f"{row['ms_per_step']:.3f}", f"{row['ms_per_step'] / figures['step_ms']:.1%}"]
                 for row in figures["profile"]
+                if row["calls"]
             ]
             parts += ["", render_table([f"model, at {rate}", "ms per step", "of a step"], cells, left=(0,))]
     return "\n".join([report.text_of([result]), "", render_table(header, rows), *parts])

@@ -92,8 +92,12 @@ def _add_load(result: argparse.ArgumentParser) -> None:
         "--time-scale", type=real_number, metavar="F", help="a trace's times are multiplied: 2 is half the load [1]"
     )
     load.add_argument("--length-scale", type=real_number, metavar="F", help="a trace's lengths are multiplied [1]")
-    load.add_argument("--max-input-len", type=whole_number, metavar="N", help="cuts a trace's prompts")
-    load.add_argument("--max-output-len", type=whole_number, metavar="N", help="cuts a trace's answers")
+    load.add_argument(
+        "--max-input-len", type=whole_number, metavar="N", help="truncates a trace's longer prompts to N tokens"
+    )
+    load.add_argument(
+        "--max-output-len", type=whole_number, metavar="N", help="truncates a trace's longer answers to N tokens"
+    )
 
 
 def _add_server(result: argparse.ArgumentParser) -> None:

@@ -57,8 +57,8 @@ def _text(rows: Sequence[dict[str, Any]], verified: bool) -> str:
             row["architecture"],
             row["kv_cache_dtype"],
             row["isa"],
-            str(row["pages"] * (row["page_size"] or 0)),
-            str(row["files"]),
+            f"{row['pages'] * (row['page_size'] or 0):,}",
+            f"{row['files']:,}",
             human_bytes(row["bytes"]),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(row["last_used"])),
         ]
@@ -68,7 +68,7 @@ def _text(rows: Sequence[dict[str, Any]], verified: bool) -> str:
     lines = [table if rows else "no cached prefixes"]
     if verified:
         damaged = [each for row in rows for each in row["damaged"]]
-        lines += [*damaged, f"{sum(row['files'] for row in rows)} files read, {len(damaged)} damaged"]
+        lines += [*damaged, f"files read: {sum(row['files'] for row in rows):,}, damaged: {len(damaged):,}"]
     return "\n".join(lines)
 
 

@@ -31,17 +31,17 @@ def _text(report: dict[str, Any]) -> str:
         if row["sink_pages"]:
             exact += " + first page"
         devices = ", ".join(name for name in row["backends"] if name != _REFERENCE)
-        bits = f"{row['bits_per_element']:.2f}"
+        bits = f"{row['bits_per_element']:.4g}"
         rows.append([row["name"], ", ".join(row["aliases"]), bits, devices, exact, row["summary"]])
     table = render_table(
-        ["format", "also", "bits", "device", "kept in bf16", "what it is"],
+        ["format", "aliases", "bits", "device", "kept in bf16", "description"],
         rows,
         left=(0, 1, 3, 4, 5),
         limit=get_terminal_size((0, 0)).columns,
     )
     devices = "Devices attend to a format as it is stored. The reference, in double precision, attends to all of them."
     backends = f"Backends of this machine: {', '.join(report['backends'])}"
-    sizes = "Bits per element at a head size of 128, scales included; of latents at 512 + 64 rotated channels."
+    sizes = "bits: per element at head_dim 128, scales included; of latents at 512 + 64 rotated channels."
     return f"{table}\n\n{sizes}\n{devices}\n{backends}"
 
 

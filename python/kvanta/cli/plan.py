@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from typing import Any
 
 from kvanta.cli.arguments import (
@@ -32,7 +33,7 @@ from kvanta.text_table import human_bytes, render_table
 _DESCRIPTION = f"""\
 How many tokens and users fit in a memory, per cache format: what the engine really allocates, padding included. No
 weights are needed: MODEL may be a config.json, or the name of an example config:
-{", ".join(example_configs())}.
+{textwrap.fill(", ".join(example_configs()), 116, break_on_hyphens=False)}.
 
   kvanta plan llama-3.1-8b --memory 24GiB --context 32768
   kvanta plan ./my-model/config.json
@@ -62,24 +63,42 @@ def parser() -> CommandParser:
 
 def _add_fleet(result: CommandParser) -> None:
     group = result.add_argument_group("a fleet of replicas")
-    group.add_argument("--fleet", metavar="TRACE", help="replays a trace of Azure's or Mooncake's over replicas")
+    group.add_argument("--fleet", metavar="TRACE", help="trace of Azure or Mooncake to simulate replicas on")
     group.add_argument("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
     group.add_argument(
-        "--replicas", nargs="+", action=ListOption, type=whole_number, default=[1, 3, 10], metavar="N", help="[1 3 10]"
+        "--replicas",
+        nargs="+",
+        action=ListOption,
+        type=whole_number,
+        default=[1, 3, 10],
+        metavar="N",
+        help="numbers of replicas [1 3 10]",
     )
     group.add_argument(
-        "--routing", nargs="+", action=ListOption, choices=tuple(ROUTINGS), default=list(ROUTINGS), help="[all]"
+        "--routing",
+        nargs="+",
+        action=ListOption,
+        choices=tuple(ROUTINGS),
+        default=list(ROUTINGS),
+        help="how requests are divided among them (docs/plan.md) [all]",
     )
     group.add_argument("--cpus", type=real_number, metavar="N", help="CPUs that the replicas share [each has its own]")
-    group.add_argument("--target-ttft", type=real_number, metavar="S", help="asks how many replicas it takes, too")
+    group.add_argument(
+        "--target-ttft",
+        type=real_number,
+        metavar="S",
+        help="also the replicas it takes until 99 %% of first tokens come within S seconds",
+    )
     group.add_argument("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")
-    group.add_argument("--requests", type=whole_number, metavar="N", help="the first requests of the trace [all]")
+    group.add_argument(
+        "--requests", type=whole_number, metavar="N", help="number of requests, the first of the trace [all]"
+    )
     group.add_argument(
         "--time-scale", type=real_number, default=1.0, metavar="X", help="multiplies times of arrival [1]"
     )
     group.add_argument("--length-scale", type=real_number, default=1.0, metavar="X", help="multiplies lengths [1]")
-    group.add_argument("--max-input-len", type=whole_number, metavar="N", help="cuts prompts")
-    group.add_argument("--max-output-len", type=whole_number, metavar="N", help="cuts answers")
+    group.add_argument("--max-input-len", type=whole_number, metavar="N", help="truncates longer prompts to N tokens")
+    group.add_argument("--max-output-len", type=whole_number, metavar="N", help="truncates longer answers to N tokens")
     group.add_argument("--plot", type=output_file, metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
 
 
@@ -109,6 +128,13 @@ def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:
         draw_fleet(values.plot, fleet)
 
 
+def _stored_as(report: dict[str, Any]) -> str:
+    """Storage of the weights: --weight-dtype, or what a quantized checkpoint or GGUF file has, or the dtype."""
+    if report["weight_dtype"] != "auto":
+        return str(report["weight_dtype"])
+    return "quantized as stored" if report["weight_bytes"] < 1.5 * report["parameters"] else str(report["dtype"])
+
+
 def _text(report: dict[str, Any]) -> str:
     rows = [
         [
@@ -124,7 +150,7 @@ def _text(report: dict[str, Any]) -> str:
     title = (
         f"{report['model']} in {human_bytes(report['memory_bytes'])}: "
         f"{human_bytes(report['weight_bytes'])} of weights ({report['parameters'] / 1e9:.2f} billion, "
-        f"{report['dtype']}), "
+        f"{_stored_as(report)}), "
         f"{human_bytes(report['cache_bytes'])} of cache in pages of {report['page_size']} tokens"
     )
     header = ["format", "bits", "bytes/token", "tokens", f"users of {report['context']:,}", "to bf16"]

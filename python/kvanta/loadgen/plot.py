@@ -23,6 +23,17 @@ def plain_number(value: float, _: object) -> str:
     return f"{value:g}" if digits[0] in "125" else ""
 
 
+def latency_scale(axes: Any) -> None:
+    """A logarithmic axis where the latencies span a factor of 5 or more, so that it has labels; else one from 0."""
+    values = [value for line in axes.lines for value in line.get_ydata() if value > 0]
+    if values and max(values) >= 5 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(plain_number)
+        axes.yaxis.set_minor_formatter(plain_number)
+    else:
+        axes.set_ylim(bottom=0)
+
+
 def spread_ticks(loads: Sequence[float]) -> list[float]:
     """Loads far enough apart for their labels, the first and the last among them."""
     gap = (loads[-1] - loads[0]) / 20
@@ -59,13 +70,11 @@ def write_plot(file: str, reports: Sequence[Report]) -> None:
     for axes in (first, others):
         axes.plot([], [], "o-", color="gray", label="median")
         axes.plot([], [], "^--", color="gray", label="99 %")
-        axes.set_yscale("log")
+        latency_scale(axes)
         axes.legend(fontsize=8, frameon=False)
     throughput.legend(fontsize=8, frameon=False)
     loads = sorted({run[key] for report in reports for run in report["runs"]})
     for axes in (first, others):
-        axes.yaxis.set_major_formatter(plain_number)
-        axes.yaxis.set_minor_formatter(plain_number)
         axes.tick_params(which="both", labelsize=9)
     for axes in panels:
         axes.set_xticks(spread_ticks(loads), labels=[f"{load:g}" for load in spread_ticks(loads)])

@@ -11,7 +11,7 @@ from kvanta.errors import InputError, reason_of
 from kvanta.text_table import render_table
 
 _MOST_BYTES = 1 << 26
-_HEADER = ["label", "requests/s", "at once", "done", "failed", "output tok/s", "all tok/s"]
+_HEADER = ["label", "requests/s", "in flight", "done", "failed", "output tok/s", "all tok/s"]
 _LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end to end"}
 _EXTRA = {"cached_tokens": "from cache", "goodput": "goodput"}  # shown where a run has it
 

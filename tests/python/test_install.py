@@ -48,6 +48,15 @@ def test_example_generates_what_python_generates(example: Path, dtype: str) -> N
     assert int(match[1]) == round(llm.stats()["bytes_per_token"])
 
 
+def test_requests_that_run_at_once(example: Path) -> None:
+    lines = run(example.parent / "concurrent", MODEL, "int8", *map(str, PROMPT)).splitlines()
+    llm = LLM(model=str(MODEL), kv_cache_dtype="int8")
+    for name, temperature, seed in (("greedy", 0.0, None), ("sampled", 0.8, 7)):
+        params = SamplingParams(max_tokens=16, temperature=temperature, seed=seed)
+        expected = llm.generate([{"prompt_token_ids": PROMPT}], params)[0].outputs[0].token_ids
+        assert [int(line.split()[1]) for line in lines if line.startswith(name)] == list(expected)
+
+
 def test_example_reports_an_unknown_format_in_one_line(example: Path) -> None:
     output = run(example, MODEL, "int77", "1", expect=2)
     assert "int77" in output

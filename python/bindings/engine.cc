@@ -66,11 +66,11 @@ void BindConfig(nb::module_& module) {
   config.def(nb::init<>())
       .def(
           "set_on_warning",
-          [](EngineConfig& self, nb::callable hear) {
-            self.on_warning = WrapCallback<const std::string&>(std::move(hear));
+          [](EngineConfig& self, nb::callable callback) {
+            self.on_warning = WrapCallback<const std::string&>(std::move(callback));
           },
-          "hear"_a, nb::sig("def set_on_warning(self, hear: collections.abc.Callable[[str], object]) -> None"),
-          "`hear` is called with one line at a time, possibly on the engine's thread.")
+          "callback"_a, nb::sig("def set_on_warning(self, callback: collections.abc.Callable[[str], object]) -> None"),
+          "`callback` is called with one line at a time, possibly on the engine's thread.")
       .def(
           "set_start_ranks",
           [](EngineConfig& self, nb::callable start) { self.start_ranks = PythonStart(std::move(start)); }, "start"_a,

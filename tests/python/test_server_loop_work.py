@@ -13,11 +13,11 @@ import pytest
 from live_server import LiveServer, live_server
 from loop_work import loop_work
 
-from kvanta.server.bites import discard, json_pieces
 from kvanta.server.errors import json_bytes
+from kvanta.server.time_slices import discard, json_pieces
 
 LONGEST_BODY = "[" + ",".join(["7"] * 300_000) + "]"
-"""Takes as long to read as any body that the server accepts (bites.py)."""
+"""Takes as long to read as any body that the server accepts (time_slices.py)."""
 MOST = 2.5
 """Times what LONGEST_BODY takes on this machine, twice what the dearest of these requests needs."""
 TRIES = 6

@@ -60,10 +60,10 @@ class EngineFactory:
 
     def engine(self, scheme: str, layers: str = "") -> tuple[LLM, list[str]]:
         """An engine on that cache, and what it warns of."""
-        with warnings.catch_warnings(record=True) as heard:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             llm = LLM(self.folder, **self._arguments(scheme, layers))
-        return llm, [str(each.message) for each in heard]
+        return llm, [str(each.message) for each in caught]
 
     def reference_engine(self, scheme: str) -> LLM:
         """An engine on that cache in every layer."""

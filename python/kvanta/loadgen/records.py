@@ -9,7 +9,7 @@ ERROR_KINDS = {
     "connect": "no connection: refused, unknown host, or none within the time-out",
     "timeout": "the answer took longer than --timeout",
     "disconnected": "the server closed the connection before the answer was complete",
-    "bad_response": "the answer is no event stream of OpenAI's form",
+    "bad_response": "the answer is not an event stream in OpenAI's format",
     "server_error": "an error inside the stream",
     "queue_full": "the engine's queue was full (bench engine)",
     "refused": "the engine took it for wrong (bench engine)",

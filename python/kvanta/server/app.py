@@ -26,7 +26,6 @@ from kvanta.prompts import token_list
 from kvanta.server import prompts
 from kvanta.server.access import OPEN_PREFIX, AccessControl, HeadRequests, RequestLog, refuse_web_pages, route_path
 from kvanta.server.admission import AdmissionLimiter
-from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
@@ -37,6 +36,7 @@ from kvanta.server.responses_api import add_responses
 from kvanta.server.schema import describe
 from kvanta.server.service import Service
 from kvanta.server.sglang_router import sglang_router
+from kvanta.server.time_slices import BodyReader, large_json_bytes
 from kvanta.server.translated import renamed_errors
 from kvanta.values import one_line
 
@@ -85,7 +85,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
 
 
 def _route_class(service: Service) -> type[APIRoute]:
-    """Routes whose bodies are read in bites."""
+    """Routes whose bodies are read in time slices."""
     reader = BodyReader()
 
     class BodyRequest(Request):

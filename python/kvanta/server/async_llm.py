@@ -20,12 +20,12 @@ from kvanta.loaded_model import LoadedModel
 from kvanta.pooling_params import PoolingParams
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
-from kvanta.server.bites import BITE_SECONDS
 from kvanta.server.embedding_job import EmbeddingJob
 from kvanta.server.engine_job import EngineJob
 from kvanta.server.errors import ApiError, shutting_down
 from kvanta.server.generation_job import GenerationJob
 from kvanta.server.metrics import Metrics
+from kvanta.server.time_slices import SLICE_SECONDS
 
 Result = TypeVar("Result")
 
@@ -284,7 +284,7 @@ class AsyncLLM:
         return min(60, max(1, math.ceil(pace * sequences)))
 
     def _deliver(self) -> None:
-        end = time.perf_counter() + BITE_SECONDS
+        end = time.perf_counter() + SLICE_SECONDS
         for _ in range(_MAX_OUTPUTS // _OUTPUTS_AT_ONCE):
             outputs = self.loaded.engine.pop_outputs(_OUTPUTS_AT_ONCE)
             self._pass_on(outputs)

@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from kvanta.errors import InputError, about
 from kvanta.outputs import RequestOutput, TokenLogprobs
-from kvanta.server.bites import MAX_FIELDS
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import finite
 from kvanta.server.protocol import SAMPLING_FIELDS, CompletionRequest, Prompts, TokenIdLists, TokenIds
 from kvanta.server.request_fields import Refused, check_fields, check_refused
 from kvanta.server.response import DONE, Encode, GenerationResponse, event
+from kvanta.server.time_slices import MAX_FIELDS
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
 

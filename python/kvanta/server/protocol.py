@@ -252,9 +252,9 @@ class ChatRequest(ChatFields, SamplingFields):
         form, functions = super()._form(), self.functions
         if not functions.forced:
             return form
-        # OpenAI's and Anthropic's own field is the form of answers that are texts, and a call is none.
+        # OpenAI's and Anthropic's own field constrains answers that are texts, and a call is none.
         if form is not None and super().form_field != "response_format":
-            message = f"tool_choice {one_line(self.tool_choice)} and a form for the text exclude each other"
+            message = f"tool_choice {one_line(self.tool_choice)} and a constraint of the text exclude each other"
             raise InputError(message, "tool_choice")
         return functions.form()
 

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
-from kvanta.server.bites import Pace, discard, json_pieces, large_json_bytes
 from kvanta.server.errors import ApiError, json_bytes
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.protocol import SamplingFields
+from kvanta.server.time_slices import Pace, discard, json_pieces, large_json_bytes
 
 DONE = b"data: [DONE]\n\n"
 _MAX_ENTRIES = 2000

@@ -1,4 +1,4 @@
-"""Large requests and answers do not delay other clients: the event loop takes them in small bites."""
+"""Large requests and answers do not delay other clients: the event loop handles them in short time slices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from live_server import LiveServer, error_of, events, live_server
 
 from kvanta import _core
-from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.errors import json_bytes
+from kvanta.server.time_slices import BodyReader, large_json_bytes
 
 MOST_SECONDS = 5  # the machine that tests run on may be busy
 """Longest time between two answers to /ping. The work of each request on the event loop itself would take longer, or is
@@ -239,7 +239,7 @@ def test_a_large_answer_equals_its_stream(server: LiveServer) -> None:
     assert prompt_logprobs == [choice["prompt_logprobs"] for choice in whole]
 
 
-def test_json_in_bites_is_the_same_json() -> None:
+def test_json_in_slices_is_the_same_json() -> None:
     values: list[Any] = [
         {},
         [],

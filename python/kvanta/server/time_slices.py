@@ -1,4 +1,4 @@
-"""Large work in small bites, so that the event loop's other tasks, and other threads of Python, run in between.
+"""Large work in short time slices, so that the event loop's other tasks, and other threads of Python, run in between.
 
 A single call of a C function, such as json.loads of a large body, keeps every thread waiting: a thread alone is not
 enough.
@@ -17,7 +17,7 @@ from typing import Any
 from kvanta import _core
 from kvanta.server.errors import ApiError, json_bytes
 
-BITE_SECONDS = 0.005
+SLICE_SECONDS = 0.005
 _REST_SECONDS = 0.001
 MAX_FIELDS = 1000
 _MAX_READ_NS = 15_000_000
@@ -40,8 +40,8 @@ class Pace:
         self._begin = time.perf_counter()
 
     async def rest(self) -> None:
-        """Between two bites."""
-        if time.perf_counter() - self._begin > BITE_SECONDS:
+        """Between two slices."""
+        if time.perf_counter() - self._begin > SLICE_SECONDS:
             await asyncio.sleep(0)
             self._begin = time.perf_counter()
 

@@ -14,6 +14,7 @@
 #include "kvanta/kv_events.h"
 #include "kvanta/kv_scheme.h"
 #include "kvanta/pooling.h"
+#include "kvanta/rank_lost_error.h"
 #include "kvanta/sampling.h"
 #include "kvanta/stats.h"
 
@@ -179,8 +180,9 @@ struct RequestOutput {
   int cached_tokens = 0;              // prompt tokens taken from the prefix cache
   int preemptions = 0;                // times that its pages were freed and computed again
   RequestTimes times;
-  std::string error;           // reason: with kError and kTimeout; with kAbort the one passed to Abort
-  bool invalid_input = false;  // with kError: the request's own fault (MaskTask::invalid_input), not the engine's
+  std::string error;             // reason: with kError and kTimeout; with kAbort the one passed to Abort
+  bool invalid_input = false;    // with kError: the request's own fault (MaskTask::invalid_input), not the engine's
+  std::optional<int> lost_rank;  // with kError: the rank without which the engine cannot go on (RankLostError)
 };
 
 // Properties of a model, for planners and front ends.
@@ -225,8 +227,8 @@ struct MissingMatrices {
 // checkpoint gives. Throws InputError.
 MissingMatrices MissingQueryMatrices(const EngineConfig& config);
 
-// Serves a rank above 0; comes back when rank 0's Engine ends. Throws InputError / ResourceError,
-// also when another rank is lost.
+// Serves a rank above 0; comes back when rank 0's Engine ends. Throws InputError / ResourceError, RankLostError when
+// another rank is lost.
 void RunRank(EngineConfig config);
 
 // Called once per step on the engine's thread, with the outputs of all requests. Must not call methods that wait for a

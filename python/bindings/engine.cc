@@ -122,7 +122,8 @@ void BindOutputs(nb::module_& module) {
       .def_ro("preemptions", &RequestOutput::preemptions)
       .def_ro("times", &RequestOutput::times)
       .def_ro("error", &RequestOutput::error)
-      .def_ro("invalid_input", &RequestOutput::invalid_input);
+      .def_ro("invalid_input", &RequestOutput::invalid_input)
+      .def_ro("lost_rank", &RequestOutput::lost_rank);
 }
 
 // Owns an engine and the queue of its outputs. Destroying an Engine waits for its thread, which may wait for the GIL to

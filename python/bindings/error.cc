@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "bindings.h"
+#include "kvanta/rank_lost_error.h"
 
 namespace nb = nanobind;
 
@@ -37,6 +38,8 @@ void BindErrors(nb::module_& module) {
       Raise("InputError", error, field.empty() ? nb::object(nb::none()) : nb::object(nb::str(field.data())));
     } catch (const QueueFullError& error) {
       Raise("QueueFullError", error);
+    } catch (const RankLostError& error) {
+      Raise("RankLostError", error);
     } catch (const ResourceError& error) {
       Raise("ResourceError", error);
     }

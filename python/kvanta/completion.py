@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from kvanta import _core
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, RankLostError, ResourceError
 from kvanta.outputs import CompletionOutput, FlatLogprobs, Logprob, TokenLogprobs
 from kvanta.repetition import RepetitionDetector
 from kvanta.sampling_params import SamplingParams
@@ -22,10 +22,14 @@ FINISH_REASONS = {
 
 
 def raise_failure(engine_output: _core.EngineOutput, field: str | None = None) -> NoReturn:
-    """Raises the ResourceError of a request that the engine failed, or the InputError of one whose `field` is wrong."""
+    """Raises the error of a request that the engine failed.
+
+    InputError: its `field` is wrong. RankLostError: no other request can succeed either. ResourceError: all others.
+    """
     if engine_output.invalid_input:
         raise InputError(engine_output.error, field)
-    raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
+    kind = ResourceError if engine_output.lost_rank is None else RankLostError
+    raise kind(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
 
 
 def add_logprobs(

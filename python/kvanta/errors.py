@@ -36,5 +36,9 @@ class ResourceError(ValueError):
     """The input is fine, but memory, disk, network or threads do not suffice. The message gives the figures."""
 
 
+class RankLostError(ResourceError):
+    """A rank of the engine is lost (tensor_parallel_size, pipeline_parallel_size): no later request succeeds either."""
+
+
 class QueueFullError(ResourceError):
     """The engine's queue is full (max_queued_requests): nothing was taken, and the same request may succeed later."""

@@ -154,10 +154,29 @@ def write_whole(path: Path, content: bytes) -> None:
     unfinished.rename(path)
 
 
+@dataclass(frozen=True)
+class RankLoss:
+    """A rank that is lost, and why."""
+
+    rank: int
+    reason: str
+
+    @staticmethod
+    def read(file: Path) -> RankLoss:
+        """The loss that a rank's file tells: its own, or that of another rank for which it ended. Raises OSError."""
+        rank, _, reason = file.read_text(encoding="utf-8").partition("\n")
+        return RankLoss(int(rank), reason)
+
+
+def error_file(folder: str, rank: int) -> Path:
+    """The file in which `rank` or its node tells why it ended, as the C++ library's ranks do (ReportRankLoss)."""
+    return Path(folder, f"rank-{rank}.error")
+
+
 def report_lost(folder: str, rank: int, how: str) -> None:
     """Tells the ranks of this node why one is lost, unless it has said so itself."""
     with contextlib.suppress(OSError):
-        write_whole(Path(folder, f"rank-{rank}.error"), how.encode())
+        write_whole(error_file(folder, rank), f"{rank}\n{how}".encode())
 
 
 def _connection(end: socket.socket) -> Connection:

@@ -19,13 +19,12 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, report_lost
+from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, RankLoss, error_file, report_lost
 
 _log = logging.getLogger("kvanta")
 _SCRIPT = str(Path(__file__).absolute().with_name("rank_process.py"))
 _GRACE = 5.0  # seconds for a rank to end by itself
 _GRACE_OF_LOST = 0.5  # where one does not answer
-_AND_ENDS = ", and the engine ends: "  # in the words of the C++ communicator
 _POLL_S = 0.1
 
 
@@ -123,14 +122,11 @@ class RankProcesses:
             # A rank that lives, but does not answer, was reported by another.
             for file in sorted(Path(self._folder).glob("rank-*.error")):
                 with contextlib.suppress(OSError):
-                    self._lose(int(file.stem.removeprefix("rank-")), file.read_text(encoding="utf-8"))
+                    self._lose(RankLoss.read(file))
         return self._lost
 
-    def _lose(self, rank: int, how: str) -> None:
-        # A rank that ended because it lost another one says so.
-        other = how.partition(_AND_ENDS)
-        text = f"{other[0]}: {other[2]}" if other[1] else f"rank {rank} of {self._size} is lost: {how}"
-        self._lost = self._lost or text
+    def _lose(self, loss: RankLoss) -> None:
+        self._lost = self._lost or f"rank {loss.rank} of {self._size} is lost: {loss.reason}"
 
     def start(self) -> None:
         """Starts the processes; rank 0's engine does it after its checks."""
@@ -163,12 +159,12 @@ def _watch(
     owner = ranks()
     if ending.is_set() or owner is None or status == 0:
         return
-    file = Path(folder, f"rank-{rank}.error")
     how = f"its process was ended by {signal.Signals(-status).name}" if status < 0 else f"it exited with {status}"
     report_lost(folder, rank, how)
+    loss = RankLoss(rank, how)
     with contextlib.suppress(OSError):
-        how = file.read_text(encoding="utf-8")  # the rank's own words, where it had any
-    owner._lose(rank, how)
+        loss = RankLoss.read(error_file(folder, rank))  # the rank's own words, where it had any
+    owner._lose(loss)
 
 
 def _end(

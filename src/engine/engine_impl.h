@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -113,6 +114,7 @@ class Engine::Impl {
   void AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept;
   void Fail(RequestState& request, FinishReason finish, std::string error,
             std::vector<RequestOutput>& outputs) noexcept;
+  void Fail(RequestState& request, const std::exception& error, std::vector<RequestOutput>& outputs) noexcept;
   std::shared_ptr<RequestState> Finish(RequestState& request, FinishReason finish) noexcept;
   std::shared_ptr<RequestState> ReleaseRequest(RequestState& request) noexcept;
   void PinPrefix(const RequestState& request) noexcept;

@@ -20,9 +20,11 @@
 #include "engine/components.h"
 #include "engine/engine_config.h"
 #include "kvanta/error.h"
+#include "kvanta/rank_lost_error.h"
 #include "kvanta/version.h"
 #include "models/weight_count.h"
 #include "parallel/gloo_communicator.h"
+#include "parallel/rank_files.h"
 #include "runner/rank_steps.h"
 #include "runner/runner.h"
 
@@ -339,8 +341,11 @@ void RunRank(EngineConfig config) {
                           engine::MaxLogitRows(components.config));
     if (components.config.pipeline_parallel_size > 1) runner.SetPipeline(*components.ranks);
     runner::FollowSteps(*components.ranks, pool, runner, *backend);
+  } catch (const RankLostError& error) {
+    parallel::ReportRankLoss(folder, rank, {.rank = error.Rank(), .reason = error.Reason()});
+    throw;
   } catch (const std::exception& error) {
-    parallel::ReportLostRank(folder, rank, error.what());
+    parallel::ReportRankLoss(folder, rank, {.rank = rank, .reason = error.what()});
     throw;
   }
 }

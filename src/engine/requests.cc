@@ -230,6 +230,12 @@ void Engine::Impl::Fail(RequestState& request, FinishReason finish, std::string 
   outputs.push_back(Finish(request, finish)->LastOutput(finish, std::move(error)));
 }
 
+void Engine::Impl::Fail(RequestState& request, const std::exception& error,
+                        std::vector<RequestOutput>& outputs) noexcept {
+  Fail(request, FinishReason::kError, ErrorText(error), outputs);
+  if (const auto* loss = dynamic_cast<const RankLostError*>(&error)) outputs.back().lost_rank = loss->Rank();
+}
+
 void Engine::Impl::AbortNow(PendingAbort abort) noexcept {
   if (ids_.erase(abort.id) == 0) return;
   const auto waiting =

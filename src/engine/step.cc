@@ -20,7 +20,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
     WorkOnLoads();
     Schedule(next, outputs);
   } catch (const std::exception& error) {  // out of memory, which no single request can be blamed for
-    while (!requests_.empty()) Fail(*requests_.begin()->second, FinishReason::kError, ErrorText(error), outputs);
+    while (!requests_.empty()) Fail(*requests_.begin()->second, error, outputs);
     return true;
   }
   const bool begins = !next.chunks.empty();
@@ -45,7 +45,7 @@ void Engine::Impl::BeginStep(StepBatch& batch, double now, std::vector<RequestOu
     ++in_flight_;
   } catch (const std::exception& error) {
     for (const scheduler::Chunk& chunk : batch.chunks) {
-      Fail(RequestState::Of(*chunk.sequence), FinishReason::kError, ErrorText(error), outputs);
+      Fail(RequestState::Of(*chunk.sequence), error, outputs);
     }
     batch.requests.clear();
   }
@@ -82,7 +82,7 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
     backend_->FetchCounts();
   } catch (const std::exception& error) {
     for (const auto& request : batch.requests) {
-      if (!request->has_ended) Fail(*request, FinishReason::kError, ErrorText(error), outputs);
+      if (!request->has_ended) Fail(*request, error, outputs);
     }
     batch.requests.clear();
     return;
@@ -258,7 +258,7 @@ void Engine::Impl::AcceptEmbedding(RequestState& request, std::vector<RequestOut
     }
     outputs.push_back(std::move(output));
   } catch (const std::exception& error) {
-    Fail(request, FinishReason::kError, ErrorText(error), outputs);
+    Fail(request, error, outputs);
     return;
   }
   Finish(request, FinishReason::kStop);
@@ -287,7 +287,7 @@ void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> ro
     output.finish = finish;
     outputs.push_back(std::move(output));
   } catch (const std::exception& error) {
-    Fail(request, FinishReason::kError, ErrorText(error), outputs);
+    Fail(request, error, outputs);
     return;
   }
   if (finish != FinishReason::kNone) Finish(request, finish);

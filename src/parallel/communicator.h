@@ -51,15 +51,15 @@ class Communicator {
   // The same for rank 0 alone.
   virtual void Gather(const void* /*own*/, std::span<const Destination> /*to*/) noexcept {}
   // Gives rank 0's message to the others, which wait for it without limit. Rank 0 does not wait for them. Throws
-  // ResourceError once a rank is lost.
+  // RankLostError once a rank is lost.
   virtual void Broadcast(std::vector<uint8_t>& /*message*/) {}
   // Rank 0 waits until the others have come here, too, for up to an hour: ranks load at different speeds. Throws
-  // ResourceError.
+  // RankLostError.
   virtual void WaitForAll() {}
   // Sends `bytes` to one rank, which receives as many, in the order of sending; comes back with a copy on its way.
   virtual void Send(int /*to*/, const void* /*data*/, int64_t /*bytes*/) noexcept {}
   virtual void Receive(int /*from*/, void* /*data*/, int64_t /*bytes*/) noexcept {}
-  // Throws ResourceError, naming the rank and the reason, once one is lost.
+  // Throws RankLostError once a rank is lost.
   virtual void Check() const {}
 
   // own: f32 [rows][part] dense, this rank's columns -> out: f32 [rows][columns.count] on every rank.

@@ -12,14 +12,13 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <sstream>
 #include <thread>
 
-#include "base/quote.h"
 #include "kvanta/error.h"
+#include "kvanta/rank_lost_error.h"
+#include "parallel/rank_files.h"
 #include "parallel/tcp_keepalive.h"
 
 namespace kvanta::parallel {
@@ -39,42 +38,14 @@ constexpr uint64_t kMessageSlot = 1;
 constexpr milliseconds kFlush = std::chrono::seconds(5);  // at the end
 constexpr size_t kFirstBytes = 4096;                      // of a broadcast: its length, and most messages whole
 
-std::string FilePath(const std::string& folder, int rank, std::string_view suffix) {
-  return fmt::format("{}/rank-{}.{}", folder, rank, suffix);
-}
-
-std::optional<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// Written whole or not at all.
-void WriteText(const std::string& path, const std::string& text) {
-  const std::string unfinished = path + ".new";
-  std::ofstream file(unfinished, std::ios::binary);
-  file << text;
-  file.close();
-  std::error_code error;
-  std::filesystem::rename(unfinished, path, error);
-  if (!file || error) throw ResourceError(fmt::format("{}: cannot be written", Quote(path)));
-}
-
-constexpr std::string_view kIsLost = "is lost, and the engine ends: ";
-
-// A process's end closes its connections before its parent can tell the reason. `rank` may have ended because it lost
-// another one.
-std::string LostText(const GlooConfig& config, int rank, const std::string& fallback) {
+// A process's end closes its connections before its parent can tell the reason.
+RankLoss WaitForRankLoss(const GlooConfig& config, int rank, const std::string& fallback) {
   constexpr int kPolls = 100;
-  std::optional<std::string> reason;
-  for (int i = 0; i < kPolls && !reason; ++i) {
+  for (int i = 0; i < kPolls; ++i) {
     if (i > 0) std::this_thread::sleep_for(kPoll);
-    reason = ReadText(FilePath(config.folder, rank, "error"));
+    if (auto loss = ReadRankLoss(config.folder, rank)) return *std::move(loss);
   }
-  if (reason && reason->find(kIsLost) != reason->npos) return *reason;
-  return fmt::format("rank {} of {} {}{}", rank, config.size, kIsLost, reason.value_or(fallback));
+  return {.rank = rank, .reason = fallback};
 }
 
 std::string TimeoutText(const GlooConfig& config) {
@@ -94,16 +65,16 @@ std::string TimeoutText(const GlooConfig& config) {
 
 // Waits until every rank has published its identity, and compares them.
 void WaitForRanks(const GlooConfig& config) {
-  WriteText(FilePath(config.folder, config.rank, "ready"), config.identity);
+  WriteRankFile(RankFile(config.folder, config.rank, "ready"), config.identity);
   const milliseconds limit = std::max(kStart, config.timeout);
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int rank = 0; rank < config.size;) {
-    if (const auto identity = ReadText(FilePath(config.folder, rank, "ready"))) {
+    if (const auto identity = ReadRankFile(RankFile(config.folder, rank, "ready"))) {
       if (*identity != config.identity) FailDifferent(config, rank, *identity);
       ++rank;
       continue;
     }
-    if (ReadText(FilePath(config.folder, rank, "error"))) throw ResourceError(LostText(config, rank, ""));
+    if (const auto loss = ReadRankLoss(config.folder, rank)) throw RankLostError(loss->rank, config.size, loss->reason);
     if (std::chrono::steady_clock::now() > deadline) {
       throw ResourceError(fmt::format("rank {} of {} has not come within {} seconds", rank, config.size,
                                       std::chrono::duration_cast<std::chrono::seconds>(limit).count()));
@@ -222,7 +193,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   void Check() const override {
-    if (lost_) throw ResourceError(failure_);
+    if (lost_) throw RankLostError(loss_.rank, config_.size, loss_.reason);
   }
 
  private:
@@ -241,7 +212,7 @@ class GlooCommunicator final : public Communicator {
         for (int rank = 0; rank < config_.size; ++rank) {
           const Destination& from = to[static_cast<size_t>(rank)];
           if (rank == config_.rank || offset >= from.Bytes()) continue;
-          asked_ = rank;
+          Ask(rank, config_.timeout);
           peers_[static_cast<size_t>(rank)].receive->waitRecv();
           CopyRows(from, offset, peers_[static_cast<size_t>(rank)].received.data(),
                    std::min(kChunk, from.Bytes() - offset));
@@ -256,7 +227,7 @@ class GlooCommunicator final : public Communicator {
     std::memcpy(sent_.data(), data, static_cast<size_t>(bytes));
     for (int rank = 0; rank < (to_root ? 1 : config_.size); ++rank) {
       if (rank == config_.rank) continue;
-      asked_ = rank;
+      Ask(rank, config_.timeout);
       gloo::transport::Buffer& buffer = *peers_[static_cast<size_t>(rank)].send;
       buffer.send(0, static_cast<size_t>(bytes));
       buffer.waitSend();
@@ -289,7 +260,7 @@ class GlooCommunicator final : public Communicator {
 
   // Gloo sends when the receiver asks for the message.
   void Post(int to, const uint8_t* data, size_t bytes) {
-    asked_ = to;
+    Ask(to, config_.timeout);
     std::deque<Outgoing>& outgoing = peers_[static_cast<size_t>(to)].outgoing;
     Outgoing message;
     // More than a pipeline with a step in each rank has on its way: the oldest one has arrived.
@@ -316,38 +287,48 @@ class GlooCommunicator final : public Communicator {
   }
 
   void ReceiveBytes(int from, uint8_t* data, size_t bytes, milliseconds limit) {
-    asked_ = from;
+    Ask(from, limit);
     const auto buffer = messages_.createUnboundBuffer(data, bytes);
     buffer->recv(from, kMessageSlot);
     buffer->waitRecv(limit);
   }
 
+  // Begins an operation in which `rank` has to take part within `limit`.
+  void Ask(int rank, milliseconds limit) noexcept {
+    asked_ = rank;
+    answer_by_ = std::chrono::steady_clock::now() + limit;
+  }
+
   // asked_ did not take part in the operation in progress.
   void Lose(const std::exception& error) noexcept {
     lost_ = true;
+    loss_.rank = asked_;
     try {
       const std::string_view text = error.what();
-      const bool is_gone = text.find(std::strerror(ETIMEDOUT)) != text.npos;  // by TCP
-      const bool is_silent = text.find("imed out") != text.npos || text.find("imeout") != text.npos;
-      if (is_gone) {
-        ReportLostRank(config_.folder, asked_, "its machine does not answer, or the network failed");
+      const bool is_silent = std::chrono::steady_clock::now() >= answer_by_;
+      // Gloo has one type for all errors of a connection; TCP's own timeout is in its text alone, as the system has it.
+      if (text.find(std::strerror(ETIMEDOUT)) != text.npos) {
+        Report("its machine does not answer, or the network failed");
       } else if (is_silent) {
-        ReportLostRank(config_.folder, asked_, TimeoutText(config_));
+        Report(TimeoutText(config_));
       }
-      failure_ = LostText(config_, asked_, std::string(text));
-    } catch (...) {
-      failure_.clear();  // no memory for the text
+      loss_ = WaitForRankLoss(config_, asked_, std::string(text));
+    } catch (...) {  // no memory for the text
     }
+  }
+  void Report(const std::string& reason) const noexcept {
+    ReportRankLoss(config_.folder, asked_, {.rank = asked_, .reason = reason});
   }
 
   const GlooConfig config_;
   gloo::rendezvous::Context gathers_, messages_;
   std::vector<uint8_t> sent_ = std::vector<uint8_t>(kChunk);
   std::vector<uint8_t> first_;
-  std::vector<Peer> peers_;  // [ranks]; this rank's is empty
-  int asked_ = 0;            // rank of the operation in progress
+  std::vector<Peer> peers_;                          // [ranks]; this rank's is empty
+  int asked_ = 0;                                    // rank of the operation in progress
+  std::chrono::steady_clock::time_point answer_by_;  // end of asked_'s time
   bool lost_ = false;
-  std::string failure_;
+  RankLoss loss_;
 };
 
 }  // namespace
@@ -358,13 +339,6 @@ std::unique_ptr<Communicator> JoinGloo(const GlooConfig& config) {
     return std::make_unique<GlooCommunicator>(config);
   } catch (const gloo::Exception& error) {
     throw ResourceError(fmt::format("ranks cannot connect: {}", error.what()));
-  }
-}
-
-void ReportLostRank(const std::string& folder, int rank, const std::string& reason) noexcept {
-  try {
-    if (!ReadText(FilePath(folder, rank, "error"))) WriteText(FilePath(folder, rank, "error"), reason);
-  } catch (const std::exception&) {  // the others then report the closed connection
   }
 }
 
@@ -382,8 +356,6 @@ namespace kvanta::parallel {
 std::unique_ptr<Communicator> JoinGloo(const GlooConfig& /*config*/) {
   throw InputError(MissingForGloo());
 }
-
-void ReportLostRank(const std::string& /*folder*/, int /*rank*/, const std::string& /*reason*/) noexcept {}
 
 std::string MissingForGloo() {
   return "this build has no Gloo (KVANTA_GLOO=OFF, or it was not found)";

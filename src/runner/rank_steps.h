@@ -23,7 +23,7 @@ enum class Division : uint8_t {
 };
 
 // Sends steps from rank 0. The records of `pool` have the same numbers in all ranks (cache::PagePoolConfig). Send
-// methods throw ResourceError once a rank is lost.
+// methods throw RankLostError once a rank is lost.
 class StepSender {
  public:
   StepSender(parallel::Communicator& ranks, cache::PagePool& pool, Division division)
@@ -41,7 +41,7 @@ class StepSender {
   // for one that polls for its results.
   const CpuSet& Cpus() const noexcept { return cpus_; }
   parallel::Communicator& Ranks() const noexcept { return ranks_; }
-  // Throws ResourceError if a rank was lost in a step.
+  // Throws RankLostError if a rank was lost in a step.
   void Check() const { ranks_.Check(); }
 
  private:
@@ -52,7 +52,7 @@ class StepSender {
   std::vector<uint8_t> message_;
 };
 
-// Repeats rank 0's steps until its StepSender ends. Throws what the steps throw, and ResourceError once a rank is lost.
+// Repeats rank 0's steps until its StepSender ends. Throws what the steps throw, and RankLostError once a rank is lost.
 void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& runner, attention::Backend& backend);
 
 }  // namespace kvanta::runner

@@ -33,7 +33,7 @@ class Runner {
   // disabled when memory for them runs out.
   Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs = false);
 
-  // Rank 0: other ranks repeat every step from now on. Methods then also throw ResourceError, once a rank is lost.
+  // Rank 0: other ranks repeat every step from now on. Methods then also throw RankLostError, once a rank is lost.
   // Throws ResourceError.
   void SetStepSender(std::unique_ptr<StepSender> sender);
   // A pipeline's rank above 0: hidden states come from the rank before it, and go to the next one.

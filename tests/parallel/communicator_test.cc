@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -11,12 +13,17 @@
 #include <vector>
 
 #include "kvanta/error.h"
+#include "kvanta/rank_lost_error.h"
 #include "parallel/gloo_communicator.h"
+#include "parallel/rank_files.h"
 
 namespace kvanta::parallel {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Property;
+using testing::Throws;
 using testing::ThrowsMessage;
 
 TEST(Partition, PartsAreConsecutiveAndRankOfInvertsThem) {
@@ -113,15 +120,52 @@ TEST_P(Ranks, BroadcastMessagesOfAnyLength) {
 
 TEST_P(Ranks, ALostRankIsNamed) {
   Run(2, [this](Communicator& ranks) {
-    if (ranks.Rank() == 1) return ReportLostRank(folder_, 1, "out of memory");
+    if (ranks.Rank() == 1) return ReportRankLoss(folder_, 1, {.rank = 1, .reason = "out of memory"});
     const std::vector<float> own(4);
     std::vector<float> all(8);
     ranks.AllGatherColumns(own.data(), 1, ranks.Divide(8), all.data());
     const std::string lost = "rank 1 of 2 is lost, and the engine ends: out of memory";
-    EXPECT_THAT([&] { ranks.Check(); }, ThrowsMessage<ResourceError>(HasSubstr(lost)));
+    EXPECT_THAT([&] { ranks.Check(); }, ThrowsMessage<RankLostError>(lost));
     std::vector<uint8_t> message;
-    EXPECT_THAT([&] { ranks.Broadcast(message); }, ThrowsMessage<ResourceError>(HasSubstr(lost)));
+    EXPECT_THAT([&] { ranks.Broadcast(message); }, ThrowsMessage<RankLostError>(lost));
   });
+}
+
+// Rank 0 names the rank that was lost first, by whichever other it notices the end.
+TEST_P(Ranks, ARankThatLostAnotherNamesIt) {
+  Run(2, [this](Communicator& ranks) {
+    if (ranks.Rank() == 1) return ReportRankLoss(folder_, 1, {.rank = 5, .reason = "line 1\nline 2"});
+    const std::vector<float> own(4);
+    std::vector<float> all(8);
+    ranks.AllGatherColumns(own.data(), 1, ranks.Divide(8), all.data());
+    EXPECT_THAT([&] { ranks.Check(); },
+                Throws<RankLostError>(
+                    AllOf(Property(&RankLostError::Rank, 5), Property(&RankLostError::Reason, "line 1\nline 2"))));
+  });
+}
+
+TEST_P(Ranks, OneThatDoesNotAnswerInTimeIsLost) {
+  std::vector<std::thread> threads;
+  std::atomic<bool> ended = false;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      GlooConfig config = ConfigOf(rank, 2);
+      config.timeout = std::chrono::seconds(1);
+      const auto ranks = JoinGloo(config);
+      if (rank == 1) {
+        while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return;
+      }
+      const std::vector<float> own(4);
+      std::vector<float> all(8);
+      ranks->AllGatherColumns(own.data(), 1, ranks->Divide(8), all.data());
+      EXPECT_THAT([&] { ranks->Check(); },
+                  Throws<RankLostError>(Property(&RankLostError::Reason,
+                                                 "it did not answer within 1 seconds (distributed_timeout_seconds)")));
+      ended = true;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_P(Ranks, ThatDifferDoNotJoin) {
@@ -136,8 +180,9 @@ TEST_P(Ranks, ThatDifferDoNotJoin) {
 }
 
 TEST_P(Ranks, OneThatEndsBeforeItJoins) {
-  ReportLostRank(folder_, 1, "no memory");
-  EXPECT_THAT([&] { JoinGloo(ConfigOf(0, 2)); }, ThrowsMessage<ResourceError>(HasSubstr("rank 1 of 2 is lost")));
+  ReportRankLoss(folder_, 1, {.rank = 1, .reason = "no memory"});
+  EXPECT_THAT([&] { JoinGloo(ConfigOf(0, 2)); },
+              ThrowsMessage<RankLostError>("rank 1 of 2 is lost, and the engine ends: no memory"));
 }
 
 INSTANTIATE_TEST_SUITE_P(BusyPoll, Ranks, testing::Bool());

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvanta import LLM, ResourceError, SamplingParams
+from kvanta import LLM, RankLostError, SamplingParams
 
 TENSOR, PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 
@@ -31,9 +31,9 @@ def test_a_rank_that_is_killed_ends_the_engine(option: str, lost: int, ranks: in
     os.kill(llm._loaded._ranks.processes[lost - 1].pid, signal.SIGKILL)
     start = time.monotonic()
     reason = f"rank {lost} of {ranks} is lost, and the engine ends: its process was ended by SIGKILL"
-    with pytest.raises(ResourceError, match=reason):
+    with pytest.raises(RankLostError, match=reason):
         list(stream)
-    with pytest.raises(ResourceError, match=reason):  # nor is anything else served
+    with pytest.raises(RankLostError, match=reason):  # nor is anything else served
         llm.generate("Once upon a time", SamplingParams(max_tokens=4))
     assert time.monotonic() - start < 60  # half of distributed_timeout_seconds
     assert "SIGKILL" in llm._loaded.lost_rank
@@ -45,6 +45,6 @@ def test_a_rank_that_does_not_answer_is_lost(option: str) -> None:
     assert llm._loaded._ranks is not None
     os.kill(llm._loaded._ranks.processes[0].pid, signal.SIGSTOP)
     lost = r"rank 1 of 2 is lost.*it did not answer within 1 seconds \(distributed_timeout_seconds\)"
-    with pytest.raises(ResourceError, match=lost):
+    with pytest.raises(RankLostError, match=lost):
         llm.generate("Once upon a time", SamplingParams(max_tokens=4))
     assert "it did not answer" in llm._loaded.lost_rank

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from server_process import free_port
 
-from kvanta import LLM, InputError, ResourceError, SamplingParams
+from kvanta import LLM, InputError, RankLostError, ResourceError, SamplingParams
 from kvanta.engine_options import engine_config
 from kvanta.models import resolve_model
 from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes
@@ -89,7 +89,7 @@ def test_a_rank_of_another_node_is_killed() -> None:
         (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(child), signal.SIGKILL)
         with pytest.raises(
-            ResourceError, match="rank 1 of 2 is lost, and the engine ends: its process was ended by SIGKILL"
+            RankLostError, match="rank 1 of 2 is lost, and the engine ends: its process was ended by SIGKILL"
         ):
             llm.generate("Once upon a time", SAMPLED)
         assert "SIGKILL" in llm._loaded.lost_rank
@@ -106,7 +106,7 @@ def test_another_node_is_killed() -> None:
         reason = (
             "rank 1 of 2 is lost, and the engine ends: its node, 1 of 2, closed its connection, or the network failed"
         )
-        with pytest.raises(ResourceError, match=reason):
+        with pytest.raises(RankLostError, match=reason):
             llm.generate("Once upon a time", SAMPLED)
 
 
@@ -117,7 +117,7 @@ def test_another_node_is_asked_to_end() -> None:
         process.terminate()
         assert end_of(process)[0] == 128 + signal.SIGTERM
         with pytest.raises(
-            ResourceError, match="rank 1 of 2 is lost, and the engine ends: its node, 1 of 2, ended its ranks"
+            RankLostError, match="rank 1 of 2 is lost, and the engine ends: its node, 1 of 2, ended its ranks"
         ):
             llm.generate("Once upon a time", SAMPLED)
 

@@ -101,6 +101,7 @@ class RemoteOutput:
     cached_tokens: int = 0
     preemptions: int = 0
     times: Times = _NEVER
+    lost_rank: int | None = None
     error: str = ""
     invalid_input: bool = False
 
@@ -121,6 +122,7 @@ class RemoteOutput:
             cached_tokens=output.cached_tokens,
             preemptions=output.preemptions,
             times=Times(times.added, times.scheduled, times.first_token, times.last_token),
+            lost_rank=output.lost_rank,
             error=output.error,
             invalid_input=output.invalid_input,
         )

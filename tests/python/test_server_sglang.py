@@ -26,6 +26,12 @@ def generate(server: LiveServer, **body: Any) -> Any:
     return response.json()
 
 
+def whole_pages(server: LiveServer, prompt_tokens: int) -> int:
+    """Tokens that a prompt finds in the prefix cache when it has been computed before: at least one is left."""
+    page_size = server.front.loaded.engine.config.page_size
+    return (prompt_tokens - 1) // page_size * page_size
+
+
 def test_the_text_is_that_of_completions(server: LiveServer) -> None:
     expected = server.completion(prompt=PROMPT, temperature=0, max_tokens=12, return_token_ids=True)["choices"][0]
     answer = generate(server, text=PROMPT, sampling_params=GREEDY)
@@ -36,7 +42,7 @@ def test_the_text_is_that_of_completions(server: LiveServer) -> None:
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(expected["prompt_token_ids"]), 12)
     from_ids = generate(server, input_ids=expected["prompt_token_ids"], sampling_params=GREEDY)
     assert from_ids["output_ids"] == answer["output_ids"]
-    assert from_ids["meta_info"]["cached_tokens"] >= 0
+    assert from_ids["meta_info"]["cached_tokens"] == whole_pages(server, len(expected["prompt_token_ids"]))
 
 
 def test_batches_and_several_texts(server: LiveServer) -> None:
@@ -147,8 +153,9 @@ def test_information(server: LiveServer) -> None:
 
 def test_flush_cache_and_health(server: LiveServer) -> None:
     long = PROMPT * 40
-    generate(server, text=long, sampling_params=GREEDY)
-    assert generate(server, text=long, sampling_params=GREEDY)["meta_info"]["cached_tokens"] > 0
+    tokens = generate(server, text=long, sampling_params=GREEDY)["meta_info"]["prompt_tokens"]
+    cached = generate(server, text=long, sampling_params=GREEDY)["meta_info"]["cached_tokens"]
+    assert cached == whole_pages(server, tokens) > 0
     for send in (server.client.post, server.client.get):
         assert send("/flush_cache").status_code == 200
         assert generate(server, text=long, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0

@@ -70,7 +70,8 @@ class Engine::Impl {
     std::vector<std::shared_ptr<RequestState>> requests;  // of the chunks: they may end while the step is in flight
     std::vector<runner::RunItem> items;
     std::vector<runner::SampleRow> rows;
-    float min_acceptance = 0;  // of its drafts
+    float min_acceptance = 0;   // of its drafts
+    int64_t prompt_tokens = 0;  // of its tokens, without those that are computed again after a preemption
     runner::Runner::Ticket ticket = 0;
     double seconds = 0;  // its forward pass and logits took on this rank
   };
@@ -101,7 +102,7 @@ class Engine::Impl {
   void ProposeDrafts(StepBatch& batch);
   float DraftCost() const noexcept;
   void Propose(StepBatch& batch, int64_t rows_left, int64_t sequences);
-  void RecordStepSeconds(const StepBatch& batch) noexcept;
+  void RecordStepSeconds(const StepBatch& batch);
   void RunChunks(StepBatch& batch, double now);
   void AddItem(StepBatch& batch, const scheduler::Chunk& chunk);
   void SampleRows(StepBatch& batch);

@@ -85,10 +85,12 @@ void Engine::Impl::Propose(StepBatch& batch, int64_t rows_left, int64_t sequence
   }
 }
 
-// Records the time per row of a small step, which a draft model's pass is compared with.
-void Engine::Impl::RecordStepSeconds(const StepBatch& batch) noexcept {
+// Records the time that a prompt's token takes, which loads of stored pages are compared with, and that of a small
+// step's row, which a draft model's pass is.
+void Engine::Impl::RecordStepSeconds(const StepBatch& batch) {
   int64_t rows = 0;
   for (const runner::RunItem& item : batch.items) rows += std::ssize(item.tokens);
+  if (tiers_ && components_.config.role != "decode") tiers_->RecordStep(rows, batch.seconds);
   if (rows > kMaxStepRows) return;
   row_seconds_.Add(batch.seconds / engine::PassCost(rows));
 }

@@ -11,7 +11,6 @@ using engine::ErrorText;
 
 bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   const double start = Now();
-  const int64_t tokens_before = counters_.prompt_tokens + counters_.generated_tokens;
   outputs.clear();
   DrainInbox(outputs);
   ExpireRequests(start, outputs);
@@ -25,13 +24,9 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   }
   const bool begins = !next.chunks.empty();
   if (!begins && in_flight_ == 0) return !outputs.empty();
-  if (begins) {
-    BeginStep(next, start, outputs);
-    ++counters_.steps;
-  }
+  if (begins) BeginStep(next, start, outputs);
   // While the pipeline has room, another step begins first.
   if (in_flight_ > 0 && (!begins || in_flight_ == batches_.size())) FinishOldestStep(outputs);
-  counters_.CountStepTokens(counters_.prompt_tokens + counters_.generated_tokens - tokens_before);
   counters_.seconds_total += Now() - start;
   return true;
 }
@@ -76,10 +71,12 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
     runner_->Finish(batch.ticket);
     counters_.seconds_forward += Now() - start;
     SampleRows(batch);
+    const double fetch = Now();
+    backend_->FetchCounts();  // waits for a GPU that has no row to sample
+    counters_.seconds_forward += Now() - fetch;
     batch.seconds += counters_.seconds_forward - before;
     RecordStepSeconds(batch);
     PoolRows(batch);
-    backend_->FetchCounts();
   } catch (const std::exception& error) {
     for (const auto& request : batch.requests) {
       if (!request->has_ended) Fail(*request, error, outputs);
@@ -87,8 +84,12 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
     batch.requests.clear();
     return;
   }
+  const int64_t generated = counters_.generated_tokens;
   AcceptRows(batch, outputs);
   batch.requests.clear();
+  ++counters_.steps;
+  counters_.prompt_tokens += batch.prompt_tokens;
+  counters_.CountStepTokens(batch.prompt_tokens + counters_.generated_tokens - generated);
 }
 
 void Engine::Impl::Schedule(StepBatch& batch, std::vector<RequestOutput>& outputs) {
@@ -120,26 +121,24 @@ void Engine::Impl::RunChunks(StepBatch& batch, double now) {
   batch.items.clear();
   batch.rows.clear();
   batch.requests.clear();
-  int64_t step_tokens = 0;
+  batch.prompt_tokens = 0;
   for (const scheduler::Chunk& chunk : batch.chunks) {
     RequestState& request = RequestState::Of(*chunk.sequence);
     batch.requests.push_back(request.shared_from_this());
     AddItem(batch, chunk);
-    step_tokens += chunk.tokens;
     if (request.times.scheduled == 0) {
       request.times.scheduled = now;
       request.counted = chunk.start;  // tokens before it came from the prefix cache
     }
     // Excludes what is computed again after a preemption.
     const int64_t prompt_end = std::min(chunk.start + chunk.tokens, request.PromptTokens());
-    counters_.prompt_tokens += std::max<int64_t>(0, prompt_end - request.counted);
+    batch.prompt_tokens += std::max<int64_t>(0, prompt_end - request.counted);
     request.counted = std::max(request.counted, prompt_end);
   }
   const double start = Now();
   batch.ticket = runner_->Begin(batch.items, *backend_);
   batch.seconds = Now() - start;
   counters_.seconds_forward += batch.seconds;
-  if (tiers_ && components_.config.role != "decode") tiers_->RecordStep(step_tokens, Now() - start);
 }
 
 // Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample;

@@ -43,6 +43,13 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   if (specs.draft != nullptr) {
     components_.proposer->ReserveCache({.budget_bytes = draft_bytes, .poison_unused = *config.poison_unused});
   }
+  if (components_.proposer) {
+    spec_decode_.emplace(*components_.proposer,
+                         engine::SpecDecodeConfig{.num_speculative_tokens = components_.num_speculative_tokens,
+                                                  .max_model_len = config.max_model_len,
+                                                  .target_weight_bytes = components_.model->WeightBytes(),
+                                                  .draft_cost = components_.draft_cost});
+  }
   cache_ =
       std::make_unique<cache::KvCacheManager>(device, components_.layout, visibility,
                                               cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
@@ -51,7 +58,6 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                               config.enable_prefix_caching);
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
-  counters_.accepted_per_position.resize(static_cast<size_t>(components_.num_speculative_tokens));
   batches_.resize(static_cast<size_t>(config.pipeline_parallel_size));
   scheduler_ = std::make_unique<scheduler::Scheduler>(
       scheduler::SchedulerConfig{

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,13 +17,13 @@
 #include <unordered_set>
 #include <vector>
 
-#include "base/moving_mean.h"
 #include "cache/kv_cache_manager.h"
 #include "engine/components.h"
 #include "engine/engine_config.h"
 #include "engine/grammar_bitmasks.h"
 #include "engine/kv_event_log.h"
 #include "engine/request_state.h"
+#include "engine/spec_decode.h"
 #include "engine/store_tiers.h"
 #include "engine/ticket_lock.h"
 #include "observe/quality.h"
@@ -99,9 +100,6 @@ class Engine::Impl {
   void FinishStepsInFlight();
   void FinishOldestStep(std::vector<RequestOutput>& outputs);
   void FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs);
-  void ProposeDrafts(StepBatch& batch);
-  float DraftCost() const noexcept;
-  void Propose(StepBatch& batch, int64_t rows_left, int64_t sequences);
   void RecordStepSeconds(const StepBatch& batch);
   void RunChunks(StepBatch& batch, double now);
   void AddItem(StepBatch& batch, const scheduler::Chunk& chunk);
@@ -111,7 +109,6 @@ class Engine::Impl {
   void Accept(RequestState& request, std::span<runner::SampleRow> rows, float min_acceptance, double now,
               std::vector<RequestOutput>& outputs) noexcept;
   FinishReason Append(RequestState& request, runner::SampleRow& row, RequestOutput& output);
-  void CountDraft(RequestState& request, RequestOutput& output, int drafts, float min_acceptance) noexcept;
   void AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept;
   void Fail(RequestState& request, FinishReason finish, std::string error,
             std::vector<RequestOutput>& outputs) noexcept;
@@ -156,9 +153,7 @@ class Engine::Impl {
   // Ring buffer of the steps in flight, oldest first.
   std::vector<StepBatch> batches_;
   size_t oldest_ = 0, in_flight_ = 0;
-  std::vector<engine::DraftProposer::Item> draft_items_;
-  std::vector<scheduler::Chunk*> draft_chunks_;  // of draft_items_
-  MovingMean row_seconds_{engine::kCostWeight};  // forward pass and logits of one row
+  std::optional<engine::SpecDecode> spec_decode_;  // none without components_.proposer
   std::unique_ptr<engine::GrammarBitmasks> masks_;
   std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate
 

@@ -53,13 +53,6 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.cache_used_bytes = pool.UsedBytes();
   counters_.cache_evictable_bytes = pool.EvictableBytes();
   counters_.cache_budget_bytes = pool.BudgetBytes();
-  if (components_.proposer) {
-    const engine::DraftModelStats draft = components_.proposer->Stats();
-    counters_.seconds_draft = draft.seconds;
-    counters_.draft_weight_bytes = draft.weight_bytes;
-    counters_.draft_cache_used_bytes = draft.cache_used_bytes;
-    counters_.draft_cache_budget_bytes = draft.cache_budget_bytes;
-  }
   if (tiers_) {
     counters_.host = tiers_->HostStats();
     counters_.disk = tiers_->FolderStats();
@@ -68,9 +61,10 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.loading = tiers_ ? tiers_->Loading() : 0;
   if (quality_) counters_.quality = quality_->Stats();
   try {
+    if (spec_decode_) spec_decode_->Count(counters_);
     if (components_.profile) counters_.profile = components_.profile->Rows();
     stats_ = counters_;
-  } catch (const std::bad_alloc&) {  // the profile stays that of an earlier step
+  } catch (const std::bad_alloc&) {  // the statistics stay those of an earlier step
   }
 }
 

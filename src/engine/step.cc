@@ -33,7 +33,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
 
 void Engine::Impl::BeginStep(StepBatch& batch, double now, std::vector<RequestOutput>& outputs) {
   try {
-    ProposeDrafts(batch);
+    if (spec_decode_) batch.min_acceptance = spec_decode_->Propose(batch.chunks, *scheduler_);
     RunChunks(batch, now);
     scheduler_->Commit();  // without the drafts, which Accept commits
     for (const scheduler::Chunk& chunk : batch.chunks) chunk.sequence->sampling = chunk.last;
@@ -90,6 +90,14 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
   ++counters_.steps;
   counters_.prompt_tokens += batch.prompt_tokens;
   counters_.CountStepTokens(batch.prompt_tokens + counters_.generated_tokens - generated);
+}
+
+// Records the time of a step, which loads of stored pages and passes of a draft model are compared with.
+void Engine::Impl::RecordStepSeconds(const StepBatch& batch) {
+  int64_t rows = 0;
+  for (const runner::RunItem& item : batch.items) rows += std::ssize(item.tokens);
+  if (tiers_ && components_.config.role != "decode") tiers_->RecordStep(rows, batch.seconds);
+  if (spec_decode_) spec_decode_->RecordStep(rows, batch.seconds);
 }
 
 void Engine::Impl::Schedule(StepBatch& batch, std::vector<RequestOutput>& outputs) {
@@ -282,7 +290,7 @@ void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> ro
       finish = Append(request, row, output);
       if (finish != FinishReason::kNone) break;
     }
-    if (rows.size() > 1) CountDraft(request, output, static_cast<int>(rows.size()) - 1, min_acceptance);
+    if (rows.size() > 1) spec_decode_->Commit(request, output, static_cast<int>(rows.size()) - 1, min_acceptance);
     output.finish = finish;
     outputs.push_back(std::move(output));
   } catch (const std::exception& error) {

@@ -51,6 +51,15 @@ struct CacheGroupStats {
 inline constexpr std::array<int64_t, 13> kStepTokenBounds = {1,   8,    16,   32,   64,   128,  256,
                                                              512, 1024, 2048, 4096, 8192, 16384};
 
+enum class MetricKind : uint8_t { kNone, kGauge, kCounter };
+// A field of EngineStats as a metric of Prometheus: its name behind "kvanta:", and its help.
+struct Metric {
+  MetricKind kind = MetricKind::kNone;
+  const char* name = "";
+  const char* help = "";
+  const char* with = "";  // path of a field (EngineStats::VisitFields) without which, 0 or empty, there is no metric
+};
+
 struct EngineStats {
   int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;  // computed; from the prefix cache; sampled
@@ -94,6 +103,82 @@ struct EngineStats {
   std::vector<ProfileRow> profile;  // parts of seconds_forward, with EngineConfig::profile
   QualityStats quality;
   std::vector<LayerStats> layers;
+
+  // Calls visit(path, pointer to member, metric) for every field that stands for itself. The path is its place in
+  // LLM.stats(): behind a dot, in a dictionary of its own. Python's dictionaries and /metrics derive from this list.
+  template <class Visitor>
+  static void VisitFields(Visitor&& visit) {
+    const auto gauge = [&](const char* path, auto member, const char* name, const char* help, const char* with = "") {
+      visit(path, member, Metric{MetricKind::kGauge, name, help, with});
+    };
+    const auto counter = [&](const char* path, auto member, const char* name, const char* help, const char* with = "") {
+      visit(path, member, Metric{MetricKind::kCounter, name, help, with});
+    };
+    const auto value = [&](const char* path, auto member) { visit(path, member, Metric{}); };
+    using S = EngineStats;
+    gauge("running", &S::running, "num_requests_running", "Sequences that the engine computes now.");
+    gauge("waiting", &S::waiting, "num_requests_waiting", "Sequences in the queue.");
+    counter("preemptions", &S::preemptions, "num_preemptions", "Sequences sent back to wait for pages.");
+    counter("steps", &S::steps, "engine_steps", "Forward passes.");
+    value("prompt_tokens", &S::prompt_tokens);
+    counter("cached_tokens", &S::cached_tokens, "prefix_cache_hits", "Prompt tokens found in the prefix cache.");
+    counter("generated_tokens", &S::generated_tokens, "generation_tokens", "New tokens.");
+    counter("prefix_queries", &S::prefix_queries, "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.");
+    counter("prefix_evictions", &S::prefix_evictions, "prefix_cache_evictions",
+            "Pages that the prefix cache gave up for others.");
+    value("refused", &S::refused);
+    value("finished.stop", &S::finished_stop);
+    value("finished.length", &S::finished_length);
+    value("finished.abort", &S::finished_abort);
+    value("finished.error", &S::finished_error);
+    value("finished.timeout", &S::finished_timeout);
+    constexpr const char* kSpeculates = "speculation.accepted_per_position";
+    counter("speculation.drafts", &S::drafts, "spec_decode_num_drafts", "Drafts that were verified.", kSpeculates);
+    counter("speculation.draft_tokens", &S::draft_tokens, "spec_decode_num_draft_tokens",
+            "Draft tokens that were verified.", kSpeculates);
+    counter("speculation.accepted_tokens", &S::accepted_tokens, "spec_decode_num_accepted_tokens",
+            "Draft tokens that were accepted.", kSpeculates);
+    value("speculation.accepted_per_position", &S::accepted_per_position);
+    constexpr const char* kDraftModel = "speculation.draft_weight_bytes";
+    counter("speculation.seconds_draft", &S::seconds_draft, "draft_model_seconds",
+            "Time of the draft model's proposals.", kDraftModel);
+    value("speculation.draft_weight_bytes", &S::draft_weight_bytes);
+    gauge("speculation.draft_cache_used_bytes", &S::draft_cache_used_bytes, "draft_cache_used_bytes",
+          "Memory of the draft model's pages.", kDraftModel);
+    gauge("speculation.draft_cache_budget_bytes", &S::draft_cache_budget_bytes, "draft_cache_budget_bytes",
+          "Limit of the draft model's cache.", kDraftModel);
+    value("page_size", &S::page_size);
+    value("page_bytes", &S::page_bytes);
+    value("exact_page_bytes", &S::exact_page_bytes);
+    gauge("bytes_per_token", &S::bytes_per_token, "kv_cache_bytes_per_token", "Cache bytes of one token, all layers.");
+    gauge("pages_used", &S::pages_used, "kv_cache_pages_used",
+          "Pages with tokens, those of the prefix cache included.");
+    gauge("pages_free", &S::pages_free, "kv_cache_pages_free", "Pages that the memory left would hold.");
+    gauge("exact_pages_used", &S::exact_pages_used, "kv_cache_exact_pages_used", "Exact (bf16) records of pages.");
+    value("cache_used_bytes", &S::cache_used_bytes);
+    gauge("cache_budget_bytes", &S::cache_budget_bytes, "kv_cache_budget_bytes", "Memory of the cache.");
+    gauge("cache_evictable_bytes", &S::cache_evictable_bytes, "kv_cache_evictable_bytes",
+          "Memory in use that only the prefix cache holds.");
+    gauge("prefix_pages", &S::prefix_pages, "kv_cache_prefix_pages", "Pages in the prefix cache.");
+    gauge("prefix_pinned_bytes", &S::prefix_pinned_bytes, "kv_cache_pinned_bytes",
+          "Bytes of the prefix cache that a cache_ttl keeps.");
+    value("loading", &S::loading);
+    gauge("weight_bytes", &S::weight_bytes, "weight_bytes", "Memory of the weights.");
+    value("backend", &S::backend);
+    value("isa", &S::isa);
+    value("device", &S::device);
+    value("threads", &S::threads);
+    counter("seconds_total", &S::seconds_total, "engine_step_seconds", "Time in steps.");
+    counter("seconds_forward", &S::seconds_forward, "engine_forward_seconds", "Time of steps in the model itself.");
+    counter("seconds_schedule", &S::seconds_schedule, "engine_schedule_seconds",
+            "Time of steps that chooses what to compute.");
+    counter("seconds_masks", &S::seconds_masks, "engine_masks_seconds",
+            "Time of steps that asks which tokens a form allows.");
+    counter("seconds_sample", &S::seconds_sample, "engine_sample_seconds", "Time of steps that chooses tokens.");
+    counter("seconds_callback", &S::seconds_callback, "engine_callback_seconds",
+            "Time outside steps that hands over their outputs.");
+  }
 };
 
 // One step of the engine's own thread.

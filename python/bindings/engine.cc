@@ -275,6 +275,9 @@ void BindEngine(nb::module_& module) {
   BindOutputs(module);
   module.def("rank_count", &engine::RankCount, "config"_a, "Processes of an engine with this configuration.");
   module.def("check_nodes", &engine::CheckNodes, "config"_a, "Raises InputError for numbers that do not fit together.");
+  module.def("engine_metrics", &EngineMetrics, nb::sig("def engine_metrics() -> list[tuple[str, str, str, str, str]]"),
+             "(path in Engine.stats(), \"gauge\" or \"counter\", name, help, path of a field without which there is no "
+             "metric) of the statistics that are metrics as they are.");
   module.def("run_rank", &RunRank, "config"_a, ReleaseGil(), "Serves a rank above 0, until rank 0's Engine ends.");
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())

@@ -4,8 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <string_view>
+#include <utility>
 
 namespace nb = nanobind;
 
@@ -74,7 +77,30 @@ nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, 
   return counts;
 }
 
+// Sets a value by its path: behind a dot, in a dictionary of its own.
+void SetField(nb::dict& stats, std::string_view path, nb::object value) {
+  const size_t dot = path.find('.');
+  const nb::str name(path.data(), std::min(dot, path.size()));
+  if (dot == std::string_view::npos) {
+    stats[name] = std::move(value);
+    return;
+  }
+  if (!stats.contains(name)) stats[name] = nb::dict();
+  nb::dict part = nb::cast<nb::dict>(stats[name]);
+  SetField(part, path.substr(dot + 1), std::move(value));
+}
+
 }  // namespace
+
+nb::list EngineMetrics() {
+  nb::list metrics;
+  EngineStats::VisitFields([&](const char* path, auto /*member*/, const Metric& metric) {
+    if (metric.kind == MetricKind::kNone) return;
+    const char* kind = metric.kind == MetricKind::kGauge ? "gauge" : "counter";
+    metrics.append(nb::make_tuple(path, kind, metric.name, metric.help, metric.with));
+  });
+  return metrics;
+}
 
 nb::list GroupDicts(const std::vector<CacheGroupStats>& groups) {
   nb::list rows;
@@ -93,13 +119,8 @@ nb::list GroupDicts(const std::vector<CacheGroupStats>& groups) {
 
 nb::dict StatsDict(const EngineStats& stats) {
   nb::dict result;
-  result["running"] = stats.running;
-  result["waiting"] = stats.waiting;
-  result["preemptions"] = stats.preemptions;
-  result["steps"] = stats.steps;
-  result["prompt_tokens"] = stats.prompt_tokens;
-  result["cached_tokens"] = stats.cached_tokens;
-  result["generated_tokens"] = stats.generated_tokens;
+  EngineStats::VisitFields(
+      [&](std::string_view path, auto member, const Metric&) { SetField(result, path, nb::cast(stats.*member)); });
   nb::list step_tokens;  // (upper bound, steps)
   for (size_t i = 0; i < stats.step_tokens.size(); ++i) {
     const bool last = i == kStepTokenBounds.size();
@@ -107,50 +128,7 @@ nb::dict StatsDict(const EngineStats& stats) {
     step_tokens.append(nb::make_tuple(bound, stats.step_tokens[i]));
   }
   result["step_tokens"] = step_tokens;
-  result["prefix_queries"] = stats.prefix_queries;
-  result["prefix_evictions"] = stats.prefix_evictions;
-  result["refused"] = stats.refused;
-  nb::dict speculation;
-  speculation["drafts"] = stats.drafts;
-  speculation["draft_tokens"] = stats.draft_tokens;
-  speculation["accepted_tokens"] = stats.accepted_tokens;
-  speculation["accepted_per_position"] = nb::cast(stats.accepted_per_position);
-  speculation["seconds_draft"] = stats.seconds_draft;
-  speculation["draft_weight_bytes"] = stats.draft_weight_bytes;
-  speculation["draft_cache_used_bytes"] = stats.draft_cache_used_bytes;
-  speculation["draft_cache_budget_bytes"] = stats.draft_cache_budget_bytes;
-  result["speculation"] = speculation;
-  nb::dict finished;
-  finished["stop"] = stats.finished_stop;
-  finished["length"] = stats.finished_length;
-  finished["abort"] = stats.finished_abort;
-  finished["error"] = stats.finished_error;
-  finished["timeout"] = stats.finished_timeout;
-  result["finished"] = finished;
-  result["page_size"] = stats.page_size;
-  result["page_bytes"] = stats.page_bytes;
-  result["exact_page_bytes"] = stats.exact_page_bytes;
-  result["bytes_per_token"] = stats.bytes_per_token;
-  result["pages_used"] = stats.pages_used;
-  result["pages_free"] = stats.pages_free;
-  result["exact_pages_used"] = stats.exact_pages_used;
-  result["cache_used_bytes"] = stats.cache_used_bytes;
-  result["cache_budget_bytes"] = stats.cache_budget_bytes;
-  result["cache_evictable_bytes"] = stats.cache_evictable_bytes;
   result["groups"] = GroupDicts(stats.groups);
-  result["prefix_pages"] = stats.prefix_pages;
-  result["prefix_pinned_bytes"] = stats.prefix_pinned_bytes;
-  result["weight_bytes"] = stats.weight_bytes;
-  result["backend"] = stats.backend;
-  result["isa"] = stats.isa;
-  result["device"] = stats.device;
-  result["threads"] = stats.threads;
-  result["seconds_total"] = stats.seconds_total;
-  result["seconds_forward"] = stats.seconds_forward;
-  result["seconds_schedule"] = stats.seconds_schedule;
-  result["seconds_masks"] = stats.seconds_masks;
-  result["seconds_sample"] = stats.seconds_sample;
-  result["seconds_callback"] = stats.seconds_callback;
   nb::list profile;
   for (const ProfileRow& row : stats.profile) {
     nb::dict entry;
@@ -164,7 +142,6 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["host"] = LimitedTier(stats.host, "records");
   result["disk"] = Disk(stats.disk);
   result["store"] = Store(stats.store);
-  result["loading"] = stats.loading;
   int64_t saturated = 0;
   int64_t nan = 0;
   nb::list layers;

@@ -11,6 +11,8 @@ namespace kvanta::python {
 
 // One dictionary per group.
 nanobind::list GroupDicts(const std::vector<CacheGroupStats>& groups);
+// (path, "gauge" or "counter", name, help, path of the condition) of every field that is a metric.
+nanobind::list EngineMetrics();
 nanobind::dict StatsDict(const EngineStats& stats);
 
 }  // namespace kvanta::python

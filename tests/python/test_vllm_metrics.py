@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from live_server import LiveServer, live_server
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvanta import _core
+from kvanta.server.metrics import value_at
 from kvanta.server.options import read_options
 from kvanta.server.vllm_metrics import NAMES
 
@@ -24,6 +27,7 @@ request_prefill_kv_computed_tokens request_prefill_time_seconds request_prompt_t
 request_success request_time_per_output_token_seconds spec_decode_num_accepted_tokens
 spec_decode_num_accepted_tokens_per_pos spec_decode_num_draft_tokens spec_decode_num_drafts time_to_first_token_seconds
 """
+DOCS = Path(__file__).parents[2].joinpath("docs/serve.md").read_text(encoding="utf-8")
 Samples = dict[tuple[str, str], float]
 
 
@@ -63,6 +67,24 @@ def test_names_are_the_same_in_every_format(server: LiveServer, kind: str, escap
         samples = {sample.name for family in parse(answer.text) for sample in family.samples}
         assert {"kvanta:num_requests_running", "kvanta:prompt_tokens_total"} <= samples
         assert all(name.startswith("kvanta:") for name in samples)
+
+
+def test_statistics_that_are_metrics_have_their_values(server: LiveServer) -> None:
+    server.completion(prompt="Once", max_tokens=5)
+    before = server.front.loaded.stats()
+    values, _ = scrape(server)
+    after = server.front.loaded.stats()
+    paths = set()
+    for path, kind, name, text, condition in _core.engine_metrics():
+        key = (f"kvanta:{name}{'_total' if kind == 'counter' else ''}", "")
+        assert text.endswith("."), path
+        assert f"`{key[0].removeprefix('kvanta:')}`" in DOCS, path
+        paths.add(path)
+        if condition and not value_at(after, condition):
+            assert key not in values, path
+        else:
+            assert value_at(before, path) <= values[key] <= value_at(after, path), path
+    assert {"generated_tokens", "seconds_total", "speculation.drafts", "speculation.seconds_draft"} <= paths
 
 
 def test_vllm_names_are_added_on_request(server: LiveServer) -> None:

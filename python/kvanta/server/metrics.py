@@ -6,12 +6,14 @@ Names follow vLLM's, with the prefix kvanta: instead of vllm:.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
+import operator
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -32,13 +34,6 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 _TEXTS = (1, 2, 5, 10, 20, 50, 100)
 _PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
-_STEP_PARTS = {
-    "forward": "Of it, in the model itself.",
-    "schedule": "Of it, choosing what to compute.",
-    "masks": "Of it, asking which tokens a form allows.",
-    "sample": "Of it, choosing tokens.",
-    "callback": "Outside steps: handing over their outputs.",
-}
 _LAYER_COUNTS = {
     "values": ("kv_values", "Values quantized into the cache."),
     "saturated": ("kv_saturated_values", "Values beyond the format's range."),
@@ -46,6 +41,26 @@ _LAYER_COUNTS = {
     "blocks": ("kv_blocks", "Scales of blocks."),
     "zero_blocks": ("kv_zero_blocks", "Scales of blocks that are zero."),
 }
+
+
+class EngineMetric(NamedTuple):
+    """A value of the engine's statistics that is a metric as it is."""
+
+    path: str
+    """Its place in the statistics: keys with dots between them."""
+    kind: str
+    name: str
+    text: str
+    condition: str
+    """Path of a value without which there is no metric; empty: none."""
+
+
+_ENGINE_METRICS = [EngineMetric(*each) for each in _core.engine_metrics()]
+
+
+def value_at(stats: Mapping[str, Any], path: str) -> Any:
+    """The value at this place of the statistics."""
+    return functools.reduce(operator.getitem, path.split("."), stats)
 
 
 class Histogram:
@@ -182,6 +197,7 @@ class Metrics(Collector):
 
     def engine_families(self, stats: dict[str, Any]) -> Iterator[Metric]:
         """Metrics of an engine with these counters."""
+        yield from self._engine_values(stats)
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
         yield from self._tiers(stats)
@@ -203,10 +219,14 @@ class Metrics(Collector):
         family.add_metric([self._model], value)
         return family
 
+    def _engine_values(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        for each in _ENGINE_METRICS:
+            if each.condition and not value_at(stats, each.condition):
+                continue
+            family = self._gauge if each.kind == "gauge" else self._counter
+            yield family(each.name, each.text, value_at(stats, each.path))
+
     def _engine_gauges(self, stats: dict[str, Any]) -> Iterator[Metric]:
-        used, free = stats["pages_used"], stats["pages_free"]
-        yield self._gauge("num_requests_running", "Sequences that the engine computes now.", stats["running"])
-        yield self._gauge("num_requests_waiting", "Sequences in the queue.", stats["waiting"])
         budget = stats["cache_budget_bytes"]
         share = stats["cache_used_bytes"] / budget
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's memory in use, prefix cache included.", share)
@@ -215,14 +235,6 @@ class Metrics(Collector):
         )
         info.add_metric([self._model, *self._cache.values()], 1)
         yield info
-        yield self._gauge("kv_cache_pages_used", "Pages with tokens, those of the prefix cache included.", used)
-        yield self._gauge("kv_cache_pages_free", "Pages that the memory left would hold.", free)
-        yield self._gauge("kv_cache_exact_pages_used", "Exact (bf16) records of pages.", stats["exact_pages_used"])
-        yield self._gauge("kv_cache_prefix_pages", "Pages in the prefix cache.", stats["prefix_pages"])
-        pinned = stats["prefix_pinned_bytes"]
-        yield self._gauge("kv_cache_pinned_bytes", "Bytes of these that a cache_ttl keeps.", pinned)
-        yield self._gauge("kv_cache_budget_bytes", "Memory of the cache.", budget)
-        yield self._gauge("kv_cache_bytes_per_token", "Cache bytes of one token, all layers.", stats["bytes_per_token"])
         used_bytes = GaugeMetricFamily(
             "kvanta:kv_cache_used_bytes", "Cache memory in use, by format.", labels=["model_name", "format"]
         )
@@ -236,23 +248,14 @@ class Metrics(Collector):
         if stats["exact_page_bytes"]:
             used_bytes.add_metric([self._model, "exact"], exact)
         yield used_bytes
-        evictable = stats["cache_evictable_bytes"]
-        yield self._gauge("kv_cache_evictable_bytes", "Memory in use that only the prefix cache holds.", evictable)
-        yield self._gauge("weight_bytes", "Memory of the weights.", stats["weight_bytes"])
 
     def _engine_counters(self, stats: dict[str, Any]) -> Iterator[Metric]:
         cached, prompt, generated = (stats[f"{kind}_tokens"] for kind in ("cached", "prompt", "generated"))
-        yield self._counter("num_preemptions", "Sequences sent back to wait for pages.", stats["preemptions"])
         if "moved" in stats:  # of several engines
             yield self._gauge("replicas", "Engines that have reported lately.", stats["replicas"])
             yield self._counter("requests_moved", "Requests that went on at another replica.", stats["moved"])
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in it.", stats["prefix_queries"])
-        yield self._counter("prefix_cache_hits", "Prompt tokens found there.", cached)
-        yield self._counter("prefix_cache_evictions", "Pages that it gave up for others.", stats["prefix_evictions"])
         yield self._counter("prompt_tokens", "Prompt tokens, cached ones included.", prompt + cached)
         yield self._counter("prompt_tokens_cached", "Of these, found in the prefix cache.", cached)
-        yield self._counter("generation_tokens", "New tokens.", generated)
-        yield self._counter("engine_steps", "Forward passes.", stats["steps"])
         step_tokens = HistogramMetricFamily(
             "kvanta:iteration_tokens_total", "Prompt tokens and new ones of a step.", labels=["model_name"]
         )
@@ -260,9 +263,6 @@ class Metrics(Collector):
         counts = itertools.accumulate(steps for _, steps in stats["step_tokens"])
         step_tokens.add_metric([self._model], list(zip(bounds, counts, strict=True)), prompt + generated)
         yield step_tokens
-        yield self._counter("engine_step_seconds", "Time in steps.", stats["seconds_total"])
-        for part, text in _STEP_PARTS.items():
-            yield self._counter(f"engine_{part}_seconds", text, stats[f"seconds_{part}"])
 
     def _tiers(self, stats: dict[str, Any]) -> Iterator[Metric]:
         """Nothing of tiers that there are not."""
@@ -280,10 +280,6 @@ class Metrics(Collector):
         """Nothing without speculative decoding."""
         if not counts["accepted_per_position"]:
             return
-        yield self._counter("spec_decode_num_drafts", "Drafts that were verified.", counts["drafts"])
-        yield self._counter("spec_decode_num_draft_tokens", "Their tokens.", counts["draft_tokens"])
-        accepted = counts["accepted_tokens"]
-        yield self._counter("spec_decode_num_accepted_tokens", "Of these, tokens that were accepted.", accepted)
         by_position = CounterMetricFamily(
             "kvanta:spec_decode_num_accepted_tokens_per_pos",
             "Accepted tokens by their position in the draft.",
@@ -292,12 +288,6 @@ class Metrics(Collector):
         for position, count in enumerate(counts["accepted_per_position"]):
             by_position.add_metric([self._model, str(position)], count)
         yield by_position
-        if not counts["draft_weight_bytes"]:
-            return
-        yield self._counter("draft_model_seconds", "Time of the draft model's proposals.", counts["seconds_draft"])
-        used, budget = counts["draft_cache_used_bytes"], counts["draft_cache_budget_bytes"]
-        yield self._gauge("draft_cache_used_bytes", "Memory of the draft model's pages.", used)
-        yield self._gauge("draft_cache_budget_bytes", "Limit of the draft model's cache.", budget)
 
     def _layers(self, stats: dict[str, Any]) -> Iterator[Metric]:
         for key, (name, text) in _LAYER_COUNTS.items():

@@ -9,7 +9,7 @@ from kvanta import _core
 from kvanta.engine_options import draft_config, engine_config
 from kvanta.errors import InputError, ResourceError
 from kvanta.models import resolve_config
-from kvanta.values import one_line
+from kvanta.values import one_line, text
 
 _LEAST_MEMORY = 8 << 30
 _SIZE = "the cache has what the weights leave of the memory that is planned"
@@ -53,7 +53,8 @@ def plan(
     for name, reason in _MEANINGLESS.items():
         if options.get(name):
             raise InputError(f"{name} has no meaning here, got {one_line(options[name])}: {reason}")
-    info = _core.read_model_info(path, options.get("dtype") or "auto", options.get("weight_dtype") or "auto")
+    dtype, weight_dtype = (text(name, options.get(name) or "auto") for name in ("dtype", "weight_dtype"))
+    info = _core.read_model_info(path, dtype, weight_dtype)
     limit = int(info.max_position)
     context = limit if context is None else context
     if not 0 < context <= limit:

@@ -20,7 +20,7 @@ struct RankLoss {
   std::string reason;
 };
 
-// Tells the others why `rank` ends, unless they have been told: by `loss`, its own or that of another rank without
+// Reports to the others why `rank` ends, unless it was reported before: by `loss`, its own or that of another rank without
 // which it cannot go on. The first line of rank-N.error is the number of the lost rank, the rest is the reason.
 void ReportRankLoss(const std::string& folder, int rank, const RankLoss& loss) noexcept;
 // The loss that was reported for `rank`; none before.

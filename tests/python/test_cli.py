@@ -174,6 +174,7 @@ BAD: dict[str, tuple[list[str], str]] = {
         "heads must .* got 4000000000000",
     ),
     "a format that is not UTF-8": (["bench", "attention", "--threads", "1", "--formats", "\udcff"], "a format must"),
+    "a dtype that is not UTF-8": (["plan", "stories260k", "--weight-dtype", "\udcff"], "weight_dtype must be a text"),
     "no such benchmark": (["bench", "everything"], "everything"),
     "no such weights": (["bench", "linear", "--threads", "1", "--weights", "int3"], "int3.*int8"),
     "no layer": (["bench", "linear", "--layers", "576"], "a layer is '576'"),

@@ -106,6 +106,7 @@ class TinyModel {
       more = fmt::format(
           R"(, "kv_lora_rank": {}, "q_lora_rank": null, "qk_nope_head_dim": {}, "qk_rope_head_dim": {}, "v_head_dim": {})",
           shape.rank, shape.head_dim, shape.rope_dim, shape.head_dim);
+      if (shape.experts == 0) more += R"(, "n_routed_experts": null)";  // absent, it would be the class's default
     }
     if (shape.experts != 0) {
       more += fmt::format(

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "fuzz/fuzz_input.h"
+#include "kernels/attention/cpu/table.h"
 #include "models/rope.h"
 
 using namespace kvanta;  // NOLINT(google-build-using-namespace)
@@ -11,7 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text = fuzz::Text({data, size});
   fuzz::MustReadOrRefuse([&] {
     const models::ModelConfig config = models::ParseConfig(text, "fuzz");
-    if (config.head_dim < 8 || config.head_dim > 256 || config.heads % config.kv_heads != 0) __builtin_trap();
+    if (config.head_dim < 8 || config.head_dim > kernels::kMaxHeadDim || config.heads % config.kv_heads != 0)
+      __builtin_trap();
     if (config.layer_specs.size() != static_cast<size_t>(config.layers)) __builtin_trap();
     // Every rope that a config can ask for has a finite table.
     for (const models::LayerSpec& layer : config.layer_specs) {

@@ -25,14 +25,6 @@ std::unique_ptr<Engine::Impl> EngineAtCost(const EngineConfig& config, float dra
   return std::make_unique<Engine::Impl>(std::move(components));
 }
 
-void ExpectEqual(const Collected& got, const Collected& want, const std::string& id) {
-  EXPECT_EQ(got.error, "") << id;
-  EXPECT_EQ(got.tokens, want.tokens) << id;
-  EXPECT_EQ(got.finish, want.finish) << id;
-  EXPECT_TRUE(Same(got.logprobs, want.logprobs)) << id;
-  EXPECT_TRUE(Same(got.prompt_logprobs, want.prompt_logprobs)) << id;
-}
-
 Request RequestOf(int number, int64_t prompt, int max_tokens, float temperature = 0) {
   std::mt19937_64 random(static_cast<uint64_t>(number));
   Request request{.id = fmt::format("{}", number), .prompt = RandomTokens(random, prompt)};

@@ -100,6 +100,17 @@ inline bool Same(const std::vector<std::vector<TokenLogprob>>& a, const std::vec
   return true;
 }
 
+// All that a request gave out, to the bit.
+inline void ExpectEqual(const Collected& got, const Collected& want, const std::string& id) {
+  EXPECT_EQ(got.error, "") << id;
+  EXPECT_EQ(got.tokens, want.tokens) << id;
+  EXPECT_EQ(got.finish, want.finish) << id;
+  EXPECT_EQ(got.stop_token, want.stop_token) << id;
+  EXPECT_EQ(got.embedding, want.embedding) << id;
+  EXPECT_TRUE(Same(got.logprobs, want.logprobs)) << id;
+  EXPECT_TRUE(Same(got.prompt_logprobs, want.prompt_logprobs)) << id;
+}
+
 // Half of the requests begin with one of the stems, up to some token of it.
 inline Request RandomRequest(std::mt19937_64& random, const std::vector<std::vector<int32_t>>& stems, int number) {
   Request request;

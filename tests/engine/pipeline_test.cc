@@ -63,15 +63,6 @@ Request RandomTextOrEmbedding(std::mt19937_64& random, const std::vector<std::ve
   return request;
 }
 
-void ExpectEqual(const Collected& got, const Collected& want, const std::string& id) {
-  EXPECT_EQ(got.error, "") << id;
-  EXPECT_EQ(got.tokens, want.tokens) << id;
-  EXPECT_EQ(got.finish, want.finish) << id;
-  EXPECT_EQ(got.embedding, want.embedding) << id;
-  EXPECT_TRUE(Same(got.logprobs, want.logprobs)) << id;
-  EXPECT_TRUE(Same(got.prompt_logprobs, want.prompt_logprobs)) << id;
-}
-
 // Texts with drafts and embeddings in a cache too small for them, aborts, timeouts, resets, and logits between two
 // steps: every request ends once, with the bits of one alone unless it was ended, and every step counts once.
 TEST_P(PipelineTest, RequestsHaveTheirBitsAndEndOnce) {

@@ -13,15 +13,6 @@
 namespace kvanta::engine {
 namespace {
 
-void ExpectEqual(const Collected& got, const Collected& want, const std::string& id) {
-  EXPECT_EQ(got.error, "") << id;
-  EXPECT_EQ(got.tokens, want.tokens) << id;
-  EXPECT_EQ(got.finish, want.finish) << id;
-  EXPECT_EQ(got.stop_token, want.stop_token) << id;
-  EXPECT_TRUE(Same(got.logprobs, want.logprobs)) << id;
-  EXPECT_TRUE(Same(got.prompt_logprobs, want.prompt_logprobs)) << id;
-}
-
 class SpeculationOver : public testing::TestWithParam<FormatCase> {};
 
 // Random requests, sampled and greedy, with penalties and stop tokens, in a cache too small for them.

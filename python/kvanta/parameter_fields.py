@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from kvanta.errors import InputError
+from kvanta.errors import InputError, about
 from kvanta.values import one_line, whole_number
 
 INT32_MAX = 2**31 - 1
@@ -91,11 +91,8 @@ class Parameters:
         for name, default, check in _checks(type(self)):
             value = values[name]
             if value is not default:
-                try:
+                with about(name):
                     values[name] = check(name, value)
-                except InputError as error:
-                    error.field = name
-                    raise
 
 
 _cached_checks: dict[type[Parameters], list[tuple[str, Any, Check]]] = {}

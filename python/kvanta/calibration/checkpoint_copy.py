@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvanta import _core
 from kvanta.calibration import modelopt
 from kvanta.calibration.calibrate import Calibration
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.progress import progress_bar
 from kvanta.safetensors_writer import read_tensor_names, write_safetensors
 from kvanta.tokenizer_files.files import read_json
@@ -146,13 +146,13 @@ def save_checkpoint(
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from None
+        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {reason_of(error)}") from None
     try:
         _write_copy(source, work, calibration, schemes)
         work.chmod(0o755)
         work.rename(folder)
     except OSError as error:
-        raise ResourceError(f"cannot write {str(folder)!r}: {error.strerror}") from None
+        raise ResourceError(f"cannot write {str(folder)!r}: {reason_of(error)}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder

@@ -74,7 +74,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def report_errors(command: Callable[[], int]) -> int:
     """Runs `command` and turns what it raises into one line on stderr and an exit status."""
-    from kvanta.errors import InputError, ResourceError
+    from kvanta.errors import InputError, ResourceError, reason_of
 
     warnings.showwarning = _show_warning
     for name in ("stdout", "stderr"):  # None where the shell has closed it
@@ -97,7 +97,7 @@ def report_errors(command: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _FULL:
             return _report_fault(error)
-        print(f"kvanta: error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"kvanta: error: the output cannot be written: {reason_of(error)}", file=sys.stderr)
         return 1
     except MemoryError:
         print("kvanta: error: there is not enough memory", file=sys.stderr)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.gguf_convert.config import hugging_face_config
 from kvanta.gguf_convert.metadata import Metadata, type_name
 from kvanta.gguf_convert.vocabulary import Vocabulary
@@ -112,7 +112,7 @@ def _make_folder(source: Path, folder: Path, write: Callable[[Metadata, Path], N
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from None
+        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {reason_of(error)}") from None
     try:
         write(metadata, work)
         _check_folder(source, work)
@@ -123,7 +123,7 @@ def _make_folder(source: Path, folder: Path, write: Callable[[Metadata, Path], N
             if not (folder / "config.json").is_file():
                 raise
     except OSError as error:
-        raise ResourceError(f"cannot write {str(folder)!r}: {error.strerror}") from None
+        raise ResourceError(f"cannot write {str(folder)!r}: {reason_of(error)}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kvanta.engine_options import EngineOptions
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.loaded_model import LoadedModel, node_config
 from kvanta.ranks import serve_node
 from kvanta.server.app import cors_arguments, make_app
@@ -293,7 +293,7 @@ def _listen(listener: socket.socket, options: ServerOptions) -> None:
 
 def _cannot_listen(options: ServerOptions, error: OSError) -> ResourceError:
     return ResourceError(
-        f"cannot listen on {options.host} port {options.port}: {error.strerror}; see --host and --port"
+        f"cannot listen on {options.host} port {options.port}: {reason_of(error)}; see --host and --port"
     )
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvanta.errors import reason_of
 from kvanta.models import kvanta_home
 
 _MAX_LINES = 1000
@@ -60,7 +61,7 @@ class LineInput:
             self._history.touch(mode=0o600)
             readline.write_history_file(self._history)
         except OSError as error:
-            print(f"kvanta: the history cannot be written to {self._history}: {error.strerror}", file=sys.stderr)
+            print(f"kvanta: the history cannot be written to {self._history}: {reason_of(error)}", file=sys.stderr)
 
     def _begin_history(self) -> None:
         import readline

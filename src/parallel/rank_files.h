@@ -20,8 +20,8 @@ struct RankLoss {
   std::string reason;
 };
 
-// Reports to the others why `rank` ends, unless it was reported before: by `loss`, its own or that of another rank without
-// which it cannot go on. The first line of rank-N.error is the number of the lost rank, the rest is the reason.
+// Reports to the others why `rank` ends, unless it was reported before: by `loss`, its own or that of another rank
+// without which it cannot go on. The first line of rank-N.error is the number of the lost rank, the rest is the reason.
 void ReportRankLoss(const std::string& folder, int rank, const RankLoss& loss) noexcept;
 // The loss that was reported for `rank`; none before.
 std::optional<RankLoss> ReadRankLoss(const std::string& folder, int rank);

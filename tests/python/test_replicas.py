@@ -8,9 +8,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -173,27 +173,67 @@ def test_prompts_go_where_their_beginning_is(fleet: Fleet) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def read_stream(url: httpx2.URL, body: dict[str, Any], begun: threading.Event) -> dict[str, Any]:
-    """The text and token ids of a streamed completion; `begun` is set with its first content."""
-    text, tokens, finish = "", [], None
-    with (
-        httpx2.Client(base_url=url, timeout=120) as client,
-        client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response,
-    ):
-        for data in events(response):
-            for choice in [] if data == "[DONE]" else json.loads(data)["choices"]:
-                text += choice["text"]
-                tokens += choice["token_ids"]
-                finish = choice["finish_reason"]
-            begun.set()
-    return {"text": text, "tokens": tokens, "finish": finish}
+@dataclass
+class StreamingClient:
+    """A client that streams completions of one body, one after the other."""
+
+    url: httpx2.URL
+    body: dict[str, Any]
+    received: int = 0
+    """Tokens of the current completion, or of the last one."""
+    has_token: threading.Event = field(default_factory=threading.Event)
+
+    def stream(self) -> dict[str, Any]:
+        """The text and token ids of a completion."""
+        text, tokens, finish = "", [], None
+        self.received = 0
+        with (
+            httpx2.Client(base_url=self.url, timeout=120) as client,
+            client.stream("POST", "/v1/completions", json={**self.body, "stream": True}) as response,
+        ):
+            for data in events(response):
+                for choice in [] if data == "[DONE]" else json.loads(data)["choices"]:
+                    text += choice["text"]
+                    tokens += choice["token_ids"]
+                    finish = choice["finish_reason"]
+                self.received = len(tokens)
+                self.has_token.set()
+        return {"text": text, "tokens": tokens, "finish": finish}
+
+    def stream_until(self, over: threading.Event) -> list[dict[str, Any]]:
+        """Results of at least one completion."""
+        results = [self.stream()]
+        while not over.is_set():
+            results.append(self.stream())
+        return results
 
 
-def kill_in_the_middle(fleet: Fleet, max_tokens: int) -> bool:
+def stop_in_the_middle(victims: Sequence[int], clients: Sequence[StreamingClient], max_tokens: int) -> None:
+    """Stops processes of replicas while a text of theirs is between its first token and its last.
+
+    A replica generates a text in less time than the server sends it in, so few moments would do: a stopped replica gets
+    requests and goes on for a moment, until one of them is in the middle.
+    """
+    pause = threading.Event()
+    for _ in range(100 * ATTEMPTS):
+        for victim in victims:
+            os.kill(victim, signal.SIGSTOP)
+        pause.wait(0.2)  # all that was generated has come
+        before = [client.received for client in clients]
+        pause.wait(0.2)
+        if any(0 < client.received == tokens < max_tokens for client, tokens in zip(clients, before, strict=True)):
+            return
+        for victim in victims:
+            os.kill(victim, signal.SIGCONT)
+        pause.wait(0.02)
+
+
+def kill_in_the_middle(fleet: Fleet, clients: Sequence[StreamingClient], max_tokens: int) -> bool:
     """Kills two of three replicas. False if none of their texts was between its first token and its last."""
     fleet.wait_for(3)
     before = len(fleet.moved())
     victims = set(sorted(fleet.replicas())[:2])
+    stop_in_the_middle(sorted(victims), clients, max_tokens)
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
 
@@ -210,24 +250,16 @@ def kill_in_the_middle(fleet: Fleet, max_tokens: int) -> bool:
 def test_nobody_notices_that_replicas_die(fleet: Fleet, quiet: LiveServer) -> None:
     """Two of three are killed while twelve clients stream: each text goes on elsewhere, with the same bits."""
     bodies = [{"prompt": [20 + number] * 8, "seed": number, **SAMPLED} for number in range(12)]
-    begun = [threading.Event() for _ in bodies]
+    clients = [StreamingClient(fleet.client.base_url, body) for body in bodies]
     over = threading.Event()
-
-    def stream(body: dict[str, Any], begun: threading.Event) -> list[dict[str, Any]]:
-        """Results of one request after the other, until it is over."""
-        results = [read_stream(fleet.client.base_url, body, begun)]
-        while not over.is_set():
-            results.append(read_stream(fleet.client.base_url, body, begun))
-        return results
-
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        clients = [pool.submit(stream, *each) for each in zip(bodies, begun, strict=True)]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        streaming = [pool.submit(client.stream_until, over) for client in clients]
         try:
-            wait_until(lambda: all(each.is_set() for each in begun), "every client has a token")
-            assert any(kill_in_the_middle(fleet, SAMPLED["max_tokens"]) for _ in range(ATTEMPTS))
+            wait_until(lambda: all(client.has_token.is_set() for client in clients), "every client has a token")
+            assert any(kill_in_the_middle(fleet, clients, SAMPLED["max_tokens"]) for _ in range(ATTEMPTS))
         finally:
             over.set()
-        results = [each.result() for each in clients]
+        results = [each.result() for each in streaming]
     assert fleet.metrics("requests_moved_total")[0] > 0
     for body, texts in zip(bodies, results, strict=True):
         choice = quiet.completion(**body)["choices"][0]

@@ -3,6 +3,10 @@
 #include "kvanta/version.h"
 
 NB_MODULE(_core, module) {
+#ifdef NDEBUG
+  // Threads of other packages (Ray's) may still hold objects when the interpreter ends, which is no leak.
+  nanobind::set_leak_warnings(false);
+#endif
   module.doc() = "The C++ library behind kvanta. Use the package kvanta; names here may change.";
   module.def("version", &kvanta::Version, "major.minor.patch");
   kvanta::python::BindErrors(module);

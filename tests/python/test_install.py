@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,12 @@ def test_version_is_the_project_version() -> None:
     found = re.search(r"project\(kvanta VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
     assert found
     assert kvanta.__version__ == found[1]
+
+
+def test_objects_that_other_threads_hold_are_not_reported_at_exit() -> None:
+    script = (
+        "import threading; from kvanta import _core\n"
+        "def hold(params): threading.Event().wait()\n"
+        "threading.Thread(target=hold, args=[_core.SamplingParams()], daemon=True).start()\n"
+    )
+    assert run(sys.executable, "-c", script) == ""

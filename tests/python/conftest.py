@@ -22,6 +22,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Ray lowers the priority of its workers, which would get next to no CPU beside other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+# The models of torch are so small that its threads do little but wait, the longer the more tests run beside.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:

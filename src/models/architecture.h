@@ -23,6 +23,7 @@ struct Architecture {
   bool partial_rotary = false;  // takes partial_rotary_factor; else heads are rotated whole
   // read_config reads the layers' ropes and max_position (layers of different kinds have different ropes).
   bool reads_rope = false;
+  std::string_view other_name = "";  // of the same class in published files; "": none
   // Another model_type of the same architecture; "": none.
   std::string_view other_model_type = "";
   // Key of the object that holds the language model's config; "": the keys are at the top of the file.
@@ -51,6 +52,9 @@ void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config);
 // True for each of `layers` layers with rope: the ones of `no_rope_layers`, despite its name, which may have more
 // entries; without entries, all but every no_rope_layer_interval-th layer.
 std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers);
+
+// Factors of embeddings, attention logits, what blocks add, and output logits (Granite).
+void ReadGraniteFactors(const JsonObject& json, ModelConfig& config);
 
 // Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
 void ReadQwenWindows(const JsonObject& json, ModelConfig& config);

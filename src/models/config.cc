@@ -34,7 +34,7 @@ const Architecture& ReadArchitecture(const JsonObject& json) {
   }
   const auto& name = (*names)[0].get_ref<const std::string&>();
   for (const Architecture* architecture : Architectures()) {
-    if (architecture->name == name) return *architecture;
+    if (architecture->name == name || (!name.empty() && architecture->other_name == name)) return *architecture;
   }
   throw InputError(
       fmt::format("{}: unknown architecture {}; known: {}", json.File(), Quote(name), fmt::join(known, ", ")));

@@ -88,8 +88,14 @@ struct TensorNames {
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
   std::string_view mlp = "mlp";  // of a layer, dense or of experts
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
-  bool interleaved_gate_up = false;  // gate_up_proj of all experts has interleaved gate and up; else gate, then up
-  bool transposed_experts = true;    // gate_up_proj and down_proj of all experts are [in][out]; else [out][in]
+  std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
+  bool correction_bias_is_row = false;                                // the latter
+  bool shared_expert_in_layer = false;                                // beside `mlp`; else in it
+  std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // of all experts
+  std::string_view gate_up = "gate_up_proj", down = "down_proj";  // of an MLP; the former if it has one for both
+  bool interleaved_gate_up = false;      // fused_gate_up has interleaved gate and up; else gate, then up
+  bool transposed_experts = true;        // fused_gate_up and fused_down are [in][out]; else [out][in]
+  bool experts_in_either_order = false;  // by their shape; [out][in] where both orders fit
 };
 
 struct ModelConfig {

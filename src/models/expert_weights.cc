@@ -114,9 +114,11 @@ void Transpose(const Element* in, const FusedWeight& weight, ThreadPool& threads
 std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const FusedWeight& weight) {
   const int64_t experts = source.config.moe.num_experts, out = weight.out, in = weight.in;
   const std::vector<float> biases = ReadBiases(source, weight.name + "_bias", out);
-  const bool transposed = source.config.names.transposed_experts;
-  const WeightView all = source.reader.Elements(
-      weight.name, transposed ? std::array{experts, in, out} : std::array{experts, out, in}, source.store);
+  const std::array out_first{experts, out, in}, in_first{experts, in, out};
+  const TensorNames& names = source.config.names;
+  const bool transposed =
+      names.transposed_experts && !(names.experts_in_either_order && source.reader.HasShape(weight.name, out_first));
+  const WeightView all = source.reader.Elements(weight.name, transposed ? in_first : out_first, source.store);
   const int64_t bytes = out * in * SizeOf(all.dtype);
   std::vector<uint32_t> matrix(transposed ? static_cast<size_t>(CeilDiv(bytes, sizeof(uint32_t))) : 0);
   std::vector<std::unique_ptr<Linear>> layers;
@@ -205,15 +207,16 @@ std::vector<ExpertWeights> ReadModules(const BlockSource& source, const std::str
 }  // namespace
 
 std::vector<ExpertWeights> ReadExperts(const BlockSource& source, const std::string& module) {
-  const std::string gate_up = module + "gate_up_proj", down = module + "down_proj";
+  const std::string gate_up = module + std::string(source.config.names.fused_gate_up);
   if (!source.reader.HasPrefix(gate_up)) {
-    const bool w = source.reader.HasPrefix(module + "0.w1.");
-    return ReadModules(source, module,
+    const std::string experts = module + "experts.";
+    const bool w = source.reader.HasPrefix(experts + "0.w1.");
+    return ReadModules(source, experts,
                        w ? ModuleNames{"w1", "w3", "w2"} : ModuleNames{"gate_proj", "up_proj", "down_proj"});
   }
   const auto read = source.reader.HasPrefix(gate_up + "_blocks") ? ReadMxfp4 : ReadFused;
   auto gate_ups = read(source, GateUp(source, gate_up));
-  auto downs = read(source, Down(source, down));
+  auto downs = read(source, Down(source, module + std::string(source.config.names.fused_down)));
   std::vector<ExpertWeights> experts;
   for (size_t i = 0; i < gate_ups.size(); ++i) {
     experts.push_back({.gate_up = std::move(gate_ups[i]), .down = std::move(downs[i])});

@@ -1,4 +1,5 @@
 // Mixture of experts: a router chooses some of many small MLPs for each row; shared experts serve all rows.
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -18,15 +19,14 @@ class MixtureOfExperts final : public MlpBlock {
     // The router stays f32: a small error would choose other experts.
     router_ = source.reader.Linear({{.module = name_of(names.router), .out = moe_.num_experts, .whole = true}},
                                    config_.hidden, moe_.bias, kernels::WeightType::kF32);
-    std::vector<float> correction;
-    if (moe_.has_correction_bias) {
-      correction = source.reader.KeptValues(name_of(names.router) + ".e_score_correction_bias", moe_.num_experts);
-    }
-    experts_ = ops_.MakeExperts(ReadExperts(source, module + "experts."), moe_, correction,
+    const std::vector<float> correction = ReadCorrection(source, name_of(names.correction_bias));
+    experts_ = ops_.MakeExperts(ReadExperts(source, module), moe_, correction,
                                 {.ranks = &source.ranks, .by_experts = source.expert_parallel});
     if (moe_.shared_expert_intermediate_size == 0) return;
-    shared_ = ReadGatedMlp(source, name_of(names.shared_expert) + ".", moe_.shared_expert_intermediate_size,
-                           config_.mlp.bias);
+    const std::string layer = module.substr(0, module.size() - names.mlp.size() - 1);
+    shared_ =
+        ReadGatedMlp(source, (names.shared_expert_in_layer ? layer : module) + std::string(names.shared_expert) + ".",
+                     moe_.shared_expert_intermediate_size, config_.mlp.bias);
     if (!moe_.shared_expert_gate) return;
     shared_gate_ = source.reader.Linear({{.module = name_of(names.shared_expert_gate), .out = 1, .whole = true}},
                                         config_.hidden, false, kernels::WeightType::kF32);
@@ -51,6 +51,19 @@ class MixtureOfExperts final : public MlpBlock {
   }
 
  private:
+  // e_score_correction_bias of the experts; none if the architecture has no such bias.
+  static std::vector<float> ReadCorrection(const BlockSource& source, const std::string& name) {
+    const int64_t experts = source.config.moe.num_experts;
+    if (!source.config.moe.has_correction_bias) return {};
+    if (!source.config.names.correction_bias_is_row) return source.reader.KeptValues(name, experts);
+    const kernels::WeightView row =
+        source.reader.Elements(name, std::array{int64_t{1}, experts}, kernels::WeightType::kF32);
+    source.reader.AddBytes(experts * static_cast<int64_t>(sizeof(float)));
+    std::vector<float> values;
+    for (int64_t i = 0; i < experts; ++i) values.push_back(ElementValue(row, i));
+    return values;
+  }
+
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const kernels::MoeConfig& moe_;

@@ -19,8 +19,10 @@ class GatedMlp final : public MlpBlock {
     const auto read_gate_up = [&](std::initializer_list<StackedWeight> stack) {
       return source.reader.Linear(stack, hidden, bias, source.store);
     };
-    if (source.config.mlp.fused) {
-      const std::string fused = module + "gate_up_proj";
+    const TensorNames& names = source.config.names;
+    // A GGUF file may have the parts of what Hugging Face fuses.
+    if (source.config.mlp.fused && !source.reader.HasPrefix(module + "gate_proj.")) {
+      const std::string fused = module + std::string(names.gate_up);
       const int64_t both = 2 * intermediate_size;
       gate_up_ = source.ranks.Alone() ? read_gate_up({{fused, both}})
                                       : read_gate_up({{.module = fused, .out = intermediate_size, .tensor_out = both},
@@ -31,7 +33,7 @@ class GatedMlp final : public MlpBlock {
     } else {
       gate_up_ = read_gate_up({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}});
     }
-    const std::string down = module + "down_proj";
+    const std::string down = module + std::string(names.down);
     down_.emplace(source.ranks,
                   source.reader.Linear({{down, hidden}}, intermediate_size, bias,
                                        {source.store, source.reader.AmplifiesRounding(down)}),

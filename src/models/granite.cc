@@ -6,16 +6,20 @@ namespace kvanta::models {
 namespace {
 
 void ReadGranite(const JsonObject& json, ModelConfig& config) {
-  const auto factor = [&](const char* key) { return json.Number(key, 1e-6, 1e6, 1); };
+  ReadGraniteFactors(json, config);
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.mlp.bias = json.Bool("mlp_bias", false);
+}
+
+}  // namespace
+
+void ReadGraniteFactors(const JsonObject& json, ModelConfig& config) {
+  const auto factor = [&](const char* key) { return json.Number(key, 1e-6, 1e6, 1); };
   config.embedding_scale = factor("embedding_multiplier");
   config.softmax_scale = factor("attention_multiplier");
   config.residual_scale = factor("residual_multiplier");
   config.logits_divisor = factor("logits_scaling");
 }
-
-}  // namespace
 
 extern const Architecture kGranite = {"GraniteForCausalLM", "granite", ReadGranite,
                                       R"({"eos_token_id": 2, "bos_token_id": 1})"};

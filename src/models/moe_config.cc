@@ -27,6 +27,41 @@ void ReadExpertGroups(const JsonObject& json, std::string_view experts_key, Mode
   }
 }
 
+void ReadSigmoidExperts(const JsonObject& json, std::string_view experts_key, std::string_view shared_key,
+                        ModelConfig& config) {
+  kernels::MoeConfig& moe = config.moe;
+  // dots.llm1 has the name of the method in the place of that of the function.
+  const std::string function = json.String("scoring_func", "sigmoid");
+  if (function != "sigmoid" && function != "noaux_tc") json.Fail("scoring_func", "sigmoid");
+  if (json.String("topk_method", "noaux_tc") != "noaux_tc") json.Fail("topk_method", "noaux_tc");
+  ReadExpertCounts(json, experts_key, "moe_intermediate_size", config);
+  ReadExpertGroups(json, experts_key, config);
+  if (moe.num_experts / moe.n_group < 2) json.Fail("n_group", "groups of at least 2 experts");
+  moe.shared_expert_intermediate_size =
+      static_cast<int>(json.Int(shared_key, 0, kMaxExperts, 0)) * moe.moe_intermediate_size;
+  moe.scoring_func = kernels::ScoringFunc::kSigmoid;
+  moe.has_correction_bias = true;
+  moe.norm_topk_prob = json.BoolOrNull("norm_topk_prob", true);
+  moe.routed_scaling_factor = static_cast<float>(json.Number("routed_scaling_factor", 0, 1e6, 1.0));
+}
+
+void MarkSparseLayers(int64_t first, ModelConfig& config) {
+  for (int64_t layer = first; layer < config.layers; ++layer) {
+    config.layer_specs[static_cast<size_t>(layer)].moe = true;
+  }
+}
+
+void ReadMlpLayerTypes(const JsonObject& json, int64_t first, ModelConfig& config) {
+  constexpr const char* kKey = "mlp_layer_types";
+  if (!json.Has(kKey)) return MarkSparseLayers(first, config);
+  const Json& types = json.Get(kKey);
+  const auto is_type = [](const Json& type) { return type == "sparse" || type == "dense"; };
+  if (!types.is_array() || types.size() != config.layer_specs.size() || !std::ranges::all_of(types, is_type)) {
+    json.Fail(kKey, fmt::format("'sparse' or 'dense' for each of {} layers", config.layers));
+  }
+  for (size_t layer = 0; layer < types.size(); ++layer) config.layer_specs[layer].moe = types[layer] == "sparse";
+}
+
 void ReadSparseLayers(const JsonObject& json, ModelConfig& config) {
   constexpr const char* kDense = "mlp_only_layers";
   const int64_t step = json.Int("decoder_sparse_step", 1, int64_t{1} << 20, 1);

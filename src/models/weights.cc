@@ -331,8 +331,15 @@ void WeightReader::CheckWeight(const WeightView& view, WeightType store) const {
   CheckFinite(view, fmt::format("{}.weight", view.module), store, ops_.threads());
 }
 
+bool WeightReader::HasShape(std::string_view name, std::span<const int64_t> shape) const {
+  const TensorView* tensor = checkpoint_.Find(name);
+  return tensor != nullptr && std::ranges::equal(tensor->shape, shape);
+}
+
 void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const {
+  const std::string predictors = fmt::format("{}mtp_", names.prefix);  // ERNIE's, beside the layers
   const auto is_spare = [&](std::string_view name) {
+    if (name.starts_with(predictors)) return true;
     for (int layer = layers; layer < layers + spare; ++layer) {
       if (name.starts_with(fmt::format("{}layers.{}.", names.prefix, layer))) return true;
     }

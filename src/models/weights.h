@@ -40,6 +40,8 @@ class WeightReader {
 
   // True if the checkpoint has the tensor.
   bool Has(std::string_view name) const { return checkpoint_.Find(name) != nullptr; }
+  // True if the checkpoint has the tensor in this shape.
+  bool HasShape(std::string_view name, std::span<const int64_t> shape) const;
   // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`: of each,
   // the rows of this rank (parallel::Partition).
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
@@ -69,7 +71,7 @@ class WeightReader {
   // A vector of `size` values plus `offset`, times `scale`, as f32 in the device's memory.
   Buffer Vector(const std::string& name, int64_t size, float offset = 0, double scale = 1);
   // Throws InputError if the checkpoint has tensors of the decoder that were not read. `spare` layers after the model's
-  // `layers` may be left.
+  // `layers` may be left, and modules that predict further tokens.
   void CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const;
   // True if quantized weights of a layer of `kind` keep their codes.
   bool KeepsQuantized(kernels::LinearKind kind) const noexcept {

@@ -12,6 +12,7 @@ namespace kvanta::models {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -156,6 +157,51 @@ TEST(MoeConfig, Glm4Moe) {
   EXPECT_EQ(parsed.num_nextn_predict_layers, 1);
   EXPECT_THAT(LayersOfExperts(parsed), ElementsAre(false, false, false, true));
   EXPECT_THAT(MoeError(config, "n_group", 8), HasSubstr("groups of at least 2 experts"));
+}
+
+// Keys that change what the models compute, in values that the engine has no code for.
+TEST(MoeConfig, RefusedKeys) {
+  struct Case {
+    const char *architecture, *model_type, *key;
+    json value;
+    const char* expected;
+  };
+  const std::vector<Case> cases = {
+      {"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "first_k_dense_replace", 2, "1, or mlp_layer_types"},
+      {"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "mlp_layer_types", {"dense"}, "for each of 4 layers"},
+      {"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "scoring_func", "softmax", "expected sigmoid"},
+      {"Glm4MoeLiteForCausalLM", "glm4_moe_lite", "topk_method", "greedy", "expected noaux_tc"},
+      {"MiniMaxM2ForCausalLM", "minimax_m2", "attn_type_list", {1, 0, 1, 1}, "attention with a softmax"},
+      {"MiniMaxM2ForCausalLM", "minimax_m2", "use_qk_norm", false, "expected true"},
+      {"MiniMaxM2ForCausalLM", "minimax_m2", "qk_norm_type", "per_head", "expected per_layer"},
+      {"MiniMaxM2ForCausalLM", "minimax_m2", "use_routing_bias", false, "expected true"},
+      {"MiniMaxM2ForCausalLM", "minimax_m2", "scoring_func", "softmax", "expected sigmoid"},
+      {"MiniMaxM2ForCausalLM", "minimax_m2", "shared_intermediate_size", 8, "expected 0"},
+      {"MiniMaxM2ForCausalLM", "minimax_m2", "rotary_dim", 63, "an even number"},
+      {"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "use_bias", true, "expected false"},
+      {"Ernie4_5_MoeForCausalLM", "ernie4_5_moe", "moe_norm_min", 0.1, "at most 1e-12"},
+      {"OlmoeForCausalLM", "olmoe", "clip_qkv", 8, "q, k and v are not clipped"},
+      {"Dots1ForCausalLM", "dots1", "moe_layer_freq", 2, "from 1 to 1"},
+      {"SolarOpenForCausalLM", "solar_open", "use_qk_norm", true, "expected false"},
+      {"SolarOpenForCausalLM", "solar_open", "first_k_dense_replace", 1, "all layers have experts"},
+      {"SolarOpenForCausalLM", "solar_open", "partial_rotary_factor", 0.5, "rotated whole"},
+      {"ExaoneMoeForCausalLM", "exaone_moe", "sliding_window_pattern", "LLLG", "sliding_window_pattern"},
+      {"ExaoneMoeForCausalLM", "exaone_moe", "is_moe_layer", {true, true, true, true}, "first_k_dense_replace"},
+  };
+  for (const Case& each : cases) {
+    json config = MoeBase(each.architecture, each.model_type);
+    config.update(json::parse(R"({"n_routed_experts": 8, "eos_token_id": 2})"));
+    EXPECT_NO_THROW(ParseMoe(config)) << each.architecture;
+    EXPECT_THAT(MoeError(config, each.key, each.value), AllOf(HasSubstr(each.key), HasSubstr(each.expected)));
+  }
+}
+
+TEST(MoeConfig, RotaryDimOfMinimaxM2) {
+  json config = MoeBase("MiniMaxM2ForCausalLM", "minimax_m2");
+  EXPECT_EQ(ParseMoe(config).layer_specs[0].rope.rotary_dim, 128) << "whole heads of the class's size";
+  config["rotary_dim"] = 64;
+  EXPECT_EQ(ParseMoe(config).layer_specs[3].rope.rotary_dim, 64);
+  EXPECT_THAT(MoeError(config, "partial_rotary_factor", 0.25), HasSubstr("32, as partial_rotary_factor says"));
 }
 
 // As published: empty or absent lists have the class's meaning.

@@ -46,13 +46,23 @@ ARCHITECTURES = {
     "ministral3": "MISTRAL3",
     "glm4": "GLM4",
     "glm4_moe": "GLM4_MOE",
+    "glm4_moe_lite": "DEEPSEEK2",
+    "minimax_m2": "MINIMAXM2",
+    "ernie4_5_moe": "ERNIE4_5_MOE",
+    "olmoe": "OLMOE",
+    "granitemoe": "GRANITE_MOE",
+    "granitemoeshared": "GRANITE_MOE",
+    "dots1": "DOTS1",
+    "exaone_moe": "EXAONE_MOE",
     "granite": "GRANITE",
     "olmo2": "OLMO2",
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
 }
 _NORMS_PLUS_ONE = ("gemma", "qwen3_next", "qwen3_5")
-_PAIRED_ROPE = {"LLAMA", "GRANITE", "SMOLLM3", "MISTRAL3"}
+_PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3"}
+_COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
+_SHARED = ("n_shared", "num_shared", "moe_num_shared")
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -124,6 +134,11 @@ def _parts(source: Source) -> dict[str, Array]:
             both = values.reshape(heads, nope + value, -1)
             parts[name.replace("kv_b_proj", "k_b_proj")] = np.ascontiguousarray(both[:, :nope].swapaxes(1, 2))
             parts[name.replace("kv_b_proj", "v_b_proj")] = np.ascontiguousarray(both[:, nope:])
+        elif name.endswith("input_linear.weight"):  # gate, then up
+            for part, matrix in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
+                parts[_granite_part(name, part)] = np.ascontiguousarray(matrix)
+        elif name.endswith("output_linear.weight"):
+            parts[_granite_part(name, "down")] = values
         elif name.endswith(".experts.gate_up_proj"):  # [experts][in][out]
             for part in ("gate", "up"):
                 matrix = values[:, :, _columns(source, part, values.shape[-1])].swapaxes(1, 2)
@@ -138,7 +153,7 @@ def _parts(source: Source) -> dict[str, Array]:
         elif name.endswith(".sinks"):
             parts[f"{name}.weight"] = values
         elif name.endswith("e_score_correction_bias"):
-            parts[name.replace("_bias", ".bias")] = values
+            parts[name.replace("_bias", ".bias")] = values.reshape(-1)
         elif name.endswith("shared_expert_gate.weight"):
             parts[name] = values.reshape(-1)
         else:
@@ -146,6 +161,13 @@ def _parts(source: Source) -> dict[str, Array]:
     for name, experts in stacks.items():
         parts[name] = np.stack([experts[i] for i in range(len(experts))])
     return parts
+
+
+def _granite_part(name: str, part: str) -> str:
+    """GGUF's part of a tensor of Granite's experts, or of the shared one, by a name of the table."""
+    layer = name.partition(".block_sparse_moe.")[0].partition(".shared_mlp.")[0]
+    module = "block_sparse_moe.experts" if ".block_sparse_moe." in name else "shared_mlp"
+    return f"{layer}.{module}.{part}_proj.weight"
 
 
 def _back(source: Source, name: str, values: Array) -> None:
@@ -156,7 +178,15 @@ def _back(source: Source, name: str, values: Array) -> None:
         source.tensors[name] = values.reshape(source.tensors[name].shape)
         return
     experts = re.fullmatch(r"(.+\.experts)\.(\w+\.\w+)", name)
-    if experts and f"{experts[1]}.gate_up_proj" in source.tensors:
+    granite = re.fullmatch(r"(.+)\.(block_sparse_moe\.experts|shared_mlp)\.(\w+)_proj\.weight", name)
+    if granite and source.arch == "GRANITE_MOE":
+        module = f"{granite[1]}.{granite[2].removesuffix('.experts')}"
+        if granite[3] == "down":
+            source.tensors[f"{module}.output_linear.weight"][:] = values
+        else:
+            halves = np.split(source.tensors[f"{module}.input_linear.weight"], 2, axis=-2)  # views
+            halves[0 if granite[3] == "gate" else 1][:] = values
+    elif experts and f"{experts[1]}.gate_up_proj" in source.tensors:
         _back_fused(source, experts[1], experts[2], values)
     elif experts:
         for i, expert in enumerate(values):
@@ -188,7 +218,9 @@ def _back_fused(source: Source, experts: str, part: str, values: Array) -> None:
 
 
 def _expert_names(source: Source, name: str) -> str:
-    """Names under which the table has the experts of Mixtral."""
+    """Names under which the table has the experts of Mixtral, and the parts of Granite's."""
+    if source.arch == "GRANITE_MOE":
+        return name.replace("block_sparse_moe.experts", "mlp.experts").replace("shared_mlp", "mlp.shared_experts")
     return re.sub(r"model\.layers\.(\d+)\.block_sparse_moe\.experts", r"layers.\1.feed_forward.experts", name)
 
 
@@ -271,12 +303,12 @@ def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
     if config["model_type"] == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if config["model_type"] == "granite":
+    if config["model_type"].startswith("granite"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if config["model_type"] == "olmo3":
+    if config["model_type"] in ("olmo3", "exaone_moe"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
 
 
@@ -295,28 +327,34 @@ def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 def _add_experts(writer: gguf.GGUFWriter, source: Source) -> None:
     config, get = source.config, source.config.get
-    count = get("num_local_experts") or get("num_experts") or get("n_routed_experts")
+    kind = config["model_type"]
+    count = next((get(f"{key}_experts") for key in _COUNTED if get(f"{key}_experts")), 0)
     if not count or get("first_k_dense_replace", 0) >= config["num_hidden_layers"]:
         return
     writer.add_expert_count(count)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    if config["model_type"] in ("gpt_oss", "llama4_text"):
+    writer.add_expert_used_count(config["moe_k" if kind == "ernie4_5_moe" else "num_experts_per_tok"])
+    if kind in ("gpt_oss", "llama4_text", "minimax_m2"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if config["model_type"] == "llama4_text":
+    if kind == "llama4_text":
         writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    if kind == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
     if get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if get("shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if get("n_shared_experts"):
-        writer.add_expert_shared_count(config["n_shared_experts"])
+    width = get("shared_expert_intermediate_size") or get("shared_intermediate_size")
+    if width:
+        writer.add_expert_shared_feed_forward_length(width)
+    shared = next((get(f"{key}_experts") for key in _SHARED if get(f"{key}_experts")), 0)
+    if shared:
+        writer.add_expert_shared_count(shared)
     if "routed_scaling_factor" in config:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(bool(get("norm_topk_prob")))
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        sigmoid = config["model_type"] in ("deepseek_v3", "glm4_moe")
+        writer.add_leading_dense_block_count(get("first_k_dense_replace", 1))
+        softmax = kind == "deepseek_v2"
         writer.add_expert_gating_func(
-            gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX
+            gguf.ExpertGatingFuncType.SOFTMAX if softmax else gguf.ExpertGatingFuncType.SIGMOID
         )
         if get("n_group"):
             writer.add_expert_group_count(config["n_group"])

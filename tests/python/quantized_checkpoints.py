@@ -153,18 +153,23 @@ LAYOUTS = {
 }
 
 
-_FUSED_EXPERTS = re.compile(r"(.+\.feed_forward\.experts)\.(gate_up|down)_proj")
+_FUSED_EXPERTS = re.compile(r"(.+\.(?:feed_forward|language_model\.layers\.\d+\.mlp)\.experts)\.(gate_up|down)_proj")
 
 
 def is_quantized(name: str, tensor: torch.Tensor) -> bool:
     """Linear layers of the language model's layers, except for routers and small projections of recurrent layers."""
-    linear = re.search(r"(_proj|_proj_qkvz?|_proj_z|\.w[123])\.weight$", name) is not None
+    linear = re.search(r"(_proj|_proj_qkvz?|_proj_z|\.w[123]|put_linear)\.weight$", name) is not None
     return ".layers." in name and "vision" not in name and linear and tensor.dim() == 2
 
 
+def _has_inputs_first(name: str) -> bool:
+    return ".feed_forward." in name
+
+
 def _split_experts(name: str, fused: torch.Tensor) -> Tensors:
-    """Llama 4's experts, [experts][in][out], as modules: so are they when they are quantized."""
+    """Experts of one tensor, [experts][in][out] of Llama 4 and else transposed, as the modules that are quantized."""
     module, kind = _FUSED_EXPERTS.fullmatch(name).groups()  # type: ignore[union-attr]
+    fused = fused if _has_inputs_first(name) else fused.transpose(1, 2)
     parts = {"down": fused} if kind == "down" else dict(zip(("gate", "up"), fused.chunk(2, -1), strict=True))
     return {f"{module}.{i}.{p}_proj.weight": x[i].T.contiguous() for p, x in parts.items() for i in range(len(x))}
 
@@ -174,7 +179,8 @@ def _join_experts(name: str, modules: Tensors) -> torch.Tensor:
     parts = ["down"] if kind == "down" else ["gate", "up"]
     count = sum(each.startswith(f"{module}.") and each.endswith(f".{parts[0]}_proj.weight") for each in modules)
     experts = [torch.cat([modules[f"{module}.{i}.{part}_proj.weight"] for part in parts]).T for i in range(count)]
-    return torch.stack(experts)
+    joined = torch.stack(experts)
+    return joined if _has_inputs_first(name) else joined.transpose(1, 2).contiguous()
 
 
 def write(source: Path, folder: Path, twin: Path, layout: Layout, only: str = "") -> None:

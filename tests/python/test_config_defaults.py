@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_classes
 import tiny_models
 import tolerance
 import torch
@@ -67,6 +68,7 @@ MULTIMODAL: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "ministral3": lambda: tiny_models.make_mistral3("Ministral3", num_attention_heads=32, num_key_value_heads=8),
     "gemma3": lambda: tiny_models.make_gemma3_multimodal(num_attention_heads=8, num_key_value_heads=4),
     "llama4": lambda: tiny_models.make_llama4_multimodal(num_attention_heads=40, num_key_value_heads=8),
+    "qwen3_vl_moe": lambda: tiny_classes.make_qwen3_vl_moe(num_attention_heads=16, num_key_value_heads=16),
     "qwen3_5": lambda: tiny_models.make_qwen35_multimodal(False, num_attention_heads=16, num_key_value_heads=4),
 }
 

@@ -14,6 +14,7 @@ import pytest
 import tiny_models
 import tolerance
 from gguf_models import Kind
+from gguf_moe_models import LATENTS, MODELS_WITH_EXPERTS
 from model_support import RecordSupport
 from tiny_gguf import rewrite
 
@@ -23,20 +24,6 @@ from kvanta.models import resolve_model
 
 TOKENS = np.random.default_rng(3).integers(3, gguf_models.VOCAB, 150).astype(np.int32)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LATENTS: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 64,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 32,
-    "routed_scaling_factor": 1.7,
-}
 GEMMA = {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 32}
 GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
@@ -140,6 +127,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False},
         },
     ),
+    **MODELS_WITH_EXPERTS,
 }
 
 
@@ -188,6 +176,13 @@ def test_float32_logits_equal_transformers(
     record_support(file, f"GGUF {kind}")
 
 
+def test_language_model_of_qwen3_vl_moe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gguf_models.ARCHITECTURES, "qwen3_moe", "QWEN3VLMOE")
+    file, source = make(tmp_path, "qwen3_moe")
+    assert gguf.GGUFReader(file).fields["general.architecture"].contents() == "qwen3vlmoe"
+    assert float32_error(file, source) < tolerance.F32_LOGITS
+
+
 # NVFP4 has scales of whole tensors beside it, which no architecture here has names for.
 @pytest.mark.parametrize("kind", [kind for kind in _core.gguf_types() if kind not in ("F32", "NVFP4")])
 def test_types_of_tensors(kind: str, tmp_path: Path, record_support: RecordSupport) -> None:
@@ -202,8 +197,9 @@ def test_blocks_of_4_bits(model: str, tmp_path: Path, record_support: RecordSupp
     """Kept and multiplied in every architecture's layers: Q4_0, and GPT-OSS's experts in MXFP4."""
     architecture, settings = MODELS[model]
     # Every row goes to all experts: rounding must not choose others.
-    count = settings.get("num_experts", settings.get("num_local_experts", settings.get("n_routed_experts", 0)))
-    groups = {"num_experts_per_tok": count, "n_group": 1, "topk_group": 1} if count else {}
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    count = next((settings[name] for name in names if name in settings), 0)
+    groups = {"num_experts_per_tok": count, "moe_k": count, "n_group": 1, "topk_group": 1} if count else {}
     source = gguf_models.make_source(tmp_path / "source", architecture, **settings | groups)
     kinds = {"experts": Kind.MXFP4} if model == "gpt_oss" else {}
     file = gguf_models.write(source, tmp_path / "m.gguf", Kind.Q4_0, kinds)

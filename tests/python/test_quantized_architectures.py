@@ -19,7 +19,7 @@ from kvanta import LLM, _core
 from kvanta.plan import plan
 
 TOKENS = np.random.default_rng(3).integers(0, tiny_models.VOCAB, 70).astype(np.int32)
-# GPT-OSS has MXFP4 of its own (test_moe_oracle.py).
+# GPT-OSS has MXFP4 of its own (test_mxfp4_experts.py).
 ARCHITECTURES = [name for name in _core.architectures() if name != "GptOssForCausalLM"]
 
 
@@ -47,5 +47,7 @@ def test_logits_equal_those_of_the_dequantized_weights(
     cost = rms_error(tiny_models.rounded_logits(dequantized, TOKENS, torch.bfloat16, torch.float32), expected)
     assert rms_error(llm.logits(TOKENS), expected) < 2 * tolerance.LATENT_ROUNDING_RATIO * cost
     in_16_bits = plan(str(folder), 1 << 30, options={"weight_dtype": "bf16"})["weight_bytes"]
-    assert llm.stats()["weight_bytes"] < 0.85 * in_16_bits, "codes are kept"
+    # Granite's routed experts are no modules: what quantizes modules leaves them in 16 bits.
+    share = 0.95 if architecture.startswith("GraniteMoe") else 0.85
+    assert llm.stats()["weight_bytes"] < share * in_16_bits, "codes are kept"
     record_support(folder, layout)

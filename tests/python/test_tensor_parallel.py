@@ -18,7 +18,7 @@ import pytest
 import tiny_models
 import torch
 from divided_models import FOUR, assert_same_bits, blocks, compute, gguf_file, quantized, saved
-from test_moe_oracle import as_mxfp4
+from test_mxfp4_experts import as_mxfp4
 from test_server_process import SMALL, serving
 from tiny_checkpoints import write_checkpoint
 
@@ -85,6 +85,7 @@ EXPERT_CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "GptOss": (lambda folder: saved("GptOss", folder), {}),
     "GptOss MXFP4": (mxfp4_experts, {"kv_cache_dtype": "fp8_e4m3"}),
     "Llama4": (lambda folder: saved("Llama4", folder), {"dtype": "float32"}),
+    "GraniteMoeShared": (lambda folder: saved("GraniteMoeShared", folder), {}),
     "Q4_0": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel", "Qwen3Moe"), {}),
 }

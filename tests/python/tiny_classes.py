@@ -9,10 +9,29 @@ from typing import Any
 import tiny_models
 import transformers
 
+
+def make_qwen3_vl_moe(**settings: Any) -> transformers.PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 4, 4], "mrope_interleaved": True}
+    text = {**tiny_models.SIZES, **tiny_models.EXPERTS, "head_dim": 32, "rope_parameters": rope, **settings}
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": text["hidden_size"],
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [],
+    }
+    config = transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision)
+    return tiny_models.fill(transformers.Qwen3VLMoeForConditionalGeneration(config))
+
+
 MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "Gemma3": tiny_models.make_gemma3_multimodal,
     "Mistral3": partial(tiny_models.make_mistral3, "Ministral3"),
     "Llama4": tiny_models.make_llama4_multimodal,
+    "Qwen3VLMoe": make_qwen3_vl_moe,
     "Qwen3_5": partial(tiny_models.make_qwen35_multimodal, False),
     "Qwen3_5Moe": partial(tiny_models.make_qwen35_multimodal, True),
 }
@@ -28,6 +47,8 @@ WHOLE_GROUPS: dict[str, Any] = {
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
     "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "moe_num_shared_experts": 1,
     "n_group": 1,
     "topk_group": 1,
     "kv_lora_rank": 64,
@@ -44,14 +65,17 @@ WHOLE_GROUPS: dict[str, Any] = {
 
 def experts(count: int, chosen: int) -> dict[str, int]:
     """Numbers of experts under the names that the classes have for them."""
-    return {"num_experts": count, "num_local_experts": count, "n_routed_experts": count, "num_experts_per_tok": chosen}
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return {**dict.fromkeys(names, count), "num_experts_per_tok": chosen, "moe_k": chosen}
 
 
 def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
     """A model of a class of config.json's "architectures", in WHOLE_GROUPS; `settings` of its language model."""
     settings = {**WHOLE_GROUPS, **settings}
-    if name.startswith("Deepseek"):
+    if name.startswith(("Deepseek", "Glm4MoeLite")):
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
+    if name.startswith("GraniteMoeShared"):
+        settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0
     if name.endswith("ForConditionalGeneration"):
         return MULTIMODAL[name.removesuffix("ForConditionalGeneration")](**settings)
     return tiny_models.make_model(name.removesuffix("ForCausalLM"), **settings)

@@ -32,6 +32,20 @@ LAYERS = SIZES["num_hidden_layers"]
 GEMMA = {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 LOCAL_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32}
+OLMO_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "pad_token_id": 0}
+SIGMOID_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+}
+GRANITE = {
+    "embedding_multiplier": 7.3,
+    "attention_multiplier": 0.21,
+    "residual_multiplier": 0.37,
+    "logits_scaling": 2.7,
+}
 # Attention over latents, and experts in all layers but the first.
 LATENTS: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -87,6 +101,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
     },
+    "Glm4MoeLite": {key: value for key, value in LATENTS.items() if key != "first_k_dense_replace"},
+    "MiniMaxM2": LOCAL_EXPERTS
+    | {
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+    "Ernie4_5_Moe": {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24},
+    "Olmoe": OLMO_EXPERTS,
+    "FlexOlmo": OLMO_EXPERTS,
+    "GraniteMoe": LOCAL_EXPERTS | GRANITE,
+    "GraniteMoeShared": LOCAL_EXPERTS | GRANITE | {"shared_intermediate_size": 40},
+    "Dots1": SIGMOID_EXPERTS | {"first_k_dense_replace": 1, "norm_topk_prob": True},
+    "SolarOpen": SIGMOID_EXPERTS | {"head_dim": 32},
+    "ExaoneMoe": EXPERTS | {"num_shared_experts": 2, "sliding_window": 24, "sliding_window_pattern": 2},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},
     "Olmo2": {"pad_token_id": 0},
@@ -104,12 +132,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
         },
     },
-    "Granite": {
-        "embedding_multiplier": 7.3,
-        "attention_multiplier": 0.21,
-        "residual_multiplier": 0.37,
-        "logits_scaling": 2.7,
-    },
+    "Granite": GRANITE,
     "SmolLM3": {"pad_token_id": 0, "no_rope_layer_interval": 2},
     "Glm": {"pad_token_id": 0, "head_dim": 16},
     "Glm4": {"pad_token_id": 0, "head_dim": 16},
@@ -165,7 +188,10 @@ CONFIGS = {
 }
 HYBRIDS = ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe"]
 DENSE = ["Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3"]
-WITH_EXPERTS = ["Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4"]
+WITH_EXPERTS = [
+    *("Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4", "Glm4MoeLite", "MiniMaxM2", "Ernie4_5_Moe"),
+    *("Olmoe", "FlexOlmo", "GraniteMoe", "GraniteMoeShared", "Dots1", "SolarOpen", "ExaoneMoe"),
+]
 
 
 def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
@@ -190,6 +216,8 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 parameter.copy_(noise - 3)  # so that a state remembers dozens of tokens
             elif "norm" in name:
                 parameter.copy_(norm_center + 0.3 * noise)
+            elif name.endswith("e_score_correction_bias"):
+                parameter.copy_(0.1 * noise)  # beside the scores of a softmax
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
             elif name.endswith("sinks"):
@@ -287,8 +315,9 @@ def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype =
     """Saves in `dtype`, and leaves in `model` the values that were saved (to(dtype) would round rope's buffers too)."""
     stored: Any = copy.deepcopy(model)  # transformers declares to() without its arguments
     stored.to(dtype).save_pretrained(folder, **options)
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *biases]:
             parameter.copy_(parameter.to(dtype))
 
 

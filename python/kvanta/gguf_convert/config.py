@@ -12,7 +12,7 @@ from kvanta.gguf_convert.families import ARCHITECTURES
 from kvanta.gguf_convert.metadata import Metadata
 
 # Architectures that may rotate a part of each head.
-_PARTLY_ROTATED = {"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"}
+_PARTLY_ROTATED = {"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe", "minimax-m2"}
 
 
 def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:

@@ -87,8 +87,48 @@ def _qwen_moe(metadata: Metadata, config: Config) -> None:
     # Not in the file: of those that are published, only Qwen2-MoE does not normalize the chosen experts' weights.
     config["norm_topk_prob"] = metadata.architecture != "qwen2moe"
     config |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
-    if metadata.architecture != "qwen3moe":
+    if metadata.architecture not in ("qwen3moe", "qwen3vlmoe"):
         config["shared_expert_intermediate_size"] = metadata.size("expert_shared_feed_forward_length")
+
+
+def _qwen3_vl_moe(metadata: Metadata, config: Config) -> None:
+    _qwen_moe(metadata, config)  # the language model: of text, the rope's three positions are equal
+
+
+def _olmoe(metadata: Metadata, config: Config) -> None:
+    _experts(metadata, config, "num_experts")
+    config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
+    config["norm_topk_prob"] = False  # of the published model
+
+
+def _minimax_m2(metadata: Metadata, config: Config) -> None:
+    _experts(metadata, config, "num_local_experts")
+    config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
+
+
+def _ernie4_5_moe(metadata: Metadata, config: Config) -> None:
+    config |= {
+        "moe_num_experts": metadata.size("expert_count"),
+        "moe_k": metadata.size("expert_used_count"),
+        "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": metadata.count("expert_shared_count"),
+        "moe_layer_start_index": metadata.count("leading_dense_block_count"),
+        "moe_layer_interval": metadata.size("interleave_moe_layer_step", 1),
+    }
+
+
+def _dots1(metadata: Metadata, config: Config) -> None:
+    _deepseek_experts(metadata, config)
+    config |= {"n_group": 1, "topk_group": 1, "sliding_window": None}
+
+
+def _exaone_moe(metadata: Metadata, config: Config) -> None:
+    _leave_out_predicted_layers(metadata, config)
+    _window_layers(metadata, config, 4)
+    _deepseek_experts(metadata, config)
+    config["num_experts"] = config.pop("n_routed_experts")
+    config["num_shared_experts"] = config.pop("n_shared_experts")
+    _deepseek_groups(metadata, config)
 
 
 def _leave_out_predicted_layers(metadata: Metadata, config: Config) -> None:
@@ -193,6 +233,15 @@ def _granite(metadata: Metadata, config: Config) -> None:
     config["residual_multiplier"] = metadata.number("residual_scale", 1.0)
     config["attention_multiplier"] = metadata.number("attention.scale", head_scale)
     config["logits_scaling"] = metadata.number("logit_scale", 1.0)
+
+
+def _granite_moe(metadata: Metadata, config: Config) -> None:
+    _granite(metadata, config)
+    _experts(metadata, config, "num_local_experts")
+    config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
+    if metadata.count("expert_shared_feed_forward_length") > 0:
+        _become(config, "GraniteMoeSharedForCausalLM", "granitemoeshared")
+        config["shared_intermediate_size"] = metadata.size("expert_shared_feed_forward_length")
 
 
 def _olmo2(metadata: Metadata, config: Config) -> None:
@@ -303,6 +352,13 @@ ARCHITECTURES = {
     "llama4": Family("Llama4ForCausalLM", "llama4_text", _llama4, has_experts=True),
     "glm4": Family("Glm4ForCausalLM", "glm4", lambda _metadata, _config: None),
     "glm4moe": Family("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, has_experts=True),
+    "qwen3vlmoe": Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_vl_moe, has_experts=True),
+    "olmoe": Family("OlmoeForCausalLM", "olmoe", _olmoe, has_experts=True),
+    "minimax-m2": Family("MiniMaxM2ForCausalLM", "minimax_m2", _minimax_m2, has_experts=True),
+    "ernie4_5-moe": Family("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", _ernie4_5_moe, has_experts=True),
+    "dots1": Family("Dots1ForCausalLM", "dots1", _dots1, has_experts=True),
+    "exaone-moe": Family("ExaoneMoeForCausalLM", "exaone_moe", _exaone_moe, has_experts=True),
+    "granitemoe": Family("GraniteMoeForCausalLM", "granitemoe", _granite_moe, has_experts=True),
     "granite": Family("GraniteForCausalLM", "granite", _granite),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _olmo2),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _smollm3),

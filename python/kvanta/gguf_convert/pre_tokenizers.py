@@ -126,7 +126,7 @@ _NAMES = {
     "qwen2 deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True),
     "stablelm2 hunyuan solar-open grok-2": PreTokenizer(_QWEN2),
     "qwen35": PreTokenizer([_words(r"\p{N}", marks=r"\p{M}"), _BYTES_ONLY], nfc=True),
-    "gpt-4o o200k llama4 kanana2": PreTokenizer(_O200K),
+    "gpt-4o o200k llama4 kanana2 minimax-m2": PreTokenizer(_O200K),
     "tekken": PreTokenizer([_split(_cased_words(r"\p{N}")), _BYTES_ONLY], whole_words_first=True, adds_bos=True),
     "deepseek-v3 hunyuan-dense": PreTokenizer(_DEEPSEEK3),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvanta.gguf_convert import expert_tables
+
 TOP = """
 token_embd     model.embed_tokens   v,h
 output_norm    model.norm           h     norm
@@ -277,6 +279,13 @@ _BY_MODEL_TYPE = {
     "phi3": _PHI3,
     "glm4": _GLM4,
     "glm4_moe": _GLM4_MOE,
+    "dots1": _LLAMA + _QK_NORM + _EXPERTS + _SHARED_EXPERTS,
+    "exaone_moe": _LLAMA + _QK_NORM + _EXPERTS + _SHARED_EXPERTS + expert_tables.EXAONE_MOE,
+    "ernie4_5_moe": _LLAMA + _EXPERTS + expert_tables.ERNIE4_5_MOE,
+    "olmoe": _ATTENTION + _EXPERTS + expert_tables.OLMOE,
+    "minimax_m2": _MIXTRAL + expert_tables.MINIMAX_M2,
+    "granitemoe": _ATTENTION + expert_tables.GRANITE_MOE,
+    "granitemoeshared": _ATTENTION + expert_tables.GRANITE_MOE + expert_tables.GRANITE_MOE_SHARED,
     "llama4_text": _LLAMA4,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
@@ -285,13 +294,17 @@ _BY_MODEL_TYPE = {
     "kimi_k2": _DEEPSEEK2,
 }
 # GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).
-PAIRED_ROPE = {"llama", "mistral", "granite", "smollm3", "mistral3"}
+PAIRED_ROPE = {"llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3"}
 # Model types whose norm weights are stored plus one in GGUF.
 NORMS_PLUS_ONE = {"gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 # No weights: config.json has what they say.
 IGNORED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
 def modules_of(model_type: str) -> dict[str, Module]:
@@ -305,9 +318,10 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     heads, head_dim = config["num_attention_heads"], config["head_dim"]
     nope, rope, rank = get("qk_nope_head_dim", 0), get("qk_rope_head_dim", 0), get("kv_lora_rank", 0)
     value = get("v_head_dim", 0)
-    experts = get("num_experts") or get("num_local_experts") or get("n_routed_experts") or 0
+    experts = next((get(key) for key in _EXPERT_COUNTS if get(key)), 0)
     expert = get("moe_intermediate_size") or config["intermediate_size"]
-    shared = get("shared_expert_intermediate_size") or get("n_shared_experts", 0) * expert
+    shared = get("shared_expert_intermediate_size") or get("shared_intermediate_size")
+    shared = shared or sum(get(key, 0) for key in _SHARED_COUNTS) * expert
     q, k = heads * head_dim, config["num_key_value_heads"] * head_dim
     ffn = get("intermediate_size_mlp") or config["intermediate_size"]
     linear_heads, linear_dim = get("linear_num_value_heads", 0), get("linear_value_head_dim", 0)

@@ -1,0 +1,42 @@
+"""Lines of the tables in tensor_names.py that an architecture with experts has beside the common ones."""
+
+from __future__ import annotations
+
+EXAONE_MOE = """
+exp_probs_b.bias  =mlp.e_score_correction_bias  E  moe
+"""
+
+ERNIE4_5_MOE = """
+exp_probs_b.bias  =mlp.moe_statics.e_score_correction_bias  1,E  optional
+ffn_gate_shexp    mlp.shared_experts.gate_proj              s,h  optional
+ffn_up_shexp      mlp.shared_experts.up_proj                s,h  optional
+ffn_down_shexp    mlp.shared_experts.down_proj              h,s  optional
+"""
+
+# Norms over the whole width of q and k.
+OLMOE = """
+attn_q_norm    self_attn.q_norm           q   norm
+attn_k_norm    self_attn.k_norm           k   norm
+ffn_norm       post_attention_layernorm   h   norm
+"""
+
+MINIMAX_M2 = """
+exp_probs_b.bias  =block_sparse_moe.e_score_correction_bias  E
+attn_q_norm       self_attn.q_norm                           q   norm
+attn_k_norm       self_attn.k_norm                           k   norm
+"""
+
+# The parts of matrices that Hugging Face fuses.
+GRANITE_MOE = """
+ffn_norm       post_attention_layernorm              h       norm
+ffn_gate_inp   block_sparse_moe.router.layer         E,h     moe
+ffn_gate_exps  block_sparse_moe.experts.*.gate_proj  E,f,h   moe
+ffn_up_exps    block_sparse_moe.experts.*.up_proj    E,f,h   moe
+ffn_down_exps  block_sparse_moe.experts.*.down_proj  E,h,f   moe
+"""
+
+GRANITE_MOE_SHARED = """
+ffn_gate_shexp  shared_mlp.gate_proj      s,h   moe
+ffn_up_shexp    shared_mlp.up_proj        s,h   moe
+ffn_down_shexp  shared_mlp.output_linear  h,s   moe
+"""

@@ -101,13 +101,14 @@ KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
   const std::string unquantized(UnquantizedScheme(dtype));
   std::vector<int> attention_layers;
-  for (int layer = 0; layer < model.layers; ++layer) {
+  const int layers = model.KvLayers();
+  for (int layer = 0; layer < layers; ++layer) {
     if (!model.layer_specs[static_cast<size_t>(layer)].IsRecurrent()) attention_layers.push_back(layer);
   }
   std::vector<KvScheme> schemes =
-      ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), "", model.layers, attention_layers);
+      ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), "", layers, attention_layers);
   if (config.kv_cache_dtype == "auto") {
-    for (size_t layer = 0; layer < model.declared_kv_cache_layers.size(); ++layer) {
+    for (size_t layer = 0; layer < std::min(schemes.size(), model.declared_kv_cache_layers.size()); ++layer) {
       const std::string& declared = model.declared_kv_cache_layers[layer];
       if (!declared.empty()) schemes[layer] = KvScheme::Parse(declared, model.UsesMla());
     }
@@ -116,11 +117,11 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
       const std::vector<int> windows = model.SlidingWindows();
-      for (size_t layer = 0; layer < windows.size(); ++layer) {
+      for (size_t layer = 0; layer < schemes.size(); ++layer) {
         if (windows[layer] > 0) schemes[layer] = KvScheme::Parse(unquantized);
       }
     } else {
-      schemes[static_cast<size_t>(ParseLayerIndex(entry, model.layers))] = KvScheme::Parse(unquantized);
+      schemes[static_cast<size_t>(ParseLayerIndex(entry, layers))] = KvScheme::Parse(unquantized);
     }
   }
   for (size_t layer = 0; layer < schemes.size(); ++layer) {
@@ -129,20 +130,28 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   return schemes;
 }
 
+namespace {
+
+std::span<const models::LayerSpec> CachedLayers(const models::ModelConfig& model) {
+  return std::span(model.layer_specs).first(static_cast<size_t>(model.KvLayers()));
+}
+
+}  // namespace
+
 std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model) {
   std::vector<cache::Visibility> layers;
-  for (const models::LayerSpec& layer : model.layer_specs) layers.push_back(layer.visibility);
+  for (const models::LayerSpec& layer : CachedLayers(model)) layers.push_back(layer.visibility);
   return layers;
 }
 
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
                                 const std::vector<int>& groups) {
   std::vector<formats::LayerShape> shapes;
-  for (const models::LayerSpec& layer : model.layer_specs) {
+  for (const models::LayerSpec& layer : CachedLayers(model)) {
     if (layer.IsRecurrent()) {
-      shapes.push_back({.kv_heads = 0, .head_dim = model.head_dim, .state_bytes = model.gated_delta_net.StateBytes()});
+      shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state_bytes = model.gated_delta_net.StateBytes()});
     } else {
-      shapes.push_back({model.kv_heads, model.head_dim, model.mla.qk_rope_head_dim});
+      shapes.push_back({layer.kv_heads, layer.head_dim, model.mla.qk_rope_head_dim});
     }
   }
   return formats::PlanCache(schemes, shapes, page_size,

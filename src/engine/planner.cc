@@ -56,10 +56,12 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
     plan.draft_page_bytes = draft->layout.page_bytes;
     plan.draft_exact_bytes = draft->spec.MaxBytes(config.page_size) - draft->layout.page_bytes;
   }
-  const int elements = model.UsesMla() ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim  // K and V as one
-                                       : 2 * model.kv_heads * model.head_dim;
-  const auto layers = std::ranges::count_if(layout.layers, [](const auto& layer) { return !layer.IsRecurrent(); });
-  plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(layers) * elements);
+  double elements = 0;  // of a token; latents are K and V as one
+  for (const formats::LayerScheme& layer : layout.layers) {
+    if (layer.IsRecurrent()) continue;
+    elements += model.UsesMla() ? layer.shape.head_dim + layer.rope_dim : 2 * layer.kv_heads * layer.shape.head_dim;
+  }
+  plan.bits_per_element = plan.bytes_per_token * 8 / elements;
   return plan;
 }
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -94,15 +95,19 @@ void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& 
   const int size = config.tensor_parallel_size;
   const auto refuse = [&](std::string_view why) { Refuse("tensor_parallel_size", size, why); };
   const bool recurrent = std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
-  const std::string_view undivided = recurrent                    ? "recurrent layers"
-                                     : model.qk_norm_of_all_heads ? "a norm over the channels of all heads"
-                                                                  : "";
+  const std::string_view undivided = recurrent                                ? "recurrent layers"
+                                     : model.hidden_size_per_layer_input != 0 ? "per-layer embeddings"
+                                     : model.qk_norm_of_all_heads             ? "a norm over the channels of all heads"
+                                                                              : "";
   if (!undivided.empty()) {
     refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1, or pipeline_parallel_size",
                        model.architecture, undivided));
   }
   // All heads of MLA read the same latents, which every rank keeps.
-  const int heads = model.UsesMla() ? model.heads : model.kv_heads;
+  int heads = model.heads;
+  if (!model.UsesMla()) {
+    for (const models::LayerSpec& layer : model.layer_specs) heads = std::gcd(heads, layer.kv_heads);
+  }
   if (heads % size != 0) {
     std::vector<int> sizes;
     for (int each = 1; each <= std::min(heads, parallel::kMaxRanks); ++each) {
@@ -149,6 +154,12 @@ void CheckPipelineParallel(const EngineConfig& config, const models::ModelConfig
   if (config.tensor_parallel_size > 1) {
     refuse(fmt::format("not supported together with tensor_parallel_size = {}; use one of them",
                        config.tensor_parallel_size));
+  }
+  if (model.KvLayers() != model.layers || model.hidden_size_per_layer_input != 0) {
+    refuse(
+        fmt::format("layers of {} use keys and values of earlier ones, or embeddings of their own, which are not "
+                    "divided among ranks yet; use 1",
+                    model.architecture));
   }
   if (DividesLayers(config, model, size)) return;
   std::vector<int> sizes;
@@ -227,7 +238,9 @@ RankPart PartOfRank(const EngineConfig& config, const models::ModelConfig& model
   if (config.pipeline_parallel_size == 1) {
     RankPart part{.model = model, .schemes = schemes, .groups = {}, .layers = {}};
     part.model.heads /= config.tensor_parallel_size;
-    if (!model.UsesMla()) part.model.kv_heads /= config.tensor_parallel_size;
+    if (model.UsesMla()) return part;
+    part.model.kv_heads /= config.tensor_parallel_size;
+    for (models::LayerSpec& layer : part.model.layer_specs) layer.kv_heads /= config.tensor_parallel_size;
     return part;
   }
   const models::LayerRange own = LayersOfRank(model, config.pipeline_parallel_size, rank);

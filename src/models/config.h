@@ -15,7 +15,7 @@
 
 namespace kvanta::models {
 
-enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn, kLongRope };
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn, kLongRope, kProportional };
 
 // Rotary position embedding of a layer.
 struct RopeSpec {
@@ -33,6 +33,7 @@ struct RopeSpec {
   // Divisors of the frequencies [rotary_dim / 2], longrope: for contexts up to the original length, and for longer
   // ones.
   std::vector<float> short_factor = {}, long_factor = {};
+  int rotated_pairs = 0;  // proportional: pairs (i, i + rotary_dim / 2) below it are rotated, the others stay
   // Queries at `position` are multiplied by 1 + beta log(1 + floor(position / original_max_position)).
   double llama_4_scaling_beta = 0.0;
 
@@ -71,6 +72,10 @@ struct LayerSpec {
   RopeSpec rope;
   bool moe = false;         // mixture of experts in place of the MLP
   bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
+  // 0 while config.json is read: the model's.
+  int kv_heads = 0, head_dim = 0, intermediate_size = 0;
+  bool k_eq_v = false;  // values are the projected keys, before their norm
+  int kv_layer = -1;    // an earlier layer, whose K and V it attends to; -1: its own
 
   // Gated DeltaNet in place of attention.
   bool IsRecurrent() const noexcept { return visibility.kind == cache::VisibilityKind::kRecurrent; }
@@ -118,11 +123,16 @@ struct ModelConfig {
   double embedding_scale = 1;            // multiplies embeddings
   bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
   double residual_scale = 1;             // multiplies what a block adds to the hidden states
+  bool layer_scalars = false;            // the checkpoint has a factor of each layer's hidden states, layer_scalar
   double logits_divisor = 1;             // divides the output logits
-  bool qkv_fused = false;                // the checkpoint has q, k and v as one matrix, qkv_proj
+  // Per-layer embeddings: channels of a token's input of each layer, from a table of its own; 0: none.
+  int hidden_size_per_layer_input = 0;
+  int vocab_size_per_layer_input = 0;
+  bool qkv_fused = false;  // the checkpoint has q, k and v as one matrix, qkv_proj
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;               // RMS norm of each head's q and k before RoPE
   bool qk_norm_of_all_heads = false;  // ... over the channels of all heads together
+  bool v_norm = false;                // RMS norm without weights of each head's v
   bool attention_sinks = false;       // of each query head (attention::AttentionSpec)
   bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
   AttentionTemperature attn_temperature;
@@ -139,6 +149,8 @@ struct ModelConfig {
   std::vector<std::string> declared_kv_cache_layers;
 
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
+  // Layers with K and V (or a state) of their own in the cache: the first ones.
+  int KvLayers() const;
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;
 };

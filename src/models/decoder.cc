@@ -10,6 +10,7 @@
 
 #include "kvanta/error.h"
 #include "models/layer_blocks.h"
+#include "models/per_layer_inputs.h"
 #include "models/rope.h"
 #include "models/weight_count.h"
 #include "models/weights.h"
@@ -25,6 +26,8 @@ struct Layer {
   int rope_tables = 0;                                                          // index
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<MlpBlock> mlp;
+  Buffer post_per_layer_input_norm;  // empty without per-layer inputs
+  float scalar = 1;                  // of the layer's hidden states
 };
 
 // f32 [positions][rotary_dim], cos | sin; empty without rope.
@@ -50,7 +53,7 @@ class Decoder final : public Model {
       if (!config.tied_embeddings) {
         lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
       }
-      embedding_scale_ = EmbeddingScale(options.store);
+      embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
     } else {
       reader.SkipTensors(prefix + "embed_tokens.");
       reader.SkipTensors(head + ".");
@@ -61,12 +64,18 @@ class Decoder final : public Model {
                              .store = options.store,
                              .ranks = ranks_,
                              .expert_parallel = options.expert_parallel};
+    if (config.hidden_size_per_layer_input != 0) {
+      const auto width = static_cast<double>(config.hidden_size_per_layer_input);
+      per_layer_ = std::make_unique<PerLayerInputs>(source, prefix, embedding_kind,
+                                                    EmbeddingScale(std::sqrt(width), options.store));
+    }
     for (int layer = 0; layer < config.layers; ++layer) {
       const std::string name = fmt::format("{}layers.{}.", prefix, layer);
       if (layer < own.first || layer >= own.End()) {
         reader.SkipTensors(name);
       } else {
         layers_.push_back(ReadLayer(source, config.layer_specs[layer], name));
+        if (per_layer_) per_layer_->ReadLayer(source, name);
       }
     }
     if (is_last_) {  // dividing its output divides the logits
@@ -85,18 +94,19 @@ class Decoder final : public Model {
 
   std::vector<attention::AttentionSpec> AttentionLayers() const override {
     std::vector<attention::AttentionSpec> layers;
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      if (config_.layer_specs[i].IsRecurrent()) {
-        layers.push_back({.visibility = config_.layer_specs[i].visibility});
+    for (size_t i = 0; i < static_cast<size_t>(config_.KvLayers()); ++i) {
+      const LayerSpec& spec = config_.layer_specs[i];
+      if (spec.IsRecurrent()) {
+        layers.push_back({.visibility = spec.visibility});
         continue;
       }
       layers.push_back({.heads = config_.heads / ranks_.Size(),
-                        .kv_heads = config_.UsesMla() ? config_.kv_heads : config_.kv_heads / ranks_.Size(),
-                        .head_dim = config_.head_dim,
+                        .kv_heads = config_.UsesMla() ? spec.kv_heads : spec.kv_heads / ranks_.Size(),
+                        .head_dim = spec.head_dim,
                         .rope_dim = config_.mla.qk_rope_head_dim,
                         .softmax_scale = static_cast<float>(config_.softmax_scale),
                         .softcap = static_cast<float>(config_.attn_logit_softcapping),
-                        .visibility = config_.layer_specs[i].visibility,
+                        .visibility = spec.visibility,
                         .sinks = layers_[i].attention->Sinks()});
     }
     return layers;
@@ -107,6 +117,7 @@ class Decoder final : public Model {
     auto rows = static_cast<int64_t>(batch.tokens.size());
     if (is_first_) Embed(batch.tokens, hidden);
     if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
+    if (per_layer_) per_layer_->Prepare(batch.tokens, hidden);
     AttentionStep step{
         .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
     for (; step.layer < config_.layers; ++step.layer) {
@@ -117,10 +128,18 @@ class Decoder final : public Model {
       step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
       layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
       AddChange(layer.post_attention_norm, rows, hidden);
-      if (batch.output_rows && step.layer + 1 == config_.layers) rows = KeepRows(*batch.output_rows, hidden);
+      if (batch.output_rows && step.layer + 1 == config_.layers) {
+        rows = KeepRows(*batch.output_rows, hidden);
+        if (per_layer_) per_layer_->KeepRows(*batch.output_rows);
+      }
       if (rows == 0) return;
       layer.mlp->Forward(Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
       AddChange(layer.post_mlp_norm, rows, hidden);
+      if (per_layer_) {
+        per_layer_->Forward(step.layer, hidden, rows, change_);
+        AddChange(layer.post_per_layer_input_norm, rows, hidden);
+      }
+      if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
     if (is_last_) RmsNorm(final_norm_, hidden, rows, hidden);
   }
@@ -215,17 +234,21 @@ class Decoder final : public Model {
     layer.post_attention_norm = read_norm(config.names.post_attention_norm);
     layer.pre_mlp_norm = read_norm(config.names.pre_mlp_norm);
     layer.post_mlp_norm = read_norm(config.names.post_mlp_norm);
+    if (config.hidden_size_per_layer_input != 0) {
+      layer.post_per_layer_input_norm = read_norm("post_per_layer_input_norm");
+    }
+    if (config.layer_scalars) layer.scalar = source.reader.KeptValues(prefix + "layer_scalar", 1).front();
     const auto read_attention = spec.IsRecurrent() ? &ReadGatedDeltaNet
                                 : config.UsesMla() ? &ReadLatentAttention
                                                    : &ReadGroupedAttention;
-    layer.attention = read_attention(source, prefix);
+    layer.attention = read_attention(source, spec, prefix);
     const std::string mlp = fmt::format("{}{}.", prefix, config.names.mlp);
-    layer.mlp = spec.moe ? ReadMoe(source, mlp) : ReadGatedMlp(source, mlp, config.intermediate_size, config.mlp.bias);
+    layer.mlp = spec.moe ? ReadMoe(source, mlp) : ReadGatedMlp(source, mlp, spec.intermediate_size, config.mlp.bias);
     return layer;
   }
 
-  float EmbeddingScale(kernels::WeightType store) const {
-    const auto value = static_cast<float>(config_.embedding_scale);
+  float EmbeddingScale(double scale, kernels::WeightType store) const {
+    const auto value = static_cast<float>(scale);
     if (!config_.embedding_scale_rounded) return value;
     const bool elements = store != kernels::WeightType::kInt8 && store != kernels::WeightType::kInt4;
     const kernels::WeightType type = elements ? store : kernels::WeightTypeOf(config_.dtype);
@@ -297,6 +320,10 @@ class Decoder final : public Model {
     Scratch shared(memory);
     normed_ = shared.Take(rows * config_.hidden);
     change_ = shared.Take(rows * config_.hidden);
+    if (per_layer_) {
+      per_layer_->PlaceInputs(shared, rows);
+      shared.OverlapScratch(*per_layer_, rows);
+    }
     for (Layer& layer : layers_) {
       shared.OverlapScratch(*layer.attention, rows);
       shared.OverlapScratch(*layer.mlp, rows);
@@ -335,7 +362,8 @@ class Decoder final : public Model {
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding
   float embedding_scale_ = 1;
   std::vector<RopeTables> rope_tables_;
-  Buffer query_scales_;  // f32 [positions], of layers without rope; empty: none
+  std::unique_ptr<PerLayerInputs> per_layer_;  // null: none
+  Buffer query_scales_;                        // f32 [positions], of layers without rope; empty: none
   // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
   // of all ranks, and argmaxes of each rank's columns.
   std::vector<int32_t> own_tokens_;

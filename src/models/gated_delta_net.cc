@@ -140,7 +140,8 @@ class GatedDeltaNet final : public AttentionBlock {
 
 }  // namespace
 
-std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const std::string& prefix) {
+std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const LayerSpec& /*spec*/,
+                                                  const std::string& prefix) {
   return std::make_unique<GatedDeltaNet>(source, prefix);
 }
 

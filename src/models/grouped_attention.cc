@@ -1,4 +1,5 @@
-// Grouped-query attention, with optional biases, q/k norms, rope and sinks.
+// Grouped-query attention, with optional biases, norms of q, k and v, rope and sinks; with K and V of its own, or those
+// of an earlier layer.
 #include <algorithm>
 #include <optional>
 
@@ -9,30 +10,37 @@ namespace {
 
 class GroupedAttention final : public AttentionBlock {
  public:
-  GroupedAttention(const BlockSource& source, const std::string& prefix)
+  GroupedAttention(const BlockSource& source, const LayerSpec& spec, const std::string& prefix)
       : ops_(source.ops),
         config_(source.config),
+        spec_(spec),
         heads_(source.config.heads / source.ranks.Size()),
-        kv_heads_(source.config.kv_heads / source.ranks.Size()),
-        gathered_(source.ranks, int64_t{source.config.heads} * source.config.head_dim) {
+        kv_heads_(spec.kv_layer >= 0 ? 0 : spec.kv_heads / source.ranks.Size()),
+        gathered_(source.ranks, int64_t{source.config.heads} * spec.head_dim) {
     const std::string module = prefix + "self_attn.";
     if (config_.attn_output_gate) ops_.CheckOutputGate();
     if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
     if (config_.qk_norm) {
       const bool all = config_.qk_norm_of_all_heads;
       q_norm_ =
-          source.reader.Vector(module + "q_norm.weight", all ? QWidth() : config_.head_dim, config_.norm_weight_offset);
-      k_norm_ = source.reader.Vector(module + "k_norm.weight", all ? KvWidth() : config_.head_dim,
-                                     config_.norm_weight_offset);
+          source.reader.Vector(module + "q_norm.weight", all ? QWidth() : spec_.head_dim, config_.norm_weight_offset);
+      if (HasKv()) {
+        k_norm_ = source.reader.Vector(module + "k_norm.weight", all ? KvWidth() : spec_.head_dim,
+                                       config_.norm_weight_offset);
+      }
     }
-    const auto l2 = [](const LayerSpec& layer) { return layer.qk_l2_norm; };
-    if (std::ranges::any_of(config_.layer_specs, l2)) ones_ = Ones(ops_.device(), config_.head_dim);
+    if (spec.qk_l2_norm || config_.v_norm) ones_ = Ones(ops_.device(), spec_.head_dim);
     const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
       return source.reader.Linear(stack, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
     };
     const int64_t ranks = source.ranks.Size();
     const int64_t queries = ranks * QueryProjection(), keys = ranks * KvWidth();
-    if (!config_.qkv_fused) {
+    if (!HasKv()) {
+      for (const char* unused : {"k_proj.", "v_proj.", "k_norm."}) source.reader.SkipTensors(module + unused);
+      qkv_ = read_qkv({{module + "q_proj", queries}});
+    } else if (spec.k_eq_v) {
+      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}});
+    } else if (!config_.qkv_fused) {
       qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}, {module + "v_proj", keys}});
     } else {
       const std::string fused = module + "qkv_proj";
@@ -67,31 +75,34 @@ class GroupedAttention final : public AttentionBlock {
     float* v = k + KvWidth();
     if (gated) CopyHeads(rows, projected_, queries_);
     float* q = gated ? queries_ : projected_;
+    if (spec_.k_eq_v) ops_.Copy(k, QkvWidth(), rows, KvWidth(), v, QkvWidth());
+    if (config_.v_norm && HasKv()) Norm(ones_, kv_heads_, rows, v, QkvWidth());
     const int64_t q_stride = gated ? QWidth() : QkvWidth();
     if (config_.qk_norm) {
       Norm(q_norm_, heads_, rows, q, q_stride);
-      Norm(k_norm_, kv_heads_, rows, k, QkvWidth());
+      if (HasKv()) Norm(k_norm_, kv_heads_, rows, k, QkvWidth());
     }
     if (step.rope->rotary_dim != 0) {
       Rotate(step, heads_, step.query_rope_table, q, q_stride);
-      Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
+      if (HasKv()) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
     }
-    if (config_.layer_specs[step.layer].qk_l2_norm) {
+    if (spec_.qk_l2_norm) {
       Norm(ones_, heads_, rows, q, q_stride);
       Norm(ones_, kv_heads_, rows, k, QkvWidth());
     }
     if (step.query_scales != nullptr) {
       ops_.ScaleRows(q, q_stride, rows, QWidth(), step.query_scales, step.positions);
     }
-    step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
-    step.backend->Run(*step.plan, step.layer, q, q_stride, attended_);
+    if (HasKv()) step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
+    step.backend->Run(*step.plan, HasKv() ? step.layer : spec_.kv_layer, q, q_stride, attended_);
     if (gated) GateHeads(rows);
     out_->Forward(gathered_.Gather(attended_, rows), rows, out);
   }
 
  private:
-  int64_t QWidth() const { return int64_t{heads_} * config_.head_dim; }
-  int64_t KvWidth() const { return int64_t{kv_heads_} * config_.head_dim; }
+  bool HasKv() const { return spec_.kv_layer < 0; }
+  int64_t QWidth() const { return int64_t{heads_} * spec_.head_dim; }
+  int64_t KvWidth() const { return int64_t{kv_heads_} * spec_.head_dim; }
   // A head's q, and after it its gate if there is one.
   int64_t QueryProjection() const { return QWidth() * (config_.attn_output_gate ? 2 : 1); }
   int64_t QkvWidth() const { return QueryProjection() + 2 * KvWidth(); }
@@ -111,7 +122,7 @@ class GroupedAttention final : public AttentionBlock {
   }
 
   void Rotate(const AttentionStep& step, int heads, const float* table, float* x, int64_t stride) noexcept {
-    ops_.Rope(x, stride, step.rows, heads, config_.head_dim, step.rope->rotary_dim, step.rope->interleaved, table,
+    ops_.Rope(x, stride, step.rows, heads, spec_.head_dim, step.rope->rotary_dim, step.rope->interleaved, table,
               step.positions);
   }
 
@@ -127,7 +138,7 @@ class GroupedAttention final : public AttentionBlock {
 
   // The q of each head, without the gates between them.
   void CopyHeads(int64_t rows, const float* from, float* to) noexcept {
-    const int64_t width = config_.head_dim;
+    const int64_t width = spec_.head_dim;
     ForHeads(rows, [&](int64_t row, int64_t count, int64_t head, int64_t heads) {
       const bool one_row = heads > 1;
       ops_.Copy(from + row * QkvWidth() + head * 2 * width, one_row ? 2 * width : QkvWidth(), one_row ? heads : count,
@@ -136,7 +147,7 @@ class GroupedAttention final : public AttentionBlock {
   }
 
   void GateHeads(int64_t rows) noexcept {
-    const int64_t width = config_.head_dim;
+    const int64_t width = spec_.head_dim;
     ForHeads(rows, [&](int64_t row, int64_t count, int64_t head, int64_t heads) {
       const bool one_row = heads > 1;
       ops_.MulSigmoid(attended_ + row * QWidth() + head * width, one_row ? width : QWidth(),
@@ -149,7 +160,7 @@ class GroupedAttention final : public AttentionBlock {
   // whichever is fewer (the bits are the same).
   void Norm(const Buffer& weight, int heads, int64_t rows, float* x, int64_t stride) noexcept {
     const auto eps = static_cast<float>(config_.rms_eps);
-    const int64_t width = config_.head_dim;
+    const int64_t width = spec_.head_dim;
     if (config_.qk_norm_of_all_heads) {
       ops_.RmsNorm(x, stride, weight.as<float>(), eps, rows, heads * width, x, stride);
     } else if (rows < heads) {
@@ -165,7 +176,8 @@ class GroupedAttention final : public AttentionBlock {
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
-  int heads_, kv_heads_;                  // this rank's
+  const LayerSpec spec_;
+  int heads_, kv_heads_;                  // this rank's; no KV heads where those of another layer are used
   std::vector<float> sinks_;              // [heads], or empty
   Buffer q_norm_, k_norm_;                // f32 [head_dim] or [heads * head_dim]; empty without q/k norms
   Buffer ones_;                           // f32 [head_dim]; empty without norms after rope
@@ -179,8 +191,9 @@ class GroupedAttention final : public AttentionBlock {
 
 }  // namespace
 
-std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, const std::string& prefix) {
-  return std::make_unique<GroupedAttention>(source, prefix);
+std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, const LayerSpec& spec,
+                                                     const std::string& prefix) {
+  return std::make_unique<GroupedAttention>(source, spec, prefix);
 }
 
 }  // namespace kvanta::models

@@ -143,11 +143,11 @@ void CheckZero(const TensorView& tensor, const std::string& name) {
 }
 
 // [kv_heads, head_dim], finite.
-std::vector<float> ReadKeyMeans(const TensorView& tensor, const std::string& name, const ModelConfig& config) {
-  const int64_t count = int64_t{config.kv_heads} * config.head_dim;
-  if (tensor.shape != std::vector<int64_t>{config.kv_heads, config.head_dim}) {
+std::vector<float> ReadKeyMeans(const TensorView& tensor, const std::string& name, const LayerSpec& layer) {
+  const int64_t count = int64_t{layer.kv_heads} * layer.head_dim;
+  if (tensor.shape != std::vector<int64_t>{layer.kv_heads, layer.head_dim}) {
     throw InputError(fmt::format("key means {} have shape {}; expected [{}, {}]", Quote(name), ShapeText(tensor.shape),
-                                 config.kv_heads, config.head_dim));
+                                 layer.kv_heads, layer.head_dim));
   }
   std::vector<float> means;
   for (int64_t i = 0; i < count; ++i) {
@@ -227,17 +227,19 @@ bool IsKvScaleTensor(std::string_view name) {
 }
 
 std::vector<formats::LayerScales> UnitScales(const ModelConfig& config) {
-  formats::LayerScales layer;
-  layer.k.scale.assign(config.kv_heads, 1.0F);
-  layer.v.scale = layer.k.scale;
-  return std::vector(config.layers, layer);
+  std::vector<formats::LayerScales> layers(static_cast<size_t>(config.KvLayers()));
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].k.scale.assign(static_cast<size_t>(config.layer_specs[i].kv_heads), 1.0F);
+    layers[i].v.scale = layers[i].k.scale;
+  }
+  return layers;
 }
 
 KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config,
                           std::span<const formats::LayerScheme> used) {
   KvScales result{ScaleSource::kNone, UnitScales(config)};
   const std::vector<std::array<Declared, 2>> declared = DeclaredSides(config);
-  std::vector<std::array<Found, 2>> layers(config.layers);
+  std::vector<std::array<Found, 2>> layers(result.layers.size());
   bool any = false;
   for (const auto& [tensor_name, tensor] : tensors) {
     const ScaleName* known = FindName(tensor_name);
@@ -253,11 +255,13 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
       throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", name, Quote(tensor_name), *layer,
                                    config.layers));
     }
+    if (*layer >= std::ssize(layers)) continue;  // it has no K and V of its own
+    const LayerSpec& spec = config.layer_specs[static_cast<size_t>(*layer)];
     if (known->role == Role::kKeyMean || known->role == Role::kKeyQuery || known->role == Role::kKeyEigen) {
       formats::SideScales& k = result.layers[*layer].k;
-      if (known->role == Role::kKeyMean) k.mean = ReadKeyMeans(tensor, tensor_name, config);
-      if (known->role == Role::kKeyQuery) k.query = ReadQueryMatrices(tensor, tensor_name, config);
-      if (known->role == Role::kKeyEigen) k.eigen = ReadEigenChannels(tensor, tensor_name, config);
+      if (known->role == Role::kKeyMean) k.mean = ReadKeyMeans(tensor, tensor_name, spec);
+      if (known->role == Role::kKeyQuery) k.query = ReadQueryMatrices(tensor, tensor_name, spec);
+      if (known->role == Role::kKeyEigen) k.eigen = ReadEigenChannels(tensor, tensor_name, spec);
       continue;
     }
     if (known->role == Role::kZero) {
@@ -267,7 +271,7 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
     for (const size_t side : {size_t{0}, size_t{1}}) {
       if (known->role == (side == 0 ? Role::kV : Role::kK)) continue;
       if (declared[*layer][side] == Declared::kNvfp4) continue;
-      Put(layers[*layer][side], tensor_name, ReadScale(tensor, tensor_name, config.kv_heads));
+      Put(layers[*layer][side], tensor_name, ReadScale(tensor, tensor_name, spec.kv_heads));
       any = true;
     }
   }
@@ -275,7 +279,7 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
   const auto is_static = [](const auto& sides) { return std::ranges::count(sides, Declared::kStatic) != 0; };
   if (!any && std::ranges::none_of(declared, is_static)) return result;
   result.source = ScaleSource::kCheckpoint;
-  for (int layer = 0; layer < config.layers; ++layer) {
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
     for (size_t side = 0; side < 2; ++side) {
       const Declared kind = declared[layer][side];
       const bool is_declared = kind == Declared::kStatic || (kind == Declared::kNothing && !by_layer) ||
@@ -283,7 +287,7 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
       const bool is_needed = is_declared && !config.layer_specs[layer].IsRecurrent();
       if (layers[layer][side].scale.empty()) {
         if (!is_needed) {
-          layers[layer][side].scale.assign(config.kv_heads, 1.0F);
+          layers[layer][side].scale.assign(static_cast<size_t>(config.layer_specs[layer].kv_heads), 1.0F);
           continue;
         }
         throw InputError(fmt::format(
@@ -299,21 +303,21 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
 }
 
 std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
-                                                                 const ModelConfig& config) {
-  std::vector<float> matrices = ReadF32(tensor, name, {config.kv_heads, config.head_dim, config.head_dim});
+                                                                 const LayerSpec& layer) {
+  std::vector<float> matrices = ReadF32(tensor, name, {layer.kv_heads, layer.head_dim, layer.head_dim});
   try {
-    return std::make_shared<formats::QueryTransform>(std::move(matrices), config.kv_heads, config.head_dim);
+    return std::make_shared<formats::QueryTransform>(std::move(matrices), layer.kv_heads, layer.head_dim);
   } catch (const InputError& error) {
     throw InputError(fmt::format("{}: {}", Quote(name), error.what()));
   }
 }
 
 std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
-                                                                const ModelConfig& config) {
-  const std::vector<float> values = ReadF32(tensor, name, {config.kv_heads, config.head_dim + 1, config.head_dim});
-  auto channels = std::make_shared<formats::EigenChannels>(formats::SplitEigenChannels(values, config.head_dim));
+                                                                const LayerSpec& layer) {
+  const std::vector<float> values = ReadF32(tensor, name, {layer.kv_heads, layer.head_dim + 1, layer.head_dim});
+  auto channels = std::make_shared<formats::EigenChannels>(formats::SplitEigenChannels(values, layer.head_dim));
   try {  // a file is good or bad whatever the formats that are used
-    for (const int mean_bits : {2, 3}) MakeKltTransform(*channels, config.kv_heads, config.head_dim, mean_bits);
+    for (const int mean_bits : {2, 3}) MakeKltTransform(*channels, layer.kv_heads, layer.head_dim, mean_bits);
   } catch (const InputError& error) {
     throw InputError(fmt::format("{}: {}", Quote(name), error.what()));
   }
@@ -332,7 +336,8 @@ KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoi
     formats::SideScales& k = scales.layers[layer].k;
     k.query = nullptr;
     if (k.eigen != nullptr) {
-      k.query = MakeKltTransform(*k.eigen, config.kv_heads, config.head_dim, format.code_bits);
+      const LayerSpec& spec = config.layer_specs[layer];
+      k.query = MakeKltTransform(*k.eigen, spec.kv_heads, spec.head_dim, format.code_bits);
     } else if (from_file) {
       throw InputError(fmt::format("{}: layer {} has no k_eigen, which {} needs; `kvanta calibrate --query` writes it",
                                    quantization_param_path, layer, format.name));

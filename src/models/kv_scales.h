@@ -43,12 +43,12 @@ KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoi
 
 // Matrices of +query from a tensor [kv_heads, head_dim, head_dim], F32. Throws InputError naming the tensor.
 std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
-                                                                 const ModelConfig& config);
+                                                                 const LayerSpec& layer);
 
 // Eigen-channels of keys from a tensor [kv_heads, head_dim + 1, head_dim], F32: the last row of a head has its
 // deviations. Throws InputError naming the tensor.
 std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
-                                                                const ModelConfig& config);
+                                                                const LayerSpec& layer);
 
 // The index after "layers." in the name of a tensor or module of a layer; nullopt without one.
 std::optional<int64_t> LayerOf(std::string_view name);

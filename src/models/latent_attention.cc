@@ -210,7 +210,8 @@ class LatentAttention final : public AttentionBlock {
 
 }  // namespace
 
-std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const std::string& prefix) {
+std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const LayerSpec& /*spec*/,
+                                                    const std::string& prefix) {
   return std::make_unique<LatentAttention>(source, prefix);
 }
 

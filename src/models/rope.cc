@@ -128,6 +128,11 @@ RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope, int64_t positions) {
       result.inverse = YarnInverse(rope);
       result.attention_scaling = YarnAttentionScaling(rope);
       break;
+    case RopeType::kProportional:
+      result.inverse = Inverse(Powers(rope.theta, rope.rotary_dim));
+      std::fill(result.inverse.begin() + rope.rotated_pairs, result.inverse.end(), 0.0F);
+      for (float& frequency : result.inverse) frequency /= static_cast<float>(rope.factor);
+      break;
     case RopeType::kLongRope:
       result.inverse = LongRopeInverse(rope, positions);
       result.attention_scaling = LongRopeAttentionScaling(rope);

@@ -16,13 +16,15 @@ namespace {
 constexpr double kMaxFactor = 1e6;
 
 // Dynamic NTK scaling is the default rope up to the original length, and not supported beyond it (docs/adr/0021).
-constexpr std::array kTypes = std::to_array<std::pair<std::string_view, RopeType>>({{"default", RopeType::kDefault},
-                                                                                    {"linear", RopeType::kLinear},
-                                                                                    {"dynamic", RopeType::kDefault},
-                                                                                    {"llama3", RopeType::kLlama3},
-                                                                                    {"yarn", RopeType::kYarn},
-                                                                                    {"longrope", RopeType::kLongRope},
-                                                                                    {"su", RopeType::kLongRope}});
+constexpr std::array kTypes =
+    std::to_array<std::pair<std::string_view, RopeType>>({{"default", RopeType::kDefault},
+                                                          {"linear", RopeType::kLinear},
+                                                          {"dynamic", RopeType::kDefault},
+                                                          {"llama3", RopeType::kLlama3},
+                                                          {"yarn", RopeType::kYarn},
+                                                          {"longrope", RopeType::kLongRope},
+                                                          {"su", RopeType::kLongRope},
+                                                          {"proportional", RopeType::kProportional}});
 
 RopeType ReadType(const JsonObject& rope) {
   // transformers 4 wrote "type" at first, then "rope_type".
@@ -33,7 +35,7 @@ RopeType ReadType(const JsonObject& rope) {
   for (const auto& [name, value] : kTypes) {
     if (name == type) return value;
   }
-  rope.Fail(key, "default, linear, dynamic, llama3, yarn or longrope");
+  rope.Fail(key, "default, linear, dynamic, llama3, yarn, longrope or proportional");
 }
 
 void ReadLlama3(const JsonObject& rope, RopeSpec& config) {
@@ -95,6 +97,12 @@ int ReadRotaryDim(const JsonObject& object, int head_dim, int missing) {
   return rotary_dim;
 }
 
+// Heads are rotated whole, in which the upper pairs may have the frequency 0.
+void ReadProportional(const JsonObject& rope, RopeSpec& config) {
+  config.rotated_pairs = static_cast<int>(config.rotary_dim * rope.Number("partial_rotary_factor", 0, 1, 1) / 2);
+  config.factor = rope.Number("factor", 1, kMaxFactor, 1);
+}
+
 void CheckWholeHeads(const JsonObject& object) {
   if (object.Number("partial_rotary_factor", 0, 1, 1) != 1) {
     object.Fail("partial_rotary_factor", "1: heads are rotated whole");
@@ -117,6 +125,7 @@ void ReadScaling(const JsonObject& rope, const JsonObject& json, int64_t max_pos
   config.type = ReadType(rope);
   if (config.type == RopeType::kDefault) return;
   if (config.type == RopeType::kLongRope) return ReadLongRope(rope, json, max_position, config);
+  if (config.type == RopeType::kProportional) return ReadProportional(rope, config);
   if (config.type == RopeType::kLlama3 || config.type == RopeType::kYarn) {
     config.original_max_position = OriginalSource(rope, json).Int(kOriginal, 1, kMaxPositions, max_position);
   }
@@ -137,7 +146,7 @@ double ReadTheta(const JsonObject& json, std::string_view key, double missing) {
 }
 
 RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta) {
-  CheckWholeHeads(rope);
+  if (ReadType(rope) != RopeType::kProportional) CheckWholeHeads(rope);
   RopeSpec config{
       .rotary_dim = head_dim, .theta = ReadTheta(rope, "rope_theta", theta), .original_max_position = max_position};
   ReadScaling(rope, rope, max_position, config);
@@ -171,6 +180,9 @@ RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position
   const JsonObject rope = json.Object(key);
   for (const auto& [name, value] : rope.Value().items()) {
     if (value.is_object()) rope.Fail(name, "no nested object (all layers of this architecture have one rope)");
+  }
+  if (partial && ReadType(rope) == RopeType::kProportional) {
+    rope.Fail("rope_type", "another one: heads of this architecture are partly rotated");
   }
   if (!partial) CheckWholeHeads(rope);
   if (partial) config.rotary_dim = ReadRotaryDim(rope, head_dim, config.rotary_dim);

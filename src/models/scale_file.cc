@@ -72,23 +72,25 @@ KvScales ReadByRank(const JsonObject& root, const ModelConfig& config) {
   }
   CheckIndices(ranks, count, "tensor-parallel ranks");
   KvScales scales{ScaleSource::kFile, UnitScales(config)};
-  std::vector<bool> set(static_cast<size_t>(config.layers) * config.kv_heads);
+  const int layer_count = config.KvLayers();
+  std::vector<std::vector<bool>> set;  // [layers][KV heads]
+  for (const formats::LayerScales& layer : scales.layers) set.emplace_back(layer.k.scale.size());
   for (int64_t rank = 0; rank < count; ++rank) {
     const JsonObject layers = ranks.Object(std::to_string(rank));
-    CheckIndices(layers, config.layers, "layers");
-    const int64_t first = rank * config.kv_heads / count;
-    const int64_t last = std::max(first + 1, (rank + 1) * config.kv_heads / count);
-    for (int layer = 0; layer < config.layers; ++layer) {
+    CheckIndices(layers, layer_count, "layers");
+    for (int layer = 0; layer < layer_count; ++layer) {
+      const int64_t heads = config.layer_specs[layer].kv_heads;
+      const int64_t first = rank * heads / count;
+      const int64_t last = std::max(first + 1, (rank + 1) * heads / count);
       const std::string key = std::to_string(layer);
       const float scale = ReadScale(layers, key, layers.Get(key), factor);
       for (int64_t head = first; head < last; ++head) {
         float& k = scales.layers[layer].k.scale[head];
-        const size_t slot = static_cast<size_t>(layer) * config.kv_heads + head;
-        if (set[slot] && k != scale) {
+        if (set[layer][head] && k != scale) {
           throw InputError(fmt::format("{} is {}, but another rank with the same KV head {} has {}", layers.Name(key),
                                        scale, head, k));
         }
-        set[slot] = true;
+        set[layer][head] = true;
         k = scales.layers[layer].v.scale[head] = scale;
       }
     }
@@ -107,7 +109,7 @@ void CheckModel(const JsonObject& root, const ModelConfig& config, std::string_v
   if (model.String("architecture", config.architecture) != config.architecture) {
     model.Fail("architecture", fmt::format("'{}': the file belongs to another model", config.architecture));
   }
-  check("layers", config.layers);
+  check("layers", config.KvLayers());
   check("kv_heads", config.kv_heads);
   check("head_dim", config.head_dim);
   if (!fingerprint.empty() && model.String("hash", fingerprint) != fingerprint) {
@@ -127,15 +129,15 @@ std::vector<float> ReadSide(const JsonObject& layer, const std::string& key, boo
   return scales;
 }
 
-std::vector<float> ReadMeans(const JsonObject& layer, const ModelConfig& config) {
+std::vector<float> ReadMeans(const JsonObject& layer, const LayerSpec& spec) {
   constexpr const char* kKey = "k_mean";
   std::vector<float> means;
   const Json* heads = layer.Find(kKey);
   if (heads == nullptr) return means;
-  const std::string expected = fmt::format("{} lists of {} finite numbers", config.kv_heads, config.head_dim);
-  if (!heads->is_array() || heads->size() != static_cast<size_t>(config.kv_heads)) layer.Fail(kKey, expected);
+  const std::string expected = fmt::format("{} lists of {} finite numbers", spec.kv_heads, spec.head_dim);
+  if (!heads->is_array() || heads->size() != static_cast<size_t>(spec.kv_heads)) layer.Fail(kKey, expected);
   for (const Json& head : *heads) {
-    if (!head.is_array() || head.size() != static_cast<size_t>(config.head_dim)) layer.Fail(kKey, expected);
+    if (!head.is_array() || head.size() != static_cast<size_t>(spec.head_dim)) layer.Fail(kKey, expected);
     for (const Json& mean : head) {
       if (!mean.is_number() || !std::isfinite(static_cast<float>(mean.get<double>()))) layer.Fail(kKey, expected);
       means.push_back(static_cast<float>(mean.get<double>()));
@@ -145,19 +147,19 @@ std::vector<float> ReadMeans(const JsonObject& layer, const ModelConfig& config)
 }
 
 // Lists of channels, ascending, as many for every head.
-std::vector<int> ReadOutliers(const JsonObject& layer, const ModelConfig& config) {
+std::vector<int> ReadOutliers(const JsonObject& layer, const LayerSpec& spec) {
   constexpr const char* kKey = "k_outliers";
   std::vector<int> channels;
   const Json* heads = layer.Find(kKey);
   if (heads == nullptr) return channels;
   const std::string expected =
-      fmt::format("{} lists of equally many channels, ascending, from 0 to {}", config.kv_heads, config.head_dim - 1);
-  if (!heads->is_array() || heads->size() != static_cast<size_t>(config.kv_heads)) layer.Fail(kKey, expected);
+      fmt::format("{} lists of equally many channels, ascending, from 0 to {}", spec.kv_heads, spec.head_dim - 1);
+  if (!heads->is_array() || heads->size() != static_cast<size_t>(spec.kv_heads)) layer.Fail(kKey, expected);
   for (const Json& head : *heads) {
     if (!head.is_array() || head.empty() || head.size() != (*heads)[0].size()) layer.Fail(kKey, expected);
     int64_t last = -1;
     for (const Json& channel : head) {
-      if (!channel.is_number_unsigned() || channel.get<uint64_t>() >= static_cast<uint64_t>(config.head_dim) ||
+      if (!channel.is_number_unsigned() || channel.get<uint64_t>() >= static_cast<uint64_t>(spec.head_dim) ||
           channel.get<int64_t>() <= last) {
         layer.Fail(kKey, expected);
       }
@@ -175,15 +177,16 @@ KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_
   const std::string granularity = root.String("granularity");
   if (granularity != "tensor" && granularity != "head") root.Fail("granularity", "\"tensor\" or \"head\"");
   const JsonObject layers = root.Object("layers");
-  CheckIndices(layers, config.layers, "layers");
+  CheckIndices(layers, config.KvLayers(), "layers");
   KvScales scales{ScaleSource::kFile, UnitScales(config)};
-  for (int i = 0; i < config.layers; ++i) {
+  for (int i = 0; i < config.KvLayers(); ++i) {
+    const LayerSpec& spec = config.layer_specs[i];
     const JsonObject layer = layers.Object(std::to_string(i));
     AllowKeys(layer, {"k_scale", "v_scale", "k_mean", "k_outliers"});
-    scales.layers[i].k.scale = ReadSide(layer, "k_scale", granularity == "head", config.kv_heads);
-    scales.layers[i].v.scale = ReadSide(layer, "v_scale", granularity == "head", config.kv_heads);
-    scales.layers[i].k.mean = ReadMeans(layer, config);
-    scales.layers[i].k.outliers = ReadOutliers(layer, config);
+    scales.layers[i].k.scale = ReadSide(layer, "k_scale", granularity == "head", spec.kv_heads);
+    scales.layers[i].v.scale = ReadSide(layer, "v_scale", granularity == "head", spec.kv_heads);
+    scales.layers[i].k.mean = ReadMeans(layer, spec);
+    scales.layers[i].k.outliers = ReadOutliers(layer, spec);
   }
   return scales;
 }
@@ -206,7 +209,7 @@ KvScales ReadSafetensors(std::string_view file, const std::string& name, const M
   size_t used = 0;
   const bool has_eigen =
       std::ranges::any_of(tensors, [](const auto& tensor) { return tensor.first.ends_with(".k_eigen"); });
-  for (int i = 0; i < config.layers; ++i) {
+  for (int i = 0; i < config.KvLayers(); ++i) {
     const auto layer = static_cast<size_t>(i);
     const std::string query = fmt::format("layers.{}.k_query", i), eigen = fmt::format("layers.{}.k_eigen", i);
     const auto matrices = tensors.find(query), channels = tensors.find(eigen);
@@ -217,12 +220,12 @@ KvScales ReadSafetensors(std::string_view file, const std::string& name, const M
     }
     formats::SideScales& k = scales.layers[layer].k;
     if (k.mean.empty()) throw InputError(fmt::format("{}: layer {} has a k_query, but no k_mean", name, i));
-    k.query = ReadQueryMatrices(matrices->second, fmt::format("{}: {}", name, query), config);
+    k.query = ReadQueryMatrices(matrices->second, fmt::format("{}: {}", name, query), config.layer_specs[layer]);
     if (!has_eigen) continue;
     if (channels == tensors.end()) {
       throw InputError(fmt::format("{}: tensor {} is missing; all layers have theirs, or none", name, eigen));
     }
-    k.eigen = ReadEigenChannels(channels->second, fmt::format("{}: {}", name, eigen), config);
+    k.eigen = ReadEigenChannels(channels->second, fmt::format("{}: {}", name, eigen), config.layer_specs[layer]);
   }
   if (used != tensors.size()) {
     throw InputError(

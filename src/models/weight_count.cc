@@ -37,15 +37,16 @@ struct BlockCount {
   int64_t kept = 0;  // attention: elements of `matrices` that stay as they are where they are quantized
 };
 
-BlockCount CountGroupedAttention(const ModelConfig& config) {
-  const int64_t hidden = config.hidden;
-  const int64_t q = int64_t{config.heads} * config.head_dim, kv = int64_t{config.kv_heads} * config.head_dim;
+BlockCount CountGroupedAttention(const ModelConfig& config, const LayerSpec& spec) {
+  const int64_t hidden = config.hidden, q = int64_t{config.heads} * spec.head_dim;
+  const bool has_kv = spec.kv_layer < 0;
+  const int64_t kv = has_kv ? int64_t{spec.kv_heads} * spec.head_dim : 0;
   const int64_t gates = config.attn_output_gate ? q : 0;
-  BlockCount count{.matrices = hidden * (q + gates + 2 * kv) + q * hidden};
+  BlockCount count{.matrices = hidden * (q + gates + (spec.k_eq_v ? 1 : 2) * kv) + q * hidden};
   count.kept = count.matrices;
   if (config.qkv_bias) count.vectors += q + gates + 2 * kv;
   if (config.o_bias) count.vectors += hidden;
-  if (config.qk_norm) count.vectors += config.qk_norm_of_all_heads ? q + kv : int64_t{2} * config.head_dim;
+  if (config.qk_norm) count.vectors += config.qk_norm_of_all_heads ? q + kv : int64_t{has_kv ? 2 : 1} * spec.head_dim;
   if (config.attention_sinks) count.vectors += config.heads;
   return count;
 }
@@ -90,28 +91,44 @@ BlockCount CountMoe(const ModelConfig& config) {
   return count;
 }
 
+// Attention or a recurrent block, and the MLP or the experts.
+struct LayerCount {
+  BlockCount attention, mlp;
+};
+
+LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
+  return {.attention = spec.IsRecurrent() ? CountGatedDeltaNet(config)
+                       : config.UsesMla() ? CountLatentAttention(config)
+                                          : CountGroupedAttention(config, spec),
+          .mlp = spec.moe ? CountMoe(config) : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias)};
+}
+
+// The table and the layers' gates and projections.
+BlockCount CountPerLayerInputs(const ModelConfig& config) {
+  const int64_t width = config.hidden_size_per_layer_input, hidden = config.hidden;
+  if (width == 0) return {};
+  return {.matrices = 3 * config.layers * width * hidden, .vectors = config.layers * hidden + width};
+}
+
 // Elements of the layers' matrices that a checkpoint has quantized, in formats that kernels read. The attention and the
-// MLP of a layer are taken as a whole; `attention` is what is kept of it.
-int64_t CountQuantized(const ModelConfig& config, int64_t attention, int64_t recurrent, int64_t mlp, int64_t experts) {
+// MLP of a layer are taken as a whole.
+int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>& layers) {
   const QuantizationConfig& quantization = config.quantization;
   const bool has_codes = quantization.method != QuantMethod::kNone && quantization.method != QuantMethod::kMxfp4;
   const bool is_kept = has_codes && quantization.format.codes != CodeType::kNone &&
                        QuantizedStepBytes(quantization.format, config.hidden) != 0;
   if (!is_kept) return 0;
   int64_t count = 0;
-  for (int layer = 0; layer < config.layers; ++layer) {
-    const LayerSpec& spec = config.layer_specs[static_cast<size_t>(layer)];
-    const bool moe = spec.moe;
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    const LayerSpec& spec = config.layer_specs[layer];
     const auto is_quantized = [&](std::string_view module) {
       return !quantization.IsIgnored(
           fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix, layer, module));
     };
-    if (spec.IsRecurrent()) {
-      if (is_quantized("linear_attn.out_proj")) count += recurrent;
-    } else if (is_quantized("self_attn.o_proj")) {
-      count += attention;
+    if (is_quantized(spec.IsRecurrent() ? "linear_attn.out_proj" : "self_attn.o_proj")) {
+      count += layers[layer].attention.kept;
     }
-    if (is_quantized(moe ? "mlp.experts.0.down_proj" : "mlp.down_proj")) count += moe ? experts : mlp;
+    if (is_quantized(spec.moe ? "mlp.experts.0.down_proj" : "mlp.down_proj")) count += layers[layer].mlp.matrices;
   }
   return count;
 }
@@ -120,35 +137,36 @@ int64_t CountQuantized(const ModelConfig& config, int64_t attention, int64_t rec
 
 WeightCount CountWeights(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
-  const BlockCount attention = config.UsesMla() ? CountLatentAttention(config) : CountGroupedAttention(config);
-  const BlockCount recurrent = CountGatedDeltaNet(config);
-  const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp.bias);
-  const BlockCount experts = config.moe.num_experts != 0 ? CountMoe(config) : mlp;
-  const int64_t limit = std::max(attention.matrices, recurrent.matrices) + std::max(mlp.matrices, experts.matrices);
   constexpr int64_t kMax = int64_t{1} << 50;
-  if (limit > kMax / config.layers) {
-    throw InputError(fmt::format("config.json describes {} layers of {} weights, more than any machine holds",
-                                 config.layers, limit));
+  const BlockCount inputs = CountPerLayerInputs(config);
+  std::vector<LayerCount> layers;
+  int64_t matrices = inputs.matrices, mxfp4 = 0, vectors = inputs.vectors;
+  for (const LayerSpec& spec : config.layer_specs) {
+    const LayerCount& layer = layers.emplace_back(CountLayer(config, spec));
+    for (const BlockCount& block : {layer.attention, layer.mlp}) {
+      if (block.matrices > kMax || matrices > kMax - block.matrices) {
+        throw InputError(fmt::format("config.json describes {} layers of {} weights, more than any machine holds",
+                                     config.layers, layer.attention.matrices + layer.mlp.matrices));
+      }
+      matrices += block.matrices;
+      mxfp4 += block.mxfp4;
+      vectors += block.vectors;
+    }
   }
-  const int64_t moe_layers = std::count_if(config.layer_specs.begin(), config.layer_specs.end(),
-                                           [](const LayerSpec& layer) { return layer.moe; });
-  const int64_t recurrent_layers = std::ranges::count_if(config.layer_specs, &LayerSpec::IsRecurrent);
   const int64_t norms =
       std::ranges::count_if(std::array{config.names.pre_attention_norm, config.names.post_attention_norm,
                                        config.names.pre_mlp_norm, config.names.post_mlp_norm},
                             [](std::string_view name) { return !name.empty(); });
-  const auto total = [&](int64_t BlockCount::*part) {
-    return (config.layers - recurrent_layers) * attention.*part + recurrent_layers * recurrent.*part +
-           (config.layers - moe_layers) * mlp.*part + moe_layers * experts.*part;
-  };
   const kernels::QuantizedFormat& format = config.quantization.format;
   constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
-  return {.matrices = total(&BlockCount::matrices),
-          .mxfp4 = total(&BlockCount::mxfp4),
-          .quantized = CountQuantized(config, attention.kept, recurrent.kept, mlp.matrices, experts.matrices),
+  const int64_t per_layer_table =
+      int64_t{config.vocab_size_per_layer_input} * config.layers * config.hidden_size_per_layer_input;
+  return {.matrices = matrices,
+          .mxfp4 = mxfp4,
+          .quantized = CountQuantized(config, layers),
           .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
-          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2),
-          .vectors = total(&BlockCount::vectors) + (norms * config.layers + 1) * hidden};
+          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2) + per_layer_table,
+          .vectors = vectors + (norms * config.layers + 1) * hidden + (config.layer_scalars ? config.layers : 0)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

@@ -1,10 +1,13 @@
 #include "observe/kv_observer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <vector>
 
 #include "cache/sequence_cache.h"
+#include "kvanta/error.h"
 #include "observe/forwarding_backend.h"
 #include "runner/runner.h"
 
@@ -129,6 +132,16 @@ void ForwardObserved(models::Model& model, const BackendFactory& make_backend, c
     runner.Forward({&item, 1}, backend);
     backend.Check();
     pages.Commit(tokens);
+  }
+}
+
+void CheckEqualHeads(const models::ModelConfig& config) {
+  for (const models::LayerSpec& layer : config.layer_specs) {
+    if (layer.IsRecurrent() || (layer.kv_heads == config.kv_heads && layer.head_dim == config.head_dim)) continue;
+    throw InputError(fmt::format(
+        "cannot calibrate {}: some layers have {} KV heads of {} channels and others {} of {}; use a format without "
+        "scales to calibrate",
+        config.architecture, config.kv_heads, config.head_dim, layer.kv_heads, layer.head_dim));
   }
 }
 

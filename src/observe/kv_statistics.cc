@@ -85,14 +85,15 @@ KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& mak
   }
   KvStatistics result;
   result.tokens = static_cast<int64_t>(tokens.size());
-  result.layers = config.layers;
+  CheckEqualHeads(config);
+  result.layers = config.KvLayers();
   result.kv_heads = config.kv_heads;
   result.head_dim = config.head_dim;
-  const auto heads = static_cast<size_t>(config.layers) * 2 * static_cast<size_t>(config.kv_heads);
+  const auto heads = static_cast<size_t>(result.layers) * 2 * static_cast<size_t>(config.kv_heads);
   const size_t channels = heads * static_cast<size_t>(config.head_dim);
   if (!key_means.empty() && key_means.size() != channels / 2) {
     throw InputError(fmt::format("{} key means; the model has {} layers x {} KV heads x {} channels = {}",
-                                 key_means.size(), config.layers, config.kv_heads, config.head_dim, channels / 2));
+                                 key_means.size(), result.layers, config.kv_heads, config.head_dim, channels / 2));
   }
   for (int bin = 0; bin <= kMagnitudeBins; ++bin) result.edges.push_back(MagnitudeEdge(bin));
   result.histogram.assign(heads * kMagnitudeBins, 0);

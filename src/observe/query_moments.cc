@@ -246,7 +246,7 @@ class LayerRopes {
  public:
   LayerRopes(const models::ModelConfig& config, std::span<const int64_t> context_lengths, int64_t positions,
              int64_t tokens)
-      : of_layers_(config.layer_specs.size()) {
+      : of_layers_(static_cast<size_t>(config.KvLayers())) {
     std::vector<const models::RopeSpec*> specs;
     for (size_t layer = 0; !context_lengths.empty() && layer < of_layers_.size(); ++layer) {
       const models::RopeSpec& rope = config.layer_specs[layer].rope;
@@ -291,14 +291,15 @@ QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& mak
     throw InputError(fmt::format("{} stores latents (MLA), which have no +query", config.architecture));
   }
   QueryMoments result;
-  result.layers = config.layers;
+  CheckEqualHeads(config);
+  result.layers = config.KvLayers();
   result.kv_heads = config.kv_heads;
   result.head_dim = config.head_dim;
   const int64_t skip = layout.page_size;
   result.tokens = std::max<int64_t>(0, std::ssize(tokens) - skip);
   const size_t channels =
-      static_cast<size_t>(config.layers) * static_cast<size_t>(config.kv_heads) * static_cast<size_t>(config.head_dim);
-  result.amax.assign(2 * static_cast<size_t>(config.layers) * static_cast<size_t>(config.kv_heads), 0.0F);
+      static_cast<size_t>(result.layers) * static_cast<size_t>(config.kv_heads) * static_cast<size_t>(config.head_dim);
+  result.amax.assign(2 * static_cast<size_t>(result.layers) * static_cast<size_t>(config.kv_heads), 0.0F);
   result.key_sum.assign(channels, 0.0);
   result.key_moment.assign(channels * static_cast<size_t>(config.head_dim), 0.0);
   result.query_moment = result.key_moment;

@@ -16,7 +16,7 @@ import transformers
 from logits_oracle import TOKENS, largest_error, logits
 
 ARCHITECTURES = [
-    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "DeepseekV2", "DeepseekV3"),
+    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Gemma4", "DeepseekV2", "DeepseekV3"),
     *tiny_models.DENSE,
     *tiny_models.WITH_EXPERTS,
     *tiny_models.HYBRIDS,

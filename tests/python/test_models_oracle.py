@@ -144,7 +144,7 @@ def test_first_generation_of_config(case: tuple[Path, NDArray[np.float32]], tmp_
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
 
 
-ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", *tiny_models.DENSE]
+ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Gemma4", *tiny_models.DENSE]
 SIXTEEN_BITS = [
     ("bf16", torch.bfloat16, torch.bfloat16),
     ("fp16", torch.float16, torch.float32),
@@ -218,7 +218,7 @@ def test_16_bit_checkpoints_in_float32(
     record_support(tmp_path, name)
 
 
-@pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3", *tiny_models.DENSE])
+@pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3", "Gemma4", *tiny_models.DENSE])
 def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
     # sqrt(48), the scale of Gemma's embeddings, is rounded.
     size = {"hidden_size": 48} if architecture.startswith("Gemma") else {}

@@ -29,6 +29,7 @@ def make_qwen3_vl_moe(**settings: Any) -> transformers.PreTrainedModel:
 
 MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "Gemma3": tiny_models.make_gemma3_multimodal,
+    "Gemma4": tiny_models.make_gemma4_multimodal,
     "Mistral3": partial(tiny_models.make_mistral3, "Ministral3"),
     "Llama4": tiny_models.make_llama4_multimodal,
     "Qwen3VLMoe": make_qwen3_vl_moe,
@@ -42,6 +43,7 @@ MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
 WHOLE_GROUPS: dict[str, Any] = {
     "hidden_size": 128,
     "head_dim": 32,
+    "global_head_dim": 64,
     "intermediate_size": 192,
     "intermediate_size_mlp": 192,
     "moe_intermediate_size": 64,

@@ -164,6 +164,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         },
     },
 }
+GEMMA4 = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "final_logit_softcapping": 1.0,
+}
+SETTINGS["Gemma4"] = GEMMA4
 GATED_DELTA_NET = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -182,6 +194,7 @@ SETTINGS |= {
 }
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
+    "Gemma4": "Gemma4TextConfig",
     "Llama4": "Llama4TextConfig",
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
@@ -204,7 +217,7 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
 def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
     """Random values for its parameters, for attention without fused kernels."""
     model.config._attn_implementation = "eager"
-    adds_one = ("Gemma", "Qwen3Next", "Qwen3_5")  # to the weights of norms
+    adds_one = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # to the weights of norms
     norm_center = 0 if type(model).__name__.startswith(adds_one) else 1
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -234,6 +247,8 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(0.7 + 0.1 * torch.randn(buffer.shape, generator=generator))
     model.train(False)
     return model
 
@@ -250,6 +265,14 @@ def make_gemma3_multimodal(**settings: Any) -> transformers.PreTrainedModel:
     text = {**SIZES, **SETTINGS["Gemma3"], **settings}
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     return fill(transformers.Gemma3ForConditionalGeneration(config))
+
+
+def make_gemma4_multimodal(**settings: Any) -> transformers.PreTrainedModel:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8, "position_embedding_size": 16}
+    text = {**SIZES, **GEMMA4, **settings}
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
+    return fill(transformers.Gemma4ForConditionalGeneration(config))
 
 
 def make_mistral3(text: str, **settings: Any) -> transformers.PreTrainedModel:
@@ -319,6 +342,9 @@ def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype =
     with torch.no_grad():
         for parameter in [*model.parameters(), *biases]:
             parameter.copy_(parameter.to(dtype))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_(buffer.to(dtype))
 
 
 def expected_logits(model: transformers.PreTrainedModel, tokens: NDArray[np.int32]) -> NDArray[np.float32]:

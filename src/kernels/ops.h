@@ -49,11 +49,9 @@ class Ops {
 
   // Throws InputError for experts that the device does not support.
   virtual void CheckExperts(const MoeConfig& moe) const = 0;
-  // A layer of experts, of linear layers that MakeLinear gave: this rank's part. e_score_correction_bias:
-  // [num_experts], or empty. Throws ResourceError.
+  // A layer of experts, of linear layers that MakeLinear gave: this rank's part. Throws ResourceError.
   virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
-                                                   std::span<const float> e_score_correction_bias,
-                                                   const ExpertDivision& division) = 0;
+                                                   const RouterVectors& router, const ExpertDivision& division) = 0;
 
   // out[r] = row ids[r] of table's weight, f32 [rows][table.In()]. ids must be in range (checked by the caller).
   virtual void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept = 0;

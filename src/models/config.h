@@ -115,6 +115,7 @@ struct ModelConfig {
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
   kernels::GatedDeltaNetShape gated_delta_net;  // of recurrent layers
   kernels::MoeConfig moe;
+  bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
   double rms_eps = 1e-6;

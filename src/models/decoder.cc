@@ -243,6 +243,10 @@ class Decoder final : public Model {
                                                    : &ReadGroupedAttention;
     layer.attention = read_attention(source, spec, prefix);
     const std::string mlp = fmt::format("{}{}.", prefix, config.names.mlp);
+    if (spec.moe && config.mlp_beside_experts) {
+      layer.mlp = ReadMlpAndExperts(source, spec, prefix);
+      return layer;
+    }
     layer.mlp = spec.moe ? ReadMoe(source, mlp) : ReadGatedMlp(source, mlp, spec.intermediate_size, config.mlp.bias);
     return layer;
   }

@@ -20,7 +20,7 @@ class MixtureOfExperts final : public MlpBlock {
     router_ = source.reader.Linear({{.module = name_of(names.router), .out = moe_.num_experts, .whole = true}},
                                    config_.hidden, moe_.bias, kernels::WeightType::kF32);
     const std::vector<float> correction = ReadCorrection(source, name_of(names.correction_bias));
-    experts_ = ops_.MakeExperts(ReadExperts(source, module), moe_, correction,
+    experts_ = ops_.MakeExperts(ReadExperts(source, module), moe_, {.e_score_correction_bias = correction},
                                 {.ranks = &source.ranks, .by_experts = source.expert_parallel});
     if (moe_.shared_expert_intermediate_size == 0) return;
     const std::string layer = module.substr(0, module.size() - names.mlp.size() - 1);

@@ -11,6 +11,7 @@
 #include "kernels/attention/cpu/table.h"
 #include "kvanta/error.h"
 #include "models/architecture.h"
+#include "models/moe_config.h"
 #include "models/rope_config.h"
 
 namespace kvanta::models {
@@ -101,6 +102,19 @@ void ReadPerLayerInputs(const JsonObject& json, ModelConfig& config) {
       static_cast<int>(json.Int("vocab_size_per_layer_input", config.vocab, kMaxWidth, config.vocab));
 }
 
+// In all layers, beside the MLP.
+void ReadExperts(const JsonObject& json, ModelConfig& config) {
+  kernels::MoeConfig& moe = config.moe;
+  moe.num_experts = static_cast<int>(json.Int("num_experts", 1, kMaxExperts));
+  moe.num_experts_per_tok = static_cast<int>(json.Int("top_k_experts", 1, moe.num_experts));
+  moe.moe_intermediate_size = static_cast<int>(json.Int("moe_intermediate_size", 1, kMaxExpertWidth));
+  moe.norm_topk_prob = moe.has_expert_scales = true;
+  config.mlp_beside_experts = true;
+  config.names.pre_mlp_norm = "";  // the blocks have norms of their own
+  config.names.transposed_experts = false;
+  for (LayerSpec& layer : config.layer_specs) layer.moe = true;
+}
+
 void ReadGemma4(const JsonObject& json, ModelConfig& config) {
   config.names.post_attention_norm = "post_attention_layernorm";
   config.names.pre_mlp_norm = "pre_feedforward_layernorm";
@@ -115,7 +129,7 @@ void ReadGemma4(const JsonObject& json, ModelConfig& config) {
   // "vision" changes the attention of images alone.
   constexpr const char* kBidirectional = "use_bidirectional_attention";
   if (json.String(kBidirectional, "vision") != "vision") json.Fail(kBidirectional, "null or \"vision\"");
-  if (json.Bool("enable_moe_block", false)) json.Fail("enable_moe_block", "false");
+  if (json.Bool("enable_moe_block", false)) ReadExperts(json, config);
   ReadAlternatingWindows(json, 6, config);
   config.layer_specs.back().visibility = {};  // as transformers, whatever layer_types says
   ReadHeadsOfFullAttention(json, config);

@@ -148,5 +148,8 @@ std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::str
                                        bool bias);
 // Mixture of experts (config.moe).
 std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module);
+// Both, side by side (config.mlp_beside_experts), with their norms. `prefix`: of the layer's tensors.
+std::unique_ptr<MlpBlock> ReadMlpAndExperts(const BlockSource& source, const LayerSpec& spec,
+                                            const std::string& prefix);
 
 }  // namespace kvanta::models

@@ -77,7 +77,7 @@ BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias) {
   return {.matrices = 3 * hidden * intermediate_size, .vectors = bias ? 2 * intermediate_size + hidden : 0};
 }
 
-BlockCount CountMoe(const ModelConfig& config) {
+BlockCount CountMoe(const ModelConfig& config, const LayerSpec& spec) {
   const kernels::MoeConfig& moe = config.moe;
   const int64_t hidden = config.hidden;
   BlockCount count = CountMlp(hidden, moe.shared_expert_intermediate_size,
@@ -88,6 +88,11 @@ BlockCount CountMoe(const ModelConfig& config) {
   if (config.mxfp4_experts) count.mxfp4 = moe.num_experts * expert.matrices;
   const int64_t router = hidden + (moe.has_correction_bias ? 1 : 0) + (moe.bias ? 1 : 0);
   count.vectors += moe.num_experts * (expert.vectors + router);
+  if (config.mlp_beside_experts) {
+    const BlockCount mlp = CountMlp(hidden, spec.intermediate_size, config.mlp.bias);
+    count.matrices += mlp.matrices;
+    count.vectors += mlp.vectors + 5 * hidden + moe.num_experts;  // norms and the experts' scales
+  }
   return count;
 }
 
@@ -100,7 +105,7 @@ LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
   return {.attention = spec.IsRecurrent() ? CountGatedDeltaNet(config)
                        : config.UsesMla() ? CountLatentAttention(config)
                                           : CountGroupedAttention(config, spec),
-          .mlp = spec.moe ? CountMoe(config) : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias)};
+          .mlp = spec.moe ? CountMoe(config, spec) : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias)};
 }
 
 // The table and the layers' gates and projections.

@@ -94,8 +94,7 @@ class ProfiledOps final : public kernels::Ops {
   }
   void CheckExperts(const kernels::MoeConfig& moe) const override { inner_->CheckExperts(moe); }
   std::unique_ptr<kernels::ExpertLayer> MakeExperts(std::vector<kernels::ExpertWeights>&& experts,
-                                                    const kernels::MoeConfig& moe,
-                                                    std::span<const float> e_score_correction_bias,
+                                                    const kernels::MoeConfig& moe, const kernels::RouterVectors& router,
                                                     const kernels::ExpertDivision& division) override {
     const auto unwrap = [](std::unique_ptr<kernels::Linear>& linear) {  // of a stack, the parts are profiled
       if (auto* profiled = dynamic_cast<ProfiledLinear*>(linear.get())) linear = profiled->TakeInner();
@@ -104,8 +103,8 @@ class ProfiledOps final : public kernels::Ops {
       unwrap(expert.gate_up);
       unwrap(expert.down);
     }
-    return std::make_unique<ProfiledExperts>(
-        inner_->MakeExperts(std::move(experts), moe, e_score_correction_bias, division), profile_->Row("experts"));
+    return std::make_unique<ProfiledExperts>(inner_->MakeExperts(std::move(experts), moe, router, division),
+                                             profile_->Row("experts"));
   }
   std::unique_ptr<kernels::Linear> MakeQuantizedLinear(std::span<const kernels::QuantizedView> stacked,
                                                        std::span<const float> bias) override {

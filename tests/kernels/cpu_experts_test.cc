@@ -89,7 +89,7 @@ class CpuExpertsTest : public ::testing::TestWithParam<Unit> {
                                                 const std::vector<float>& correction) {
     std::vector<ExpertWeights> weights;
     for (const Expert& expert : experts) weights.push_back(Pack(ops, expert, test.store));
-    return ops.MakeExperts(std::move(weights), test.moe, correction, {});
+    return ops.MakeExperts(std::move(weights), test.moe, {.e_score_correction_bias = correction}, {});
   }
   static std::vector<float> Forward(ExpertLayer& layer, const std::vector<float>& x, const std::vector<float>& logits,
                                     int experts, int64_t first, int64_t rows) {

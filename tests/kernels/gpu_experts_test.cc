@@ -118,7 +118,8 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
         magnitudes[i] += std::abs(part);
       }
     }
-    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, e_score_correction_bias, {});
+    const std::unique_ptr<ExpertLayer> layer =
+        ops_->MakeExperts(std::move(experts), moe, {.e_score_correction_bias = e_score_correction_bias}, {});
     const std::vector<float> found = Forward(*layer, device_x, device_logits, moe.num_experts, 0, rows);
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;

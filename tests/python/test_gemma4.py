@@ -25,11 +25,19 @@ SHARED: dict[str, Any] = {
     "num_key_value_heads": 1,
 }
 K_EQ_V: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "attention_bias": True}
+EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+    "attention_k_eq_v": True,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "two_head_sizes": {},
     "k_eq_v": K_EQ_V,
     "shared_layers": SHARED,
     "untied": {"tie_word_embeddings": False, "final_logit_softcapping": None, "sliding_window": 100},
+    "experts": EXPERTS,
     "per_layer_inputs": {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0},
 }
 
@@ -75,7 +83,7 @@ def test_unused_projections_of_shared_layers_are_left_out(tmp_path: Path) -> Non
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
 
 
-@pytest.mark.parametrize("name", ["shared_layers", "k_eq_v"])
+@pytest.mark.parametrize("name", ["shared_layers", "k_eq_v", "experts"])
 @pytest.mark.parametrize("kv_cache_dtype", ["int4_per_token_head", "fp8", "k=int8,v=nvfp4"])
 def test_bits_do_not_depend_on_batches_chunks_or_hits(name: str, kv_cache_dtype: str, tmp_path: Path) -> None:
     saved(tmp_path, **MODELS[name])
@@ -100,7 +108,7 @@ def test_layers_that_share_k_and_v_take_no_memory(tmp_path: Path) -> None:
         LLM(tmp_path, tokenizer="stories260k", kv_cache_dtype_skip_layers=["4"])
 
 
-@pytest.mark.parametrize("name", ["two_head_sizes", "k_eq_v"])
+@pytest.mark.parametrize("name", ["two_head_sizes", "k_eq_v", "experts"])
 def test_ranks_give_the_bits_of_one_process(name: str, tmp_path: Path) -> None:
     saved(tmp_path, **{**MODELS[name], "num_global_key_value_heads": 2})
     options: dict[str, Any] = {"tokenizer": "stories260k", "kv_cache_dtype": "nvfp4", "threads": 1}

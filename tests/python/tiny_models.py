@@ -227,7 +227,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 parameter.copy_(1 + 0.3 * noise)
             elif name.endswith("A_log"):
                 parameter.copy_(noise - 3)  # so that a state remembers dozens of tokens
-            elif "norm" in name:
+            elif "norm" in name or name.endswith(("router.scale", "per_expert_scale")):
                 parameter.copy_(norm_center + 0.3 * noise)
             elif name.endswith("e_score_correction_bias"):
                 parameter.copy_(0.1 * noise)  # beside the scores of a softmax

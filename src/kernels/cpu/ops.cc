@@ -114,9 +114,8 @@ class CpuOps final : public Ops {
   void CheckExperts(const MoeConfig& /*moe*/) const override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
-                                           std::span<const float> e_score_correction_bias,
-                                           const ExpertDivision& division) override {
-    return MakeCpuExperts(context_, std::move(experts), moe, e_score_correction_bias, division);
+                                           const RouterVectors& router, const ExpertDivision& division) override {
+    return MakeCpuExperts(context_, std::move(experts), moe, router, division);
   }
 
   void Scale(float* x, float factor, int64_t n) noexcept override {

@@ -35,9 +35,11 @@ class GpuOps final : public Ops {
   }
 
   void CheckExperts(const MoeConfig& moe) const override {
-    if (!moe.bias && !moe.apply_router_weight_on_input) return;
-    throw InputError(fmt::format("{} does not support experts {}; device cpu does", context_->gpu->Name(),
-                                 moe.bias ? "with biases" : "whose inputs are multiplied by the router's weights"));
+    if (!moe.bias && !moe.apply_router_weight_on_input && !moe.has_expert_scales) return;
+    const char* kind = moe.bias                ? "with biases"
+                       : moe.has_expert_scales ? "with scales"
+                                               : "whose inputs are multiplied by the router's weights";
+    throw InputError(fmt::format("{} does not support experts {}; device cpu does", context_->gpu->Name(), kind));
   }
 
   void CheckOutputGate() const override {
@@ -53,9 +55,9 @@ class GpuOps final : public Ops {
   void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
-                                           std::span<const float> e_score_correction_bias,
+                                           const RouterVectors& router,
                                            const ExpertDivision& /*division: one process*/) override {
-    return MakeGpuExperts(context_, std::move(experts), moe, e_score_correction_bias);
+    return MakeGpuExperts(context_, std::move(experts), moe, router.e_score_correction_bias);
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {

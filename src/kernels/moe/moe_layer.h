@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/host_device.h"
 #include "kernels/activation.h"
@@ -33,8 +34,15 @@ struct MoeConfig {
   float routed_scaling_factor = 1;
   bool apply_router_weight_on_input = false;  // an expert's input is multiplied by the weight, not its output (Llama 4)
   bool bias = false;                          // of the router and of the experts (GPT-OSS)
+  bool has_expert_scales = false;             // factors of the experts' weights, after the choice (Gemma 4)
 
   bool operator==(const MoeConfig&) const = default;
+};
+
+// Vectors of a router beside its matrix: [num_experts] each, or empty (MoeConfig says which).
+struct RouterVectors {
+  std::span<const float> e_score_correction_bias = {};
+  std::span<const float> per_expert_scale = {};
 };
 
 // Order of the top-k choice: by score, among equals by index.

@@ -27,7 +27,7 @@ struct ExpertRow {
 class CpuExperts final : public ExpertLayer {
  public:
   CpuExperts(std::shared_ptr<LinearContext> context, std::vector<ExpertWeights> experts, const MoeConfig& moe,
-             std::span<const float> e_score_correction_bias, const ExpertDivision& division)
+             const RouterVectors& router, const ExpertDivision& division)
       : context_(std::move(context)),
         experts_(std::move(experts)),
         moe_(moe),
@@ -41,7 +41,7 @@ class CpuExperts final : public ExpertLayer {
         first_expert_(by_experts_ ? parts_.Begin(ranks_.Rank()) : 0),
         max_rows_(by_experts_ ? kMaxSharedRows : kMaxRoutedRows),
         activate_mul_(context_->isa.rows.ActivateMul(moe.activation)),
-        router_(moe, e_score_correction_bias) {
+        router_(moe, router) {
     const auto entries = static_cast<size_t>(max_rows_ * moe.num_experts_per_tok);
     const auto bytes = static_cast<size_t>(Place(nullptr)) * sizeof(float);
     if (context_->expert_rows.bytes() < bytes) context_->expert_rows = Cpu().Allocate(bytes);
@@ -245,9 +245,9 @@ class CpuExperts final : public ExpertLayer {
 }  // namespace
 
 std::unique_ptr<ExpertLayer> MakeCpuExperts(std::shared_ptr<LinearContext> context, std::vector<ExpertWeights> experts,
-                                            const MoeConfig& moe, std::span<const float> e_score_correction_bias,
+                                            const MoeConfig& moe, const RouterVectors& router,
                                             const ExpertDivision& division) {
-  return std::make_unique<CpuExperts>(std::move(context), std::move(experts), moe, e_score_correction_bias, division);
+  return std::make_unique<CpuExperts>(std::move(context), std::move(experts), moe, router, division);
 }
 
 }  // namespace kvanta::kernels

@@ -13,7 +13,7 @@ namespace kvanta::kernels {
 
 // The experts, this rank's part of them, have one shape and were made by the Ops of `context`. Throws ResourceError.
 std::unique_ptr<ExpertLayer> MakeCpuExperts(std::shared_ptr<LinearContext> context, std::vector<ExpertWeights> experts,
-                                            const MoeConfig& moe, std::span<const float> e_score_correction_bias,
+                                            const MoeConfig& moe, const RouterVectors& router,
                                             const ExpertDivision& division);
 
 }  // namespace kvanta::kernels

@@ -25,9 +25,10 @@ void TopK(const float* x, int n, int count, int32_t* indices) noexcept {
 
 }  // namespace
 
-ExpertRouter::ExpertRouter(const MoeConfig& moe, std::span<const float> e_score_correction_bias)
+ExpertRouter::ExpertRouter(const MoeConfig& moe, const RouterVectors& router)
     : moe_(moe),
-      e_score_correction_bias_(e_score_correction_bias.begin(), e_score_correction_bias.end()),
+      e_score_correction_bias_(router.e_score_correction_bias.begin(), router.e_score_correction_bias.end()),
+      per_expert_scale_(router.per_expert_scale.begin(), router.per_expert_scale.end()),
       scores_(static_cast<size_t>(moe.num_experts)),
       choices_(static_cast<size_t>(moe.num_experts)),
       group_scores_(static_cast<size_t>(moe.n_group)),
@@ -47,6 +48,7 @@ void ExpertRouter::Route(const float* logits, int32_t* experts, float* weights) 
   for (int i = 0; i < moe_.num_experts_per_tok; ++i) sum += scores_[static_cast<size_t>(experts[i])];
   for (int i = 0; i < moe_.num_experts_per_tok; ++i) {
     weights[i] = RoutingWeight(moe_, scores_[static_cast<size_t>(experts[i])], sum);
+    if (!per_expert_scale_.empty()) weights[i] *= per_expert_scale_[static_cast<size_t>(experts[i])];
   }
 }
 

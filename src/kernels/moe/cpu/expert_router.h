@@ -11,8 +11,7 @@ namespace kvanta::kernels {
 
 class ExpertRouter {
  public:
-  // e_score_correction_bias: [num_experts], or empty.
-  ExpertRouter(const MoeConfig& moe, std::span<const float> e_score_correction_bias);
+  ExpertRouter(const MoeConfig& moe, const RouterVectors& router);
 
   // The experts of one row, ascending, and their weights: [num_experts_per_tok]. logits: [num_experts]. Not
   // thread-safe.
@@ -23,7 +22,7 @@ class ExpertRouter {
   void KeepBestGroups() noexcept;
 
   const MoeConfig moe_;
-  const std::vector<float> e_score_correction_bias_;
+  const std::vector<float> e_score_correction_bias_, per_expert_scale_;
   // Scores of one row, what its experts are chosen by, and the groups' scores.
   std::vector<float> scores_, choices_, group_scores_;
   std::vector<int32_t> groups_;  // chosen

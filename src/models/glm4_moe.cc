@@ -1,5 +1,6 @@
 // GLM-4.5 and later: partly rotated heads, optional q/k norms, experts with shared ones after the first dense layers.
-// transformers: models/glm4_moe/modeling_glm4_moe.py.
+// Of GLM-4.5V the language model: its rope of three positions (mrope) is the plain one for text, whose positions are
+// equal. transformers: models/glm4_moe/modeling_glm4_moe.py, models/glm4v_moe/modeling_glm4v_moe.py.
 #include "models/architecture.h"
 #include "models/moe_config.h"
 
@@ -14,9 +15,21 @@ void ReadGlm4Moe(const JsonObject& json, ModelConfig& config) {
   ReadSigmoidExperts(json, "n_routed_experts", "n_shared_experts", config);
 }
 
+void ReadGlm4vMoe(const JsonObject& json, ModelConfig& config) {
+  if (json.Bool("use_qk_norm", false)) json.Fail("use_qk_norm", "false");  // the class has no such norms
+  ReadGlm4Moe(json, config);
+  config.names.decoders = {{"model.language_model.", "lm_head"}};
+}
+
 constexpr std::string_view kGlm4MoeDefaults =
     R"({"num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
   "n_shared_experts": 1, "moe_intermediate_size": 1408, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5})";
+
+constexpr std::string_view kGlm4vMoeDefaults = R"({"vocab_size": 151424, "hidden_size": 4096,
+  "intermediate_size": 10944, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8,
+  "attention_bias": true, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
+  "moe_intermediate_size": 1408, "rms_norm_eps": 1e-5, "max_position_embeddings": 65536,
+  "partial_rotary_factor": 0.5})";
 
 }  // namespace
 
@@ -25,5 +38,12 @@ extern const Architecture kGlm4Moe = {.name = "Glm4MoeForCausalLM",
                                       .read_config = ReadGlm4Moe,
                                       .defaults = kGlm4MoeDefaults,
                                       .partial_rotary = true};
+extern const Architecture kGlm4vMoe = {.name = "Glm4vMoeForConditionalGeneration",
+                                       .model_type = "glm4v_moe",
+                                       .read_config = ReadGlm4vMoe,
+                                       .defaults = kGlm4vMoeDefaults,
+                                       .partial_rotary = true,
+                                       .text_config = "text_config",
+                                       .text_model_type = "glm4v_moe_text"};
 
 }  // namespace kvanta::models

@@ -159,6 +159,20 @@ TEST(MoeConfig, Glm4Moe) {
   EXPECT_THAT(MoeError(config, "n_group", 8), HasSubstr("groups of at least 2 experts"));
 }
 
+TEST(MoeConfig, Glm4vMoe) {
+  json text = MoeBase("", "glm4v_moe_text");
+  text.update(json::parse(R"({"n_routed_experts": 8, "moe_intermediate_size": 24,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}})"));
+  const json config = {
+      {"architectures", {"Glm4vMoeForConditionalGeneration"}}, {"model_type", "glm4v_moe"}, {"text_config", text}};
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_TRUE(parsed.qkv_bias) << "the class's default";
+  EXPECT_EQ(parsed.layer_specs[0].rope.rotary_dim, 8);
+  EXPECT_EQ(parsed.names.decoders.front().prefix, "model.language_model.");
+  text["use_qk_norm"] = true;
+  EXPECT_THAT(MoeError(config, "text_config", text), HasSubstr("use_qk_norm' is true; expected false"));
+}
+
 // Keys that change what the models compute, in values that the engine has no code for.
 TEST(MoeConfig, RefusedKeys) {
   struct Case {

@@ -64,10 +64,11 @@ def test_absent_keys_are_the_defaults_of_transformers(architecture: str, tmp_pat
 
 
 MULTIMODAL: dict[str, Callable[[], transformers.PreTrainedModel]] = {
-    "mistral": lambda: tiny_models.make_mistral3("Mistral", num_attention_heads=32, num_key_value_heads=8, head_dim=16),
+    "mistral": lambda: tiny_models.make_mistral3("Mistral", num_attention_heads=32, num_key_value_heads=8),
     "ministral3": lambda: tiny_models.make_mistral3("Ministral3", num_attention_heads=32, num_key_value_heads=8),
     "gemma3": lambda: tiny_models.make_gemma3_multimodal(num_attention_heads=8, num_key_value_heads=4),
     "llama4": lambda: tiny_models.make_llama4_multimodal(num_attention_heads=40, num_key_value_heads=8),
+    "glm4v_moe": lambda: tiny_classes.make_glm4v_moe(num_attention_heads=96, num_key_value_heads=8),
     "qwen3_vl_moe": lambda: tiny_classes.make_qwen3_vl_moe(num_attention_heads=16, num_key_value_heads=16),
     "qwen3_5": lambda: tiny_models.make_qwen35_multimodal(False, num_attention_heads=16, num_key_value_heads=4),
 }

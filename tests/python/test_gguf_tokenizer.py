@@ -95,6 +95,7 @@ ALPHABET = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 SINGLE_DIGITS = {
     *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "qwen2", "deepseek-r1-qwen"),
     *("stablelm2", "hunyuan", "solar-open", "grok-2", "qwen35", "tekken", "deepseek-llm", "deepseek-coder"),
+    "exaone-moe",
 }
 
 

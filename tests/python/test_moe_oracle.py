@@ -260,6 +260,13 @@ def test_language_model_of_qwen3_vl_moe(layout: str, tmp_path: Path, record_supp
     record_support(tmp_path, "F32")
 
 
+def test_language_model_of_glm4v_moe(tmp_path: Path, record_support: RecordSupport) -> None:
+    model = tiny_classes.make_glm4v_moe()
+    tiny_models.save(model, tmp_path)
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+    record_support(tmp_path, "F32")
+
+
 def test_keys_of_minimax_m2_as_published(tmp_path: Path) -> None:
     model = tiny_models.make_model("MiniMaxM2")
     tiny_models.save(model, tmp_path)

@@ -27,11 +27,29 @@ def make_qwen3_vl_moe(**settings: Any) -> transformers.PreTrainedModel:
     return tiny_models.fill(transformers.Qwen3VLMoeForConditionalGeneration(config))
 
 
+def make_glm4v_moe(**settings: Any) -> transformers.PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
+    experts = {**tiny_models.SIGMOID_EXPERTS, "first_k_dense_replace": 1}
+    text = {**tiny_models.SIZES, **experts, "head_dim": 32, "rope_parameters": rope, **settings}
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "patch_size": 4,
+        "image_size": 16,
+        "out_hidden_size": text["hidden_size"],
+    }
+    config = transformers.Glm4vMoeConfig(text_config=text, vision_config=vision)
+    return tiny_models.fill(transformers.Glm4vMoeForConditionalGeneration(config))
+
+
 MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "Gemma3": tiny_models.make_gemma3_multimodal,
     "Gemma4": tiny_models.make_gemma4_multimodal,
     "Mistral3": partial(tiny_models.make_mistral3, "Ministral3"),
     "Llama4": tiny_models.make_llama4_multimodal,
+    "Glm4vMoe": make_glm4v_moe,
     "Qwen3VLMoe": make_qwen3_vl_moe,
     "Qwen3_5": partial(tiny_models.make_qwen35_multimodal, False),
     "Qwen3_5Moe": partial(tiny_models.make_qwen35_multimodal, True),

@@ -94,6 +94,22 @@ _KIMI_K2 = [
     _split(r"[\p{Han}]+|" + _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?", r"&&[^\p{Han}]", r"[\r\n]*")),
     _BYTES_ONLY,
 ]
+# Words with marks, and phrases of words with one space between them.
+_EXAONE_MOE = [
+    _split(
+        "|".join(
+            [
+                _CONTRACTIONS,
+                r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+",
+                r"\p{N}",
+                r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
+                r"\s*[\r\n]",
+                *_SPACES[1:],
+            ]
+        )
+    ),
+    _BYTES_ONLY,
+]
 _FALCON = [_split(r"[\p{P}\$\+<=>\^~\|`]+"), _GPT2_SPLIT, _split("[0-9][0-9][0-9]")]
 
 
@@ -132,6 +148,7 @@ _NAMES = {
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "kimi-k2": PreTokenizer(_KIMI_K2),
+    "exaone-moe": PreTokenizer(_EXAONE_MOE),
     "falcon": PreTokenizer(_FALCON),
 }
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: kind for names, kind in _NAMES.items() for name in names.split()}

@@ -210,6 +210,54 @@ TEST(MoeConfig, RefusedKeys) {
   }
 }
 
+// Keys of published files, for 4 layers of less width: those that transformers does not read are no reason to refuse.
+TEST(MoeConfig, PublishedFiles) {
+  const auto parsed = [](const char* architecture, const char* model_type, const char* keys) {
+    json config = MoeBase(architecture, model_type);
+    config.erase("num_experts_per_tok");
+    config.update(json::parse(keys));
+    return ParseMoe(config);
+  };
+  const ModelConfig flash = parsed("Glm4MoeLiteForCausalLM", "glm4_moe_lite", R"({"attention_bias": false,
+    "topk_method": "noaux_tc", "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "n_routed_experts": 64,
+    "n_shared_experts": 1, "routed_scaling_factor": 1.8, "num_experts_per_tok": 4, "first_k_dense_replace": 1,
+    "num_key_value_heads": 4, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0, "rope_scaling": null,
+    "rope_theta": 1000000, "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+    "v_head_dim": 256, "moe_intermediate_size": 1536})");
+  EXPECT_EQ(flash.head_dim, 512) << "a latent";
+  EXPECT_THAT(LayersOfExperts(flash), ElementsAre(false, true, true, true));
+  const ModelConfig minimax = parsed("MiniMaxM2ForCausalLM", "minimax_m2", R"({"attn_type_list": [1, 1, 1, 1],
+    "head_dim": 128, "mtp_transformer_layers": 1, "num_experts_per_tok": 8, "num_local_experts": 256,
+    "num_mtp_modules": 3, "qk_norm_type": "per_layer", "quantization_config": {"activation_scheme": "dynamic",
+    "fmt": "float8_e4m3fn", "quant_method": "fp8", "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}, "rope_theta": 5000000, "rotary_dim": 64,
+    "scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_mtp": true, "use_qk_norm": true,
+    "use_routing_bias": true})");
+  EXPECT_EQ(minimax.layer_specs[0].rope.theta, 5e6);
+  EXPECT_TRUE(minimax.quantization.IsIgnored("model.layers.0.block_sparse_moe.gate"));
+  EXPECT_FALSE(minimax.quantization.IsIgnored("model.layers.0.block_sparse_moe.experts.0.w1"));
+  const ModelConfig ernie = parsed("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", R"({"use_bias": false,
+    "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 3,
+    "moe_intermediate_size": 1536, "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_k": 6,
+    "moe_layer_interval": 1, "moe_use_aux_free": true, "num_nextn_predict_layers": 1, "rope_theta": 500000})");
+  EXPECT_THAT(LayersOfExperts(ernie), ElementsAre(false, true, true, true));
+  EXPECT_TRUE(ernie.tied_embeddings) << "the class's default";
+  const ModelConfig exaone = parsed("ExaoneMoEForCausalLM", "exaone_moe", R"({"first_last_k_dense_replace": 1,
+    "is_moe_layer": [false, true, true, true], "layer_types": ["sliding_attention", "sliding_attention",
+    "sliding_attention", "full_attention"], "moe_intermediate_size": 2048, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_shared_experts": 1, "rope_scaling": null, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "sliding_window": 128, "sliding_window_pattern": "LLLG", "eos_token_id": 53})");
+  EXPECT_THAT(exaone.SlidingWindows(), ElementsAre(128, 128, 128, 0));
+  EXPECT_EQ(exaone.layer_specs[3].rope.rotary_dim, 0);
+  EXPECT_EQ(exaone.architecture, "ExaoneMoeForCausalLM");
+  const ModelConfig dots = parsed("Dots1ForCausalLM", "dots1", R"({"n_routed_experts": 128, "n_shared_experts": 2,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    "norm_topk_prob": true, "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "sliding_window": null,
+    "max_window_layers": 62, "n_group": 1, "topk_group": 1})");
+  EXPECT_THAT(dots.SlidingWindows(), ElementsAre(0, 0, 0, 0));
+  EXPECT_TRUE(dots.qk_norm && dots.moe.has_correction_bias);
+}
+
 TEST(MoeConfig, RotaryDimOfMinimaxM2) {
   json config = MoeBase("MiniMaxM2ForCausalLM", "minimax_m2");
   EXPECT_EQ(ParseMoe(config).layer_specs[0].rope.rotary_dim, 128) << "whole heads of the class's size";

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -134,6 +135,37 @@ def test_old_references_make_room(home: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [path.name for path in (home / "eval").glob(".*")] == [".working"]
     sizes = sorted(path.stat().st_size for path in (home / "eval").glob("*/codes.u16"))
     assert sizes == [131072, 196608, 262144]
+
+
+_SAVES = """
+import sys
+import numpy as np
+from kvanta.evaluate import reference_store
+from kvanta.evaluate.passages import Passage
+from kvanta.evaluate.row_metrics import ReferenceRows
+row = ReferenceRows(*(np.zeros((1, 8) if index == 0 else 1, kind) for index, kind in enumerate("Hfif")))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(100):
+    reference_store.save("key", [Passage((1, 2, 3), 1)], 8, [row])
+"""
+
+
+def test_processes_save_the_same_reference_at_once(home: Path) -> None:
+    words = [sys.executable, "-c", _SAVES]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running: list[Any] = [subprocess.Popen(words, **pipes) for _ in range(2)]
+    for process in running:
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], errors
+    found = reference_store.load("key", [Passage((1, 2, 3), 1)], 8)
+    assert found is not None
+    assert len(found[1]) == 1
+    assert [path.name for path in (home / "eval").iterdir()] == ["key"]
 
 
 def test_a_home_that_cannot_be_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def make_reference(
 def save_reference(
     key: str, vocab: int, passages: list[Passage], llm: LLM, progress: Progress
 ) -> tuple[list[Passage], ReferenceRows]:
-    """Computes the reference and keeps it as `key`, replacing what is there. Raises ResourceError."""
+    """Computes the reference and keeps it as `key`, unless another process was as fast. Raises ResourceError."""
     reference_store.save(key, passages, vocab, _compute(llm, passages, progress))
     found = reference_store.load(key, passages, vocab)
     if found is None:

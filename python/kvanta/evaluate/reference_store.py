@@ -11,8 +11,9 @@ import json
 import os
 import shutil
 import time
+import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ MAX_BYTES = 4 * 2**30
 """That the folder may hold: the references that were not used for longest go first."""
 
 _LONGEST_WRITING = 24 * 3600  # seconds
+_ATTEMPTS = 100
 _ROW = np.dtype([("scale", "<f4"), ("top", "<i4"), ("target", "<f4")])
 _HEADER, _CODES, _ROWS = "header.json", "codes.u16", "rows.bin"
 
@@ -73,7 +75,7 @@ def _checksum(codes: np.ndarray[Any, Any]) -> int:
 def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[ReferenceRows]) -> None:
     """Writes the rows as `parts` brings them. Raises ResourceError if there is no room, or no right to write."""
     target = folder_of(key)
-    working = target.with_name(f".{key}.{os.getpid()}")
+    working = target.with_name(f".{key}.{uuid.uuid4().hex}")  # process ids repeat on a folder that machines share
     needed = sum(passage.rows for passage in passages) * (2 * vocab + _ROW.itemsize)
     try:
         working.mkdir(parents=True, exist_ok=True)
@@ -96,9 +98,7 @@ def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[Referenc
             "passages": [[list(passage.tokens), passage.first] for passage in passages],
         }
         (working / _HEADER).write_text(json.dumps(header), encoding="utf-8")
-        if target.exists():  # damaged, or another process was as fast
-            shutil.rmtree(target)
-        working.rename(target)
+        _publish(working, target, lambda: load(key, passages, vocab) is not None)
     except OSError as error:
         raise ResourceError(
             f"the reference cannot be kept in {target.parent}: {reason_of(error)}; KVANTA_HOME can name another"
@@ -106,6 +106,24 @@ def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[Referenc
     finally:
         shutil.rmtree(working, ignore_errors=True)
     _remove_oldest(target)
+
+
+def _publish(working: Path, target: Path, is_whole: Callable[[], bool]) -> None:
+    """Renames `working` to `target`. One that `is_whole` stays: another process was as fast; a damaged one goes."""
+    for _ in range(_ATTEMPTS):
+        try:
+            working.rename(target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if is_whole():
+            return
+        old = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        with contextlib.suppress(FileNotFoundError):  # another process has moved it
+            target.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    raise OSError(errno.ENOTEMPTY, f"{target.name} is written by others all the time")
 
 
 def _remove_oldest(keep: Path) -> None:

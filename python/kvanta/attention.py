@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
 from kvanta.arrays import channel_lists, float_array
-from kvanta.values import real_number, text, whole_number
+from kvanta.values import each_of, real_number, text, whole_number
 
 
 def backends() -> list[str]:
@@ -44,7 +44,7 @@ def run(
 ) -> NDArray[np.float32]:
     """float32 [query_tokens, heads, head_dim]. Raises InputError for shapes, names or scales that do not fit.
 
-    `softmax_scale`: default 1 / sqrt(head_dim). `k_scale`, `v_scale` [kv_heads]: of formats with static scales.
+    `softmax_scale`: default 1 / sqrt(head_dim). `k_scale`, `v_scale` [kv_heads]: of formats with static scales alone.
     `k_mean` [kv_heads, head_dim]: of schemes with +mean or +query. `k_query` [kv_heads, head_dim, head_dim]: the
     matrices of +query, and in klt3 and klt2 instead `k_eigen` [kv_heads, head_dim + 1, head_dim], as scale files and
     calibrate(..., query=True).query have them for a layer (docs/scales.md). `k_outliers` [kv_heads, N]: channels, of
@@ -121,12 +121,14 @@ def bench(
     """
     shape = _checked(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
     work = _checked(layers=layers, batch=batch, context=context, query_tokens=query_tokens)
-    for count in threads:
-        whole_number("threads", count, 1, 2**31 - 1)
+    counts = [
+        whole_number("an entry of threads", count, 1, 2**31 - 1)
+        for count in each_of("threads", threads, "numbers of threads")
+    ]
     text("isa", isa)
     real_number("seconds", seconds, 0.0, 3600.0)
     return _core.run_attention_bench(
-        formats=_texts(formats), isa=isa, threads=list(threads), **shape, **work, seconds=seconds, measured=measured
+        formats=_texts(formats), isa=isa, threads=counts, **shape, **work, seconds=seconds, measured=measured
     )
 
 
@@ -159,4 +161,4 @@ def _checked(**sizes: int) -> dict[str, int]:
 
 
 def _texts(formats: Sequence[str]) -> list[str]:
-    return [text("a format", name) for name in formats]
+    return [text("a format", name) for name in each_of("formats", formats, "names of formats")]

@@ -44,6 +44,7 @@ def encode(
     `scheme` is a name or the explicit syntax, `side` "k" or "v". `through_exact_page`: round the transformed rows to
     bfloat16 first, as the cache does for schemes that keep the open page exact. `outliers`: channels of K, ascending,
     as many as +outliers=N says; they follow the cell in bfloat16. `mean` [head_dim]: of +mean and +query.
+    `static_scale`: of formats with static scales alone.
 
     `query` [head_dim, head_dim]: the head's matrix of +query, and in klt3 and klt2 instead `eigen` [head_dim + 1,
     head_dim], its eigen-channels above their deviations: a KV head of k_query and k_eigen in scale files and of

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta import _core, beam_search
+from kvanta.arrays import float_array
 from kvanta.beam_search import BeamSearchOutput, BeamSearchParams
 from kvanta.call_arguments import check_content_format, one_each, read_priorities, refuse_arguments
 from kvanta.chat_messages import Messages, plain_messages
@@ -29,7 +30,7 @@ from kvanta.progress import UseTqdm, progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
-from kvanta.values import one_line, truth, whole_number
+from kvanta.values import each_of, one_line, truth, whole_number
 
 
 class LLM(EmbeddingMethods):
@@ -263,7 +264,9 @@ class LLM(EmbeddingMethods):
         head_dim]; axis 1 is K, V. kvanta.calibration makes scales of it.
         """
         tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
-        means = None if key_means is None else np.ascontiguousarray(key_means, dtype=np.float32)
+        info = self.model_info
+        shape = (int(info.layers), int(info.kv_heads), int(info.head_dim))
+        means = None if key_means is None else float_array("key_means", key_means, shape)
         with self._runner.lock:
             return self._engine.statistics(tokens, means)
 
@@ -277,8 +280,11 @@ class LLM(EmbeddingMethods):
         weighted_query_moment, for klt3. `context_lengths`: averages over all their positions, not the text's own.
         """
         tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
+        weights = truth("weighted", weighted)
+        lengths = each_of("context_lengths", context_lengths, "whole numbers")
+        contexts = [whole_number("an entry of context_lengths", length, 0, 2**63 - 1) for length in lengths]
         with self._runner.lock:
-            return self._engine.query_moments(tokens, weighted, list(context_lengths))
+            return self._engine.query_moments(tokens, weights, contexts)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""

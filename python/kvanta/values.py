@@ -77,6 +77,13 @@ def real_number(name: str, value: Any, low: float, high: float, *, open_below: b
     return number
 
 
+def each_of(name: str, values: Any, kind: str) -> list[Any]:
+    """The entries of a list, tuple or array; not the letters of a text. `kind`: of the entries, for the message."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InputError(f"{name} must be a list of {kind}, got {one_line(values)}", name)
+    return list(values)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message: "; did you mean X?", or nothing when no name is similar."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

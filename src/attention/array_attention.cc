@@ -1,12 +1,16 @@
 #include "attention/array_attention.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "attention/backends.h"
 #include "base/device.h"
+#include "formats/format.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -21,6 +25,23 @@ int64_t RowsOf(std::span<const float> values, int64_t width, const char* name) {
         fmt::format("{} has {} values, not one or more rows of {} (heads * head_dim)", name, values.size(), width));
   }
   return static_cast<int64_t>(values.size()) / width;
+}
+
+// Names of the formats with a static scale per KV head.
+std::string StaticFormats() {
+  std::vector<std::string_view> names;
+  for (const formats::Format& format : formats::All()) {
+    if (format.scaling.per_head) names.push_back(format.name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// A format without static scales would ignore them.
+void CheckScales(const formats::SideScales& given, const formats::Side& side, const char* name,
+                 const std::string& scheme) {
+  if (given.scale.empty() || side.format->scaling.per_head) return;
+  throw InputError(fmt::format("scheme {}: scales of {} are given, but {} has no static scales; formats that do: {}",
+                               scheme, name, side.format->name, StaticFormats()));
 }
 
 // A scheme would ignore what it does not name.
@@ -52,7 +73,10 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
 
   const formats::CacheLayout layout =
       formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}}, options.page_size);
-  CheckUsed(options.scales.k, layout.layers[0].k, options.scheme);
+  const formats::LayerScheme& layer = layout.layers[0];
+  CheckScales(options.scales.k, layer.k, "K", options.scheme);
+  CheckScales(options.scales.v, layer.v, "V", options.scheme);
+  CheckUsed(options.scales.k, layer.k, options.scheme);
   const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
   cache::PagePool pool(Cpu(), layout,
                        {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});

@@ -22,7 +22,8 @@ struct ArrayAttention {
   float softmax_scale = 0;  // 0: 1 / sqrt(head_dim)
   float softcap = 0;        // 0: none
   int sliding_window = 0;   // 0: none
-  // Empty: 1.0. Means, matrices and outlier channels: of K, and only where the scheme says so.
+  // Empty: 1.0; only of formats with static scales. Means, matrices and outlier channels: of K, and only where the
+  // scheme says so.
   formats::LayerScales scales = {};
 };
 

@@ -17,6 +17,10 @@ void CheckParameters(const CellParameters& parameters, const KvSide& side, CellS
   if (!(parameters.static_scale > 0.0F) || !std::isfinite(parameters.static_scale)) {
     throw InputError(fmt::format("static scale {}: must be finite and above 0", parameters.static_scale));
   }
+  if (parameters.static_scale != 1.0F && !Find(side.format).scaling.per_head) {  // it would have no effect
+    throw InputError(fmt::format("static scale {}: {} has no static scale; leave it out, or give 1",
+                                 parameters.static_scale, Find(side.format).name));
+  }
   if (!parameters.mean.empty() && parameters.mean.size() != static_cast<size_t>(shape.head_dim)) {
     throw InputError(fmt::format("mean of {} channels for head_dim {}", parameters.mean.size(), shape.head_dim));
   }

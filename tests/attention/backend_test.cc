@@ -18,6 +18,7 @@
 namespace kvanta::attention {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
@@ -321,6 +322,18 @@ TEST(ArrayAttentionTest, AgreesWithTheReferenceAndChecksShapes) {
   EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 37); }), HasSubstr("K has no +outliers"));
   options.scheme = "int9";
   EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 37); }), HasSubstr("int9"));
+}
+
+TEST(ArrayAttentionTest, RefusesStaticScalesOfFormatsWithoutThem) {
+  ArrayAttention options{.scheme = "k=int8,v=fp8_e4m3", .heads = 2, .kv_heads = 2, .head_dim = 32};
+  const std::vector<float> q(64, 1.0F), kv(8 * 64, 300.0F);
+  options.scales.v.scale = {4, 4};
+  EXPECT_EQ(RunArrayAttention(options, q, kv, kv, 7).saturated, 0);
+  options.scales.k.scale = {1, 1};
+  EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, kv, kv, 7); }),
+              AllOf(HasSubstr("scales of K are given, but int8 has no static scales"), HasSubstr("fp8_e5m2")));
+  options.scheme = "k=fp8_e4m3,v=int4";
+  EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, kv, kv, 7); }), HasSubstr("scales of V"));
 }
 
 TEST(AttentionBenchTest, VerifiesAndReports) {

@@ -182,6 +182,8 @@ def test_a_query_sees_no_later_key() -> None:
         ({"k_scale": 1.0}, r"k_scale has shape \[\]; expected \[2\]"),
         ({"k_scale": [[1.0], [2.0]]}, r"k_scale has shape \[2, 1\]; expected \[2\]"),
         ({"v_scale": ["x", 1]}, "v_scale is not an array of numbers"),
+        ({"scheme": "int8", "k_scale": [2.0, 2.0]}, "scales of K are given, but int8 has no static scales; .*fp8_e4m3"),
+        ({"scheme": "k=fp8,v=int4", "v_scale": [2.0, 2.0]}, "scales of V are given, but int4 has no static scales"),
         ({"k_mean": "x"}, "k_mean is not an array of numbers"),
         ({"scheme": "int4+mean", "k_mean": np.zeros((64, 2))}, r"k_mean has shape \[64, 2\]; expected \[2, 64\]"),
         ({"scheme": "int4+mean", "k_mean": np.full((2, 64), np.nan)}, "means for \\+mean are not all finite"),
@@ -197,3 +199,21 @@ def test_bad_arguments(change: dict[str, Any], reason: str) -> None:
     q, k, v = cubes()
     with pytest.raises(InputError, match=reason):
         attention.run(**{"q": q, "k": k, "v": v, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"threads": 3}, "threads must be a list of numbers of threads, got 3"),
+        ({"threads": None}, "threads must be a list of numbers of threads, got None"),
+        ({"threads": "2"}, "threads must be a list of numbers of threads, got '2'"),
+        ({"threads": [1, "a"]}, "an entry of threads must be a whole number in 1.* got 'a'"),
+        ({"threads": []}, "formats and threads must not be empty"),
+        ({"formats": "int8"}, "formats must be a list of names of formats, got 'int8'"),
+        ({"formats": None}, "formats must be a list of names of formats, got None"),
+    ],
+)
+def test_bad_arguments_of_the_benchmark(change: dict[str, Any], reason: str) -> None:
+    shape = {"heads": 2, "kv_heads": 1, "head_dim": 64, "context": 64, "seconds": 0.0}
+    with pytest.raises(InputError, match=reason):
+        attention.bench(**{"formats": ["int8"], "threads": [1], **shape, **change})

@@ -117,6 +117,8 @@ def test_random_rows_encode_and_decode_as_the_oracle(x: F32, named: tuple[str, s
     if kv_formats.on_side(name, side).token_group:
         x = np.concatenate([x] * 32)[: max(1, len(x) // 32) * 32]
     scheme = untransformed(name, side)
+    if not kv_formats.on_side(name, side).per_head:
+        static_scale = 1.0
     got = kvanta.formats.encode(scheme, side, x, static_scale=static_scale)
     assert got == kv_formats.encode(name, x, side=side, static_scale=static_scale).canonical()
     decoded = kvanta.formats.decode(scheme, side, got, x.shape, static_scale=static_scale)
@@ -217,6 +219,8 @@ def test_outlier_channels_follow_the_cell_in_bf16() -> None:
         (lambda: kvanta.formats.encode("int8", "k", np.zeros((0, 32))), "at least one"),
         (lambda: kvanta.formats.encode("int8", "k", np.zeros((1, 12))), "multiple of 8"),
         (lambda: kvanta.formats.encode("fp8", "k", np.zeros((1, 32)), static_scale=0.0), "above 0"),
+        (lambda: kvanta.formats.encode("int8", "k", np.zeros((1, 32)), static_scale=2.0), "int8 has no static scale"),
+        (lambda: kvanta.formats.decode("int8", "v", b"", (1, 32), static_scale=2.0), "int8 has no static scale"),
         (lambda: kvanta.formats.decode("int8", "k", b"", (1, 32)), "0 bytes"),
         (lambda: kvanta.formats.decode("int8", "k", b"", (-1, 32)), "at least one"),
     ],

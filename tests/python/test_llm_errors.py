@@ -67,6 +67,26 @@ BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
         lambda llm: llm.generate("a", SamplingParams(stop_token_ids=[9999])),
         "9999",
     ),
+    "key means that are a text": (
+        lambda llm: llm.kv_statistics([1, 2], "x"),  # type: ignore[arg-type]
+        "key_means is not an array of numbers",
+    ),
+    "key means of another model": (
+        lambda llm: llm.kv_statistics([1, 2], np.zeros((5, 8, 4), np.float32)),
+        r"key_means has shape \[5, 8, 4\]; expected \[5, 4, 8\]",
+    ),
+    "moments with a text for a flag": (
+        lambda llm: llm.query_moments([1, 2], "yes"),  # type: ignore[arg-type]
+        "weighted must be True or False, got 'yes'",
+    ),
+    "context lengths that are a number": (
+        lambda llm: llm.query_moments([1, 2], context_lengths=3),  # type: ignore[arg-type]
+        "context_lengths must be a list of whole numbers, got 3",
+    ),
+    "context lengths of halves": (
+        lambda llm: llm.query_moments([1, 2], context_lengths=[1.5]),  # type: ignore[list-item]
+        "an entry of context_lengths must be a whole number .* got 1.5",
+    ),
     "a bias beyond the vocabulary": (lambda llm: llm.generate("a", SamplingParams(logit_bias={9999: 1.0})), "9999"),
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -80,6 +81,20 @@ void FillMasks(const nb::callable& fill, std::span<MaskTask> tasks) {
   }
 }
 
+// Raises the exception of a signal's handler (KeyboardInterrupt, SystemExit) in the main thread, where handlers run, as
+// soon as the step returns to Python: the error of a request would hide it.
+void RaiseAfterStep(nb::python_error&& error) {
+  auto* kept = new nb::python_error(std::move(error));
+  const auto raise = [](void* kept_error) {
+    const std::unique_ptr<nb::python_error> owned(static_cast<nb::python_error*>(kept_error));
+    owned->restore();
+    return -1;
+  };
+  if (Py_AddPendingCall(raise, kept) == 0) return;
+  kept->discard_as_unraisable("fill_masks");  // too many others are pending
+  delete kept;
+}
+
 }  // namespace
 
 BitmaskFn PythonBitmaskFn(nb::callable fill) {
@@ -89,7 +104,9 @@ BitmaskFn PythonBitmaskFn(nb::callable fill) {
       FillMasks(*shared, tasks);
     } catch (nb::python_error& error) {  // must be destroyed while the GIL is held
       const std::string message = error.what();
-      throw std::runtime_error(message.substr(message.find_last_of('\n') + 1));
+      const bool is_fault = error.matches(PyExc_Exception);
+      if (!is_fault) RaiseAfterStep(std::move(error));
+      throw std::runtime_error(is_fault ? message.substr(message.find_last_of('\n') + 1) : "interrupted");
     }
   };
 }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams, _core
+from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams, _core, structured_output
 from kvanta.structured_output import GrammarCompiler, fill_masks
 
 PROMPT = "Once upon a time"
@@ -243,6 +243,28 @@ def test_faults_of_the_filler_end_the_request(llm: LLM) -> None:
     assert engine_output.finish == _core.FinishReason.ERROR
     assert engine_output.error.startswith("the constraint failed: AttributeError")
     assert not engine_output.invalid_input
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_a_signal_within_the_filler_reaches_the_caller(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    """Handlers of signals run in Python's main thread, which may be filling masks."""
+    steps: list[None] = []
+
+    def interrupted(*arguments: Any) -> Exception | None:
+        steps.append(None)
+        if len(steps) == 3:
+            raise raised
+        return fill(*arguments)
+
+    fill = structured_output._fill_mask
+    monkeypatch.setattr(structured_output, "_fill_mask", interrupted)
+    params = SamplingParams(max_tokens=64, structured_outputs=FORMS["gbnf"])
+    with pytest.raises(raised):
+        llm.generate(PROMPT, params)
+    assert llm.stats()["running"] == llm.stats()["waiting"] == 0
+    assert fits("gbnf", llm.generate(PROMPT, params)[0].outputs[0].text)
 
 
 def test_a_fault_of_one_matcher_ends_no_other_request(llm: LLM) -> None:

@@ -171,7 +171,7 @@ struct RequestOutput {
   std::string id;
   std::vector<int32_t> tokens;                             // new tokens: 0 or 1, and more where drafts are accepted
   std::vector<std::vector<TokenLogprob>> logprobs;         // per new token: the sampled one first, then the most likely
-  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // once, with the first token; entry 0 is empty
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // once, with the first token or kStop; entry 0 is empty
   std::vector<float> embedding;                            // with pooling: once, with kStop
   FinishReason finish = FinishReason::kNone;
   std::optional<int32_t> stop_token;  // the stop token that ended it, if one did

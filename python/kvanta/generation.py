@@ -21,6 +21,8 @@ from kvanta.token_mask import Matcher, TokenMask, bad_word_tokens
 from kvanta.tokenizer import Tokenizer
 
 _NONE: frozenset[int] = frozenset()
+_COMPUTED = (_core.FinishReason.STOP, _core.FinishReason.LENGTH)
+"""Ends of requests whose prompt has been computed."""
 
 
 class TextShape(Protocol):
@@ -122,7 +124,7 @@ class Generation:
 
     def finished(self, name: str) -> bool:
         """True when one of them has no more to come."""
-        return self.completions[name].output.finished
+        return bool(self.completions[name].output.finished)
 
     def add_to(
         self,
@@ -150,12 +152,12 @@ class Generation:
         if completion.output.index == 0:
             self.output.num_cached_tokens = max(self.output.num_cached_tokens, engine_output.cached_tokens)
             if engine_output.tokens or engine_output.finish != _core.FinishReason.NONE:
+                # They come with the first token, or with the end of a text for which no token is allowed.
+                if self.awaits_prompt_logprobs and (engine_output.tokens or engine_output.finish in _COMPUTED):
+                    self._first_output = engine_output
+                    if not self._deferred:
+                        self.name_prompt_logprobs()
                 self.awaits_prompt_logprobs = False
-            wanted = self.params.prompt_logprobs is not None
-            if wanted and not completion.output.token_ids and engine_output.tokens:  # they come with the first token
-                self._first_output = engine_output
-                if not self._deferred:
-                    self.name_prompt_logprobs()
         return completion.take(engine_output)
 
     def name_prompt_logprobs(self) -> None:

@@ -23,6 +23,18 @@ class Logprob:
     """None with detokenize=False."""
 
 
+class Finished(int):
+    """0 or 1, which may also be called: in vLLM, `finished` of a CompletionOutput is a method."""
+
+    def __call__(self) -> bool:
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+_FINISHED, _UNFINISHED = Finished(True), Finished(False)
+
 TokenLogprobs = dict[int, Logprob]
 """By token id: the token that stands there, first, and the most likely ones."""
 
@@ -98,9 +110,9 @@ class CompletionOutput:
     """Tokens of the text that were draft tokens."""
 
     @property
-    def finished(self) -> bool:
-        """True when the text is complete."""
-        return self.finish_reason is not None
+    def finished(self) -> Finished:
+        """True when the text is complete; `finished()`, as in vLLM, is the same."""
+        return _UNFINISHED if self.finish_reason is None else _FINISHED
 
 
 @dataclass

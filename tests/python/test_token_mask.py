@@ -68,6 +68,25 @@ def test_only_allowed_tokens_are_sampled(llm: LLM, story: list[int]) -> None:
     assert llm.generate(PROMPT, every)[0].outputs[0].token_ids == story
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_log_probabilities_of_a_prompt_that_no_token_may_follow(llm: LLM, flat: bool) -> None:
+    """They come with the end of the text, which has no token to come with."""
+    token = llm.generate("Once", GREEDY)[0].outputs[0].token_ids[0]  # "upon"
+    params = SamplingParams(
+        max_tokens=4,
+        prompt_logprobs=1,
+        flat_logprobs=flat,
+        allowed_token_ids=[token],
+        bad_words=[llm.tokenizer.decode([token]).strip()],
+        ignore_eos=True,
+    )
+    (output,) = llm.generate(PROMPT, params)
+    assert (output.outputs[0].token_ids, output.outputs[0].finish_reason) == ([], "stop")
+    expected = llm.generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=1, flat_logprobs=flat))[0]
+    assert output.prompt_logprobs is not None
+    assert list(output.prompt_logprobs) == list(expected.prompt_logprobs or [])
+
+
 def test_bad_words_are_not_written(llm: LLM) -> None:
     text = llm.generate(PROMPT, GREEDY)[0].outputs[0].text
     for word in text.split()[:4]:

@@ -137,3 +137,16 @@ def test_names_of_transformers_in_the_tokenizer(llm: LLM) -> None:
     assert text == PROMPT
     with pytest.raises(InputError, match="tokenize must be False, got True"):
         tokenizer.apply_chat_template(CHAT, tokenize=True, chat_template=TEMPLATE)
+
+
+def test_finished_texts(llm: LLM) -> None:
+    """vLLM has a method in CompletionOutput, and an attribute in RequestOutput."""
+    states = [
+        (output.outputs[0].finished, output.outputs[0].finished(), output.finished)
+        for _, output in llm.stream(PROMPT, GREEDY)
+    ]
+    assert all(bool(text) is called for text, called, _ in states)
+    assert [called for _, called, _ in states] == [whole for _, _, whole in states]
+    assert [bool(text) for text, _, _ in states] == [False] * (len(states) - 1) + [True]
+    assert [called for _, called, _ in states[-2:]] == [False, True]
+    assert str(states[-1][0]) == "True"

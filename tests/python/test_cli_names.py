@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 
 import pytest
 from command_line import kvanta
 
-from kvanta import __version__
+from kvanta import InputError, __version__, _core
+from kvanta.cli import generate, llama_cpp_options, serve
 
 
 def test_version_and_help() -> None:
@@ -52,3 +55,56 @@ def test_completion_in_bash() -> None:
     assert done.stdout.splitlines() == ["serve", "--served-model-name --served-model-names"]
     assert "bashcompinit" in kvanta("completion", "zsh").stdout
     assert "__fish_seen_subcommand_from chat' -l system" in kvanta("completion", "fish").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "instead"),
+    [
+        ("serve", "-c 4096", "-c .* --max-model-len 4096"),
+        ("serve", "--ctx-size=4096", "--ctx-size .* --max-model-len 4096"),
+        ("serve", "--ctx_size 0", "--ctx_size .* leave it out: the default is the model's limit"),
+        ("serve", "-ngl 99", "-ngl .* --device cuda"),
+        ("serve", "--n-gpu-layers 0", "--n-gpu-layers .* --device cpu"),
+        ("serve", "-ctk q8_0", "-ctk .* --kv-cache-dtype k=int8_g32,v=bf16"),
+        ("generate", "--cache-type-k q8_0 -ctv q5_1", "--cache-type-k .* --kv-cache-dtype k=int8_g32,v=int5_g32"),
+        ("serve", "-ctv q4_0 -ctk q4_0", "-ctv .* --kv-cache-dtype int4 "),
+        ("serve", "-t 4", "-t .* --threads 4"),
+        ("serve", "-np 4", "-np .* --max-num-seqs 4"),
+        ("serve", "--flash-attn on", "--flash-attn .* always on here"),
+        ("serve", "-hf org/model", "-hf .* as MODEL: kvanta serve FILE.gguf"),
+        ("generate", "-m model.gguf", "-m .* as MODEL: kvanta generate model.gguf"),
+        ("generate", "--temp 0.5", "--temp .* --temperature 0.5"),
+        ("serve", "--temp 0.5", "--temp .* --override-generation-config"),
+        ("serve", "-md d.gguf", '-md .* --speculative-config .*"d.gguf"'),
+    ],
+)
+def test_options_of_llama_cpp_name_ours(command: str, words: str, instead: str) -> None:
+    parser = importlib.import_module(f"kvanta.cli.{command}").parser()
+    with pytest.raises(InputError, match=f"^{instead}"):
+        parser.parse_exactly(["MODEL", *words.split()])
+
+
+def test_formats_of_cache_types_are_formats() -> None:
+    for name in llama_cpp_options._FORMATS.values():
+        _core.KvScheme.parse(name)
+
+
+def test_advice_names_options_that_there_are() -> None:
+    known = {*serve.parser()._option_string_actions, *generate.parser()._option_string_actions}
+    for each in llama_cpp_options._ADVICE:
+        assert not each.ours or each.ours in known
+        assert set(re.findall(r"--[a-z-]+", each.text)) <= known
+        assert not set(each.flags.split()) <= known, "no command would ask for it"
+
+
+@pytest.mark.parametrize("flag", ["-t", "-a", "-c", "-s", "-d", "-tp2", "-np"])
+def test_short_flags_are_not_abbreviated(flag: str) -> None:
+    """argparse would take -t for -tp, and -np for -n p, whatever allow_abbrev says."""
+    with pytest.raises(InputError, match=f"^(unknown option )?{flag}[ ;]"):
+        serve.parser().parse_exactly(["MODEL", flag, "4"])
+
+
+@pytest.mark.parametrize("words", [["-n", "2"], ["-n2"], ["-tp", "2"], ["--tp=2"]])
+def test_short_flags_of_vllm(words: list[str]) -> None:
+    values = serve.parser().parse_exactly(["MODEL", *words])
+    assert "2" in (values.nnodes, values.tensor_parallel_size)

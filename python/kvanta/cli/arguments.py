@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+from kvanta.cli.llama_cpp_options import advice
 from kvanta.compat_options import IGNORED, LISTS, OPPOSITES, REFUSED, check_refused, flags_of, ignored_note
 from kvanta.engine_options import OPTIONS
 from kvanta.errors import InputError
@@ -41,6 +42,7 @@ class CommandParser(argparse.ArgumentParser):
             from kvanta.cli.config_file import with_config
 
             spelled, model = with_config(self, spelled)
+        self._check_flags(spelled)
         dashes = words[end : end + 1]
         arguments = [_ARGUMENT + word if word.startswith("-") else word for word in words[end + 1 :]]
         values, unknown = self.parse_known_intermixed_args([*self._join_values(spelled), *dashes, *arguments])
@@ -58,6 +60,21 @@ class CommandParser(argparse.ArgumentParser):
         given = {each.dest: getattr(values, each.dest) for each in self._actions if self._is_given_list(each, values)}
         values.given_lists = given
         return values
+
+    def _check_flags(self, words: Sequence[str]) -> None:
+        """Refuses llama.cpp's options with ours, and short flags that argparse would take for the beginning of others:
+        -t for -tp, and -np for -n with the value p.
+        """
+        for index, word in enumerate(words):
+            flag = word.partition("=")[0]
+            if not re.match(r"--?[A-Za-z]", word) or " " in word or flag in self._option_string_actions:
+                continue
+            instead = advice(words, index, list(self._option_string_actions), self.prog)
+            if instead:
+                self.error(f"{flag} is llama.cpp's option: {instead}")
+            has_number = flag[:2] in self._option_string_actions and flag[2:].isdigit()  # -n2
+            if not flag.startswith("--") and not has_number:
+                self.error(f"unknown option {flag}{self.nearest(flag)}")
 
     def _unmark(self, values: argparse.Namespace) -> None:
         for action in self._actions:

@@ -1,0 +1,136 @@
+"""Options of llama.cpp's programs, with what to give instead: the most similar name here would mislead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class _Advice(NamedTuple):
+    flags: str
+    """llama.cpp's, separated by spaces."""
+    ours: str
+    """The option that is given instead: a command without it has no advice. Empty: none is needed."""
+    text: str
+    """With {value} for that of the option."""
+
+
+_ADVICE: tuple[_Advice, ...] = (
+    _Advice("-m --model", "--model", "give the file as MODEL: {prog} {value}"),
+    _Advice(
+        "-hf -hfr --hf-repo -hff --hf-file -mu --model-url",
+        "--model",
+        "download the .gguf file, and give it as MODEL: {prog} FILE.gguf",
+    ),
+    _Advice("-c --ctx-size", "--max-model-len", "give --max-model-len {value}, the context of one sequence"),
+    _Advice("-np --parallel", "--max-num-seqs", "give --max-num-seqs {value}"),
+    _Advice("--predict --n-predict", "--max-tokens", "give --max-tokens {value}"),
+    _Advice("--predict --n-predict", "", "a request's max_tokens limits its text"),
+    _Advice("-b --batch-size -ub", "--max-num-batched-tokens", "give --max-num-batched-tokens {value}"),
+    _Advice("-t -tb --threads-batch", "--threads", "give --threads {value}"),
+    _Advice("-s", "--seed", "give --seed {value}"),
+    _Advice(
+        "-fa --flash-attn -cb --cont-batching --jinja --embedding --embeddings --rerank --reranking --metrics",
+        "",
+        "it is always on here; leave it out",
+    ),
+    _Advice(
+        "--mlock --no-mmap --mmap --no-warmup --numa -kvu --kv-unified --swa-full --no-context-shift -dt "
+        "--defrag-thold --cache-reuse --no-webui --webui --threads-http -nocb --no-cont-batching --props --perf "
+        "--no-perf -dio --direct-io",
+        "",
+        "there is nothing to choose here; leave it out",
+    ),
+    _Advice("--cache-ram -cram", "--kv-cache-memory-bytes", "give --kv-cache-memory-bytes, prefixes included"),
+    _Advice("--slot-save-path", "--kv-cache-dir", "give --kv-cache-dir {value}, where prefixes are found again"),
+    _Advice("--slots", "", "GET /metrics has the number of running sequences"),
+    _Advice("-a --alias", "--served-model-name", "give --served-model-name {value}"),
+    _Advice("--api-key-file", "--api-key", "give --api-key, or set KVANTA_API_KEY"),
+    _Advice("-to --timeout", "--request-timeout", "give --request-timeout {value}"),
+    _Advice("-lv --log-verbosity -v --verbose --log-verbose", "--log-level", "give --log-level debug"),
+    _Advice("--log-disable", "--log-level", "give --log-level error --no-log-requests"),
+    _Advice("--chat-template-file", "--chat-template", "give --chat-template {value}"),
+    _Advice("--reasoning-format", "--reasoning-parser", "give --reasoning-parser with the model's format"),
+    _Advice("--reasoning-budget", "", "a request's thinking_token_budget limits its reasoning"),
+    _Advice(
+        "-md --model-draft --spec-draft-model",
+        "--speculative-config",
+        'give --speculative-config \'{{"method": "draft_model", "model": "{value}"}}\'',
+    ),
+    _Advice(
+        "--draft --draft-n --draft-max --spec-draft-n-max",
+        "--speculative-config",
+        "give --speculative-config with num_speculative_tokens {value}",
+    ),
+    _Advice("-j --json-schema -jf --json-schema-file", "", "a request's response_format has its schema"),
+    _Advice("--grammar --grammar-file", "", "a request's structured_outputs has its grammar (GBNF)"),
+    _Advice("--temp", "--temperature", "give --temperature {value}"),
+    _Advice("--repeat-penalty", "--repetition-penalty", "give --repetition-penalty {value}"),
+    _Advice(
+        "--temp --top-k --top-p --min-p --repeat-penalty",
+        "--override-generation-config",
+        "give --override-generation-config, such as '{{\"temperature\": 0.7}}'",
+    ),
+    _Advice("-p --prompt -f --file", "--raw", "give the prompt behind MODEL, or as the standard input"),
+    _Advice("-cnv -no-cnv -i", "", "kvanta chat converses, kvanta generate does not"),
+    _Advice("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale", "", "edit the model's config.json"),
+    _Advice("--lora --lora-scaled", "", "LoRA adapters are not supported; merge them into the weights"),
+    _Advice("-mm --mmproj -mmu --mmproj-url", "", "models of pictures and sound are not supported"),
+    _Advice(
+        "-sm --split-mode -ts --tensor-split -mg --main-gpu -cmoe --cpu-moe -ncmoe --n-cpu-moe -ot "
+        "--override-tensor -nkvo --no-kv-offload",
+        "--device",
+        "--device cuda uses one GPU for the whole model, --device cpu none",
+    ),
+)
+_CACHE_TYPES = {"-ctk": "k", "--cache-type-k": "k", "-ctv": "v", "--cache-type-v": "v"}
+# llama.cpp's names of cache types; formats of no more bits.
+_FORMATS = {
+    "f32": "fp32",
+    "f16": "fp16",
+    "bf16": "bf16",
+    "q8_0": "int8_g32",
+    "q5_1": "int5_g32",
+    "q5_0": "int5_g32",
+    "q4_1": "int4",
+    "q4_0": "int4",
+    "iq4_nl": "int4",
+}
+_GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+_DEVICES = ("-dev", "--device")
+
+
+def advice(words: Sequence[str], index: int, known: Sequence[str], prog: str) -> str:
+    """The message on words[index], the beginning of an unknown option; empty where it is not llama.cpp's.
+
+    `known`: the flags of the command `prog`.
+    """
+    flag, value = _given(words, index)
+    if flag in _CACHE_TYPES and "--kv-cache-dtype" in known:
+        return f"give --kv-cache-dtype {_scheme(words)}"
+    if flag in (*_GPU_LAYERS, *_DEVICES) and "--device" in known:
+        return f"give --device {'cpu' if value in ('0', 'none') else 'cuda'}, for all layers"
+    for each in _ADVICE:
+        if flag in each.flags.split() and (not each.ours or each.ours in known):
+            if value == "0" and each.ours == "--max-model-len":
+                return "leave it out: the default is the model's limit"
+            return each.text.format(value=value or "VALUE", prog=prog)
+    return ""
+
+
+def _given(words: Sequence[str], index: int) -> tuple[str, str]:
+    """The flag, and its value if it has one."""
+    flag, equals, value = words[index].partition("=")
+    flag = flag.replace("_", "-")
+    following = words[index + 1] if index + 1 < len(words) else ""
+    return flag, value if equals or following.startswith("-") else following
+
+
+def _scheme(words: Sequence[str]) -> str:
+    """The cache types of K and V as one scheme."""
+    sides = {"k": "bf16", "v": "bf16"}
+    for index in range(len(words)):
+        flag, value = _given(words, index)
+        if flag in _CACHE_TYPES:
+            sides[_CACHE_TYPES[flag]] = _FORMATS.get(value.lower(), "FORMAT")
+    return sides["k"] if len(set(sides.values())) == 1 else f"k={sides['k']},v={sides['v']}"

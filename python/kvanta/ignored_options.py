@@ -231,8 +231,9 @@ IGNORED_GROUPS: tuple[Group, ...] = (
     Group(
         "it is always so here",
         "enable_cache_report enable_deterministic_inference enable_fp32_lm_head enable_metrics "
-        "enable_prompt_tokens_details enable_request_id_headers enable_tokenizer_info_endpoint "
-        "exclude_tools_when_tool_choice_none incremental_streaming_output triton_attention_reduce_in_fp32",
+        "enable_prompt_tokens_details enable_request_id_headers enable_server_load_tracking "
+        "enable_tokenizer_info_endpoint exclude_tools_when_tool_choice_none incremental_streaming_output "
+        "triton_attention_reduce_in_fp32",
         "",
     ),
     Group(

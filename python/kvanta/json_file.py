@@ -1,8 +1,10 @@
-"""Reading of JSON files in a model's folder, or beside it."""
+"""Reading of JSON files in a model's folder, or beside it, and values that JSON can have."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +21,12 @@ def read_json_file(file: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> 
     if not isinstance(content, kind):
         raise InputError(f"{file} must hold {'an object' if kind is dict else 'a list'}, got {one_line(content)}")
     return content
+
+
+def finite_values(value: Any) -> Any:
+    """A copy with None in place of NaN and infinities, which json.dumps would write as what is no JSON."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_values(entry) for key, entry in value.items()}
+    return [finite_values(entry) for entry in value] if isinstance(value, (list, tuple)) else value

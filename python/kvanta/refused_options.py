@@ -255,8 +255,8 @@ REFUSED_GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "there is no such endpoint; docs/serve.md has a list",
-        "enable_memory_saver enable_offline_docs enable_scale_out enable_server_load_tracking enable_sleep_mode "
-        "enable_streaming_session enable_trace_replay",
+        "enable_memory_saver enable_offline_docs enable_scale_out enable_sleep_mode enable_streaming_session "
+        "enable_trace_replay",
         "",
     ),
     Group(

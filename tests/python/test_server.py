@@ -390,3 +390,16 @@ def test_the_page_is_served(server: LiveServer) -> None:
         assert server.client.get(f"/{name}").status_code == 200
     assert server.client.get("/page/nothing.js").status_code == 404
     assert server.client.get("/v1/completions").status_code == 405  # the page does not hide it
+
+
+def test_load_is_the_number_of_open_requests(server: LiveServer) -> None:
+    def load() -> int:
+        return int(server.client.get("/load").json()["server_load"])
+
+    assert load() == 0
+    body = {"prompt": PROMPT, "n": 2, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as stream:
+        next(stream.iter_lines())
+        assert load() == 1
+    wait_until_idle(server)
+    assert load() == 0

@@ -91,6 +91,19 @@ def test_count_tokens(client: anthropic.Anthropic) -> None:
     assert client.messages.create(**body, max_tokens=1).usage.input_tokens == counted
 
 
+def test_models(server: LiveServer, client: anthropic.Anthropic) -> None:
+    """The path is OpenAI's, too: its clients send no anthropic-version."""
+    models = list(client.models.list())
+    assert [each.id for each in models] == server.service.names
+    model = models[-1]
+    assert (model.id, model.display_name, model.type) == ("tiny", "tiny", "model")
+    assert model.max_input_tokens == server.front.max_model_len
+    assert client.models.retrieve("tiny").to_dict() == model.to_dict()
+    with pytest.raises(anthropic.NotFoundError, match="there is no model 'other'"):
+        client.models.retrieve("other")
+    assert server.client.get("/v1/models").json()["object"] == "list"
+
+
 def test_the_beginning_of_the_answer_is_continued(server: LiveServer, client: anthropic.Anthropic) -> None:
     begun: list[Any] = [*CHAT, {"role": "assistant", "content": "Once upon a"}]
     message = client.messages.create(model="tiny", messages=begun, max_tokens=5, extra_body={"temperature": 0})

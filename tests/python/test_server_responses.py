@@ -236,6 +236,64 @@ def test_an_error_ends_a_stream(server: LiveServer, monkeypatch: pytest.MonkeyPa
     assert event["response"]["error"] == {"code": "server_error", "message": "too late"}
 
 
+@pytest.mark.parametrize("choice", ["auto", "none", {"type": "function", "name": "walk"}])
+def test_input_tokens(client: openai.OpenAI, choice: Any) -> None:
+    body: dict[str, Any] = {"input": "Lily", "instructions": "Tell a story.", "tools": [PAINT, WALK]}
+    counted = client.responses.input_tokens.count(model="tiny", tool_choice=choice, **body)
+    assert counted.object == "response.input_tokens"
+    created = client.responses.create(model="tiny", tool_choice=choice, max_output_tokens=1, **body)
+    assert created.usage is not None
+    assert created.usage.input_tokens == counted.input_tokens
+    assert counted.input_tokens > client.responses.input_tokens.count(model="tiny", input="Lily").input_tokens
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"input": "a", "model": "other"}, 404, "model"),
+        ({"input": []}, 400, "input"),
+        ({"input": "a", "previous_response_id": "resp_1"}, 400, "previous_response_id"),
+        ({"input": "a" * 100_000}, 400, "input"),
+    ],
+)
+def test_input_tokens_of_bad_requests(server: LiveServer, body: dict[str, Any], status: int, param: str) -> None:
+    response = server.post("/v1/responses/input_tokens", **body)
+    assert response.status_code == status
+    assert error_of(response)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/classify", "models have no classification heads; /score and /rerank compare embeddings"),
+        ("/pooling", "use /v1/embeddings"),
+        ("/v1/responses/resp_1", "nothing is stored"),
+        ("/v1/responses/resp_1/cancel", "nothing is stored"),
+        ("/v1/audio/transcriptions", "models generate text, without pictures or sound"),
+        ("/v1/messages/batches", "send the requests themselves"),
+        ("/completion", "use /v1/completions"),
+        ("/api/chat", "use /v1/chat/completions"),
+        ("/get_load", "use /load, or /metrics"),
+    ],
+)
+def test_endpoints_of_other_servers_name_what_there_is(server: LiveServer, path: str, instead: str) -> None:
+    response = server.post(path)
+    assert response.status_code == 404
+    message = response.json()["error"]["message"]
+    assert message.startswith(f"there is no endpoint {path}: {instead}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_numbers_that_no_answer_could_repeat(server: LiveServer, stream: bool) -> None:
+    """1e999 is JSON, and infinite in Python."""
+    tool = '{"type": "function", "name": "f", "parameters": {"properties": {"x": {"maximum": 1e999, "minimum": 2.5}}}}'
+    body = f'{{"input": "Lily", "max_output_tokens": 1, "tools": [{tool}], "stream": {json.dumps(stream)}}}'
+    response = server.client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200
+    assert "Infinity" not in response.text
+    assert '"properties":{"x":{"maximum":null,"minimum":2.5}}' in response.text
+
+
 def test_unknown_paths_name_the_endpoints(server: LiveServer) -> None:
     missing = error_of(server.post("/v1/response"))
     assert missing["message"].startswith("there is no endpoint /v1/response; known: ")

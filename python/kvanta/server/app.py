@@ -24,12 +24,13 @@ from kvanta import __version__
 from kvanta.errors import InputError, ResourceError, about
 from kvanta.prompts import token_list
 from kvanta.server import prompts
+from kvanta.server.absent_endpoints import reason_for
 from kvanta.server.access import OPEN_PREFIX, AccessControl, HeadRequests, RequestLog, refuse_web_pages, route_path
 from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
-from kvanta.server.messages_api import add_messages
+from kvanta.server.messages_api import add_messages, anthropic_model, anthropic_models, wants_anthropic
 from kvanta.server.pooling_api import add_pooling
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvanta.server.responses_api import add_responses
@@ -123,7 +124,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         message = str(error.detail)
         if error.status_code == 404:
             paths = dict.fromkeys(route.path_format for route in app.routes if isinstance(route, Route))
-            message = f"there is no endpoint {http.url.path[:100]}; known: {', '.join(paths)}"
+            reason = reason_for(route_path(http.scope))
+            because = f": {reason}" if reason else ""
+            message = f"there is no endpoint {http.url.path[:100]}{because}; known: {', '.join(paths)}"
         elif error.status_code == 405:
             allowed = ", ".join(_methods(app, http))
             message = f"{http.url.path[:100]} does not take {http.method[:20]}; allowed: {allowed}"
@@ -254,17 +257,20 @@ def _add_models(app: FastAPI, service: Service) -> None:
     created = int(time.time())
 
     @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(http: Request) -> Response:
         """The one model, under each of its names."""
+        if wants_anthropic(http):
+            return JsonResponse(anthropic_models(service, created))
         return JsonResponse({"object": "list", "data": [service.model_card(name, created) for name in service.names]})
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(http: Request, name: str) -> Response:
         """One of them."""
         if not name:  # /v1/models/
-            return await models()
+            return await models(http)
         service.check_model(name)
-        return JsonResponse(service.model_card(name, created))
+        card = anthropic_model if wants_anthropic(http) else Service.model_card
+        return JsonResponse(card(service, name, created))
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
@@ -281,6 +287,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     async def ping() -> Response:
         return await health()
+
+    @app.get("/load")
+    async def load() -> Response:
+        """The number of requests that are waiting or answered now."""
+        return JsonResponse({"server_load": service.front.open_requests})
 
     @app.get("/version")
     async def version() -> Response:

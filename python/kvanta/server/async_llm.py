@@ -67,6 +67,8 @@ class AsyncLLM:
         self.draining = False
         self._time_limit = time_limit
         self._admitted = 0
+        self.open_requests = 0
+        """Admitted requests that the engine has not finished."""
         self._jobs: dict[str, EngineJob] = {}  # by the engine's request id
         self._count = 0
         self._seeds = random.Random(config.seed)
@@ -109,10 +111,13 @@ class AsyncLLM:
             taken = f"{self._admitted} of {self.capacity} sequences"
             raise self._queue_full(f"the queue is full: {taken}, {sequences} more do not fit", sequences)
         self._admitted += sequences
+        self.open_requests += 1
         held = [sequences]
 
         def give_back() -> None:
-            self._admitted -= held.pop() if held else 0
+            if held:
+                self._admitted -= held.pop()
+                self.open_requests -= 1
 
         return give_back
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from kvanta.errors import InputError
+from kvanta.json_file import finite_values
 
 MESSAGES_PATH = "/v1/messages"
 """Anthropic's endpoints, whose errors have Anthropic's shape."""
@@ -89,8 +90,16 @@ def api_error(error: Exception) -> ApiError:
 
 
 def json_bytes(value: object) -> bytes:
-    """JSON in UTF-8; a lone surrogate, which UTF-8 has not, becomes "?"."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """JSON in UTF-8; a lone surrogate, which UTF-8 has not, becomes "?", and numbers that are not finite null."""
+    try:
+        return _encode(value)
+    except ValueError:  # a request's 1e999, which an answer repeats
+        return _encode(finite_values(value))
+
+
+def _encode(value: object) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace")
 
 
 class JsonResponse(Response):

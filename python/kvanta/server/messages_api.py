@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from kvanta.server import prompts
 from kvanta.server.answer import AnswerShape
 from kvanta.server.answer_parts import AnswerPart, PartsResponse
 from kvanta.server.call_reader import JSON_READER
-from kvanta.server.errors import MESSAGES_PATH, ApiError, json_bytes
+from kvanta.server.errors import MESSAGES_PATH, ApiError, JsonResponse
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.messages_request import FIELD_NAMES, CountTokensRequest, MessagesRequest
 from kvanta.server.protocol import ChatRequest
@@ -22,7 +22,7 @@ from kvanta.server.translated import renamed_errors
 
 def add_messages(app: FastAPI, service: Service) -> None:
     """Adds the endpoints."""
-    front, tokenizer = service.front, service.front.tokenizer
+    front = service.front
 
     @app.post(MESSAGES_PATH)
     async def messages(http: Request, request: MessagesRequest) -> Response:
@@ -41,15 +41,34 @@ def add_messages(app: FastAPI, service: Service) -> None:
     async def count_tokens(request: CountTokensRequest) -> Response:
         """The number of tokens of a message's prompt."""
         service.check_model(request.model)
-
-        def answer() -> bytes:
-            text = prompts.chat_text(request.chat(service.parsers), tokenizer)
-            prompts.check_length(text, tokenizer, front.max_model_len)
-            return json_bytes({"input_tokens": len(tokenizer.encode(text, add_special_tokens=False))})
-
         check_refused(request.model_extra or {}, MESSAGES_REFUSED)
         with renamed_errors(FIELD_NAMES):
-            return Response(await front.off_loop(answer), media_type="application/json")
+            return JsonResponse({"input_tokens": await service.count_tokens(lambda: request.chat(service.parsers))})
+
+
+def wants_anthropic(http: Request) -> bool:
+    """True for clients of Anthropic's API: /v1/models is a path of OpenAI's, too, with another answer."""
+    return "anthropic-version" in http.headers
+
+
+def anthropic_models(service: Service, created: int) -> dict[str, Any]:
+    """GET /v1/models as Anthropic's API answers it."""
+    cards = [anthropic_model(service, name, created) for name in service.names]
+    return {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+
+
+def anthropic_model(service: Service, name: str, created: int) -> dict[str, Any]:
+    """One of its models."""
+    longest = service.front.max_model_len
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": longest,
+        "max_tokens": longest,
+    }
 
 
 class BlocksResponse(PartsResponse):

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 
 from kvanta.server.answer import AnswerShape
 from kvanta.server.answer_parts import AnswerPart, PartsResponse
-from kvanta.server.errors import ApiError
+from kvanta.server.errors import ApiError, JsonResponse
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import LogprobsWriter
 from kvanta.server.protocol import ChatRequest
@@ -26,7 +26,7 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 def add_responses(app: FastAPI, service: Service) -> None:
-    """Adds the endpoint."""
+    """Adds the endpoints."""
 
     @app.post("/v1/responses")
     async def responses(http: Request, request: ResponsesRequest) -> Response:
@@ -42,6 +42,15 @@ def add_responses(app: FastAPI, service: Service) -> None:
                     name, service.names[0], request, chat, job, service.front.tokenizer, shape, body
                 ),
             )
+
+    @app.post("/v1/responses/input_tokens")
+    async def input_tokens(request: ResponsesRequest) -> Response:
+        """The number of tokens of a response's prompt."""
+        service.check_model(request.model)
+        check_refused(request.model_extra or {}, RESPONSES_REFUSED)
+        with renamed_errors(FIELD_NAMES):
+            count = await service.count_tokens(request.chat)
+        return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
 
 
 class ItemsResponse(PartsResponse):

@@ -145,6 +145,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/completions": _answer("text_completion", text=_TEXT),
     "/v1/chat/completions": _answer("chat.completion", message=_MESSAGE),
     "/v1/responses": _object(optional=(), **_RESPONSE_FIELDS),
+    "/v1/responses/input_tokens": _object(object={"const": "response.input_tokens"}, input_tokens=_INTEGER),
     MESSAGES_PATH: _ANTHROPIC_MESSAGE,
     f"{MESSAGES_PATH}/count_tokens": _object(input_tokens=_INTEGER),
     "/v1/models": _object(object={"const": "list"}, data=_list(_CARD)),
@@ -162,6 +163,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "/server_info": _OBJECT,
     "/tokenizer_info": _OBJECT,
     "/version": _object(version=_TEXT),
+    "/load": _object(server_load=_INTEGER),
 }
 """Schemas of whole answers in JSON, by path."""
 _STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", MESSAGES_PATH, "/generate")

@@ -192,6 +192,17 @@ class Service:
             shape,
         )
 
+    async def count_tokens(self, read: Callable[[], ChatRequest]) -> int:
+        """Tokens of the prompt of a conversation, which `read` makes; both on another thread."""
+        front = self.front
+
+        def count() -> int:
+            text = prompts.chat_text(read(), front.tokenizer)
+            prompts.check_length(text, front.tokenizer, front.max_model_len)
+            return len(front.tokenizer.encode(text, add_special_tokens=False))
+
+        return await front.off_loop(count)
+
     def model_card(self, name: str, created: int) -> dict[str, Any]:
         """As /v1/models lists it."""
         stats = self.front.loaded.stats()

@@ -1,6 +1,7 @@
 """The command kvanta as a user meets it: in a process of its own."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from command_line import SMALL, kvanta
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta.cli import report_errors
+from kvanta.cli.report import write_report
 
 
 def test_options_are_checked_before_the_model_is_looked_for() -> None:
@@ -395,3 +397,14 @@ def test_a_closed_pipe_ends_quietly() -> None:
     assert process.stderr is not None
     assert b"Traceback" not in process.stderr.read()
     process.wait(timeout=60)
+
+
+def test_reports_are_json_whatever_their_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A format that has failed may have an infinite perplexity."""
+    report = {"ppl": math.inf, "rows": [{"kl": math.nan}, {"kl": 0.5}], "pair": (1, -math.inf), "name": "NaN"}
+    expected = {"ppl": None, "rows": [{"kl": None}, {"kl": 0.5}], "pair": [1, None], "name": "NaN"}
+    write_report(str(tmp_path / "r.json"), report, "")
+    assert json.loads((tmp_path / "r.json").read_text()) == expected
+    capsys.readouterr()
+    write_report("-", report, "")
+    assert json.loads(capsys.readouterr().out) == expected

@@ -1,4 +1,4 @@
-"""--json FILE|-: what a command reports, for programs."""
+"""--json FILE|-: the figures of a command, for programs. Those that are not finite are null."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import ResourceError, reason_of
+from kvanta.json_file import finite_values
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def write_report(target: str | None, report: dict[str, Any], text: str) -> None:
     """Prints `text` for people, unless the JSON report goes to the standard output."""
     if target == "-":
         only_ascii = "utf" not in (sys.stdout.encoding or "").lower()  # else other characters would become "?"
-        json.dump(report, sys.stdout, indent=1, ensure_ascii=only_ascii)
+        json.dump(finite_values(report), sys.stdout, indent=1, ensure_ascii=only_ascii)
         sys.stdout.write("\n")
         return
     print(text)
@@ -46,7 +47,7 @@ def write_report(target: str | None, report: dict[str, Any], text: str) -> None:
 def write_json_file(target: str, report: dict[str, Any]) -> None:
     """Raises ResourceError if the file cannot be written."""
     try:
-        text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(finite_values(report), indent=1, ensure_ascii=False) + "\n"
         Path(target).write_text(text, encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise ResourceError(f"cannot write {target!r}: {reason_of(error)}") from None

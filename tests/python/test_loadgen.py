@@ -208,6 +208,7 @@ kvanta:num_preemptions_total 3.0
 kvanta:prefix_cache_hits_total{model_name="a \\" b}"} 100
 kvanta:prefix_cache_hits_total{model_name="c"} 20
 vllm:cache_config_info{block_size="64",cache_dtype="fp8"} 1.0
+vllm:prefix_cache_hits_total{model_name="c"} 20
 kvanta:damaged_total{a="b" nonsense
 kvanta:num_preemptions_total NaN
 python_gc_objects_collected_total 5

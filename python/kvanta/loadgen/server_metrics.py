@@ -43,7 +43,7 @@ def parse_metrics(text: str) -> ServerMetrics:
         if name == "cache_config_info":  # vLLM's
             cache_dtype = labels.get("cache_dtype")
         for counter, metric in _COUNTERS.items():
-            if name == metric:
+            if name == metric and prefix == engine:  # --metrics-prefix vllm shows the same ones twice
                 counters[counter] = counters.get(counter, 0.0) + value
     return ServerMetrics(engine, cache_dtype, counters)
 

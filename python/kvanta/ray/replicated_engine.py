@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import copy
 import logging
 import os
 import threading
@@ -21,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from kvanta import _core
 from kvanta.ray import prompt_backlog, replica_stats
+from kvanta.ray.merged_stats import merged_stats
 from kvanta.ray.messages import EngineRequest, OtherEngineError, RemoteOutput, fields_of, prompt_of, set_fields
 
 _log = logging.getLogger("kvanta.server")
@@ -32,32 +32,6 @@ _RETRY_SECONDS = 0.1
 """Between two attempts of a request."""
 LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, DeploymentUnavailableError, BackPressureError)
 """The replica, or the way to it, is gone; another attempt may succeed."""
-_ADDED = (
-    "running",
-    "waiting",
-    "preemptions",
-    "steps",
-    "prompt_tokens",
-    "cached_tokens",
-    "generated_tokens",
-    "refused",
-    "prefix_queries",
-    "prefix_evictions",
-    "prefix_pages",
-    "pages_used",
-    "pages_free",
-    "exact_pages_used",
-    "loading",
-    "cache_used_bytes",
-    "cache_budget_bytes",
-    "cache_evictable_bytes",
-)
-"""Counters that add up over replicas."""
-_ANSWERS = ("generated_tokens", "cached_tokens", "prefix_queries", "refused")
-"""Those of them to which replicas that compute prompts for others do not add: each prompt would count twice."""
-_TIERS = ("host", "disk", "store")
-_SHARED = {"disk": ("files", "bytes", "limit_bytes", "own_bytes")}
-"""Gauges of a tier that replicas of one machine share: the folder."""
 
 
 def _latest(handle: DeploymentHandle) -> list[dict[str, Any]]:
@@ -161,25 +135,10 @@ class ReplicatedEngine:
                 handle.broadcast("reset_prefix_cache").results(timeout_s=60)
 
     def stats(self) -> dict[str, Any]:
-        """Counters, summed over the replicas as far as they have reported them; others are one replica's."""
+        """Statistics of the replicas as far as they have reported them, as of one engine."""
         latest = _latest(self._handle)
-        reported = latest or [self._stats]
-        every = reported + ([] if self._prefill is None else _latest(self._prefill))
-        total = copy.copy(reported[0])
-        for name in _ADDED:
-            total[name] = sum(each[name] for each in (reported if name in _ANSWERS else every))
-        for tier in _TIERS:
-            counts = [each[tier] for each in every]
-            total[tier] = {
-                name: value
-                if name in _SHARED.get(tier, ()) or isinstance(value, bool)
-                else sum(each[name] for each in counts)
-                for name, value in counts[0].items()
-            }
-        finished = [each["finished"] for each in reported]
-        total["moved"], total["replicas"] = self.moved, len(latest)
-        total["finished"] = {reason: sum(each[reason] for each in finished) for reason in finished[0]}
-        return total
+        total = merged_stats(latest or [self._stats], [] if self._prefill is None else _latest(self._prefill))
+        return {**total, "moved": self.moved, "replicas": len(latest)}
 
     async def _run(self, request: EngineRequest) -> None:
         begin = time.monotonic()

@@ -48,15 +48,11 @@ std::function<void(Arguments...)> WrapCallback(nb::callable callable) {
   };
 }
 
-// Wraps a callable whose exceptions end what calls it.
+// Wraps a callable whose exceptions, KeyboardInterrupt among them, end the engine's constructor and reach its caller.
 std::function<void()> PythonStart(nb::callable callable) {
   return [shared = ShareCallable(std::move(callable))] {
     const nb::gil_scoped_acquire gil;
-    try {
-      (*shared)();
-    } catch (nb::python_error& error) {  // must be destroyed while the GIL is held
-      throw ResourceError(error.what());
-    }
+    (*shared)();
   };
 }
 

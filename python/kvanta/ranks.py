@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
-from kvanta.errors import InputError
+from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes, RankLoss, error_file, report_lost
 
 _log = logging.getLogger("kvanta")
@@ -136,7 +136,10 @@ class RankProcesses:
             fields = {**self._fields, "rank": rank}
             order = json.dumps({"config": fields, "cpus": self.cpus[rank - self._local.start]})
             # Isolated: it needs no package but this one, and finds it beside itself.
-            process = subprocess.Popen([sys.executable, "-IS", _SCRIPT], stdin=subprocess.PIPE)
+            try:
+                process = subprocess.Popen([sys.executable, "-IS", _SCRIPT], stdin=subprocess.PIPE)
+            except OSError as error:  # too many processes, or no memory
+                raise ResourceError(f"rank {rank} cannot be started: {reason_of(error)}") from None
             self.processes.append(process)
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # its end is reported below

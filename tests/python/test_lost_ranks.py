@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvanta import LLM, RankLostError, SamplingParams
+from kvanta import LLM, RankLostError, ResourceError, SamplingParams
 
 TENSOR, PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 
@@ -48,3 +49,26 @@ def test_a_rank_that_does_not_answer_is_lost(option: str) -> None:
     with pytest.raises(RankLostError, match=lost):
         llm.generate("Once upon a time", SamplingParams(max_tokens=4))
     assert "it did not answer" in llm._loaded.lost_rank
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "message"),
+    [
+        (
+            BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
+            ResourceError,
+            "^rank 1 cannot be started: Resource temporarily unavailable$",
+        ),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+        (SystemExit(3), SystemExit, "^3$"),
+    ],
+)
+def test_ranks_that_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[BaseException], message: str
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("kvanta.ranks.subprocess.Popen", start)
+    with pytest.raises(expected, match=message):
+        ranks_by(TENSOR, 2, kv_cache_memory_bytes=1 << 22)

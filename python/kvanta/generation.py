@@ -50,16 +50,16 @@ class ConstraintRecipe:
     shape: TextShape | None
 
     def matcher(self, tokenizer: Tokenizer, grammars: GrammarCompiler) -> Matcher:
-        """The masks. Raises InputError for a form that cannot be used."""
+        """The masks. Raises InputError for a grammar that cannot be used."""
         params, info = self.params, grammars.info
-        form, text = params.structured_outputs, self.prompt.text or ""
+        structured_outputs, text = params.structured_outputs, self.prompt.text or ""
         gate = self.shape.gate(text) if self.shape else None
-        matcher = None if form is None else grammars.matcher(form, gate)
+        matcher = None if structured_outputs is None else grammars.matcher(structured_outputs, gate)
         if matcher is None or self.words or params.allowed_token_ids:
             matcher = TokenMask(
                 int(info.vocab),
                 allowed=params.allowed_token_ids,
-                banned=info.eos_token_ids if params.ignore_eos and form is None else (),
+                banned=info.eos_token_ids if params.ignore_eos and structured_outputs is None else (),
                 bad_words=self.words,
                 inner=matcher,
             )

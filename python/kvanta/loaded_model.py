@@ -69,7 +69,7 @@ class LoadedModel:
         ports of KV events.
         """
         options = ModelOptions.read(arguments)
-        forms, pooling, kv_events = options.forms, options.pooling, options.kv_events
+        structured_outputs, pooling, kv_events = options.structured_outputs, options.pooling, options.kv_events
         folder = _checked_model(model, arguments, options)
         self.name = folder.name
         config = engine_config(str(folder.path), arguments)
@@ -111,7 +111,7 @@ class LoadedModel:
         hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
         if dimensions is not None and dimensions > hidden:
             raise InputError(f"pooler_config: dimensions must be at most the hidden size, {hidden}, got {dimensions}")
-        self.grammars = compiler(self.tokenizer, self.engine.info, forms)
+        self.grammars = compiler(self.tokenizer, self.engine.info, structured_outputs)
 
     def _give_out_events(self, config: KvEventsConfig | None, consumer: EventConsumer | None, rank: int) -> None:
         consumers = [] if consumer is None else [consumer]

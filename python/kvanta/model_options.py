@@ -14,7 +14,7 @@ from kvanta.models import HubAccess, ModelFolder
 from kvanta.options import Option, OptionGroup, option
 from kvanta.pooler_config import read_pooler_config
 from kvanta.pooling_params import PoolingParams
-from kvanta.structured_output import FormSettings
+from kvanta.structured_output import StructuredOutputsConfig
 from kvanta.values import one_line, text, truth
 
 _READERS = ("fastsafetensors", "instanttensor", "runai_streamer")  # further programs that read *.safetensors
@@ -166,7 +166,7 @@ class ModelOptions(OptionGroup):
         return HubAccess(self.tokenizer_revision, self.hf_token, self.download_dir)
 
     @property
-    def forms(self) -> FormSettings:
+    def structured_outputs(self) -> StructuredOutputsConfig:
         """Defaults of structured output. Raises InputError that names the option."""
         name = "structured_outputs_config"
         given = {key: value for key, value in self.structured_outputs_config.items() if value is not None}
@@ -179,14 +179,14 @@ class ModelOptions(OptionGroup):
         if given.pop("reasoning_parser_plugin", ""):
             raise InputError(f"{name}: reasoning_parser_plugin is not supported: no code of others is run")
         if given.pop("enable_in_reasoning", False):
-            raise InputError(f"{name}: enable_in_reasoning is not supported: the form begins behind the reasoning")
+            raise InputError(f"{name}: enable_in_reasoning is not supported: constraints begin behind the reasoning")
         given.pop("disable_fallback", None)  # there is one backend, and so no other to fall back on
         closed = truth(f"{name}: disable_additional_properties", given.pop("disable_additional_properties", True))
         dense = truth(f"{name}: disable_any_whitespace", given.pop("disable_any_whitespace", False))
         if given:
             known = "backend, disable_additional_properties, disable_any_whitespace"
             raise InputError(f"{name} has {one_line(next(iter(given)))}; known: {known}")
-        return FormSettings(
+        return StructuredOutputsConfig(
             disable_additional_properties=closed or self.guided_decoding_disable_additional_properties,
             disable_any_whitespace=dense or self.guided_decoding_disable_any_whitespace,
             whitespace_pattern=self.constrained_json_whitespace_pattern or None,

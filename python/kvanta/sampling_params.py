@@ -122,7 +122,7 @@ def _bias(name: str, value: Any) -> dict[int, float]:
     }
 
 
-def _form(name: str, value: Any) -> StructuredOutputsParams:
+def _structured_outputs(name: str, value: Any) -> StructuredOutputsParams:
     if not isinstance(value, StructuredOutputsParams):
         raise InputError(f"{name} must be StructuredOutputsParams or None, got {one_line(value)}")
     return value
@@ -190,8 +190,8 @@ class SamplingParams(Parameters):
     """The same for every prompt token but the first."""
     skip_special_tokens: bool = parameter(True, truth)
     include_stop_str_in_output: bool = parameter(False, truth)
-    structured_outputs: StructuredOutputsParams | None = parameter(None, optional(_form), http=False)
-    """The form of the text: JSON, a regular expression, a choice, a grammar."""
+    structured_outputs: StructuredOutputsParams | None = parameter(None, optional(_structured_outputs), http=False)
+    """The constraint of the text: JSON, a regular expression, a choice, a grammar."""
 
     stop_regex: str | Sequence[str] | None = parameter(
         None, optional(_patterns), help="end behind the first match of any of these expressions", metavar="PATTERN"

@@ -1,4 +1,4 @@
-"""Texts with tagged parts: any text until a tag's trigger comes, then the tag's form, then any text again.
+"""Texts with tagged parts: any text until a tag's trigger comes, then the tag's parts, then any text again.
 
 Calls of functions are such parts, which a model may write or not.
 """
@@ -15,7 +15,7 @@ from kvanta.errors import InputError
 from kvanta.values import one_line, text, truth
 
 _MAX_TAGS = 1024
-_FORM = "{'structures': [{'begin': ..., 'schema': {...}, 'end': ...}], 'triggers': [...]}"
+_JSON = "{'structures': [{'begin': ..., 'schema': {...}, 'end': ...}], 'triggers': [...]}"
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ class StructuralTag:
     tags: Sequence[Tag]
     at_least_one: bool = False
     instead: Json | None = None
-    """The form of a text that has no tags; then a text with tags has nothing else."""
+    """The whole of a text that has no tags; then a text with tags has nothing else."""
 
     @classmethod
     def read(cls, given: Any) -> StructuralTag:
-        """From the form that vLLM and SGLang have for it. Raises InputError."""
+        """From the JSON that vLLM and SGLang have for it. Raises InputError."""
         if isinstance(given, str):
             try:
                 given = json.loads(given)
             except (ValueError, RecursionError):
                 raise InputError(f"structural_tag must be JSON, got {one_line(given)}") from None
         if not isinstance(given, Mapping) or not all(_is_list(given.get(name)) for name in ("structures", "triggers")):
-            raise InputError(f"structural_tag must be {_FORM} with at most {_MAX_TAGS} of each, got {one_line(given)}")
+            raise InputError(f"structural_tag must be {_JSON} with at most {_MAX_TAGS} of each, got {one_line(given)}")
         structures = given["structures"]
         starts = [text("structural_tag.triggers", trigger) for trigger in given["triggers"]]
         tags = [_tag(f"structural_tag.structures[{index}]", each, starts) for index, each in enumerate(structures)]
@@ -93,7 +93,7 @@ def _tag(where: str, given: Any, triggers: Sequence[str]) -> Tag:
 
 
 def lark_grammar(
-    form: StructuralTag,
+    tags: StructuralTag,
     special: Mapping[str, int],
     end_tokens: Collection[int],
     schema: Callable[[str | Mapping[str, Any]], str],
@@ -103,16 +103,16 @@ def lark_grammar(
     `schema`: writes a schema as JSON. Special tokens that begin no tag may stand in the text between the tags.
     """
     grammar = _Grammar(special, end_tokens, schema)
-    for tag in form.tags:
+    for tag in tags.tags:
         grammar.add(tag)
     every = " | ".join([*grammar.tags, *grammar.last_tags])
-    if form.instead is not None:
-        start = f"({every})+ | {grammar.part(form.instead)}"
+    if tags.instead is not None:
+        start = f"({every})+ | {grammar.part(tags.instead)}"
     else:
         others = grammar.special_between(grammar.first_tokens)
         last = " | ".join(["TEXT", *grammar.last_tags])
         start = f"({' | '.join([*others, *grammar.tags])})* ({last})"
-        if form.at_least_one:
+        if tags.at_least_one:
             start = f"({' | '.join(others)})* ({every}) {start}"
     return "\n".join([f"start: {start}", r"TEXT: /(.|\n)*/", r"SPACE: /[;,\s]*/", *grammar.rules])
 

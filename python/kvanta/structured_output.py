@@ -1,4 +1,4 @@
-"""Texts of a given form: JSON, a regular expression, a choice, a grammar. The parsing is the package llguidance's.
+"""Structured output: JSON, a regular expression, a choice, a grammar. The parsing is the package llguidance's.
 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(json={"type": "array"}), max_tokens=200)
 
@@ -45,11 +45,11 @@ _SPACE = r"( |\n[ ]{0,16}|\n\t{0,8})"
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """The required form of a text: exactly one of these, named as in vLLM's class. Raises InputError, whose field is
+    """The constraint of a text: exactly one of these, named as in vLLM's class. Raises InputError, whose field is
     one of these.
 
-    The model's end token ends the text where the form is complete, even with ignore_eos or before min_tokens; a text
-    that max_tokens or a stop string ends may be incomplete (finish_reason tells).
+    The model's end token ends the text where it is complete, even with ignore_eos or before min_tokens; a text that
+    max_tokens or a stop string ends may be incomplete (finish_reason tells).
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -67,11 +67,11 @@ class StructuredOutputsParams:
     "triggers"}, as a text or as an object.
     """
     disable_additional_properties: bool | None = None
-    """False: objects of the schema may have properties that it does not list. None: as FormSettings says."""
+    """False: objects of the schema may have properties that it does not list. None: as StructuredOutputsConfig says."""
     disable_any_whitespace: bool | None = None
-    """True: JSON without spaces between its parts. None: as FormSettings says."""
+    """True: JSON without spaces between its parts. None: as StructuredOutputsConfig says."""
     whitespace_pattern: str | None = None
-    """Regular expression of the space between the parts of JSON. None: as FormSettings says."""
+    """Regular expression of the space between the parts of JSON. None: as StructuredOutputsConfig says."""
 
     def __post_init__(self) -> None:
         """Checks types; the grammar itself is checked by GrammarCompiler."""
@@ -112,7 +112,7 @@ class StructuredOutputsParams:
 
 
 @dataclass(frozen=True)
-class FormSettings:
+class StructuredOutputsConfig:
     """Settings of JSON texts for requests that do not give them (`--structured-outputs-config`)."""
 
     disable_additional_properties: bool = True
@@ -135,8 +135,10 @@ class FormSettings:
 class GrammarCompiler:
     """Makes constraints for the requests of one model. Threads may share it; a constraint may take seconds to make."""
 
-    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo, settings: FormSettings | None = None) -> None:
-        self._settings = settings or FormSettings()
+    def __init__(
+        self, tokenizer: Tokenizer, info: _core.ModelInfo, config: StructuredOutputsConfig | None = None
+    ) -> None:
+        self._config = config or StructuredOutputsConfig()
         self._tokenizer = tokenizer
         self.info = info
         self._lock = threading.Lock()
@@ -151,13 +153,13 @@ class GrammarCompiler:
 
     def matcher(self, params: StructuredOutputsParams, gate: ReasoningGate | None = None) -> Matcher:
         """The state of one request, or of one of its `n` texts. Raises InputError when the grammar cannot be used; its
-        field is the form's kind.
+        field is the kind of `params`.
 
-        `gate`: for one text, tells where its reasoning ends and the form begins.
+        `gate`: for one text, tells where its reasoning ends and the constraint begins.
         """
         need_llguidance("structured_outputs")
         with about(params.kind):
-            grammar = _grammar(params, self._settings, self._tokenizer, self.info)
+            grammar = _grammar(params, self._config, self._tokenizer, self.info)
         with self._lock:
             matcher = self._matchers.get(grammar)
         if matcher is None:
@@ -278,9 +280,9 @@ def _line(message: str) -> str:
 
 
 def _grammar(
-    params: StructuredOutputsParams, settings: FormSettings, tokenizer: Tokenizer, info: _core.ModelInfo
+    params: StructuredOutputsParams, config: StructuredOutputsConfig, tokenizer: Tokenizer, info: _core.ModelInfo
 ) -> str:
-    """In llguidance's own form. Raises InputError for what is not even a schema."""
+    """In llguidance's own language. Raises InputError for what is not even a schema."""
     from llguidance import LLMatcher, grammar_from
 
     kind = params.kind
@@ -288,13 +290,13 @@ def _grammar(
     _check_length(kind, len(given) if isinstance(given, str) else sum(map(len, params.choice or ())))
     try:
         if kind in ("json", "json_object"):
-            schema = _schema({"type": "object"} if params.json is None else params.json, params, settings)
-            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=settings.overrides(params))
+            schema = _schema({"type": "object"} if params.json is None else params.json, params, config)
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=config.overrides(params))
         elif kind == "choice":
             texts = " | ".join(json.dumps(entry, ensure_ascii=False) for entry in params.choice or ())
             grammar = LLMatcher.grammar_from_lark(f"start: {texts}")
         elif kind == "structural_tag":
-            grammar = LLMatcher.grammar_from_lark(_tagged(given, params, settings, tokenizer, info))
+            grammar = LLMatcher.grammar_from_lark(_tagged(given, params, config, tokenizer, info))
         else:
             grammar = grammar_from("regex" if kind == "regex" else "grammar", given)
     except ValueError as error:
@@ -321,7 +323,7 @@ def _check_length(kind: str, characters: int) -> None:
 
 
 def _schema(
-    given: str | Mapping[str, Any], params: StructuredOutputsParams, settings: FormSettings, **more: Any
+    given: str | Mapping[str, Any], params: StructuredOutputsParams, config: StructuredOutputsConfig, **more: Any
 ) -> str:
     """`more`: further fields, for llguidance alone."""
     try:
@@ -330,7 +332,7 @@ def _schema(
         schema = json.loads(text)
         if not isinstance(schema, dict):
             raise InputError(f"json must be a JSON schema (an object), got {one_line(text)}")
-        return json.dumps({**(close_objects(schema) if settings.closes(params) else schema), **more})
+        return json.dumps({**(close_objects(schema) if config.closes(params) else schema), **more})
     except InputError:
         raise
     except (TypeError, ValueError, RecursionError) as error:
@@ -340,10 +342,10 @@ def _schema(
 def _tagged(
     tags: StructuralTag,
     params: StructuredOutputsParams,
-    settings: FormSettings,
+    config: StructuredOutputsConfig,
     tokenizer: Tokenizer,
     info: _core.ModelInfo,
 ) -> str:
-    options = {"x-guidance": settings.overrides(params)}
+    options = {"x-guidance": config.overrides(params)}
     special = {tokenizer.token_text(token): token for token in tokenizer.bytes.special if token < info.vocab}
-    return lark_grammar(tags, special, info.eos_token_ids, lambda schema: _schema(schema, params, settings, **options))
+    return lark_grammar(tags, special, info.eos_token_ids, lambda schema: _schema(schema, params, config, **options))

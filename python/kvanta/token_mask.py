@@ -14,7 +14,7 @@ from kvanta.values import one_line
 
 
 class Matcher(Protocol):
-    """The state of a form: llguidance's LLMatcher, or one behind it."""
+    """The state of a grammar: llguidance's LLMatcher, or one behind it."""
 
     def consume_tokens(self, tokens: list[int]) -> bool:
         """Takes the next tokens of the text."""

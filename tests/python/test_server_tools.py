@@ -223,9 +223,9 @@ def test_definitions_move_to_the_root() -> None:
         schema = {"$ref": "#/$defs/thing", "$defs": {"thing": {"type": kind}}}
         return {"type": "function", "function": {"name": name, "parameters": schema}}
 
-    form = Tools.read([tool("a", "object"), tool("b", "object")], "required", None).form().json
-    assert isinstance(form, dict)
-    assert form["$defs"] == {"thing": {"type": "object"}}
+    schema = Tools.read([tool("a", "object"), tool("b", "object")], "required", None).structured_outputs().json
+    assert isinstance(schema, dict)
+    assert schema["$defs"] == {"thing": {"type": "object"}}
     with pytest.raises(InputError, match="differ"):
         Tools.read([tool("a", "object"), tool("b", "array")], "required", None)
 

@@ -12,7 +12,7 @@ from live_server import LiveServer, error_of, live_server
 
 from kvanta.errors import InputError
 from kvanta.server import call_tags
-from kvanta.server.call_tags import call_form
+from kvanta.server.call_tags import constrain_calls
 from kvanta.server.tool_calls import PARSERS, rest_of
 from kvanta.server.tools import Tools
 from kvanta.structural_tag import Json, StructuralTag, Tag, lark_grammar
@@ -90,14 +90,14 @@ class Vocabulary:
         ]
 
 
-def length_allowed(form: StructuredOutputsParams | None, text: str, marks: Sequence[str]) -> tuple[bool, int]:
+def length_allowed(constraint: StructuredOutputsParams | None, text: str, marks: Sequence[str]) -> tuple[bool, int]:
     """The grammar takes the text, as a whole one; tokens of it that it takes."""
-    assert form is not None
-    assert isinstance(form.structural_tag, StructuralTag)
+    assert constraint is not None
+    assert isinstance(constraint.structural_tag, StructuralTag)
     vocabulary = Vocabulary(marks)
     ends = [256, vocabulary.special.get("<|call|>", 256)]  # it ends the texts of GPT-OSS
     tokens = [token for token in vocabulary(text) if token not in ends]
-    lark = lark_grammar(form.structural_tag, vocabulary.special, ends, json.dumps)
+    lark = lark_grammar(constraint.structural_tag, vocabulary.special, ends, json.dumps)
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), eos_token=[256])
     matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -110,12 +110,12 @@ def length_allowed(form: StructuredOutputsParams | None, text: str, marks: Seque
 def test_calls_match_their_schemas(parser: str, text: str, special: bool) -> None:
     """The same text with another unit stops where the unit does; so does a function that there is not."""
     marks = getattr(PARSERS[parser], "marks", ()) if special else ()
-    form = call_form(Tools.read(TOOLS, None, None), parser, None)
-    whole, taken = length_allowed(form, text, marks)
+    constraint = constrain_calls(Tools.read(TOOLS, None, None), parser, None)
+    whole, taken = length_allowed(constraint, text, marks)
     assert whole
-    assert not length_allowed(form, text.replace("kelvin", "newton"), marks)[0]
-    assert length_allowed(form, text.replace("kelvin", "newton"), marks)[1] < taken
-    assert not length_allowed(form, text.replace("weather", "whether"), marks)[0]
+    assert not length_allowed(constraint, text.replace("kelvin", "newton"), marks)[0]
+    assert length_allowed(constraint, text.replace("kelvin", "newton"), marks)[1] < taken
+    assert not length_allowed(constraint, text.replace("weather", "whether"), marks)[0]
     if special or parser != "openai":  # what is read is the call
         reader = PARSERS[parser](schemas=Tools.read(TOOLS, None, None).schemas)
         call = rest_of(reader, text).calls[0]["function"]
@@ -129,37 +129,37 @@ def test_every_syntax_can_be_constrained() -> None:
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_other_texts_are_free(parser: str) -> None:
-    form = call_form(Tools.read(TOOLS, "auto", None), parser, None)
-    assert length_allowed(form, 'Nothing <b> {"x": 1}\n[1] functions. é', ())[0]
-    assert length_allowed(form, "", ())[0]
+    constraint = constrain_calls(Tools.read(TOOLS, "auto", None), parser, None)
+    assert length_allowed(constraint, 'Nothing <b> {"x": 1}\n[1] functions. é', ())[0]
+    assert length_allowed(constraint, "", ())[0]
 
 
 def test_arguments_of_other_functions_are_free() -> None:
-    form = call_form(Tools.read(TOOLS, None, None), "hermes", None)
+    constraint = constrain_calls(Tools.read(TOOLS, None, None), "hermes", None)
     walk = '<tool_call>\n{"name": "walk", "arguments": {"far": [1, null]}}\n</tool_call>'
-    assert length_allowed(form, walk, ())[0]
+    assert length_allowed(constraint, walk, ())[0]
 
 
 def test_calls_are_unconstrained_without_strict_functions_or_a_parser() -> None:
-    assert call_form(Tools.read([WALK], None, None), "hermes", None) is None
-    assert call_form(Tools.read(TOOLS, None, None), "", None) is None
-    assert call_form(Tools.read(TOOLS, "none", None), "hermes", None) is None
+    assert constrain_calls(Tools.read([WALK], None, None), "hermes", None) is None
+    assert constrain_calls(Tools.read(TOOLS, None, None), "", None) is None
+    assert constrain_calls(Tools.read(TOOLS, "none", None), "hermes", None) is None
 
 
 @pytest.mark.parametrize("parser", ["hermes", "mistral", "qwen3_coder", "glm45"])
 def test_a_text_of_a_form_may_be_a_call_instead(parser: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     text = next(text for name, text in WRITTEN if name == parser).removeprefix("So: ").removesuffix("\nThat is all.")
-    form = call_form(Tools.read(TOOLS, None, None), parser, StructuredOutputsParams(json=schema))
+    constraint = constrain_calls(Tools.read(TOOLS, None, None), parser, StructuredOutputsParams(json=schema))
     for allowed in ('{"a": 5}', text):
-        assert length_allowed(form, allowed, ())[0], allowed
+        assert length_allowed(constraint, allowed, ())[0], allowed
     for refused in ("No.", '{"a": "b"}', f"No. {text}", text.replace("kelvin", "newton")):
-        assert not length_allowed(form, refused, ())[0], refused
+        assert not length_allowed(constraint, refused, ())[0], refused
 
 
 def test_a_form_stays_alone_without_functions() -> None:
-    form = StructuredOutputsParams(json_object=True)
-    assert call_form(Tools.read(None, None, None), "hermes", form) is form
+    constraint = StructuredOutputsParams(json_object=True)
+    assert constrain_calls(Tools.read(None, None, None), "hermes", constraint) is constraint
 
 
 @pytest.mark.parametrize(

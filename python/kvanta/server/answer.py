@@ -9,7 +9,7 @@ from typing import Any
 from kvanta.reasoning_gate import ReasoningGate
 from kvanta.server import harmony
 from kvanta.server.call_reader import CallReader, Found, TextReader
-from kvanta.server.call_tags import call_form
+from kvanta.server.call_tags import constrain_calls
 from kvanta.server.harmony import HarmonyReader
 from kvanta.server.prompts import template_variables
 from kvanta.server.protocol import ChatRequest
@@ -48,21 +48,21 @@ class AnswerParsers:
     def __init__(self, tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: str = "") -> None:
         """Names of PARSERS and FORMATS, or empty."""
         self.tokenizer = tokenizer
-        form = HARMONY if tool_parser == HARMONY_PARSER else reasoning_format(reasoning_parser, tokenizer)
-        self.reasoning: ReasoningFormat | None = form
-        self.tool_parser = HARMONY_PARSER if form is HARMONY and not tool_parser else tool_parser
+        reasoning = HARMONY if tool_parser == HARMONY_PARSER else reasoning_format(reasoning_parser, tokenizer)
+        self.reasoning: ReasoningFormat | None = reasoning
+        self.tool_parser = HARMONY_PARSER if reasoning is HARMONY and not tool_parser else tool_parser
 
     @property
     def knows_thinking(self) -> bool:
         """Reasoning can be told from the answer, and so limited."""
         return self.reasoning is not None or thinking_marks(self.tokenizer) is not None
 
-    def thinking(self, form: ReasoningFormat, reader: ReasoningReader, prompt: str) -> Thinking:
+    def thinking(self, reasoning: ReasoningFormat, reader: ReasoningReader, prompt: str) -> Thinking:
         """The reasoning of a text that `reader` reads from its beginning."""
         tokenizer = self.tokenizer
-        marks = {token for mark in form.marks if (token := tokenizer.token_id(mark)) is not None}
-        end = tokenizer.encode(form.ending, add_special_tokens=False)
-        begun = None if form.is_harmony or not reader.in_reasoning else form.unfinished(prompt)
+        marks = {token for mark in reasoning.marks if (token := tokenizer.token_id(mark)) is not None}
+        end = tokenizer.encode(reasoning.ending, add_special_tokens=False)
+        begun = None if reasoning.is_harmony or not reader.in_reasoning else reasoning.unfinished(prompt)
         return Thinking(reader, end, marks, len(tokenizer.encode(begun or "", add_special_tokens=False)))
 
     def shown(self, tools: Tools) -> frozenset[int]:
@@ -85,16 +85,16 @@ class ContinuationShape:
 
     def thinking(self, prompt: str) -> Thinking | None:
         """As AnswerShape: from the prompt's mark, or from one that the text itself has."""
-        form = self.parsers.reasoning
-        if form is None:
+        reasoning = self.parsers.reasoning
+        if reasoning is None:
             return None
         reader: ReasoningReader = ThinkReader(
-            form, Begin.EITHER if form.unfinished(prompt) is None else Begin.REASONING
+            reasoning, Begin.EITHER if reasoning.unfinished(prompt) is None else Begin.REASONING
         )
-        if form.is_harmony:
+        if reasoning.is_harmony:
             reader = HarmonyReader()
             reader.prime(prompt)
-        return self.parsers.thinking(form, reader, prompt)
+        return self.parsers.thinking(reasoning, reader, prompt)
 
 
 @dataclass(frozen=True)
@@ -106,25 +106,24 @@ class AnswerShape:
     variables: Mapping[str, Any]
     continues: bool
     """The prompt ends within the answer."""
-    form: StructuredOutputsParams | None = None
-    """The form of the text, with that of the calls that the model decides to make."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The constraint of the text, with that of the calls that the model decides to make."""
     free: bool = False
-    """The text around calls has no form."""
+    """The text around calls has no constraint."""
 
     @classmethod
     def read(
-        cls, parsers: AnswerParsers, request: ChatRequest, form: StructuredOutputsParams | None = None
+        cls, parsers: AnswerParsers, request: ChatRequest, given: StructuredOutputsParams | None = None
     ) -> AnswerShape:
-        """`form`: that the request gives to the text. Raises InputError for bad tools."""
+        """`given`: the constraint that the request gives to the text. Raises InputError for bad tools."""
         tools, variables = request.functions, template_variables(request, parsers.tokenizer)
-        whole = call_form(tools, parsers.tool_parser, form)
         return cls(
             parsers,
             tools,
             variables,
             bool(request.continue_final_message),
-            whole,
-            free=form is None and not tools.forced,
+            constrain_calls(tools, parsers.tool_parser, given),
+            free=given is None and not tools.forced,
         )
 
     @property
@@ -141,43 +140,45 @@ class AnswerShape:
 
     def reader(self, prompt: str) -> TextReader:
         """For one text of the answer."""
-        form = self.parsers.reasoning
-        inner = make_reader(self.tools, "" if form is HARMONY else self.parsers.tool_parser)
-        return inner or PlainText() if form is None else self._reasoning_reader(form, prompt, inner)
+        reasoning = self.parsers.reasoning
+        inner = make_reader(self.tools, "" if reasoning is HARMONY else self.parsers.tool_parser)
+        return inner or PlainText() if reasoning is None else self._reasoning_reader(reasoning, prompt, inner)
 
     def gate(self, prompt: str) -> ReasoningGate | None:
         """For the grammar of one text, which begins where the reasoning ends; None: at once."""
-        form, tokenizer = self.parsers.reasoning, self.parsers.tokenizer
-        if form is None or self.free:  # a call may begin in the reasoning
+        reasoning, tokenizer = self.parsers.reasoning, self.parsers.tokenizer
+        if reasoning is None or self.free:  # a call may begin in the reasoning
             return None
-        reader = self._reasoning_reader(form, prompt, None)
+        reader = self._reasoning_reader(reasoning, prompt, None)
         may_begin = None
-        if not form.is_harmony and reader.in_content:
-            if self._begin(form, prompt) is Begin.CONTENT:
+        if not reasoning.is_harmony and reader.in_content:
+            if self._begin(reasoning, prompt) is Begin.CONTENT:
                 return None
-            may_begin = tokenizer.token_id(form.start)
+            may_begin = tokenizer.token_id(reasoning.start)
         # Calls of GPT-OSS end the text without a final message.
-        return ReasoningGate(reader, tokenizer.token_text, may_begin=may_begin, may_end=form.is_harmony)
+        return ReasoningGate(reader, tokenizer.token_text, may_begin=may_begin, may_end=reasoning.is_harmony)
 
     def thinking(self, prompt: str) -> Thinking | None:
         """The reasoning of one text, which a budget may limit; None where there is none to tell apart."""
-        form = self.parsers.reasoning
-        return None if form is None else self.parsers.thinking(form, self._reasoning_reader(form, prompt, None), prompt)
+        reasoning = self.parsers.reasoning
+        if reasoning is None:
+            return None
+        return self.parsers.thinking(reasoning, self._reasoning_reader(reasoning, prompt, None), prompt)
 
     def count(self, prompt: str) -> ReasoningCount | None:
         """For one text; None where there is no reasoning to count."""
-        form = self.parsers.reasoning
-        if form is None:
+        reasoning = self.parsers.reasoning
+        if reasoning is None:
             return None
-        return ReasoningCount(self._reasoning_reader(form, prompt, None), self.parsers.tokenizer, form)
+        return ReasoningCount(self._reasoning_reader(reasoning, prompt, None), self.parsers.tokenizer, reasoning)
 
-    def _begin(self, form: ReasoningFormat, prompt: str) -> Begin:
-        return first_state(form, prompt, self.variables, continues=self.continues)
+    def _begin(self, reasoning: ReasoningFormat, prompt: str) -> Begin:
+        return first_state(reasoning, prompt, self.variables, continues=self.continues)
 
-    def _reasoning_reader(self, form: ReasoningFormat, prompt: str, inner: CallReader | None) -> ReasoningReader:
-        if not form.is_harmony:
+    def _reasoning_reader(self, reasoning: ReasoningFormat, prompt: str, inner: CallReader | None) -> ReasoningReader:
+        if not reasoning.is_harmony:
             calls = self.tools.may_call and inner is not None
-            return ThinkReader(form, self._begin(form, prompt), inner, ends_at_calls=calls)
+            return ThinkReader(reasoning, self._begin(reasoning, prompt), inner, ends_at_calls=calls)
         tools = self.tools
         may_call = tools.may_call or tools.forced
         reader = HarmonyReader(inner=inner, may_call=may_call, parallel=tools.parallel, schemas=tools.schemas)

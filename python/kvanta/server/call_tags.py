@@ -24,23 +24,23 @@ _ONE_MARK = ("glm45", "hermes", "mistral", "qwen3_coder")
 Schemas = Mapping[str, Mapping[str, Any]]
 
 
-def call_form(tools: Tools, parser: str, form: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-    """The form of an answer that may be, or have, calls.
+def constrain_calls(tools: Tools, parser: str, given: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+    """The constraint of an answer that may be, or have, calls.
 
-    `parser`: a name of PARSERS, or empty. `form`: that the request gives to the text: JSON, or a call instead of it.
+    `parser`: a name of PARSERS, or empty. `given`: the request's for the text: JSON, or a call instead of it.
     """
     syntax = SYNTAXES.get(parser)
-    combined = form is not None and form.kind in ("json", "json_object") and parser in _ONE_MARK
-    if syntax is None or not tools.may_call or not (combined if form else tools.strict):
-        return form
+    combined = given is not None and given.kind in ("json", "json_object") and parser in _ONE_MARK
+    if syntax is None or not tools.may_call or not (combined if given else tools.strict):
+        return given
     schemas = {name: schema if name in tools.strict else _OBJECT for name, schema in tools.functions.items()}
     tags = list(syntax(schemas))
-    if form is None:
+    if given is None:
         return StructuredOutputsParams(structural_tag=StructuralTag(tags))
-    schema = _OBJECT if form.json is None else form.json
+    schema = _OBJECT if given.json is None else given.json
     alone = [dataclasses.replace(tag, alone=True) for tag in tags]
     tag = StructuralTag(alone, instead=Json(schema))
-    return dataclasses.replace(form, json=None, json_object=False, structural_tag=tag)
+    return dataclasses.replace(given, json=None, json_object=False, structural_tag=tag)
 
 
 def _hermes(schemas: Schemas) -> Iterator[Tag]:

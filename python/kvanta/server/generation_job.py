@@ -66,7 +66,9 @@ class GenerationJob(EngineJob):
         begin = len(output.token_ids)
         try:
             text = generation.take(engine_output)
-        except Exception as error:  # a form too complex, a failure of the engine, or a fault of ours: others must go on
+        except (
+            Exception
+        ) as error:  # a grammar too complex, a failure of the engine, or a fault of ours: others must go on
             self.fail(api_error(error))
             return
         if self._failed(engine_output, output.finish_reason):

@@ -242,11 +242,11 @@ def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
     return _CHOICES[kind], parallel
 
 
-def _format(form: Any) -> Any:
+def _format(given: Any) -> Any:
     """As chats have it."""
-    if form is None:
+    if given is None:
         return None
-    if kind_of(form) != "json_schema":
+    if kind_of(given) != "json_schema":
         known = "{'type': 'json_schema', 'schema': {...}}"
-        raise ApiError(400, f"output_config.format must be {known}, got {one_line(form)}", param="output_config")
-    return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+        raise ApiError(400, f"output_config.format must be {known}, got {one_line(given)}", param="output_config")
+    return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}

@@ -256,8 +256,12 @@ def read_options(given: Mapping[str, Any]) -> ServerOptions:
         raise InputError("api_key: a key has characters that a header cannot carry")
     if options.enable_auto_tool_choice and not options.tool_call_parser:
         raise InputError(f"enable_auto_tool_choice needs tool_call_parser: {', '.join(PARSERS)}")
-    form = FORMATS.get(options.reasoning_parser)
-    if form and options.tool_call_parser and (form is HARMONY) != (options.tool_call_parser == HARMONY_PARSER):
+    reasoning = FORMATS.get(options.reasoning_parser)
+    if (
+        reasoning
+        and options.tool_call_parser
+        and (reasoning is HARMONY) != (options.tool_call_parser == HARMONY_PARSER)
+    ):
         raise InputError(
             f"tool_call_parser {options.tool_call_parser} and reasoning_parser {options.reasoning_parser} exclude each "
             f"other: {HARMONY_PARSER} and openai_gptoss are for GPT-OSS, which needs no other parser"

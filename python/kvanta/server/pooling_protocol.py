@@ -51,11 +51,11 @@ class EmbeddingRequest(PoolingRequest):
     @property
     def as_base64(self) -> bool:
         """Embeddings are base64 of little-endian float32. Raises ApiError."""
-        form = self.encoding_format or "float"
-        if form not in ("float", "base64"):
-            message = f"encoding_format must be float or base64, got {one_line(form)}"
+        encoding = self.encoding_format or "float"
+        if encoding not in ("float", "base64"):
+            message = f"encoding_format must be float or base64, got {one_line(encoding)}"
             raise ApiError(400, message, param="encoding_format")
-        return form == "base64"
+        return encoding == "base64"
 
 
 class RerankRequest(PoolingRequest):

@@ -19,8 +19,8 @@ from kvanta.parameter_fields import Parameters
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError, api_error
 from kvanta.server.request_fields import check_fields
-from kvanta.server.structured import FIELDS as FORM_FIELDS
-from kvanta.server.structured import read_form
+from kvanta.server.structured import FIELDS as CONSTRAINT_FIELDS
+from kvanta.server.structured import read_structured_outputs
 from kvanta.server.tools import Tools
 from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line, text, truth, whole_number
@@ -131,7 +131,7 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
             given["seed"] = whole_number("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         if self.logit_bias is not None:
             given["logit_bias"] = _read_bias(self.logit_bias)
-        given["structured_outputs"] = self._form()
+        given["structured_outputs"] = self._structured_outputs()
         if self._extra_switch("no_stop_trim"):  # SGLang's name
             given["include_stop_str_in_output"] = True
         given["logprobs"] = logprobs
@@ -148,15 +148,15 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         except InputError as error:
             raise api_error(error) from None
 
-    def _form(self) -> StructuredOutputsParams | None:
-        """The form of every text; None: any."""
-        return read_form(self.response_format, self.model_extra or {})
+    def _structured_outputs(self) -> StructuredOutputsParams | None:
+        """The constraint of every text; None: none."""
+        return read_structured_outputs(self.response_format, self.model_extra or {})
 
     @property
-    def form_field(self) -> str:
-        """The field that gives the form of the text."""
+    def constraint_field(self) -> str:
+        """The field that constrains the text."""
         extra = self.model_extra or {}
-        return next((name for name in ("structured_outputs", *FORM_FIELDS) if extra.get(name)), "response_format")
+        return next((name for name in ("structured_outputs", *CONSTRAINT_FIELDS) if extra.get(name)), "response_format")
 
     def _extra_switch(self, name: str) -> bool:
         """A switch of SGLang, which is not among the declared fields."""
@@ -242,21 +242,22 @@ class ChatRequest(ChatFields, SamplingFields):
     include_reasoning: bool | None = None
 
     @property
-    def form_field(self) -> str:
-        """The field that gives the form of the text."""
+    def constraint_field(self) -> str:
+        """The field that constrains the text."""
         if self.functions.forced:
             return "tool_choice"
-        return "tools" if self.functions.strict and super()._form() is None else super().form_field
+        by_tools = self.functions.strict and super()._structured_outputs() is None
+        return "tools" if by_tools else super().constraint_field
 
-    def _form(self) -> StructuredOutputsParams | None:
-        form, functions = super()._form(), self.functions
+    def _structured_outputs(self) -> StructuredOutputsParams | None:
+        given, functions = super()._structured_outputs(), self.functions
         if not functions.forced:
-            return form
+            return given
         # OpenAI's and Anthropic's own field constrains answers that are texts, and a call is none.
-        if form is not None and super().form_field != "response_format":
+        if given is not None and super().constraint_field != "response_format":
             message = f"tool_choice {one_line(self.tool_choice)} and a constraint of the text exclude each other"
             raise InputError(message, "tool_choice")
-        return functions.form()
+        return functions.structured_outputs()
 
     @property
     def given_names(self) -> Mapping[str, str]:

@@ -112,10 +112,10 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """
     if not name:
         return HARMONY if all(tokenizer.token_id(mark) is not None for mark in harmony.MARKS) else None
-    form = FORMATS[name]
-    if name == "mistral" and tokenizer.token_id(form.start) is None:  # the first Magistral wrote the marks as text
-        form = dataclasses.replace(form, start="<think>", end="</think>")
-    return form
+    reasoning = FORMATS[name]
+    if name == "mistral" and tokenizer.token_id(reasoning.start) is None:  # the first Magistral wrote the marks as text
+        reasoning = dataclasses.replace(reasoning, start="<think>", end="</think>")
+    return reasoning
 
 
 class ThinkReader:
@@ -123,15 +123,15 @@ class ThinkReader:
 
     def __init__(
         self,
-        form: ReasoningFormat,
+        reasoning: ReasoningFormat,
         begin: Begin,
         inner: CallReader | None = None,
         *,
         ends_at_calls: bool = False,
     ) -> None:
         """`begin`: REASONING may come with its mark or without. `ends_at_calls`: a call needs no mark before it."""
-        self._start, self._inner = form.start, inner
-        self._ends = (form.end, *(_CALL_MARKS if ends_at_calls else ()))
+        self._start, self._inner = reasoning.start, inner
+        self._ends = (reasoning.end, *(_CALL_MARKS if ends_at_calls else ()))
         self._buffer = TextBuffer()
         self._state = begin
         self._at_start = begin is Begin.REASONING
@@ -202,33 +202,33 @@ class ThinkReader:
             found.add(self._inner.take(text))
 
 
-def first_state(form: ReasoningFormat, prompt: str, variables: Mapping[str, Any], *, continues: bool) -> Begin:
+def first_state(reasoning: ReasoningFormat, prompt: str, variables: Mapping[str, Any], *, continues: bool) -> Begin:
     """The beginning of a text after this prompt. `continues`: the prompt ends within the answer itself."""
     tail = prompt.rstrip()
-    if tail.endswith(form.start):
+    if tail.endswith(reasoning.start):
         return Begin.REASONING
-    if tail.endswith(form.end):
+    if tail.endswith(reasoning.end):
         return Begin.CONTENT
     if continues:
-        return Begin.REASONING if tail.rfind(form.start) > tail.rfind(form.end) else Begin.CONTENT
-    given = [bool(variables[name]) for name in form.switches if variables.get(name) is not None]
-    if form.begin is Begin.REASONING:
+        return Begin.REASONING if tail.rfind(reasoning.start) > tail.rfind(reasoning.end) else Begin.CONTENT
+    given = [bool(variables[name]) for name in reasoning.switches if variables.get(name) is not None]
+    if reasoning.begin is Begin.REASONING:
         return Begin.REASONING if not given or any(given) else Begin.CONTENT
-    if form.begin is Begin.CONTENT:
+    if reasoning.begin is Begin.CONTENT:
         return Begin.REASONING if any(given) else Begin.CONTENT
-    return form.begin
+    return reasoning.begin
 
 
 class ReasoningCount:
     """Counts the tokens of reasoning in one growing sequence, without the tokens of the marks."""
 
-    def __init__(self, reader: ReasoningReader, tokenizer: Tokenizer, form: ReasoningFormat) -> None:
+    def __init__(self, reader: ReasoningReader, tokenizer: Tokenizer, reasoning: ReasoningFormat) -> None:
         """`reader` has no other use: it is fed with single tokens."""
         self.tokens = 0
         self._reader = reader
         self._tokenizer = tokenizer
-        self._marks = {tokenizer.token_id(mark) for mark in form.marks}
-        self._end_token = None if form.is_harmony else tokenizer.token_id(form.end)
+        self._marks = {tokenizer.token_id(mark) for mark in reasoning.marks}
+        self._end_token = None if reasoning.is_harmony else tokenizer.token_id(reasoning.end)
         self._read = 0
         self._ended = False
 

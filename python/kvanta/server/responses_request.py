@@ -177,8 +177,8 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-def _format(form: Any) -> Any:
+def _format(given: Any) -> Any:
     """As chats have it."""
-    if kind_of(form) != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
+    if kind_of(given) != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}

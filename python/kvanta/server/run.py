@@ -34,7 +34,7 @@ from kvanta.server.service import Service
 _log = logging.getLogger("kvanta.server")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
-# The engine's thread asks for the interpreter where a text has a form; Python's default would make each step wait 5 ms.
+# The engine's thread asks for the interpreter for structured output; Python's default would make each step wait 5 ms.
 _SWITCH_SECONDS = 0.0001
 _MAX_DIGITS = 640  # of an integer in a body: the time that one takes grows with their square
 # uvloop accepts one new connection per listener and iteration of the event loop, which may take 20 ms under load.

@@ -113,9 +113,9 @@ class Service:
             )
         except BaseException as error:
             give_back()
-            form = params.structured_outputs
-            if isinstance(error, InputError) and form is not None and error.field == form.kind:
-                field = request.form_field
+            given = params.structured_outputs
+            if isinstance(error, InputError) and given is not None and error.field == given.kind:
+                field = request.constraint_field
                 raise ApiError(400, f"{field}: {error}", param=field) from None
             raise
         try:
@@ -177,7 +177,7 @@ class Service:
                 defaults=defaults,
             )
             shape = AnswerShape.read(self.parsers, request, params.structured_outputs)
-            params.structured_outputs = shape.form
+            params.structured_outputs = shape.structured_outputs
             return params, shape
 
         params, shape = await self.read(http, read)

@@ -27,14 +27,14 @@ _FORMATS = (
 )
 
 
-def read_form(response_format: Any, others: Mapping[str, Any]) -> StructuredOutputsParams | None:
+def read_structured_outputs(response_format: Any, others: Mapping[str, Any]) -> StructuredOutputsParams | None:
     """None for any text. `others` are the request's further fields. Raises InputError that names the field."""
     requested: dict[str, dict[str, Any]] = {}
     if response_format is not None:
         with about("response_format"):
-            form = _of_openai(response_format)
-        if form:
-            requested["response_format"] = form
+            constraint = _of_openai(response_format)
+        if constraint:
+            requested["response_format"] = constraint
     outputs = others.get("structured_outputs")
     if outputs is not None:
         with about("structured_outputs"):
@@ -46,9 +46,9 @@ def read_form(response_format: Any, others: Mapping[str, Any]) -> StructuredOutp
         return None
     if len(requested) > 1:
         raise InputError(f"{' and '.join(requested)} exclude each other", next(iter(requested)))
-    ((name, form),) = requested.items()
+    ((name, constraint),) = requested.items()
     try:
-        return StructuredOutputsParams(**form)
+        return StructuredOutputsParams(**constraint)
     except InputError as error:
         raise InputError(str(error) if error.field == name else f"{name}: {error}", name) from None
 

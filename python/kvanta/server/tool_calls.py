@@ -106,7 +106,7 @@ class JsonCalls(CallReader):
 
 
 class RequiredCalls(CallReader):
-    """A list of {"name", "parameters"}, which a form holds the whole text to.
+    """A list of {"name", "parameters"}, which structured output holds the whole text to.
 
     Of a text that is cut off, the calls that are complete, and the last one if its arguments have begun.
     """

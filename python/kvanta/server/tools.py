@@ -51,7 +51,7 @@ class Tools:
         several = parallel is None or truth("parallel_tool_calls", parallel)
         read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
         if read.forced:
-            read.form()
+            read.structured_outputs()
         elif read.may_call:
             for tool in read.offered:
                 _function(tool)
@@ -101,8 +101,8 @@ class Tools:
         silent = not self.named and self.choice == NONE
         return None if silent or not self.offered else list(self.offered)
 
-    def form(self) -> StructuredOutputsParams:
-        """The form of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
+    def structured_outputs(self) -> StructuredOutputsParams:
+        """The constraint of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
         schemas = self.functions
         if self.named:
             if self.choice not in schemas:

@@ -24,9 +24,9 @@ Message = dict[str, str]
 
 def find_reasoning(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """The format of a name of --reasoning-parser; without one, that of the marks in the vocabulary."""
-    form = reasoning_format(name, tokenizer)
-    if name or form:
-        return form
+    reasoning = reasoning_format(name, tokenizer)
+    if name or reasoning:
+        return reasoning
     pairs = dict.fromkeys((each.start, each.end) for each in FORMATS.values() if not each.is_harmony)
     for start, end in pairs:
         if tokenizer.token_id(start) is not None and tokenizer.token_id(end) is not None:
@@ -109,14 +109,16 @@ class Conversation:
         return self._changed(skip_special_tokens=False, stop_token_ids=tokens or None)  # the marks may be special
 
     def _reader(self, prompt: str) -> ThinkReader | HarmonyReader | None:
-        form = self.reasoning
-        if form is None:
+        reasoning = self.reasoning
+        if reasoning is None:
             return None
-        if form.is_harmony:
+        if reasoning.is_harmony:
             channels = HarmonyReader(may_call=False)
             channels.prime(prompt)
             return channels
-        return ThinkReader(form, first_state(form, prompt, self.llm.tokenizer.template_defaults, continues=False))
+        return ThinkReader(
+            reasoning, first_state(reasoning, prompt, self.llm.tokenizer.template_defaults, continues=False)
+        )
 
     @property
     def system(self) -> str | None:

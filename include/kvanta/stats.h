@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvanta/cache_folder.h"
+#include "kvanta/metric.h"
 
 namespace kvanta {
 
@@ -50,15 +51,6 @@ struct CacheGroupStats {
 // Upper bounds of EngineStats::step_tokens.
 inline constexpr std::array<int64_t, 13> kStepTokenBounds = {1,   8,    16,   32,   64,   128,  256,
                                                              512, 1024, 2048, 4096, 8192, 16384};
-
-enum class MetricKind : uint8_t { kNone, kGauge, kCounter };
-// A field of EngineStats as a metric of Prometheus: its name behind "kvanta:", and its help.
-struct Metric {
-  MetricKind kind = MetricKind::kNone;
-  const char* name = "";
-  const char* help = "";
-  const char* with = "";  // path of a field (EngineStats::VisitFields) without which, 0 or empty, there is no metric
-};
 
 struct EngineStats {
   int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
@@ -104,8 +96,9 @@ struct EngineStats {
   QualityStats quality;
   std::vector<LayerStats> layers;
 
-  // Calls visit(path, pointer to member, metric) for every field that stands for itself. The path is its place in
-  // LLM.stats(): behind a dot, in a dictionary of its own. Python's dictionaries and /metrics derive from this list.
+  // Calls visit(path, get, metric) for every field that stands for itself; std::invoke(get, stats) is its value. The
+  // path is its place in LLM.stats(): behind a dot, in a dictionary of its own. Paths and metrics last as long as the
+  // call. Python's dictionaries and /metrics derive from this list.
   template <class Visitor>
   static void VisitFields(Visitor&& visit) {
     const auto gauge = [&](const char* path, auto member, const char* name, const char* help, const char* with = "") {
@@ -163,6 +156,9 @@ struct EngineStats {
     gauge("prefix_pages", &S::prefix_pages, "kv_cache_prefix_pages", "Pages in the prefix cache.");
     gauge("prefix_pinned_bytes", &S::prefix_pinned_bytes, "kv_cache_pinned_bytes",
           "Bytes of the prefix cache that a cache_ttl keeps.");
+    VisitTier(CacheTier::kHost, "host", &S::host, visit);
+    VisitTier(CacheTier::kDisk, "disk", &S::disk, visit);
+    VisitTier(CacheTier::kStore, "store", &S::store, visit);
     value("loading", &S::loading);
     gauge("weight_bytes", &S::weight_bytes, "weight_bytes", "Memory of the weights.");
     value("backend", &S::backend);
@@ -174,10 +170,24 @@ struct EngineStats {
     counter("seconds_schedule", &S::seconds_schedule, "engine_schedule_seconds",
             "Time of steps that chooses what to compute.");
     counter("seconds_masks", &S::seconds_masks, "engine_masks_seconds",
-            "Time of steps that asks which tokens a form allows.");
+            "Time of steps that asks which tokens structured output allows.");
     counter("seconds_sample", &S::seconds_sample, "engine_sample_seconds", "Time of steps that chooses tokens.");
     counter("seconds_callback", &S::seconds_callback, "engine_callback_seconds",
             "Time outside steps that hands over their outputs.");
+  }
+
+ private:
+  template <class Visitor>
+  static void VisitTier(CacheTier tier, const std::string& name, CacheTierStats EngineStats::*stats, Visitor& visit) {
+    const std::string enabled = name + ".enabled";
+    CacheTierStats::VisitFields(tier, [&](const std::string& field, auto member, Metric metric) {
+      const std::string path = name + "." + field;
+      const std::string metric_name = name + "_cache_" + metric.name;
+      metric.name = metric_name.c_str();
+      metric.with = enabled.c_str();
+      visit(
+          path.c_str(), [=](const EngineStats& all) { return all.*stats.*member; }, metric);
+    });
   }
 };
 

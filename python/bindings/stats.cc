@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -23,47 +24,6 @@ nb::dict Quality(const QualityStats& quality) {
   result["skipped"] = quality.skipped;
   result["kl_mean"] = quality.tokens > 0 ? quality.kl_sum / static_cast<double>(quality.tokens) : 0.0;
   result["kl_max"] = quality.kl_max;
-  return result;
-}
-
-// Zeros for a tier that there is not.
-nb::dict Tier(const CacheTierStats& tier) {
-  nb::dict result;
-  result["enabled"] = tier.enabled;
-  result["lookup_tokens"] = tier.lookup_tokens;
-  result["hit_tokens"] = tier.hit_tokens;
-  result["declined_tokens"] = tier.declined_tokens;
-  result["read_bytes"] = tier.read_bytes;
-  result["written_bytes"] = tier.written_bytes;
-  result["read_seconds"] = tier.read_seconds;
-  result["write_seconds"] = tier.write_seconds;
-  result["read_errors"] = tier.read_errors;
-  result["write_errors"] = tier.write_errors;
-  result["dropped_records"] = tier.dropped_records;
-  return result;
-}
-
-// A tier with a limit; `count`: the name of its number of records.
-nb::dict LimitedTier(const CacheTierStats& tier, const char* count) {
-  nb::dict result = Tier(tier);
-  result[count] = tier.files;
-  result["bytes"] = tier.bytes;
-  result["limit_bytes"] = tier.limit_bytes;
-  result["evictions"] = tier.evictions;
-  return result;
-}
-
-nb::dict Disk(const CacheTierStats& disk) {
-  nb::dict result = LimitedTier(disk, "files");
-  result["own_bytes"] = disk.own_bytes;
-  result["damaged_files"] = disk.damaged_files;
-  return result;
-}
-
-nb::dict Store(const CacheTierStats& store) {
-  nb::dict result = Tier(store);
-  result["connects"] = store.connects;
-  result["damaged_records"] = store.damaged_files;
   return result;
 }
 
@@ -94,7 +54,7 @@ void SetField(nb::dict& stats, std::string_view path, nb::object value) {
 
 nb::list EngineMetrics() {
   nb::list metrics;
-  EngineStats::VisitFields([&](const char* path, auto /*member*/, const Metric& metric) {
+  EngineStats::VisitFields([&](const char* path, const auto& /*get*/, const Metric& metric) {
     if (metric.kind == MetricKind::kNone) return;
     const char* kind = metric.kind == MetricKind::kGauge ? "gauge" : "counter";
     metrics.append(nb::make_tuple(path, kind, metric.name, metric.help, metric.with));
@@ -119,8 +79,9 @@ nb::list GroupDicts(const std::vector<CacheGroupStats>& groups) {
 
 nb::dict StatsDict(const EngineStats& stats) {
   nb::dict result;
-  EngineStats::VisitFields(
-      [&](std::string_view path, auto member, const Metric&) { SetField(result, path, nb::cast(stats.*member)); });
+  EngineStats::VisitFields([&](std::string_view path, const auto& get, const Metric&) {
+    SetField(result, path, nb::cast(std::invoke(get, stats)));
+  });
   nb::list step_tokens;  // (upper bound, steps)
   for (size_t i = 0; i < stats.step_tokens.size(); ++i) {
     const bool last = i == kStepTokenBounds.size();
@@ -139,9 +100,6 @@ nb::dict StatsDict(const EngineStats& stats) {
   }
   result["profile"] = profile;
   result["quality"] = Quality(stats.quality);
-  result["host"] = LimitedTier(stats.host, "records");
-  result["disk"] = Disk(stats.disk);
-  result["store"] = Store(stats.store);
   int64_t saturated = 0;
   int64_t nan = 0;
   nb::list layers;

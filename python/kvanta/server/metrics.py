@@ -88,56 +88,6 @@ class Histogram:
         return family
 
 
-# Metric of a tier of the prefix cache below the memory -> the engine's counter, and its help.
-_TIER_COUNTERS = {
-    "queries": ("lookup_tokens", "Prompt tokens that nearer tiers lacked, looked up."),
-    "hits": ("hit_tokens", "Of these, read."),
-    "declined": ("declined_tokens", "Of these, there but cheaper to compute."),
-    "read_bytes": ("read_bytes", "Bytes of pages read."),
-    "written_bytes": ("written_bytes", "Bytes of pages written."),
-    "read_seconds": ("read_seconds", "Time of reading."),
-    "write_seconds": ("write_seconds", "Time of writing."),
-    "read_errors": ("read_errors", "Reads that failed or took too long."),
-    "write_errors": ("write_errors", "Writes that failed."),
-    "dropped": ("dropped_records", "Records not written: the tier was behind or failed."),
-}
-
-
-_DAMAGED = "Records that were not whole, or another's: removed, never used."
-# The tiers by their names in LLM.stats(), with gauges and counters of their own; the metrics are <name>_cache_*.
-_TIERS: dict[str, tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]] = {
-    "host": (
-        {
-            "records": ("records", "Records of pages in kv_offload_bytes of RAM."),
-            "used_bytes": ("bytes", "Their bytes."),
-            "limit_bytes": ("limit_bytes", "Limit of these bytes."),
-        },
-        {
-            "evictions": ("evictions", "Records that went for others."),
-        },
-    ),
-    "disk": (
-        {
-            "files": ("files", "Files in kv_cache_dir."),
-            "used_bytes": ("bytes", "Their bytes, those of other processes included."),
-            "limit_bytes": ("limit_bytes", "Limit of these bytes."),
-            "own_bytes": ("own_bytes", "Of these bytes, of this model in this cache format."),
-        },
-        {
-            "evictions": ("evictions", "Files removed for others."),
-            "damaged_files": ("damaged_files", _DAMAGED),
-        },
-    ),
-    "store": (
-        {},
-        {
-            "connects": ("connects", "Connections made to kv_store."),
-            "damaged_records": ("damaged_records", _DAMAGED),
-        },
-    ),
-}
-
-
 class Metrics(Collector):
     """Written by the event loop's thread alone; `stats` gives the engine's counters."""
 
@@ -200,7 +150,7 @@ class Metrics(Collector):
         yield from self._engine_values(stats)
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
-        yield from self._tiers(stats)
+        yield from self._loads(stats)
         yield from self._speculation(stats["speculation"])
 
     def _families(self, stats: dict[str, Any]) -> Iterator[Metric]:
@@ -264,16 +214,9 @@ class Metrics(Collector):
         step_tokens.add_metric([self._model], list(zip(bounds, counts, strict=True)), prompt + generated)
         yield step_tokens
 
-    def _tiers(self, stats: dict[str, Any]) -> Iterator[Metric]:
-        """Nothing of tiers that there are not."""
-        names = [name for name in _TIERS if stats[name]["enabled"]]
-        for name in names:
-            gauges, counters = _TIERS[name]
-            for metric, (key, text) in gauges.items():
-                yield self._gauge(f"{name}_cache_{metric}", text, stats[name][key])
-            for metric, (key, text) in (_TIER_COUNTERS | counters).items():
-                yield self._counter(f"{name}_cache_{metric}", text, stats[name][key])
-        if names:
+    def _loads(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        """Nothing without a tier of the prefix cache below the memory."""
+        if any(stats[tier]["enabled"] for tier in ("host", "disk", "store")):
             yield self._gauge("num_requests_loading", "Waiting requests whose pages are read.", stats["loading"])
 
     def _speculation(self, counts: dict[str, Any]) -> Iterator[Metric]:

@@ -47,9 +47,10 @@ setup_packages() {
 find_python() {
   local python
   for python in "${KVANTA_PYTHON:-}" /usr/bin/python3 python3; do
-    [[ -n $python ]] && "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
-    echo "$python"
-    return
+    if [[ -n $python ]] && "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$python"
+      return
+    fi
   done
   echo "error: Python 3.11 or newer with the venv module is needed; set KVANTA_PYTHON to its path" >&2
   return 1

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Numbered steps with times, logs and a summary; sourced by scripts/test and scripts/demo.
+# Numbered steps with times, logs and a summary; sourced by the scripts that have such steps.
 #
 #   step NAME NEEDS TITLE [background]   declares a step, run by the function step_NAME; NEEDS: steps that it depends on,
 #                                        "-" for none; background: runs concurrently with the next steps, until one needs it
@@ -46,6 +46,7 @@ start_step() {
   step_began[$1]=$EPOCHSECONDS
   set -m  # its own process group, so that an interrupt ends all of it
   rm -f "$2.status"
+  # shellcheck disable=SC2064
   (trap "echo \$? >${2@Q}.status" EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
   step_pid[$1]=$!
   set +m

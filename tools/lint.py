@@ -89,7 +89,10 @@ def lint(paths: list[str], command: str) -> str:
             check=False,
             cwd=ROOT,
         )
-    return "" if run.returncode == 0 else run.stdout + run.stderr
+    if run.returncode == 0:
+        return ""
+    # Killed, it has said nothing, and the files have not been checked.
+    return run.stdout + run.stderr or f"{CLANG_TIDY} ended with {run.returncode} on {' '.join(paths)}\n"
 
 
 def main() -> int:

@@ -42,7 +42,7 @@ def read_cells(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def run(program: Path, tests: str) -> dict[str, Any]:
-    """Runs the tests of a filter, which must pass, and returns their report."""
+    """Runs the tests of a filter, which must find some that pass, and returns their report."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         done = subprocess.run(
@@ -55,6 +55,8 @@ def run(program: Path, tests: str) -> dict[str, Any]:
         if done.returncode != 0:
             raise SystemExit(f"error: {program.name} failed:\n{done.stdout[-2000:]}")
         report: dict[str, Any] = json.loads(file.read_text())
+        if not report["tests"]:
+            raise SystemExit(f"error: {program.name} has no test {tests}")
         return report
 
 

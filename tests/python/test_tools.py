@@ -9,6 +9,7 @@ from pathlib import Path
 
 import check_sizes
 import check_wheel
+import lint
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -258,3 +259,26 @@ def test_a_wheel_must_have_the_notices_of_what_it_holds() -> None:
 
 def test_every_notice_is_of_something_that_a_wheel_may_hold() -> None:
     assert {file.stem for file in LICENSES} == {*check_wheel.COMPILED_IN, *check_wheel.BUNDLED.values()}
+
+
+def program(folder: Path, text: str) -> Path:
+    file = folder / "program"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_a_linter_that_is_killed_has_not_found_files_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint, "CLANG_TIDY", str(program(tmp_path, "kill -9 $$")))
+    assert "ended with -9 on src/base/quote.cc" in lint.lint(["src/base/quote.cc"], "c++ -Iinclude -o quote.o")
+    monkeypatch.setattr(lint, "CLANG_TIDY", str(program(tmp_path, "exit 0")))
+    assert not lint.lint(["src/base/quote.cc"], "c++ -Iinclude -o quote.o")
+
+
+def test_a_matrix_is_not_written_of_no_tests(tmp_path: Path) -> None:
+    text = """for word; do case $word in --gtest_output=json:*) file=${word#*:};; esac; done
+echo '{"tests": 0, "testsuites": []}' >"$file" """
+    status, output = run("support_matrix.py", program(tmp_path, text), "--json", tmp_path / "support.json")
+    assert status == 1
+    assert "has no test *AccuracyTest.*" in output
+    assert not (tmp_path / "support.json").exists()

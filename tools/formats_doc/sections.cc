@@ -55,12 +55,12 @@ std::vector<float> Normal(size_t n) {
   return x;
 }
 
-// Mean squared error over mean square, of rows that went through the format's preset.
 // The scheme that formats are shown by: without calibrations.
 std::string Uncalibrated(const Format& format) {
   return fmt::format("{}{}", format.name, formats::IsAllocated(format.code) ? "-query" : "");
 }
 
+// Mean squared error over mean square, of rows that went through the format's preset.
 double Distortion(const Format& format, SideKind kind) {
   constexpr CellShape kRows = {.tokens = 4096, .head_dim = 128};
   static const std::vector<float> x = Normal(size_t{kRows.tokens} * kRows.head_dim);

@@ -51,9 +51,9 @@ def main() -> int:
     options = parser.parse_args()
 
     folder = resolve_model(options.model).path
-    report: dict[str, Any] = {"model": options.model, "text": options.text.name, "tokens": options.tokens}
     llm = kvanta.LLM(model=str(folder), max_model_len=options.tokens)
     tokens = llm.tokenizer.encode(options.text.read_text(encoding="utf-8"))[: options.tokens]
+    report: dict[str, Any] = {"model": options.model, "text": options.text.name, "tokens": len(tokens)}
     reference = transformers_logits(folder, tokens)
 
     own = llm.logits(tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import warnings
@@ -43,6 +44,11 @@ FORMATS = (
     "int8",
     "int8+mean",
 )
+
+
+def without_remedy(name: str) -> str:
+    """The format that it is compared with: the base model needs no remedy."""
+    return re.split(r"\+(?:mean|query|outliers)", name, maxsplit=1)[0]
 
 
 class Reader:
@@ -84,6 +90,9 @@ def main() -> int:
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    for index, name in enumerate(options.formats):
+        if without_remedy(name) not in options.formats[: index + 1]:
+            parser.error(f"--formats needs {without_remedy(name)} before {name}, which is compared with it")
 
     rows = []
     with tempfile.TemporaryDirectory() as work:
@@ -118,9 +127,7 @@ def main() -> int:
                 kl = float(kl_divergence(reference, logits).mean())
                 if folder is base:
                     plain[name] = kl
-                without = (
-                    name.split("+mean")[0].split("+query")[0].split("+outliers")[0]
-                )  # the base model needs no remedy
+                without = without_remedy(name)
                 top1 = float((reference.argmax(axis=-1) == logits.argmax(axis=-1)).mean())
                 rows.append(
                     {"keys": keys, "format": name, "kl_mean": kl, "times_base": kl / plain[without], "top1": top1}

@@ -82,8 +82,9 @@ def main() -> int:
     cells = [[str(row["sampling"]), *(f"{float(value):.3f}" for value in list(row.values())[1:])] for row in rows]
     print(render_table(["sampling", "most likely", "same number", "rejection"], cells))
     if options.json:
-        report = {key: str(getattr(options, key)) for key in ("model", "draft_model", "draft_weight_dtype", "tokens")}
-        options.json.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        report = {key: getattr(options, key) for key in ("model", "draft_model", "draft_weight_dtype")}
+        text = json.dumps({**report, "tokens": len(tokens), "rows": rows}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

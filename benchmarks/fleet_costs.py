@@ -136,6 +136,8 @@ def main() -> int:
     parser.add_argument("--load-latency", type=float, default=0.002, metavar="S", help="of a lookup in the store")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
+    if options.batch < 2:
+        parser.error(f"--batch {options.batch}: the cost of a sequence in a step needs 2 or more")
     model = str(resolve_model(options.model).path)
     formats = {}
     for name in options.formats:

@@ -76,7 +76,7 @@ class Bench:
         return not self.patterns or any(pattern in name for pattern in self.patterns)
 
     def guard(self, name: str, action: Callable[[], None]) -> None:
-        """Runs one peer; an error is printed and recorded, and the next peer follows."""
+        """Runs one peer; an error is printed and recorded, and the next peer follows. The exit status is 1 then."""
         if not self.selected(name) or name in self.done:
             return
         self.done.append(name)
@@ -151,7 +151,7 @@ class Bench:
             }
             Path(path).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(f"{len(self.results)} measurements, {len(self.failures)} failed peers", flush=True)
-        return 0
+        return 1 if self.failures else 0
 
 
 @dataclasses.dataclass

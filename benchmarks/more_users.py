@@ -4,7 +4,7 @@
 
 Every user sends a prompt of --prompt-tokens and gets --output-tokens; --requests of them arrive at once, more than any
 format holds, and prefixes are not shared. The number is found by running them: the maximum that decode in one step
-without preemption. One more is also run and must fail.
+without preemption. One more is also run and must fail. Users must get the same tokens in all runs.
 
 The engine has one thread, and rates are per second of its CPU time, independent of other load on the machine.
 """
@@ -61,6 +61,8 @@ class Trial:
     """Of computing, all together."""
     decode_seconds: list[float] = field(default_factory=list)
     """Of the steps in which as many decoded as may run."""
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    """By user; not all if one was preempted and the trial given up."""
 
     def holds(self, count: int) -> bool:
         """True if `count` users were served concurrently."""
@@ -80,6 +82,8 @@ def run_together(engine: _core.Engine, users: Users, count: int, *, give_up: boo
     for outputs, seconds in steps(engine):
         stats = engine.stats()
         decoding = sum(len(each.tokens) for each in outputs)
+        for each in outputs:
+            trial.tokens.setdefault(int(each.id.partition("-")[2]), []).extend(each.tokens)
         trial.seconds += seconds
         trial.most_running = max(trial.most_running, stats["running"])
         trial.most_decoding = max(trial.most_decoding, decoding)
@@ -93,6 +97,14 @@ def run_together(engine: _core.Engine, users: Users, count: int, *, give_up: boo
             for name in names:
                 engine.abort(name)
     return trial
+
+
+def check_tokens(one: Trial, other: Trial) -> None:
+    """Raises SystemExit unless users got the same tokens in both trials, as far as these went."""
+    for number in one.tokens.keys() & other.tokens.keys():
+        pairs = zip(one.tokens[number], other.tokens[number], strict=False)
+        if any(left != right for left, right in pairs):
+            raise SystemExit(f"error: user {number} gets other tokens among {other.users} than among {one.users}")
 
 
 def steps(engine: _core.Engine) -> Iterator[tuple[list[_core.EngineOutput], float]]:
@@ -128,6 +140,7 @@ def most_users(make_engine: Callable[[int], _core.Engine], users: Users, guess: 
         count -= 1
     while True:
         one_more = run_together(make_engine(count + 1), users, count + 1, give_up=True)
+        check_tokens(served, one_more)
         if not one_more.holds(count + 1):
             return Held(count, one_more, served, engine.stats()["bytes_per_token"])
         count += 1

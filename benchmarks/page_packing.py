@@ -2,10 +2,10 @@
 
     python benchmarks/page_packing.py smollm2 --text wiki.test.raw --json docs/results/page-packing.json
 
-Pages of a text are written to a prefix cache on disk and read back by another engine, which gives the rate of reading
-with its checks (from the system's file cache). `zstd -b` of the program zstd packs and unpacks the same files in blocks
-of one record. `entropy`: the share of bytes that an ideal order-0 coder would leave, at any speed: the better one of
-bytes and 4-bit codes. `halves`: low and high bytes of 16-bit values apart.
+Pages of a text are written to a prefix cache on disk and read back by another engine, which must generate the same
+tokens and gives the rate of reading with its checks (from the system's file cache). `zstd -b` of the program zstd packs
+and unpacks the same files in blocks of one record. `entropy`: the share of bytes that an ideal order-0 coder would
+leave, at any speed: the better one of bytes and 4-bit codes. `halves`: low and high bytes of 16-bit values apart.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from kvanta.tokenizer import Tokenizer
 
 FORMATS = ("bf16", "fp8", "int8", "int4", "t3", "nvfp4")
 LEVELS = (1, 3)
+OUTPUT_TOKENS = 8
 _LINE = re.compile(r"->\s*(\d+).*?,\s*([\d.]+) MB/s,?\s*([\d.]+) MB/s")
 
 
@@ -37,21 +38,28 @@ def write_pages(options: argparse.Namespace, name: str, prompt: list[int], folde
     """Statistics of the disk after writing the prompt's pages and reading them in another engine."""
     arguments = {
         "kv_cache_dtype": name,
-        "max_model_len": len(prompt) + 2,
+        "max_model_len": len(prompt) + OUTPUT_TOKENS + 1,
         "max_num_seqs": 1,
         "kv_cache_dir": str(folder),
     }
     stats: dict[str, Any] = {}
+    found: list[list[int]] = []
     for _ in range(2):
         engine = _core.Engine(engine_config(options.folder, arguments))
         sampling = _core.SamplingParams()
-        sampling.max_tokens, sampling.temperature = 1, 0.0
+        sampling.max_tokens, sampling.ignore_eos, sampling.temperature = OUTPUT_TOKENS, True, 0.0
         engine.add("text", prompt, sampling)
-        while engine.step() is not None:
-            pass
+        found.append([])
+        while (outputs := engine.step()) is not None:
+            for each in outputs:
+                if each.error:
+                    raise SystemExit(f"error: {each.error}")
+                found[-1] += each.tokens
         engine.flush_prefix_cache()
         stats = engine.stats()["disk"]
         del engine
+    if not stats["read_bytes"] or found[1] != found[0]:
+        raise SystemExit(f"error: {name}: {found[1]} behind {stats['read_bytes']} bytes of pages, computed {found[0]}")
     return stats
 
 

@@ -5,7 +5,8 @@
 
 Matrices of "all positions" are what the model gets when it is loaded; those of "the text's positions" are made from
 keys and queries where RoPE put them, as before ADR 0061. Figures are those of `kvanta eval --context N`: mean KL(bf16
-cache || other) in nats per token over the second halves of windows. With --json, rows that the file has are kept.
+cache || other) in nats per token over the second halves of windows. With --json, rows that the file has of the same
+model, text, contexts and version are kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from reports import earlier_rows
 
 import kvanta
 from kvanta.auto_query import WINDOW, mix_tokens
@@ -43,10 +46,8 @@ def main() -> int:
         "tokens": options.tokens,
         "contexts": options.contexts,
         "version": kvanta.__version__,
-        "rows": [],
     }
-    if options.json and options.json.is_file():
-        report["rows"] = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+    report["rows"] = earlier_rows(options.json, report)
     reader = kvanta.LLM(str(resolve_model(options.model).path), kv_cache_dtype="bf16", max_model_len=WINDOW)
     with tempfile.TemporaryDirectory() as work:
         for calibration, lengths in {**CALIBRATIONS, "": None}.items():

@@ -4,7 +4,8 @@
 
 A server with one engine answers the questions first, sampled ones with seeds. Then --clients ask a server with
 --replicas for --minutes, half of them as streams, while every --kill-every seconds a replica gets SIGKILL. Exits with
-status 1 if a request is lost: an error, a stream that ends early, or an answer that is not that of one engine.
+status 1 if a request is lost: an error, a stream that ends early, or an answer that is not that of one engine; and if
+no replica was killed.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def main() -> int:
         print(fault, file=sys.stderr)
     if values.json:
         values.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    return 1 if tally.outcomes["wrong"] or tally.outcomes["lost"] or not tally.outcomes["right"] else 0
+    return 1 if tally.outcomes["wrong"] or tally.outcomes["lost"] or not tally.outcomes["right"] or not killed else 0
 
 
 def _at(ordered: list[float], share: float) -> float | None:

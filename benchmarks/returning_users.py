@@ -10,7 +10,7 @@ same order in every round, which LRU likes least, or with --order random in anot
 Rates are per second of the engine's CPU time, independent of other load on the machine.
 
 With --kv-cache-dir, every format is measured without and with a prefix cache on disk of --kv-cache-dir-bytes, in a new
-folder each:
+folder each; both must generate the same tokens:
 
     python benchmarks/returning_users.py smollm2 --kv-cache-dir /var/tmp --kv-cache-dir-bytes 512MiB --memory 50MiB
         --users 30 --first-tokens 2000 --order random --rounds 1 --threads 2 --formats bf16 int4
@@ -24,6 +24,7 @@ and --places can be measured one by one, the reference first.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import tempfile
@@ -98,6 +99,10 @@ class Conversations:
         engine.flush_prefix_cache()
         return Exchange(count, sum(cached.values()), spent, time.monotonic() - begin)
 
+    def digest(self) -> str:
+        """SHA-256 of all histories."""
+        return hashlib.sha256(json.dumps(self.histories).encode()).hexdigest()
+
     def say(self, turn_tokens: int) -> None:
         """Appends a message to the history of every user."""
         for history in self.histories:
@@ -158,10 +163,19 @@ def measure(options: argparse.Namespace, name: str, model: str, parent: Path | N
         "stored_mib": stored_bytes / 2**20,
         "turns_per_s": turns / seconds,
         "tokens_per_s": (total.prompt_tokens + turns * options.output_tokens) / seconds,
+        "histories_sha256": talks.digest(),
     }
     place = "with the disk" if parent else ""
     print(f"{name:8} {place:14} {row['cached_share']:6.1%} cached, {row['turns_per_s']:.3f} turns/s", flush=True)
     return row
+
+
+def check_histories(rows: list[dict[str, Any]]) -> None:
+    """Raises SystemExit if a format has other histories with a disk than without."""
+    digests: dict[str, str] = {}
+    for row in rows:
+        if digests.setdefault(row["format"], row["histories_sha256"]) != row["histories_sha256"]:
+            raise SystemExit(f"error: {row['format']} generates other tokens with a disk than without")
 
 
 def beside_others(rows: list[dict[str, Any]]) -> None:
@@ -213,6 +227,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     model = str(resolve_model(options.model).path)
     rows += [measure(options, name, model, parents[place]) for name in options.formats for place in places]
+    check_histories(rows)
     beside_others(rows)
     report = {**settings, "rows": rows}
     if options.json:

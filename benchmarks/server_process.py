@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,9 @@ def descendants(pid: int) -> list[int]:
     """All descendants of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text(encoding="ascii").split()):
-            found += [child, *descendants(child)]
+        with suppress(OSError):  # the thread has ended
+            for child in map(int, task.read_text(encoding="ascii").split()):
+                found += [child, *descendants(child)]
     return found
 
 
@@ -63,11 +64,9 @@ def replicas(pid: int) -> list[int]:
     """Processes of the engines of `kvanta serve --replicas`."""
     found = []
     for child in descendants(pid):
-        try:
+        with suppress(OSError):  # it has ended
             if b"EngineReplica" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
-        except OSError:
-            pass
     return found
 
 

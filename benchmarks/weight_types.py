@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+from reports import earlier_rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -103,12 +104,6 @@ def measure(kind: str, wide: Path, place: Path, options: argparse.Namespace) -> 
     }
 
 
-def earlier_rows(earlier: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Earlier rows by type, if everything else is the same."""
-    same = all(earlier.get(key) == value for key, value in report.items())
-    return {row["type"]: row for row in earlier["rows"]} if same else {}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf", type=Path)
@@ -129,7 +124,6 @@ def main() -> int:
         "context": options.context,
         "bar": BAR,
     }
-    rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as work:
         place = Path(work)
         os.environ["KVANTA_HOME"] = work  # folders of files that are deleted
@@ -137,8 +131,7 @@ def main() -> int:
         write_wide(options.gguf, wide)
         program = (options.llama_bin / "llama-perplexity").resolve()
         report["version"] = parse_version(Program(program, wide, place, 0, 0, 1).run("--version"))
-        if options.json and options.json.is_file():
-            rows = earlier_rows(json.loads(options.json.read_text(encoding="utf-8")), report)
+        rows = {row["type"]: row for row in earlier_rows(options.json, report)}
         for kind in options.types:
             rows[kind] = measure(kind, wide, place, options)
             own, other = (rows[kind][name]["kl_mean"] for name in ("kvanta", "llama_cpp"))

@@ -185,7 +185,7 @@ struct AttentionKernels {
     return type == formats::ElementType::kBf16 ? bf16_operands : DType::kF32;
   }
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
-  KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
+  KeyKernel channel_scaled_keys[formats::kElementTypes];  // scales per channel: IsUnsigned() types alone
   ValueKernel values[formats::kElementTypes];
   // bf16 of exact pages and of unquantized channels (outliers, the rotary part of latents). Operands have 16 bits or
   // more on every unit.

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/option_parser.h"
 #include "bench/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/engine.h"
@@ -29,8 +30,8 @@ using Clock = std::chrono::steady_clock;
 
 struct Options {
   std::string model;
-  std::vector<int> threads;
-  std::vector<std::string> weight_dtypes;
+  std::vector<int> threads = {1, 2};
+  std::vector<std::string> weight_dtypes = {"auto"};
   int prompt = 1024;
   int decode = 64;
   int repeats = 5;
@@ -39,31 +40,16 @@ struct Options {
 
 Options ParseArguments(int argc, char** argv) {
   Options options;
-  std::string flag;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("--")) {
-      flag = word;
-    } else if (flag == "--threads") {
-      options.threads.push_back(std::stoi(word));
-    } else if (flag == "--weight-dtypes") {
-      options.weight_dtypes.push_back(word);
-    } else if (flag == "--prompt") {
-      options.prompt = std::stoi(word);
-    } else if (flag == "--decode") {
-      options.decode = std::stoi(word);
-    } else if (flag == "--json") {
-      options.json = word;
-    } else if (flag.empty() && options.model.empty()) {
-      options.model = word;
-    } else {
-      throw kvanta::InputError(fmt::format("unknown option {} {}", flag, word));
-    }
-  }
+  kvanta::OptionParser parser;
+  parser.Positional(options.model);
+  parser.Option("--threads", options.threads);
+  parser.Option("--weight-dtypes", options.weight_dtypes);
+  parser.Option("--prompt", options.prompt);
+  parser.Option("--decode", options.decode);
+  parser.Option("--json", options.json);
+  parser.Parse(argc, argv);
   if (options.model.empty())
     throw kvanta::InputError("usage: engine_bench MODEL_FOLDER [--threads N ...] [--json FILE]");
-  if (options.threads.empty()) options.threads = {1, 2};
-  if (options.weight_dtypes.empty()) options.weight_dtypes = {"auto"};
   return options;
 }
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "bench/linear_bench.h"
+#include "bench/option_parser.h"
 #include "bench/random_values.h"
 #include "kernels/ops.h"
-#include "kvanta/error.h"
 
 namespace {
 
@@ -39,23 +39,16 @@ struct Options {
 
 Options ParseArguments(int argc, char** argv) {
   Options options;
-  std::string flag;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("--")) {
-      flag = word;
-      if (flag == "--rows") options.rows.clear();
-    } else if (options.numbers.contains(flag)) {
-      options.numbers[flag] = std::stoll(word);
-    } else if (flag == "--rows") {
-      options.rows.push_back(std::stoll(word));
-    } else if (flag == "--weights" && kTypes.contains(word)) {
-      options.weights = word;
-    } else if (flag == "--isa") {
-      options.isa = word;
-    } else {
-      throw InputError(fmt::format("unknown option {} {}", flag, word));
-    }
+  OptionParser parser;
+  for (auto& [name, number] : options.numbers) parser.Option(name, number);
+  parser.Option("--weights", options.weights);
+  parser.Option("--isa", options.isa);
+  parser.Option("--rows", options.rows);
+  parser.Parse(argc, argv);
+  if (!kTypes.contains(options.weights)) {
+    std::string known;
+    for (const auto& [name, type] : kTypes) known += fmt::format("{}{}", known.empty() ? "" : ", ", name);
+    throw InputError(fmt::format("--weights {}: known: {}", options.weights, known));
   }
   return options;
 }

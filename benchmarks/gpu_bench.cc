@@ -12,11 +12,10 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/gpu_bench.h"
-#include "kvanta/error.h"
+#include "bench/option_parser.h"
 
 namespace {
 
-using kvanta::InputError;
 using kvanta::attention::AttentionBench;
 using kvanta::attention::GpuBenchRow;
 
@@ -42,31 +41,15 @@ Options ParseArguments(int argc, char** argv) {
                            "kivi4",
                            "mla_fp8",
                            "mla_int4+exact=none"};
-  std::string flag;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("--")) {
-      flag = word;
-      if (flag == "--formats") options.bench.formats.clear();
-      if (flag == "--shape") options.shapes.clear();
-    } else if (flag == "--formats") {
-      options.bench.formats.push_back(word);
-    } else if (flag == "--heads") {
-      options.bench.heads = std::stoi(word);
-    } else if (flag == "--kv-heads") {
-      options.bench.kv_heads = std::stoi(word);
-    } else if (flag == "--head-dim") {
-      options.bench.head_dim = std::stoi(word);
-    } else if (flag == "--query-tokens") {
-      options.bench.query_tokens = std::stoi(word);
-    } else if (flag == "--shape" && word.find('x') != std::string::npos) {
-      options.shapes.push_back({std::stoi(word), std::stoi(word.substr(word.find('x') + 1))});
-    } else if (flag == "--json") {
-      options.json = word;
-    } else {
-      throw InputError(fmt::format("unknown option {} {}", flag, word));
-    }
-  }
+  kvanta::OptionParser parser;
+  parser.Option("--formats", options.bench.formats);
+  parser.Option("--heads", options.bench.heads);
+  parser.Option("--kv-heads", options.bench.kv_heads);
+  parser.Option("--head-dim", options.bench.head_dim);
+  parser.Option("--query-tokens", options.bench.query_tokens);
+  parser.Pairs("--shape", options.shapes);
+  parser.Option("--json", options.json);
+  parser.Parse(argc, argv);
   return options;
 }
 

@@ -22,6 +22,7 @@
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
+#include "bench/option_parser.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/engine.h"
 #include "models/config.h"
@@ -44,36 +45,17 @@ struct Options {
 
 Options ParseArguments(int argc, char** argv) {
   Options options;
-  std::string flag;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("--")) {
-      flag = word;
-      if (flag == "--formats") options.formats.clear();
-      if (flag == "--weights") options.weights.clear();
-      if (flag == "--batches") options.batches.clear();
-    } else if (flag.empty()) {
-      options.model = word;
-    } else if (flag == "--formats") {
-      options.formats.push_back(word);
-    } else if (flag == "--weights") {
-      options.weights.push_back(word);
-    } else if (flag == "--batches") {
-      options.batches.push_back(std::stoi(word));
-    } else if (flag == "--verified") {
-      options.verified = std::stoi(word);
-    } else if (flag == "--prompt") {
-      options.prompt = std::stoi(word);
-    } else if (flag == "--tokens") {
-      options.tokens = std::stoi(word);
-    } else if (flag == "--device") {
-      options.device = word;
-    } else if (flag == "--json") {
-      options.json = word;
-    } else {
-      throw InputError(fmt::format("unknown option {} {}", flag, word));
-    }
-  }
+  OptionParser parser;
+  parser.Positional(options.model);
+  parser.Option("--formats", options.formats);
+  parser.Option("--weights", options.weights);
+  parser.Option("--batches", options.batches);
+  parser.Option("--prompt", options.prompt);
+  parser.Option("--tokens", options.tokens);
+  parser.Option("--verified", options.verified);
+  parser.Option("--device", options.device);
+  parser.Option("--json", options.json);
+  parser.Parse(argc, argv);
   if (options.model.empty())
     throw InputError("MODEL is required: a folder in Hugging Face layout, or the config.json of a Llama");
   return options;

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/option_parser.h"
 #include "bench/random_values.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
@@ -37,23 +38,11 @@ struct Options {
 
 Options ParseArguments(int argc, char** argv) {
   Options options;
-  std::string flag;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("--")) {
-      flag = word;
-      if (flag == "--shape") options.shapes.clear();
-      if (flag == "--rows") options.rows.clear();
-    } else if (flag == "--shape" && word.find('x') != std::string::npos) {
-      options.shapes.push_back({std::stoll(word), std::stoll(word.substr(word.find('x') + 1))});
-    } else if (flag == "--rows") {
-      options.rows.push_back(std::stoll(word));
-    } else if (flag == "--json") {
-      options.json = word;
-    } else {
-      throw InputError(fmt::format("unknown option {} {}", flag, word));
-    }
-  }
+  OptionParser parser;
+  parser.Pairs("--shape", options.shapes);
+  parser.Option("--rows", options.rows);
+  parser.Option("--json", options.json);
+  parser.Parse(argc, argv);
   return options;
 }
 

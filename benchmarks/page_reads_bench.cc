@@ -4,7 +4,8 @@
 //   page_reads_bench --dir DIR [--bytes 65536 443000 1048576] [--depths 1 4 16] [--megabytes 64] [--turns 5]
 //                    [--json FILE]
 //
-// Files are those of store/file_system.h; every way opens, reads and closes each. Times are medians of turns.
+// Files are those of store/file_system.h; every way opens, reads and closes each. Bytes are compared before anything is
+// timed. Times are medians of turns.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/io_uring.h>
@@ -28,7 +29,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "kvanta/error.h"
+#include "bench/option_parser.h"
 #include "store/file_system.h"
 
 namespace {
@@ -38,30 +39,20 @@ using namespace kvanta::store;  // NOLINT(google-build-using-namespace)
 
 struct Options {
   std::string dir, json;
-  std::vector<int64_t> bytes = {65536, 443000, 1 << 20}, depths = {1, 4, 16}, megabytes = {64}, turns = {5};
+  std::vector<int64_t> bytes = {65536, 443000, 1 << 20}, depths = {1, 4, 16};
+  int64_t megabytes = 64, turns = 5;
 };
 
 Options ParseArguments(int argc, char** argv) {
   Options options;
-  const std::map<std::string, std::vector<int64_t>*> lists = {{"--bytes", &options.bytes},
-                                                              {"--depths", &options.depths},
-                                                              {"--megabytes", &options.megabytes},
-                                                              {"--turns", &options.turns}};
-  const std::map<std::string, std::string*> texts = {{"--dir", &options.dir}, {"--json", &options.json}};
-  std::string flag;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("--")) {
-      flag = word;
-      if (lists.contains(flag)) lists.at(flag)->clear();
-    } else if (lists.contains(flag)) {
-      lists.at(flag)->push_back(std::stoll(word));
-    } else if (texts.contains(flag)) {
-      *texts.at(flag) = word;
-    } else {
-      throw InputError(fmt::format("unknown option {} {}", flag, word));
-    }
-  }
+  OptionParser parser;
+  parser.Option("--dir", options.dir);
+  parser.Option("--bytes", options.bytes);
+  parser.Option("--depths", options.depths);
+  parser.Option("--megabytes", options.megabytes);
+  parser.Option("--turns", options.turns);
+  parser.Option("--json", options.json);
+  parser.Parse(argc, argv);
   if (options.dir.empty()) throw InputError("--dir is missing");
   return options;
 }
@@ -70,7 +61,7 @@ Options ParseArguments(int argc, char** argv) {
 class Files {
  public:
   Files(const std::string& dir, int64_t count, int64_t bytes) : folder_(fmt::format("{}/reads-{}", dir, getpid())) {
-    std::vector<uint8_t> content(static_cast<size_t>(bytes));
+    content.resize(static_cast<size_t>(bytes));
     std::minstd_rand random(1);
     std::ranges::generate(content, [&] { return static_cast<uint8_t>(random()); });
     if (const FileError error = MakeFolder(folder_)) throw InputError(std::strerror(error));
@@ -97,19 +88,24 @@ class Files {
     }
   }
 
+  std::vector<uint8_t> content;  // of each
   std::vector<std::string> paths;
 
  private:
   std::string folder_;
 };
 
-void ReadByThreads(const Files& files, int64_t bytes, int64_t depth) {
+// Called with the bytes of each file.
+using Check = std::function<void(const std::vector<uint8_t>&)>;
+
+void ReadByThreads(const Files& files, int64_t bytes, int64_t depth, const Check& check) {
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     std::vector<uint8_t> content;
     for (size_t i = next++; i < files.paths.size(); i = next++) {
       content.clear();
       if (ReadFile(files.paths[i], static_cast<size_t>(bytes), content) != 0) throw InputError("a read failed");
+      check(content);
     }
   };
   std::vector<std::jthread> threads;
@@ -193,7 +189,7 @@ class Ring {
   io_uring_cqe* completions_ = nullptr;
 };
 
-void ReadByRing(const Files& files, int64_t bytes, int64_t depth) {
+void ReadByRing(const Files& files, int64_t bytes, int64_t depth, const Check& check) {
   Ring ring(static_cast<unsigned>(depth));
   struct Slot {
     int file = -1;
@@ -212,6 +208,7 @@ void ReadByRing(const Files& files, int64_t bytes, int64_t depth) {
     const auto [slot, result] = ring.Wait();
     close(slots[slot].file);
     if (result != bytes) throw InputError(fmt::format("a read returned {} of {} bytes", result, bytes));
+    check(slots[slot].content);
     if (next < files.paths.size()) begin(slot);
   }
 }
@@ -230,16 +227,23 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-using Way = std::function<void(const Files&, int64_t bytes, int64_t depth)>;
+using Way = std::function<void(const Files&, int64_t bytes, int64_t depth, const Check&)>;
 
 nlohmann::json Measure(const Options& options, const Files& files, int64_t bytes, int64_t depth, bool cold) {
   const std::pair<const char*, Way> ways[] = {{"threads", ReadByThreads}, {"io_uring", ReadByRing}};
+  for (const auto& [name, way] : ways) {
+    std::atomic<size_t> same = 0;
+    way(files, bytes, depth, [&](const std::vector<uint8_t>& content) { same += content == files.content ? 1 : 0; });
+    if (same != files.paths.size()) {
+      throw InputError(fmt::format("{}: {} of {} files have their bytes", name, same.load(), files.paths.size()));
+    }
+  }
   std::map<std::string, std::vector<double>> seconds, cpu;
-  for (int64_t turn = 0; turn < options.turns[0]; ++turn) {
+  for (int64_t turn = 0; turn < options.turns; ++turn) {
     for (const auto& [name, way] : ways) {
       if (cold) files.Cool();
       const double start = Now(), cpu_start = CpuSeconds();
-      way(files, bytes, depth);
+      way(files, bytes, depth, [](const std::vector<uint8_t>&) {});
       seconds[name].push_back(Now() - start);
       cpu[name].push_back(CpuSeconds() - cpu_start);
     }
@@ -261,7 +265,7 @@ int main(int argc, char** argv) {
     const Options options = ParseArguments(argc, argv);
     nlohmann::json rows = nlohmann::json::array();
     for (const int64_t bytes : options.bytes) {
-      const Files files(options.dir, std::max<int64_t>(1, (options.megabytes[0] << 20) / bytes), bytes);
+      const Files files(options.dir, std::max<int64_t>(1, (options.megabytes << 20) / bytes), bytes);
       for (const bool cold : {false, true}) {
         for (const int64_t depth : options.depths) {
           rows.push_back(Measure(options, files, bytes, depth, cold));

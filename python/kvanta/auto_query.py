@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.models import kvanta_home
+from kvanta.home_folder import kvanta_home
 
 if TYPE_CHECKING:
     from kvanta.llm import LLM

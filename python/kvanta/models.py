@@ -10,14 +10,13 @@ from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError
 from kvanta.gguf_parts import model_name, part_paths
+from kvanta.home_folder import CONVERTER_VERSION, kvanta_home
 from kvanta.tokenizer_files.files import check_not_a_pointer
 from kvanta.values import nearest, one_line
 
 SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
 _EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
-# Part of the name of every folder that is made from a GGUF file: a new converter makes another.
-CONVERTER_VERSION = 5
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]
@@ -42,12 +41,6 @@ class HubAccess:
 
 
 _DEFAULT_ACCESS = HubAccess()
-
-
-def kvanta_home() -> Path:
-    """Folder of prepared models: $KVANTA_HOME, or ~/.cache/kvanta."""
-    home = os.environ.get("KVANTA_HOME")
-    return Path(home).expanduser() if home else Path.home() / ".cache" / "kvanta"
 
 
 def _gguf_folder(file: Path) -> Path:

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError, reason_of
-from kvanta.models import CONVERTER_VERSION, kvanta_home
+from kvanta.home_folder import CONVERTER_VERSION, kvanta_home
 from kvanta.progress import progress_bar
 from kvanta.working_folder import working_folder
 

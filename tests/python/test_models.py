@@ -8,7 +8,8 @@ import pytest
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta import InputError, ResourceError, smollm2
-from kvanta.models import CONVERTER_VERSION, SHIPPED, kvanta_home, resolve_model
+from kvanta.home_folder import CONVERTER_VERSION, kvanta_home
+from kvanta.models import SHIPPED, resolve_model
 
 
 def test_a_folder_and_a_name() -> None:

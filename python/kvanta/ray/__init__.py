@@ -65,7 +65,7 @@ def app(
     if args is not None:
         return app(**args)
     from kvanta.ray.deployments import engine_app, front_app, prefill_app
-    from kvanta.server.run import MAX_QUEUED
+    from kvanta.server.application import MAX_QUEUED
 
     if not model:
         raise InputError("model is missing: a folder, a .gguf file or a name")

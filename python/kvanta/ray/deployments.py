@@ -23,9 +23,9 @@ from kvanta.ray.messages import pack_recipe
 from kvanta.ray.prefix_router import ROUTERS
 from kvanta.ray.replicated_engine import LOST, ReplicatedEngine
 from kvanta.server.app import make_app
+from kvanta.server.application import MAX_QUEUED, cors_of, make_service
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.options import ServerOptions, read_options
-from kvanta.server.run import MAX_QUEUED, cors_of, make_service
 from kvanta.structured_output import GrammarCompiler
 from kvanta.token_mask import Matcher
 from kvanta.values import one_line

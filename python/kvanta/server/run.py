@@ -22,7 +22,8 @@ from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.loaded_model import LoadedModel, node_config
 from kvanta.ranks import serve_node
-from kvanta.server.app import cors_arguments, make_app
+from kvanta.server.app import make_app
+from kvanta.server.application import MAX_QUEUED, cors_of, make_service
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.connections import MAX_HEADER_BYTES, limited
 from kvanta.server.hosts import AllowedHosts, is_loopback
@@ -42,7 +43,6 @@ _LISTENERS = 16
 _OTHER_FILES = 64  # that the process may have open besides connections
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BLOCK = 2**18
-MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 
 
 def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> int:
@@ -87,36 +87,6 @@ def _models(model: str, arguments: Mapping[str, Any], options: ServerOptions) ->
 
     with replicated_model(model, arguments, options) as loaded:
         yield loaded
-
-
-def make_service(front: AsyncLLM, model: str, options: ServerOptions, hosts: AllowedHosts | None) -> Service:
-    """The state of the application. `hosts`: None for a server whose proxy checks them."""
-    front.metrics.vllm_names = options.metrics_prefix == "vllm"
-    return Service(
-        front,
-        options.served_model_name or [model],
-        max_logprobs=options.max_logprobs,
-        api_keys=options.api_key,
-        max_body_bytes=options.max_body_bytes,
-        hosts=hosts,
-        priorities=options.scheduling_policy == "priority",
-        log_requests=options.log_requests,
-        unlogged_paths=options.disable_access_log_for_endpoints,
-        max_headers=options.h11_max_header_count,
-        has_docs=not options.disable_fastapi_docs,
-        tool_call_parser=options.tool_call_parser,
-        reasoning_parser=options.reasoning_parser,
-    )
-
-
-def cors_of(options: ServerOptions) -> dict[str, Any] | None:
-    """Arguments of make_app for other origins."""
-    return cors_arguments(
-        options.allowed_origins,
-        credentials=options.allow_credentials,
-        methods=options.allowed_methods,
-        headers=options.allowed_headers,
-    )
 
 
 class _Server(uvicorn.Server):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvanta.errors import reason_of
-from kvanta.models import kvanta_home
+from kvanta.home_folder import kvanta_home
 
 _MAX_LINES = 1000
 QUOTES = '"""'

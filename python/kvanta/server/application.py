@@ -1,0 +1,43 @@
+"""The application of a server's options, which one process or the fronts of a Ray cluster serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvanta.server.app import cors_arguments
+from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.hosts import AllowedHosts
+from kvanta.server.options import ServerOptions
+from kvanta.server.service import Service
+
+MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
+
+
+def make_service(front: AsyncLLM, model: str, options: ServerOptions, hosts: AllowedHosts | None) -> Service:
+    """The state of the application. `hosts`: None for a server whose proxy checks them."""
+    front.metrics.vllm_names = options.metrics_prefix == "vllm"
+    return Service(
+        front,
+        options.served_model_name or [model],
+        max_logprobs=options.max_logprobs,
+        api_keys=options.api_key,
+        max_body_bytes=options.max_body_bytes,
+        hosts=hosts,
+        priorities=options.scheduling_policy == "priority",
+        log_requests=options.log_requests,
+        unlogged_paths=options.disable_access_log_for_endpoints,
+        max_headers=options.h11_max_header_count,
+        has_docs=not options.disable_fastapi_docs,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
+
+
+def cors_of(options: ServerOptions) -> dict[str, Any] | None:
+    """Arguments of make_app for other origins."""
+    return cors_arguments(
+        options.allowed_origins,
+        credentials=options.allow_credentials,
+        methods=options.allowed_methods,
+        headers=options.allowed_headers,
+    )

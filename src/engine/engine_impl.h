@@ -12,9 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "cache/kv_cache_manager.h"
@@ -22,6 +20,8 @@
 #include "engine/engine_config.h"
 #include "engine/grammar_bitmasks.h"
 #include "engine/kv_event_log.h"
+#include "engine/loop_thread.h"
+#include "engine/request_queue.h"
 #include "engine/request_state.h"
 #include "engine/spec_decode.h"
 #include "engine/store_tiers.h"
@@ -77,9 +77,6 @@ class Engine::Impl {
     double seconds = 0;  // its forward pass and logits took on this rank
   };
   class StepLock;
-  struct PendingAbort {
-    std::string id, reason;
-  };
 
   void CheckRequest(const Request& request) const;
   void CheckTokens(std::span<const int32_t> tokens, const char* what, const char* field = "") const;
@@ -125,10 +122,10 @@ class Engine::Impl {
   void WorkOnLoads();
   bool IsLoading() const noexcept { return tiers_ && tiers_->Loading() > 0; }
   // With the mutex: something for the next step has come.
-  bool HasUpdates() const noexcept { return !inbox_.empty() || !pending_.empty() || loads_progressed_; }
+  bool HasUpdates() const noexcept { return queue_.HasUpdates() || loads_progressed_; }
 
   // With the mutex, and with the step lock or while nobody has it.
-  void AbortNow(PendingAbort abort) noexcept;
+  void AbortNow(engine::RequestQueue::PendingAbort abort) noexcept;
   void CountFinish(FinishReason finish) noexcept;
   void RefreshStats() noexcept;
   // With the mutex.
@@ -167,20 +164,13 @@ class Engine::Impl {
   mutable std::mutex mutex_;  // never held during a forward pass
   engine::TicketLock step_lock_;
   std::condition_variable_any work_available_;
-  bool started_ = false;           // the engine's own thread runs
-  bool draining_ = false;          // it ends with the last request
+  engine::LoopThread loop_thread_;
+  bool draining_ = false;          // the loop ends with the last request
   bool loads_progressed_ = false;  // since the last step
+  engine::RequestQueue queue_;
   int64_t refused_ = 0;
-  std::vector<std::shared_ptr<RequestState>> inbox_;  // added, not yet in requests_
-  std::vector<PendingAbort> aborts_;                  // enqueued while the step lock was held
-  std::unordered_set<std::string> ids_;               // unfinished requests
-  // Outputs that the next step gives out; has capacity for one more of every unfinished request.
-  std::vector<RequestOutput> pending_;
   EngineStats stats_;
   std::deque<StepTiming> recent_steps_;
-  std::jthread thread_;
-  std::thread::id loop_thread_;
-  std::mutex join_mutex_;
 };
 
 // Grants scheduler, cache and model to one thread, in the order of requests. Releasing it carries out the aborts of the
@@ -193,8 +183,7 @@ class Engine::Impl::StepLock {
   }
   ~StepLock() {
     const std::lock_guard lock(impl_.mutex_);
-    for (PendingAbort& abort : impl_.aborts_) impl_.AbortNow(std::move(abort));
-    impl_.aborts_.clear();
+    for (engine::RequestQueue::PendingAbort& abort : impl_.queue_.TakeAborts()) impl_.AbortNow(std::move(abort));
     impl_.RefreshStats();
     impl_.step_lock_.Unlock();
   }

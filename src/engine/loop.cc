@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 
 #include "engine/engine_impl.h"
 #include "engine/error_text.h"
@@ -20,7 +19,8 @@ constexpr std::chrono::milliseconds kRetryDelay(10);  // when there was no memor
 
 void Engine::Impl::CheckStopped(const char* what) const {
   const std::lock_guard lock(mutex_);
-  if (started_) throw InputError(fmt::format("{} while the engine's own thread runs: Stop() it first", what));
+  if (loop_thread_.IsStarted())
+    throw InputError(fmt::format("{} while the engine's own thread runs: Stop() it first", what));
 }
 
 void Engine::Impl::CheckAlone(const char* what) const {
@@ -32,42 +32,20 @@ void Engine::Impl::CheckAlone(const char* what) const {
 void Engine::Impl::Start(StepCallback callback) {
   if (!callback) throw InputError("Start needs a callback");
   const std::lock_guard lock(mutex_);
-  if (started_) throw InputError("Start while the engine's own thread runs: Stop() it first");
-  try {
-    thread_ =
-        std::jthread([this, callback = std::move(callback)](const std::stop_token& stop) { Loop(stop, callback); });
-  } catch (const std::system_error& error) {
-    throw ResourceError(fmt::format("the engine's own thread cannot start: {}", error.what()));
-  }
-  loop_thread_ = thread_.get_id();
-  started_ = true;
+  if (loop_thread_.IsStarted()) throw InputError("Start while the engine's own thread runs: Stop() it first");
+  loop_thread_.Start([this, callback = std::move(callback)](const std::stop_token& stop) { Loop(stop, callback); });
 }
 
 void Engine::Impl::Stop(bool drain) {
-  std::stop_source source(std::nostopstate);
-  std::thread::id loop;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!started_) return;
-    loop = loop_thread_;
-    if (drain) {
-      draining_ = true;
-      work_available_.notify_all();
-    } else {
-      source = thread_.get_stop_source();
-    }
+  std::unique_lock lock(mutex_);
+  if (!loop_thread_.IsStarted()) return;
+  if (drain) {
+    draining_ = true;
+    work_available_.notify_all();
+  } else {
+    loop_thread_.RequestStop();  // may cut another call's drain short
   }
-  source.request_stop();
-  if (loop == std::this_thread::get_id()) return;  // called by the callback: the loop ends after it
-  const std::lock_guard joining(join_mutex_);      // a Stop() may cut another's drain short
-  {
-    const std::lock_guard lock(mutex_);
-    if (!started_ || loop_thread_ != loop) return;  // another Stop() has joined it
-  }
-  thread_.join();
-  const std::lock_guard lock(mutex_);
-  started_ = false;
-  draining_ = false;
+  if (loop_thread_.WaitForEnd(lock)) draining_ = false;
 }
 
 void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callback) {
@@ -76,13 +54,13 @@ void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callbac
     try {
       if (LoopStep(callback, outputs)) continue;
       std::unique_lock lock(mutex_);
-      const auto has_work = [&] { return HasUpdates() || (draining_ && ids_.empty()); };
+      const auto has_work = [&] { return HasUpdates() || (draining_ && !queue_.HasUnfinished()); };
       if (IsLoading()) {
         work_available_.wait_for(lock, stop, kLoadPoll, has_work);
       } else {
         work_available_.wait(lock, stop, has_work);
       }
-      if (draining_ && ids_.empty() && pending_.empty()) return;
+      if (draining_ && !queue_.HasUnfinished() && !queue_.HasOutputs()) return;
     } catch (const std::exception& error) {  // no memory for a step that has not begun, or for a warning
       Warn(engine::ErrorText(error));
       std::unique_lock lock(mutex_);

@@ -101,7 +101,7 @@ void Engine::Impl::CheckQueueCapacity() {
   if (limit == 0) return;
   // While no request waits, a new one takes a free place at the next step.
   const int64_t places = stats_.waiting > 0 ? 0 : components_.config.max_num_seqs - stats_.running;
-  const int64_t queued = stats_.waiting + static_cast<int64_t>(inbox_.size());
+  const int64_t queued = stats_.waiting + queue_.Waiting();
   if (queued < limit + places) return;
   ++refused_;
   throw QueueFullError(fmt::format("the queue is full: {} requests run and {} wait; max_queued_requests = {}",
@@ -124,19 +124,11 @@ void Engine::Impl::Add(Request request) {
   }
   const std::lock_guard lock(mutex_);
   if (draining_) throw ResourceError("the engine is stopping: it finishes what runs and takes no more requests");
-  if (ids_.contains(state->request.id)) {
+  if (queue_.Contains(state->request.id)) {
     throw InputError(fmt::format("request id {} is in use by an unfinished request", Quote(state->request.id)));
   }
   CheckQueueCapacity();
-  const size_t ends = pending_.size() + ids_.size() + 1;
-  if (pending_.capacity() < ends) pending_.reserve(std::max(ends, 2 * pending_.capacity()));
-  inbox_.push_back(std::move(state));
-  try {
-    ids_.insert(inbox_.back()->request.id);
-  } catch (...) {
-    inbox_.pop_back();
-    throw;
-  }
+  queue_.Add(std::move(state));
   work_available_.notify_all();
 }
 
@@ -144,10 +136,8 @@ void Engine::Impl::Add(Request request) {
 void Engine::Impl::DrainInbox(std::vector<RequestOutput>& outputs) {
   const std::lock_guard lock(mutex_);
   loads_progressed_ = false;
-  outputs.reserve(pending_.size() + ids_.size());
-  std::ranges::move(pending_, std::back_inserter(outputs));
-  pending_.clear();
-  for (auto& state : inbox_) {
+  queue_.TakeOutputs(outputs);
+  queue_.TakeAll([&](std::shared_ptr<RequestState>& state) {
     RequestState& request = *state;
     const std::string_view id = request.request.id;
     try {
@@ -159,12 +149,11 @@ void Engine::Impl::DrainInbox(std::vector<RequestOutput>& outputs) {
     } catch (const std::exception& error) {
       if (tiers_) tiers_->Cancel(request);
       requests_.erase(id);
-      ids_.erase(request.request.id);
+      queue_.Release(request.request.id);
       CountFinish(FinishReason::kError);
       outputs.push_back(request.LastOutput(FinishReason::kError, ErrorText(error)));
     }
-  }
-  inbox_.clear();
+  });
 }
 
 void Engine::Impl::ExpireRequests(double now, std::vector<RequestOutput>& outputs) {
@@ -204,9 +193,7 @@ std::shared_ptr<engine::RequestState> Engine::Impl::Finish(RequestState& request
   }
   {
     const std::lock_guard lock(mutex_);
-    ids_.erase(request.request.id);
-    // A pending abort must not end a later request of the same id.
-    std::erase_if(aborts_, [&](const PendingAbort& abort) { return abort.id == request.request.id; });
+    queue_.Release(request.request.id);
   }
   std::shared_ptr<RequestState> state = ReleaseRequest(request);
   PinPrefix(*state);
@@ -236,26 +223,20 @@ void Engine::Impl::Fail(RequestState& request, const std::exception& error,
   if (const auto* loss = dynamic_cast<const RankLostError*>(&error)) outputs.back().lost_rank = loss->Rank();
 }
 
-void Engine::Impl::AbortNow(PendingAbort abort) noexcept {
-  if (ids_.erase(abort.id) == 0) return;
-  const auto waiting =
-      std::find_if(inbox_.begin(), inbox_.end(), [&](const auto& state) { return state->request.id == abort.id; });
-  std::shared_ptr<RequestState> state;
-  if (waiting != inbox_.end()) {
-    state = std::move(*waiting);
-    inbox_.erase(waiting);
-  } else {
-    state = ReleaseRequest(*requests_.at(abort.id));
-  }
+void Engine::Impl::AbortNow(engine::RequestQueue::PendingAbort abort) noexcept {
+  if (!queue_.Contains(abort.id)) return;
+  std::shared_ptr<RequestState> state = queue_.Take(abort.id);
+  if (!state) state = ReleaseRequest(*requests_.at(abort.id));
+  queue_.Release(abort.id);
   CountFinish(FinishReason::kAbort);
-  pending_.push_back(state->LastOutput(FinishReason::kAbort, std::move(abort.reason)));
+  queue_.AddOutput(state->LastOutput(FinishReason::kAbort, std::move(abort.reason)));
 }
 
 void Engine::Impl::Abort(const std::string& id, const std::string& reason) {
   const std::lock_guard lock(mutex_);
-  if (!ids_.contains(id)) return;
+  if (!queue_.Contains(id)) return;
   if (step_lock_.Held()) {
-    aborts_.push_back({id, reason});
+    queue_.AddAbort({id, reason});
     return;
   }
   AbortNow({id, reason});

@@ -71,7 +71,7 @@ void Engine::Impl::RefreshStats() noexcept {
 EngineStats Engine::Impl::Stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
-  stats.waiting += static_cast<int64_t>(inbox_.size());
+  stats.waiting += queue_.Waiting();
   stats.refused = refused_;
   stats.seconds_callback = seconds_callback_;
   stats.weight_bytes = components_.model->WeightBytes();

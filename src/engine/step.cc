@@ -52,7 +52,7 @@ void Engine::Impl::FinishStepsInFlight() {
   outputs.reserve(in_flight_ * requests_.size());
   while (in_flight_ > 0) FinishOldestStep(outputs);
   const std::lock_guard lock(mutex_);
-  std::ranges::move(outputs, std::back_inserter(pending_));
+  for (RequestOutput& output : outputs) queue_.AddOutput(std::move(output));
 }
 
 void Engine::Impl::FinishOldestStep(std::vector<RequestOutput>& outputs) {

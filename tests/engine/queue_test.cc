@@ -7,7 +7,9 @@
 #include <mutex>
 #include <thread>
 
+#include "engine/request_queue.h"
 #include "engine/requests.h"
+#include "scheduler/scheduler_world.h"
 
 namespace kvanta::engine {
 namespace {
@@ -26,6 +28,42 @@ int AcceptedAtOnce(Engine& engine, int first) {
     }
   }
   return 100;
+}
+
+// A request that has ended, as by a failure while it is admitted, takes its pending abort along.
+TEST(RequestQueue, APendingAbortEndsWithItsRequest) {
+  scheduler::World world(scheduler::Config(1, scheduler::kPage), 1 << 20);
+  const auto make = [&](int number) {
+    return std::make_shared<RequestState>(Numbered(number), std::vector<int32_t>(), 1, world.cache);
+  };
+  RequestQueue queue;
+  for (const int number : {0, 1, 2}) queue.Add(make(number));
+  EXPECT_EQ(queue.Waiting(), 3);
+  queue.AddAbort({"0", "gone"});
+  queue.AddAbort({"1", "gone"});
+  EXPECT_EQ(queue.Take("1")->request.id, "1");
+  queue.Release("1");
+  queue.Add(make(1));
+  std::vector<std::string> taken;
+  queue.TakeAll([&](const auto& request) { taken.push_back(request->request.id); });
+  EXPECT_EQ(taken, (std::vector<std::string>{"0", "2", "1"}));
+  EXPECT_EQ(queue.Waiting(), 0);
+  EXPECT_EQ(queue.Take("2"), nullptr) << "taken";
+  EXPECT_TRUE(queue.Contains("2"));
+  const auto aborts = queue.TakeAborts();
+  ASSERT_EQ(aborts.size(), 1u) << "the second 1 is another request";
+  EXPECT_EQ(aborts[0].id, "0");
+  EXPECT_TRUE(queue.TakeAborts().empty());
+  std::vector<RequestOutput> outputs;
+  queue.AddOutput(make(3)->LastOutput(FinishReason::kAbort, ""));
+  EXPECT_TRUE(queue.HasUpdates());
+  queue.TakeOutputs(outputs);
+  EXPECT_EQ(outputs.size(), 1u);
+  EXPECT_GE(outputs.capacity(), 4u) << "memory for the last output of each unfinished request";
+  EXPECT_FALSE(queue.HasUpdates());
+  EXPECT_TRUE(queue.HasUnfinished());
+  for (const char* id : {"0", "1", "2"}) queue.Release(id);
+  EXPECT_FALSE(queue.HasUnfinished());
 }
 
 TEST(Queue, AcceptsRunningAndQueuedRequestsUpToTheLimit) {

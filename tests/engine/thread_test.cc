@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "engine/loop_thread.h"
 #include "engine/requests.h"
 
 namespace kvanta::engine {
@@ -160,6 +161,46 @@ TEST(EngineThread, StartsOnceAndAgainAfterStop) {
   listener.WaitFor(1);
   // The destructor stops a running engine, with work in it.
   engine.Add({.id = "b", .prompt = {1, 2}, .sampling = Greedy(100)});
+}
+
+// The second of two that wait for the end of a loop does not wait for that of a later one, whose
+// thread may have the id of the first one's.
+TEST(LoopThread, WaitForEndIsOfTheLoopThatRan) {
+  LoopThread loop_thread;
+  std::mutex mutex;
+  std::condition_variable_any joins_begun;
+  int joins = 0, ended = 0;
+  std::atomic<int> first_loops = 0;
+  const auto second_loop = [&](const std::stop_token& stop) {
+    std::unique_lock lock(mutex);
+    joins_begun.wait(lock, stop, [] { return false; });
+  };
+  const auto join = [&] {
+    std::unique_lock lock(mutex);
+    if (++joins == 2) joins_begun.notify_all();
+    if (!loop_thread.WaitForEnd(lock)) return;
+    ++ended;
+    loop_thread.Start(second_loop);
+  };
+  std::unique_lock lock(mutex);
+  loop_thread.Start([&](const std::stop_token&) {
+    std::unique_lock own(mutex);
+    joins_begun.wait(own, [&] { return joins == 2; });
+    EXPECT_FALSE(loop_thread.WaitForEnd(own)) << "the loop itself does not wait";
+    ++first_loops;
+  });
+  lock.unlock();
+  std::thread first(join), second(join);
+  first.join();
+  second.join();
+  lock.lock();
+  EXPECT_EQ(first_loops, 1);
+  EXPECT_EQ(ended, 1);
+  EXPECT_TRUE(loop_thread.IsStarted());
+  loop_thread.RequestStop();
+  EXPECT_TRUE(loop_thread.WaitForEnd(lock));
+  EXPECT_FALSE(loop_thread.IsStarted());
+  EXPECT_FALSE(loop_thread.WaitForEnd(lock));
 }
 
 }  // namespace

@@ -38,14 +38,22 @@ constexpr uint64_t kMessageSlot = 1;
 constexpr milliseconds kFlush = std::chrono::seconds(5);  // at the end
 constexpr size_t kFirstBytes = 4096;                      // of a broadcast: its length, and most messages whole
 
+// The loss that was reported for one of these ranks.
+std::optional<RankLoss> FindRankLoss(const GlooConfig& config, int begin, int end) {
+  for (int rank = begin; rank < end; ++rank) {
+    if (auto loss = ReadRankLoss(config.folder, rank)) return loss;
+  }
+  return std::nullopt;
+}
+
 // A process's end closes its connections before its parent can tell the reason.
-RankLoss WaitForRankLoss(const GlooConfig& config, int rank, const std::string& fallback) {
+std::optional<RankLoss> WaitForRankLoss(const GlooConfig& config, int begin, int end) {
   constexpr int kPolls = 100;
   for (int i = 0; i < kPolls; ++i) {
     if (i > 0) std::this_thread::sleep_for(kPoll);
-    if (auto loss = ReadRankLoss(config.folder, rank)) return *std::move(loss);
+    if (auto loss = FindRankLoss(config, begin, end)) return loss;
   }
-  return {.rank = rank, .reason = fallback};
+  return std::nullopt;
 }
 
 std::string TimeoutText(const GlooConfig& config) {
@@ -83,6 +91,27 @@ void WaitForRanks(const GlooConfig& config) {
   }
 }
 
+// Files by which ranks find each other's addresses. Waiting for them ends when a rank is lost: throws RankLostError.
+class AddressStore final : public gloo::rendezvous::FileStore {
+ public:
+  explicit AddressStore(const GlooConfig& config) : FileStore(config.folder), config_(config) {}
+
+  using FileStore::wait;
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (!check(keys)) {
+      if (const auto loss = FindRankLoss(config_, 0, config_.size)) {
+        throw RankLostError(loss->rank, config_.size, loss->reason);
+      }
+      if (std::chrono::steady_clock::now() > deadline) return FileStore::wait(keys, milliseconds(1));  // its exception
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+
+ private:
+  const GlooConfig& config_;
+};
+
 // A message on its way.
 struct Outgoing {
   std::vector<uint8_t> data;
@@ -104,7 +133,7 @@ class GlooCommunicator final : public Communicator {
     gloo::transport::tcp::attr address;
     address.hostname = config.address;
     auto device = gloo::transport::tcp::CreateDevice(address);
-    gloo::rendezvous::FileStore store(config.folder);
+    AddressStore store(config);
     const std::vector<int> files = OpenFiles();
     for (auto [name, context] : {std::pair("gathers", &gathers_), std::pair("messages", &messages_)}) {
       gloo::rendezvous::PrefixStore names(name, store);
@@ -312,7 +341,7 @@ class GlooCommunicator final : public Communicator {
       } else if (is_silent) {
         Report(TimeoutText(config_));
       }
-      loss_ = WaitForRankLoss(config_, asked_, std::string(text));
+      loss_ = WaitForRankLoss(config_, asked_, asked_ + 1).value_or(RankLoss{asked_, std::string(text)});
     } catch (...) {  // no memory for the text
     }
   }
@@ -338,6 +367,9 @@ std::unique_ptr<Communicator> JoinGloo(const GlooConfig& config) {
   try {
     return std::make_unique<GlooCommunicator>(config);
   } catch (const gloo::Exception& error) {
+    if (const auto loss = WaitForRankLoss(config, 0, config.size)) {
+      throw RankLostError(loss->rank, config.size, loss->reason);
+    }
     throw ResourceError(fmt::format("ranks cannot connect: {}", error.what()));
   }
 }

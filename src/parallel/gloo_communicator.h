@@ -20,8 +20,8 @@ struct GlooConfig {
   std::chrono::milliseconds timeout = std::chrono::minutes(2);  // of ranks that live but do not answer
 };
 
-// Waits until all ranks have joined. Throws InputError for ranks that differ, RankLostError for one that ends before,
-// and ResourceError for one that does not come.
+// Waits until all ranks have joined. Throws InputError for ranks that differ, RankLostError for one that ends before or
+// while they connect, and ResourceError for one that does not come.
 std::unique_ptr<Communicator> JoinGloo(const GlooConfig& config);
 
 // The reason for which JoinGloo fails in this build; empty: it can succeed.

@@ -185,6 +185,15 @@ TEST_P(Ranks, OneThatEndsBeforeItJoins) {
               ThrowsMessage<RankLostError>("rank 1 of 2 is lost, and the engine ends: no memory"));
 }
 
+TEST_P(Ranks, OneThatEndsWhileTheyConnect) {
+  GlooConfig config = ConfigOf(0, 2);
+  config.timeout = std::chrono::seconds(5);
+  WriteRankFile(RankFile(folder_, 1, "ready"), config.identity);
+  ReportRankLoss(folder_, 1, {.rank = 1, .reason = "no memory"});
+  EXPECT_THAT([&] { JoinGloo(config); },
+              ThrowsMessage<RankLostError>("rank 1 of 2 is lost, and the engine ends: no memory"));
+}
+
 INSTANTIATE_TEST_SUITE_P(BusyPoll, Ranks, testing::Bool());
 
 }  // namespace

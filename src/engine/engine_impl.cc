@@ -58,7 +58,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                               config.enable_prefix_caching);
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
-  batches_.resize(static_cast<size_t>(config.pipeline_parallel_size));
+  steps_ = engine::StepsInFlight(static_cast<size_t>(config.pipeline_parallel_size));
   scheduler_ = std::make_unique<scheduler::Scheduler>(
       scheduler::SchedulerConfig{
           .max_sequences = config.max_num_seqs,

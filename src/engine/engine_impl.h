@@ -24,6 +24,7 @@
 #include "engine/request_queue.h"
 #include "engine/request_state.h"
 #include "engine/spec_decode.h"
+#include "engine/step_batch.h"
 #include "engine/store_tiers.h"
 #include "engine/ticket_lock.h"
 #include "observe/quality.h"
@@ -64,18 +65,7 @@ class Engine::Impl {
 
  private:
   using RequestState = engine::RequestState;
-  // A step's batch and rows of logits, in the batch's order. Requests with pooling come last, so that the output rows
-  // of the forward pass begin with those of logits.
-  struct StepBatch {
-    std::vector<scheduler::Chunk> chunks;
-    std::vector<std::shared_ptr<RequestState>> requests;  // of the chunks: they may end while the step is in flight
-    std::vector<runner::RunItem> items;
-    std::vector<runner::SampleRow> rows;
-    float min_acceptance = 0;   // of its drafts
-    int64_t prompt_tokens = 0;  // of its tokens, without those that are computed again after a preemption
-    runner::Runner::Ticket ticket = 0;
-    double seconds = 0;  // its forward pass and logits took on this rank
-  };
+  using StepBatch = engine::StepBatch;
   class StepLock;
 
   void CheckRequest(const Request& request) const;
@@ -95,7 +85,6 @@ class Engine::Impl {
   void BeginStep(StepBatch& batch, double now, std::vector<RequestOutput>& outputs);
   // Finishes all of a pipeline's steps; the next step returns their outputs.
   void FinishStepsInFlight();
-  void FinishOldestStep(std::vector<RequestOutput>& outputs);
   void FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs);
   void RecordStepSeconds(const StepBatch& batch);
   void RunChunks(StepBatch& batch, double now);
@@ -147,9 +136,7 @@ class Engine::Impl {
   std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
   bool measure_scales_ = false;                    // on the first prompt
 
-  // Ring buffer of the steps in flight, oldest first.
-  std::vector<StepBatch> batches_;
-  size_t oldest_ = 0, in_flight_ = 0;
+  engine::StepsInFlight steps_;
   std::optional<engine::SpecDecode> spec_decode_;  // none without components_.proposer
   std::unique_ptr<engine::GrammarBitmasks> masks_;
   std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate

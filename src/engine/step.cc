@@ -14,7 +14,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   outputs.clear();
   DrainInbox(outputs);
   ExpireRequests(start, outputs);
-  StepBatch& next = batches_[(oldest_ + in_flight_) % batches_.size()];
+  StepBatch& next = steps_.Next();
   try {
     WorkOnLoads();
     Schedule(next, outputs);
@@ -23,10 +23,10 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
     return true;
   }
   const bool begins = !next.chunks.empty();
-  if (!begins && in_flight_ == 0) return !outputs.empty();
+  if (!begins && steps_.Count() == 0) return !outputs.empty();
   if (begins) BeginStep(next, start, outputs);
   // While the pipeline has room, another step begins first.
-  if (in_flight_ > 0 && (!begins || in_flight_ == batches_.size())) FinishOldestStep(outputs);
+  if (steps_.Count() > 0 && (!begins || steps_.IsFull())) FinishStep(steps_.PopOldest(), outputs);
   counters_.seconds_total += Now() - start;
   return true;
 }
@@ -37,7 +37,7 @@ void Engine::Impl::BeginStep(StepBatch& batch, double now, std::vector<RequestOu
     RunChunks(batch, now);
     scheduler_->Commit();  // without the drafts, which Accept commits
     for (const scheduler::Chunk& chunk : batch.chunks) chunk.sequence->sampling = chunk.last;
-    ++in_flight_;
+    steps_.Push();
   } catch (const std::exception& error) {
     for (const scheduler::Chunk& chunk : batch.chunks) {
       Fail(RequestState::Of(*chunk.sequence), error, outputs);
@@ -47,19 +47,12 @@ void Engine::Impl::BeginStep(StepBatch& batch, double now, std::vector<RequestOu
 }
 
 void Engine::Impl::FinishStepsInFlight() {
-  if (in_flight_ == 0) return;
+  if (steps_.Count() == 0) return;
   std::vector<RequestOutput> outputs;
-  outputs.reserve(in_flight_ * requests_.size());
-  while (in_flight_ > 0) FinishOldestStep(outputs);
+  outputs.reserve(steps_.Count() * requests_.size());
+  while (steps_.Count() > 0) FinishStep(steps_.PopOldest(), outputs);
   const std::lock_guard lock(mutex_);
   for (RequestOutput& output : outputs) queue_.AddOutput(std::move(output));
-}
-
-void Engine::Impl::FinishOldestStep(std::vector<RequestOutput>& outputs) {
-  StepBatch& batch = batches_[oldest_];
-  oldest_ = (oldest_ + 1) % batches_.size();
-  --in_flight_;
-  FinishStep(batch, outputs);
 }
 
 void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs) {

@@ -282,3 +282,15 @@ echo '{"tests": 0, "testsuites": []}' >"$file" """
     assert status == 1
     assert "has no test *AccuracyTest.*" in output
     assert not (tmp_path / "support.json").exists()
+
+
+def test_fuzzers_have_a_time_limit_however_many_there_are(tmp_path: Path) -> None:
+    script = tmp_path / "scripts/fuzz"
+    write(tmp_path, "scripts/fuzz", (TOOLS.parent / "scripts" / "fuzz").read_text())
+    for name in ("one", "two", "three"):
+        write(tmp_path, f"tests/fuzz/{name}_fuzz.cc", "")
+        target = tmp_path / f"build/asan/tests/fuzz/{name}_fuzz"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        program(target.parent, 'echo "$@"').rename(target)
+    done = subprocess.run(["bash", script, "2"], capture_output=True, text=True, check=True)
+    assert done.stdout.count("-max_total_time=1 ") == 3, "of 0, libFuzzer makes no limit"

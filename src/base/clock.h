@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 
 namespace kvanta {
 
@@ -9,5 +10,9 @@ namespace kvanta {
 inline double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+
+// Now(), or what a test gives instead: for waits and limits that a test neither sits through nor leaves to the speed of
+// its machine. Called by several threads.
+using Clock = std::function<double()>;
 
 }  // namespace kvanta

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/draft_proposer.h"
 #include "formats/scheme.h"
 #include "kernels/cuda/cuda_context.h"
@@ -40,7 +41,10 @@ struct EngineComponents {
   int num_speculative_tokens = 0;           // maximum draft tokens of a sequence in a step
   std::optional<float> draft_cost;          // for tests: that of MinAcceptance, which is measured otherwise
   std::string isa;
-  std::function<void()> before_read, before_write;  // for tests: those of store::RecordStoreConfig
+  // For tests: those of store::RecordStoreConfig.
+  std::function<void()> before_read, before_write;
+  Clock now = Now;
+  double answer_seconds = 1;
 };
 
 // Reads, checks and loads everything that `config` names. Throws InputError / ResourceError. gpu: the GPU of device

@@ -134,7 +134,9 @@ void Engine::Impl::OpenTiers() {
                                                                          .record_bytes = {},
                                                                          .on_progress = on_progress,
                                                                          .before_read = components_.before_read,
-                                                                         .before_write = components_.before_write});
+                                                                         .before_write = components_.before_write,
+                                                                         .now = components_.now,
+                                                                         .answer_seconds = components_.answer_seconds});
 }
 
 void Engine::Impl::MakeBackend() {

@@ -33,7 +33,7 @@ struct Speculation {
 // Load of a waiting request's prefix from the tiers below the memory.
 struct PrefixLoad {
   store::RecordStore::LoadHandle handle;  // null: none
-  double deadline = 0, progress = 0;      // on the clock of Now(): end of patience, time of the last page
+  double deadline = 0, progress = 0;      // on the clock of the tiers: end of patience, time of the last page
 };
 
 // State of the memory when a request was last looked up in them.

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <thread>
 
-#include "base/clock.h"
 #include "cache/held_records.h"
 
 namespace kvanta::engine {
@@ -35,6 +34,7 @@ store::RecordId IdOf(const cache::CachedRecord& record) {
 
 StoreTiers::StoreTiers(cache::KvCacheManager& cache, store::RecordStoreConfig config)
     : cache_(cache),
+      now_(config.now),
       store_(store::RecordStore::Open(WithRecordBytes(std::move(config), cache), cache.spec)),
       records_(cache.spec.groups.size()) {
   cache_.prefix->AddListener(*this);
@@ -100,7 +100,7 @@ void StoreTiers::Lookup(RequestState& request) {
   if (request.skip_prefix_match) return;
   request.last_lookup = {.preemptions = request.preemptions, .evictions = cache_.prefix->Evictions()};
   request.load = {.handle = Find(request.tokens, request.request.cache_salt, request.last_lookup.pages),
-                  .deadline = Now() + kLookupSeconds};
+                  .deadline = now_() + kLookupSeconds};
   if (!request.load.handle || request.loading) return;
   request.loading = true;
   ++loading_;
@@ -157,7 +157,7 @@ void StoreTiers::RecordStep(int64_t tokens, double seconds) {
 void StoreTiers::Work(scheduler::Scheduler& scheduler) {
   const bool is_busy = scheduler.Running() > 0;
   Round round{
-      .scheduler = scheduler, .now = Now(), .budget = is_busy ? kBusyBytes : std::numeric_limits<int64_t>::max()};
+      .scheduler = scheduler, .now = now_(), .budget = is_busy ? kBusyBytes : std::numeric_limits<int64_t>::max()};
   int next = 0;  // requests that could run and have been passed
   for (scheduler::Sequence* sequence : scheduler.WaitingSequences()) {
     RequestState& request = RequestState::Of(*sequence);
@@ -291,13 +291,13 @@ void StoreTiers::LoadNow(std::span<const int32_t> tokens, std::string_view salt)
   int64_t known = 0;
   const store::RecordStore::LoadHandle load = Find(tokens, salt, known);
   if (!load) return;
-  const double deadline = Now() + kUnmeasuredLoadTimeout;
+  const double deadline = now_() + kUnmeasuredLoadTimeout;
   cache::HeldRecords held(cache_.pool);
   for (;;) {
     const store::LoadState state = store_->State(*load);
     if (state == store::LoadState::kFound) store_->Begin(load);
     int64_t budget = std::numeric_limits<int64_t>::max();
-    if (!TakePages(*load, tokens, salt, budget, held) || Now() > deadline) {
+    if (!TakePages(*load, tokens, salt, budget, held) || now_() > deadline) {
       store_->Cancel(*load);
       return;
     }

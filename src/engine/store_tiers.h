@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/moving_mean.h"
 #include "cache/kv_cache_manager.h"
 #include "engine/request_state.h"
@@ -83,6 +84,7 @@ class StoreTiers final : public cache::RecordListener {
   void End(RequestState& request) noexcept;
 
   cache::KvCacheManager& cache_;
+  const Clock now_;
   const std::shared_ptr<store::RecordStore> store_;
   bool inserting_ = false;  // records that enter the prefix cache come from the store
   MovingMean seconds_per_token_{0.2};

@@ -17,7 +17,7 @@ void IoThread::End(double deadline) noexcept {
   if (!thread_.joinable()) return;
   {
     Lock lock(mutex_);
-    while (!ended_ && (Now() < deadline || since_ == 0)) end_.wait_for(lock, kPollInterval);
+    while (!ended_ && (now_() < deadline || since_ == 0)) end_.wait_for(lock, kPollInterval);
     if (!ended_) {
       lock.unlock();
       thread_.detach();

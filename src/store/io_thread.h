@@ -8,6 +8,7 @@
 #include <mutex>
 #include <stop_token>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -20,7 +21,7 @@ class IoThread {
   using Lock = std::unique_lock<std::mutex>;
 
   // mutex: its owner's, which guards the state of this object.
-  explicit IoThread(std::mutex& mutex) : mutex_(mutex) {}
+  IoThread(std::mutex& mutex, Clock now) : mutex_(mutex), now_(std::move(now)) {}
 
   // `loop` runs with the mutex.
   void Start(std::function<void(const std::stop_token& stop, Lock& lock)> loop);
@@ -28,14 +29,14 @@ class IoThread {
   // On the thread, with the mutex: performs `work`, which may hang, without it.
   template <class Work>
   void Call(Lock& lock, Work work) {
-    since_ = Now();
+    since_ = now_();
     lock.unlock();
     work();
     lock.lock();
     since_ = 0;
   }
   // With the mutex. True if a call has taken longer.
-  bool Hangs(double seconds) const { return since_ != 0 && Now() - since_ > seconds; }
+  bool Hangs(double seconds) const { return since_ != 0 && now_() - since_ > seconds; }
 
   // ---- end; the owner's loop ends when it is told to stop
 
@@ -45,6 +46,7 @@ class IoThread {
 
  private:
   std::mutex& mutex_;
+  const Clock now_;
   double since_ = 0;  // begin of the call in progress; 0: none
   bool ended_ = false;
   std::condition_variable end_;

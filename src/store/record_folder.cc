@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/math.h"
 #include "base/quote.h"
 #include "cache/record_listener.h"
@@ -155,7 +154,7 @@ FileError RecordFolder::WriteFileOf(const RecordToWrite& record) {
   bool scan = false;
   {
     const std::lock_guard lock(mutex_);
-    scan = written_since_scan_ >= config_.limit_bytes / kSlack || Now() - scanned_at_ > scan_pause_;
+    scan = written_since_scan_ >= config_.limit_bytes / kSlack || config_.now() - scanned_at_ > scan_pause_;
     written_since_scan_ += bytes;
   }
   if (scan) Scan();  // its error is that of the write to come
@@ -293,7 +292,7 @@ void RecordFolder::AgeFuture(std::vector<FileEntry>& files, int64_t now) const {
 }
 
 FileError RecordFolder::Scan() {
-  const double start = Now();
+  const double start = config_.now();
   {
     const std::lock_guard lock(mutex_);
     scanning_ = true;
@@ -324,7 +323,7 @@ FileError RecordFolder::Scan() {
     for (const auto& [name, entry] : files_) Count(name, entry.bytes);
     full = used_bytes_ > config_.limit_bytes;
     written_since_scan_ = 0;
-    scanned_at_ = Now();
+    scanned_at_ = config_.now();
     scan_pause_ = std::max(kScanSeconds, kScanShare * (scanned_at_ - start));
   }
   if (full) EvictTo(config_.limit_bytes - config_.limit_bytes / kSlack);

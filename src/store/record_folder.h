@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/clock.h"
 #include "store/file_system.h"
 #include "store/record_backend.h"
 
@@ -34,6 +35,7 @@ struct RecordFolderConfig {
   int64_t limit_bytes = 0;
   std::string identity;     // JSON of all that the bytes of a page depend on besides its token ids
   size_t max_file_bytes{};  // longer files are not read
+  Clock now = Now;          // of the pauses between counts of the files
 };
 
 class RecordFolder final : public RecordBackend {

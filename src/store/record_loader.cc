@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
 #include "cache/prefix_hit.h"
 #include "store/load.h"
 
@@ -176,10 +175,10 @@ void RecordStore::Fetch(size_t tier, Load& load, int64_t page) {
     const std::lock_guard lock(mutex_);
     read_tier_ = tier;
   }
-  const double start = Now();
+  const double start = config_.now();
   if (config_.before_read) config_.before_read();
   std::vector<ReadResult> results = backend.Read(ids);
-  const double seconds = Now() - start;
+  const double seconds = config_.now() - start;
   const bool failed = results[0].outcome == ReadResult::Outcome::kFailed;
   const std::string fault = results[0].fault;
   int64_t read_bytes = 0;

@@ -1,7 +1,6 @@
 // Lookups of the loading thread: which records there are, and whether reading them pays.
 #include <algorithm>
 
-#include "base/clock.h"
 #include "cache/prefix_hit.h"
 #include "store/load.h"
 
@@ -133,8 +132,8 @@ bool RecordStore::IsWorthLoading(size_t tier, std::span<const int64_t> bytes, in
     load_seconds += static_cast<double>(bytes[each]) * tiers_[each].seconds_per_byte.Value();
   }
   if (seconds_per_token_ == 0 || load_seconds <= static_cast<double>(tokens) * seconds_per_token_) return true;
-  if (Now() - tiers_[tier].tried_at <= kRetrySeconds) return false;
-  tiers_[tier].tried_at = Now();
+  if (config_.now() - tiers_[tier].tried_at <= kRetrySeconds) return false;
+  tiers_[tier].tried_at = config_.now();
   return true;
 }
 

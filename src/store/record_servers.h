@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/clock.h"
 #include "store/record_backend.h"
 
 namespace kvanta::store {
@@ -13,6 +14,8 @@ struct RecordServerConfig {
   int64_t ttl_seconds = 0;  // after the last use; 0: as the server evicts
   PageKey identity = {};
   size_t max_record_bytes = 0;  // with its header; longer values are not read
+  Clock now = Now;              // of the pauses between attempts to connect
+  double answer_seconds = 1;    // of waiting for a server, or its name server, that does not answer
 };
 
 // Throws InputError for a URL that is none.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
 #include "store/load.h"
 #include "store/record_folder.h"
 #include "store/record_memory.h"
@@ -27,13 +26,16 @@ RecordStore::RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spe
     AddTier(Place::kFolder, std::make_unique<RecordFolder>(RecordFolderConfig{.folder = config_.folder,
                                                                               .limit_bytes = config_.limit_bytes,
                                                                               .identity = config_.identity,
-                                                                              .max_file_bytes = MaxRecordBytes()}));
+                                                                              .max_file_bytes = MaxRecordBytes(),
+                                                                              .now = config_.now}));
   }
   if (!config_.server.empty()) {
     AddTier(Place::kServer, MakeRecordServer({.url = config_.server,
                                               .ttl_seconds = config_.server_ttl_seconds,
                                               .identity = identity_,
-                                              .max_record_bytes = MaxRecordBytes()}));
+                                              .max_record_bytes = MaxRecordBytes(),
+                                              .now = config_.now,
+                                              .answer_seconds = config_.answer_seconds}));
   }
 }
 
@@ -50,12 +52,12 @@ std::shared_ptr<RecordStore> RecordStore::Open(RecordStoreConfig config, const c
 }
 
 void RecordStore::Close() noexcept {
-  const double now = Now();
+  const double now = config_.now();
   const double write_by = now + kCloseSeconds;
   loader_.RequestStop();
   for (Tier& tier : tiers_) {
     tier.writer->RequestStop(write_by);
-    tier.backend->EndCalls(write_by - 1);
+    tier.backend->EndCalls(kCloseSeconds - 1);
   }
   loader_.End(now + kReadEndSeconds);
   for (Tier& tier : tiers_) tier.writer->End();
@@ -71,7 +73,7 @@ size_t RecordStore::MaxRecordBytes() const {
 }
 
 void RecordStore::AddTier(Place place, std::unique_ptr<RecordBackend> backend) {
-  auto writer = std::make_unique<RecordWriter>(*backend, identity_, config_.before_write);
+  auto writer = std::make_unique<RecordWriter>(*backend, identity_, config_.before_write, config_.now);
   tiers_.push_back(
       {.place = place, .backend = std::move(backend), .writer = std::move(writer), .stats = {}, .trouble = {}});
 }

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/moving_mean.h"
 #include "cache/kv_cache_spec.h"
 #include "kvanta/cache_folder.h"
@@ -41,6 +42,8 @@ struct RecordStoreConfig {
   std::function<void()> on_progress;                 // a load has progressed; called on a thread of the store
   std::function<void()> before_read;                 // for tests: before each read, on the loading thread
   std::function<void()> before_write;                // likewise: before each write, on the writing threads
+  Clock now = Now;                                   // of waits, limits and rates
+  double answer_seconds = 1;                         // as in RecordServerConfig
 };
 
 struct LoadedPage {
@@ -173,7 +176,7 @@ class RecordStore {
   int64_t buffered_bytes_ = 0;  // read and not yet taken
   size_t read_tier_ = 0;        // of the latest read
   double seconds_per_token_ = 0;
-  IoThread loader_{mutex_};
+  IoThread loader_{mutex_, config_.now};
 };
 
 }  // namespace kvanta::store

@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/clock.h"
-
 namespace kvanta::store {
 namespace {
 
@@ -18,8 +16,9 @@ constexpr double kHangSeconds = 10;              // of one batch: the place hang
 
 }  // namespace
 
-RecordWriter::RecordWriter(RecordBackend& backend, const PageKey& identity, std::function<void()> before_write)
-    : backend_(backend), identity_(identity), before_write_(std::move(before_write)) {}
+RecordWriter::RecordWriter(RecordBackend& backend, const PageKey& identity, std::function<void()> before_write,
+                           Clock now)
+    : backend_(backend), identity_(identity), before_write_(std::move(before_write)), now_(std::move(now)) {}
 
 void RecordWriter::Start(std::shared_ptr<void> owner) {
   thread_.Start(
@@ -50,7 +49,7 @@ bool RecordWriter::Wants(const RecordId& id, int64_t bytes) {
   if ((known && !removals_.contains(name)) || queued_.contains(name)) return false;
   if (Hangs()) {
     trouble_.Report(backend_.Name(), "pages cannot be written in time", "it is slow or does not answer");
-  } else if (queued_bytes_ + bytes <= kMaxQueuedBytes && Now() >= again_at_) {
+  } else if (queued_bytes_ + bytes <= kMaxQueuedBytes && now_() >= again_at_) {
     return true;
   }
   ++dropped_;
@@ -129,7 +128,7 @@ void RecordWriter::Loop(const std::stop_token& stop, IoThread::Lock& lock) {
   batch.reserve(kMaxBatchJobs);
   for (;;) {
     work_.wait(lock, stop, [this] { return !jobs_.empty(); });
-    if (jobs_.empty() || (stop.stop_requested() && Now() > close_by_)) return;
+    if (jobs_.empty() || (stop.stop_requested() && now_() > close_by_)) return;
     const size_t count = NextBatch();
     batch.clear();
     for (size_t i = 0; i < count; ++i) batch.push_back(&jobs_[i]);  // stay in place: others only append
@@ -181,12 +180,12 @@ void RecordWriter::Perform(Kind kind, std::span<const Job* const> jobs) {
 void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
   {
     const std::lock_guard lock(mutex_);
-    if (Now() < again_at_) {
+    if (now_() < again_at_) {
       dropped_ += std::ssize(jobs);
       return;
     }
   }
-  const double start = Now();
+  const double start = now_();
   if (before_write_) before_write_();
   int64_t bytes = 0;
   std::string error;
@@ -208,7 +207,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
     error = std::strerror(ENOMEM);
   }
   const std::lock_guard lock(mutex_);
-  seconds_ += Now() - start;
+  seconds_ += now_() - start;
   if (error.empty()) {
     written_bytes_ += bytes;
     pause_ = 0;
@@ -217,7 +216,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
   }
   ++errors_;
   pause_ = std::clamp(2 * pause_, kMinPause, kMaxPause);
-  again_at_ = Now() + pause_;
+  again_at_ = now_() + pause_;
   trouble_.Report(backend_.Name(), "pages cannot be written", error);
 }
 

@@ -12,6 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/clock.h"
 #include "store/io_thread.h"
 #include "store/record_backend.h"
 #include "store/trouble.h"
@@ -21,7 +22,7 @@ namespace kvanta::store {
 class RecordWriter {
  public:
   // before_write: for tests, called before each write on the writing thread.
-  RecordWriter(RecordBackend& backend, const PageKey& identity, std::function<void()> before_write);
+  RecordWriter(RecordBackend& backend, const PageKey& identity, std::function<void()> before_write, Clock now = Now);
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
@@ -72,6 +73,7 @@ class RecordWriter {
   RecordBackend& backend_;
   const PageKey identity_;
   const std::function<void()> before_write_;
+  const Clock now_;
 
   mutable std::mutex mutex_;
   std::condition_variable_any work_, idle_;
@@ -85,7 +87,7 @@ class RecordWriter {
   int64_t written_bytes_ = 0, errors_ = 0, dropped_ = 0;
   double seconds_ = 0;
   Trouble trouble_;
-  IoThread thread_{mutex_};
+  IoThread thread_{mutex_, now_};
 };
 
 }  // namespace kvanta::store

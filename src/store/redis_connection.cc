@@ -12,8 +12,6 @@
 namespace kvanta::store {
 namespace {
 
-constexpr double kConnectSeconds = 1;
-constexpr double kReplySeconds = 1;           // without a byte
 constexpr double kLeastBytesPerSecond = 4e6;  // of a batch, besides kBatchSeconds
 constexpr double kBatchSeconds = 2;
 constexpr size_t kChunkBytes = 256 << 10;  // sent or received at once
@@ -72,8 +70,10 @@ Reply ReplyReader::Take() {
   return Reply(static_cast<redisReply*>(reply));
 }
 
-RedisConnection::RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by, Resolver& resolver) {
-  const double deadline = Now() + kConnectSeconds;
+RedisConnection::RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by, double answer_seconds,
+                                 Resolver& resolver)
+    : answer_seconds_(answer_seconds) {
+  const double deadline = Now() + answer_seconds;
   connection_ = ConnectTcp(url.host, url.port, deadline, resolver);
   if (url.tls) {
     const TlsFiles files{.ca = url.ca_file, .certificate = url.certificate_file, .key = url.key_file};
@@ -108,7 +108,7 @@ std::vector<Reply> RedisConnection::Run(const RedisCommands& commands, size_t re
   const size_t bytes = reply_bytes + kReplyOverhead * static_cast<size_t>(commands.Count());
   const double deadline =
       Now() + kBatchSeconds + static_cast<double>(bytes + commands.Bytes().size()) / kLeastBytesPerSecond;
-  const auto next_deadline = [&] { return std::min({deadline, end_by.load(), Now() + kReplySeconds}); };
+  const auto next_deadline = [&] { return std::min({deadline, end_by.load(), Now() + answer_seconds_}); };
   for (auto rest = commands.Bytes(); !rest.empty(); rest = rest.subspan(std::min(kChunkBytes, rest.size()))) {
     connection_->Send(rest.first(std::min(kChunkBytes, rest.size())), next_deadline());
   }

@@ -66,8 +66,9 @@ class ReplyReader {
 
 class RedisConnection {
  public:
-  // Connects, authenticates and selects the database. Throws ConnectionError.
-  RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by, Resolver& resolver);
+  // Connects, authenticates and selects the database. answer_seconds: for which the server may send nothing. Throws
+  // ConnectionError.
+  RedisConnection(const RedisUrl& url, const std::atomic<double>& end_by, double answer_seconds, Resolver& resolver);
 
   // Sends the commands and returns their replies, in order. reply_bytes: of all values together, at most. end_by: given
   // up then, whatever comes; may change meanwhile. Throws ConnectionError; the connection is of no use then.
@@ -76,6 +77,7 @@ class RedisConnection {
  private:
   void Expect(const RedisCommands& commands, const char* what, const std::atomic<double>& end_by);
 
+  const double answer_seconds_;
   std::unique_ptr<Connection> connection_;
   ReplyReader reader_;
 };

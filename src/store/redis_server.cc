@@ -41,17 +41,18 @@ std::string ErrorText(const redisReply& reply) {
 // A connection that is made again when it is lost, at growing intervals.
 class Link {
  public:
-  Link(const RedisUrl& url, std::function<void()> on_connect) : url_(url), on_connect_(std::move(on_connect)) {}
+  Link(const RedisUrl& url, const RecordServerConfig& config, std::function<void()> on_connect)
+      : url_(url), now_(config.now), answer_seconds_(config.answer_seconds), on_connect_(std::move(on_connect)) {}
 
   // The commands' replies. None if the server did not answer a moment ago: nothing was sent. Throws ConnectionError.
   // All commands may be sent twice: a connection that a server closed while it was idle shows only then.
   std::optional<std::vector<Reply>> Run(const RedisCommands& commands, size_t reply_bytes) {
     const std::lock_guard lock(mutex_);
-    if (Now() < again_at_ || Now() > end_by_) return std::nullopt;
+    if (now_() < again_at_ || Now() > end_by_) return std::nullopt;
     for (bool used = connection_.has_value();; used = false) {
       try {
         if (!connection_) {
-          connection_.emplace(url_, end_by_, resolver_);
+          connection_.emplace(url_, end_by_, answer_seconds_, resolver_);
           ++connects_;
           on_connect_();
         }
@@ -63,7 +64,7 @@ class Link {
         if (used && Now() < end_by_) continue;
         last_error_ = error.what();
         pause_ = std::clamp(2 * pause_, kMinConnectPause, kMaxConnectPause);
-        again_at_ = Now() + pause_;
+        again_at_ = now_() + pause_;
         throw;
       } catch (...) {  // no memory: replies may still come
         connection_.reset();
@@ -72,8 +73,8 @@ class Link {
     }
   }
 
-  // Commands in progress then fail within the time of a stall.
-  void EndBy(double time) noexcept { end_by_ = time; }
+  // Commands in progress after so many seconds fail within the time of a stall.
+  void EndAfter(double seconds) noexcept { end_by_ = Now() + seconds; }
   int64_t Connects() const noexcept { return connects_; }
   std::string LastError() {
     const std::lock_guard lock(mutex_);
@@ -82,6 +83,8 @@ class Link {
 
  private:
   const RedisUrl& url_;
+  const Clock now_;  // of pauses; deadlines of sockets are on the clock of Now()
+  const double answer_seconds_;
   const std::function<void()> on_connect_;
   std::mutex mutex_;
   Resolver resolver_;
@@ -100,8 +103,9 @@ class RedisServer final : public RecordBackend {
         prefix_(fmt::format("kvanta:{}:", IdentityName(config.identity))),
         ttl_(config.ttl_seconds),
         max_record_bytes_(config.max_record_bytes),
-        reading_(url_, [this] { InvalidateAll(); }),
-        writing_(url_, [this] { InvalidateAll(); }) {}
+        now_(config.now),
+        reading_(url_, config, [this] { InvalidateAll(); }),
+        writing_(url_, config, [this] { InvalidateAll(); }) {}
 
   std::string Name() const override { return name_; }
   std::string NameOf(const RecordId& id) const override { return prefix_ + FileName(id); }
@@ -114,7 +118,7 @@ class RedisServer final : public RecordBackend {
   bool IsStale(const RecordId& id) const override {
     const std::lock_guard lock(mutex_);
     const auto found = known_.find(id);
-    return found != known_.end() && Now() - found->second > kFreshSeconds;
+    return found != known_.end() && now_() - found->second > kFreshSeconds;
   }
   void Invalidate(const RecordId& id) override {
     const std::lock_guard lock(mutex_);
@@ -125,9 +129,9 @@ class RedisServer final : public RecordBackend {
     stats.connects = reading_.Connects() + writing_.Connects();
   }
 
-  void EndCalls(double write_by) noexcept override {
-    reading_.EndBy(0);
-    writing_.EndBy(write_by);
+  void EndCalls(double write_seconds) noexcept override {
+    reading_.EndAfter(0);
+    writing_.EndAfter(write_seconds);
   }
 
   void Open() override {}
@@ -162,6 +166,7 @@ class RedisServer final : public RecordBackend {
   const std::string prefix_;
   const int64_t ttl_;  // seconds; 0: none
   const size_t max_record_bytes_;
+  const Clock now_;
   Link reading_, writing_;
   mutable std::mutex mutex_;
   std::unordered_map<RecordId, double, RecordHash> known_;  // time of the last use that was sent; pinned: later
@@ -210,7 +215,7 @@ std::string RedisServer::Write(std::span<const RecordToWrite> records) {
     for (size_t i = 0; i < written->size(); ++i) {
       const redisReply& reply = *(*written)[i];
       if (reply.type == REDIS_REPLY_STATUS) {
-        Know(missing[i]->use.id, Now());
+        Know(missing[i]->use.id, now_());
       } else if (error.empty()) {
         error = ErrorText(reply);
       }
@@ -250,7 +255,7 @@ void RedisServer::Renew(std::span<const RecordUse> records, std::span<const int6
     for (size_t i = 0; replies && i < replies->size(); ++i) {
       const redisReply& reply = *(*replies)[i];
       if (reply.type == REDIS_REPLY_INTEGER && reply.integer == 1) {
-        Know(records[i].id, Now() + static_cast<double>(seconds[i] - ttl_));
+        Know(records[i].id, now_() + static_cast<double>(seconds[i] - ttl_));
       } else {
         Invalidate(records[i].id);
       }

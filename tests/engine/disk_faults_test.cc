@@ -4,33 +4,13 @@
 #include <sys/mount.h>
 
 #include <atomic>
-#include <chrono>
 #include <thread>
 
-#include "engine/engine_impl.h"
+#include "engine/hanging_disk.h"
 #include "engine/stored_prefixes.h"
 
 namespace kvanta::engine {
 namespace {
-
-// A disk that hangs until it is told otherwise. Shared with threads that an engine leaves behind.
-using Hanging = std::shared_ptr<std::atomic<bool>>;
-
-Hanging MakeHanging() {
-  return std::make_shared<std::atomic<bool>>(true);
-}
-
-std::function<void()> WaitWhile(const Hanging& hangs) {
-  return [hangs] {
-    while (*hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-}
-
-EngineComponents HangingComponents(const EngineConfig& config, const Hanging& hangs) {
-  EngineComponents components = LoadComponents(config);
-  components.before_read = WaitWhile(hangs);
-  return components;
-}
 
 TEST_F(DiskTierTest, AFolderThatGoesAwayIsMadeAgain) {
   EngineConfig config = StoredConfig(folder_.Path() + "/cache");
@@ -51,7 +31,10 @@ TEST_F(DiskTierTest, AFolderThatCannotBeWrittenIsToldOnceAndTriedAgain) {
   std::vector<std::string> warnings;
   EngineConfig config = StoredConfig(folder_.Path() + "/cache");
   config.on_warning = [&](const std::string& text) { warnings.push_back(text); };
-  Engine engine(config);
+  EngineComponents components = LoadComponents(config);
+  const store::FakeClock clock;
+  components.now = clock;
+  Engine::Impl engine(std::move(components));
   fs::remove_all(config.kv_cache_dir);
   std::ofstream(config.kv_cache_dir) << "a file in its place";
   for (int i = 0; i < 3; ++i) {
@@ -64,8 +47,8 @@ TEST_F(DiskTierTest, AFolderThatCannotBeWrittenIsToldOnceAndTriedAgain) {
   EXPECT_GT(engine.Stats().disk.write_errors, 0);
   EXPECT_GT(engine.Stats().disk.dropped_records, 0);
   fs::remove(config.kv_cache_dir);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // the first pause
-  RunOne(engine, GreedyRequest("again", Tokens(0, 100)));        // a hit in memory: written after all
+  clock.Advance(1.1);                                      // the first pause
+  RunOne(engine, GreedyRequest("again", Tokens(0, 100)));  // a hit in memory: written after all
   engine.FlushPrefixCache();
   EXPECT_GE(RecordFiles(config.kv_cache_dir).size(), 6u);
 }
@@ -83,36 +66,35 @@ TEST_F(DiskTierTest, AFolderThatCannotBeIsAnInputError) {
 // A read that hangs: the request that waits for it is computed in the end, others do not wait at all.
 TEST_F(DiskTierTest, AHangingDiskHoldsNobodyUpForLong) {
   const std::vector<float> cold = Fill();
-  const Hanging hangs = MakeHanging();
+  const auto disk = std::make_shared<HangingDisk>();
   std::vector<std::string> warnings;
   EngineConfig config = StoredConfig(folder_.Path());
   config.on_warning = [&](const std::string& text) { warnings.push_back(text); };
-  Engine::Impl engine(HangingComponents(config, hangs));
+  Engine::Impl engine(ComponentsOn(disk, config));
+  RunningOutputs outputs;
   engine.Add(GreedyRequest("stored", tokens_, 2));
   engine.Add(GreedyRequest("other", Tokens(3, 40), 2));
-  const double start = Now();
-  std::map<std::string, double> ended;
-  std::map<std::string, Collected> results;
-  std::vector<RequestOutput> outputs;
-  while (engine.Step(outputs)) {
-    Collect(outputs, results);
-    for (const auto& output : outputs) {
-      if (output.finish != FinishReason::kNone) ended[output.id] = Now() - start;
-    }
-  }
-  EXPECT_EQ(results["stored"].finish, FinishReason::kLength);
-  EXPECT_LT(ended["other"], ended["stored"]);
-  EXPECT_LT(ended["stored"], 8);
+  engine.Start(outputs.Callback());
+  outputs.WaitFor("other");
+  while (disk->calls == 0) std::this_thread::yield();
+  disk->clock.Advance(1.9);
+  outputs.WaitForSteps(engine);
+  EXPECT_FALSE(outputs.HasEnded("stored")) << "a read may take a while";
+  disk->clock.Advance(0.2);
+  const Collected stored = outputs.WaitFor("stored");
+  EXPECT_EQ(stored.finish, FinishReason::kLength);
+  EXPECT_EQ(stored.cached_tokens, 0);
+  engine.Stop();
   EXPECT_EQ(warnings.size(), 1u);
-  *hangs = false;
+  disk->hangs = false;
   Engine alone(ConfigOf({"int4", false}));
-  EXPECT_EQ(results["stored"].tokens, RunOne(alone, GreedyRequest("alone", tokens_, 2)).tokens);
+  EXPECT_EQ(stored.tokens, RunOne(alone, GreedyRequest("alone", tokens_, 2)).tokens);
 }
 
 TEST_F(DiskTierTest, AbortEndsARequestThatLoads) {
   Fill();
-  const Hanging hangs = MakeHanging();
-  Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
+  const auto disk = std::make_shared<HangingDisk>();
+  Engine::Impl engine(ComponentsOn(disk, StoredConfig(folder_.Path())));
   std::atomic<int> aborted = 0;
   engine.Start([&](std::span<const RequestOutput> outputs) {
     for (const RequestOutput& output : outputs) aborted += output.finish == FinishReason::kAbort ? 1 : 0;
@@ -122,31 +104,33 @@ TEST_F(DiskTierTest, AbortEndsARequestThatLoads) {
   engine.Abort("stored", "");
   while (aborted == 0) std::this_thread::yield();
   EXPECT_EQ(engine.Stats().loading, 0);
-  *hangs = false;
+  disk->hangs = false;
   engine.Stop();
 }
 
 // Requests of timed-out clients end on time even while nothing else wakes the engine.
 TEST_F(DiskTierTest, TimeoutsHoldWhileLoading) {
   Fill();
-  const Hanging hangs = MakeHanging();
-  Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
+  const auto disk = std::make_shared<HangingDisk>();
+  Engine::Impl engine(ComponentsOn(disk, StoredConfig(folder_.Path())));
   Request request = GreedyRequest("stored", tokens_);
   request.timeout_seconds = 0.05;
   EXPECT_EQ(RunOne(engine, request).finish, FinishReason::kTimeout);
-  *hangs = false;
+  disk->hangs = false;
 }
 
 // Once both are measured, what is cheaper to compute is not loaded.
 TEST_F(DiskTierTest, PagesOfASlowDiskAreComputed) {
   Fill();
   std::atomic<int> reads = 0;
+  const store::FakeClock clock;
   EngineConfig config = StoredConfig(folder_.Path());
   config.max_num_batched_tokens = 128;
   EngineComponents components = LoadComponents(config);
+  components.now = clock;
   components.before_read = [&] {
     ++reads;
-    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    clock.Advance(1);
   };
   Engine::Impl engine(std::move(components));
   EXPECT_EQ(RunOne(engine, GreedyRequest("first", tokens_, 1)).cached_tokens, 96);  // nothing is measured yet
@@ -163,53 +147,55 @@ TEST_F(DiskTierTest, PagesOfASlowDiskAreComputed) {
 // A read that hangs for good, as on a network file system whose server is gone, is left behind.
 TEST_F(DiskTierTest, AHangingReadDoesNotHoldUpTheEnd) {
   Fill();
-  const Hanging hangs = MakeHanging();
-  double start = 0;
+  const auto disk = std::make_shared<HangingDisk>();
   {
-    Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
+    Engine::Impl engine(ComponentsOn(disk, StoredConfig(folder_.Path())));
     Request request = GreedyRequest("stored", tokens_);
     request.timeout_seconds = 0.05;
     EXPECT_EQ(RunOne(engine, request).finish, FinishReason::kTimeout);
-    start = Now();
+    disk->pace = 0.1;
   }
-  EXPECT_LT(Now() - start, 3);
-  *hangs = false;
-  while (hangs.use_count() > 1) std::this_thread::yield();  // the thread ends by itself
+  EXPECT_GT(disk.use_count(), 1) << "the thread is left behind";
+  disk->hangs = false;
+  while (disk.use_count() > 1) std::this_thread::yield();  // it ends by itself
 }
 
 TEST_F(DiskTierTest, AHangingWriteHoldsNobodyUpForLong) {
   const std::vector<float> cold = StoredLogits(*std::make_unique<Engine>(ConfigOf({"int4", false})), tokens_).logits;
-  const Hanging hangs = MakeHanging();
+  const auto disk = std::make_shared<HangingDisk>();
   double start = 0;
   {
     EngineComponents components = LoadComponents(StoredConfig(folder_.Path()));
-    components.before_write = WaitWhile(hangs);
+    components.before_write = WaitWhileHanging(disk);
+    components.now = disk->clock;
     Engine::Impl engine(std::move(components));
-    start = Now();
-    std::vector<float> logits(tokens_.size() * kVocab);
-    engine.Logits(tokens_, 0, logits, true);
-    EXPECT_EQ(logits, cold);
-    EXPECT_LT(Now() - start, 2) << "a step waited for the disk";
-    start = Now();
+    EXPECT_EQ(StoredLogits(engine, tokens_).logits, cold) << "for ever, if a step waited for the disk";
+    while (disk->calls == 0) std::this_thread::yield();
+    start = disk->clock();
+    disk->pace = 0.1;
   }
-  EXPECT_LT(Now() - start, 13);
-  *hangs = false;
-  while (hangs.use_count() > 1) std::this_thread::yield();
+  EXPECT_GT(disk->clock() - start, 9.9) << "what is queued has its time";
+  disk->hangs = false;
+  while (disk.use_count() > 1) std::this_thread::yield();
   EXPECT_LE(RecordFiles(folder_.Path()).size(), 1u) << "only the write that hung went on";
 }
 
 // A disk of a second per read costs a request the least patience there is, once the cost of computing is known.
 TEST_F(DiskTierTest, ReadsOfSecondsAreGivenUp) {
-  const std::vector<float> cold = Fill();
+  Fill();
+  const auto disk = std::make_shared<HangingDisk>();
   EngineConfig config = StoredConfig(folder_.Path());
   config.max_num_batched_tokens = 128;
-  EngineComponents components = LoadComponents(config);
-  components.before_read = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); };
-  Engine::Impl engine(std::move(components));
+  Engine::Impl engine(ComponentsOn(disk, config));
   RunOne(engine, GreedyRequest("measures", Tokens(5, 100), 1));
-  const double start = Now();
-  const Collected late = RunOne(engine, GreedyRequest("stored", tokens_, 2));
-  EXPECT_LT(Now() - start, 0.9);
+  RunningOutputs outputs;
+  engine.Add(GreedyRequest("stored", tokens_, 2));
+  engine.Start(outputs.Callback());
+  while (disk->calls == 0) std::this_thread::yield();
+  disk->clock.Advance(0.9);
+  const Collected late = outputs.WaitFor("stored");
+  engine.Stop();
+  disk->hangs = false;
   Engine alone(ConfigOf({"int4", false}));
   EXPECT_EQ(late.tokens, RunOne(alone, GreedyRequest("alone", tokens_, 2)).tokens);
   EXPECT_GT(engine.Stats().disk.read_errors, 0);

@@ -1,11 +1,9 @@
 // Loads of stored prefixes while the memory holds few of them: what is read is used, and reserved memory comes back.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
 #include <thread>
 
-#include "engine/engine_impl.h"
+#include "engine/hanging_disk.h"
 #include "engine/stored_prefixes.h"
 
 namespace kvanta::engine {
@@ -33,31 +31,22 @@ class PrefixLoadTest : public DiskTierTest {
     Engine engine(StoredConfig(folder_.Path()));
     for (int user = 0; user < kUsers; ++user) RunOne(engine, UserRequest(user));
   }
-  // Begins the load of user 0 on a disk that hangs, in a memory that it has to itself.
+  // Begins the load of user 0 on a disk that hangs, in a memory that it has to itself. Requests that were added before
+  // have been looked up then.
   void BeginHangingLoad(Engine::Impl& engine) {
-    engine.Add(UserRequest(0));
-    engine.Start([this](std::span<const RequestOutput> more) {
-      for (const RequestOutput& output : more) ended_ += output.finish != FinishReason::kNone ? 1 : 0;
-    });
-    while (reads_ == 0) std::this_thread::yield();
-  }
-  EngineComponents Hanging(const EngineConfig& config) {
-    EngineComponents components = LoadComponents(config);
-    components.before_read = [this] {
-      ++reads_;
-      while (hangs_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    return components;
+    engine.Start(outputs_.Callback());
+    while (disk_->calls == 0) std::this_thread::yield();
   }
 
-  std::atomic<bool> hangs_ = true;
-  std::atomic<int> reads_ = 0, ended_ = 0;
+  const std::shared_ptr<HangingDisk> disk_ = std::make_shared<HangingDisk>();
+  RunningOutputs outputs_;
 };
 
 TEST_F(PrefixLoadTest, WhatIsReadIsUsed) {
   StoreUsers();
   for (const int fitting : {1, 2, 3, 5}) {
-    Engine engine(Config(fitting));
+    disk_->hangs = false;  // a clock that stands still gives nothing up
+    Engine::Impl engine(ComponentsOn(disk_, Config(fitting)));
     for (int user = 0; user < kUsers; ++user) engine.Add(UserRequest(user));
     const auto results = RunAll(engine);
     for (const auto& [id, result] : results) {
@@ -75,13 +64,14 @@ TEST_F(PrefixLoadTest, WhatIsReadIsUsed) {
 // Requests in memory for one, of which one loads from a disk that hangs: the others wait for its end, not for ever.
 TEST_F(PrefixLoadTest, AHangingLoadGivesItsMemoryBack) {
   StoreUsers();
-  Engine::Impl engine(Hanging(Config(1)));
+  disk_->pace = 0.1;
+  Engine::Impl engine(ComponentsOn(disk_, Config(1)));
   for (const int user : {0, 1}) engine.Add(UserRequest(user));
   engine.Add(GreedyRequest("new", Tokens(3, kPrompt), 4));
   const auto results = RunAll(engine);
   ASSERT_EQ(results.size(), 3u);
   for (const auto& [id, result] : results) EXPECT_EQ(result.finish, FinishReason::kLength) << id << result.error;
-  hangs_ = false;
+  disk_->hangs = false;
 }
 
 TEST_F(PrefixLoadTest, AFailingLoadGivesItsMemoryBack) {
@@ -99,12 +89,16 @@ TEST_F(PrefixLoadTest, AFailingLoadGivesItsMemoryBack) {
 
 TEST_F(PrefixLoadTest, AbortFreesTheMemoryOfALoad) {
   StoreUsers();
-  Engine::Impl engine(Hanging(Config(1)));
+  Engine::Impl engine(ComponentsOn(disk_, Config(1)));
+  engine.Add(UserRequest(0));
   BeginHangingLoad(engine);
   engine.Add(GreedyRequest("new", Tokens(3, kPrompt), 4));
   engine.Abort("0", "");
-  while (ended_ < 2) std::this_thread::yield();
-  hangs_ = false;
+  EXPECT_EQ(outputs_.WaitFor("0").finish, FinishReason::kAbort);
+  EXPECT_FALSE(outputs_.HasEnded("new")) << "its lookup waits for the disk";
+  disk_->clock.Advance(2.1);
+  EXPECT_EQ(outputs_.WaitFor("new").finish, FinishReason::kLength);
+  disk_->hangs = false;
   engine.Stop();
   engine.ResetPrefixCache();
   EXPECT_EQ(engine.Stats().cache_used_bytes, 0);
@@ -113,17 +107,17 @@ TEST_F(PrefixLoadTest, AbortFreesTheMemoryOfALoad) {
 // A request that comes first takes the memory of one that loads, which runs after it.
 TEST_F(PrefixLoadTest, PriorityOrderIsKept) {
   StoreUsers();
-  Engine::Impl engine(Hanging(Config(1)));
+  Engine::Impl engine(ComponentsOn(disk_, Config(1)));
+  engine.Add(UserRequest(0));
   BeginHangingLoad(engine);
   Request urgent = GreedyRequest("urgent", Tokens(3, kPrompt), 4);
   urgent.priority = -1;
   urgent.sampling.skip_reading_prefix_cache = true;  // a lookup would hang, too
-  const double start = Now();
   engine.Add(std::move(urgent));
-  while (ended_ < 1) std::this_thread::yield();
-  EXPECT_LT(Now() - start, 1.5) << "it waited for the load";
-  hangs_ = false;
-  while (ended_ < 2) std::this_thread::yield();
+  outputs_.WaitFor("urgent");  // for ever, if it waited for the load
+  EXPECT_FALSE(outputs_.HasEnded("0"));
+  disk_->hangs = false;
+  outputs_.WaitFor("0");
   engine.Stop();
 }
 
@@ -133,7 +127,8 @@ TEST_F(PrefixLoadTest, EverybodyEndsUnderRandomTraffic) {
   int64_t hits = 0;
   for (uint64_t seed = 0; seed < 12; ++seed) {
     std::mt19937_64 random(seed);
-    Engine engine(Config(static_cast<int>(random() % 3) + 1));
+    disk_->hangs = false;
+    Engine::Impl engine(ComponentsOn(disk_, Config(static_cast<int>(random() % 3) + 1)));
     std::map<std::string, Collected> results;
     std::vector<RequestOutput> outputs;
     int added = 0;
@@ -145,7 +140,7 @@ TEST_F(PrefixLoadTest, EverybodyEndsUnderRandomTraffic) {
         request.sampling.max_tokens = static_cast<int>(random() % 20) + 1;
         engine.Add(std::move(request));
       }
-      if (random() % 4 == 0) engine.Abort(std::to_string(random() % 40));
+      if (random() % 4 == 0) engine.Abort(std::to_string(random() % 40), "");
       has_work = engine.Step(outputs);
       Collect(outputs, results);
     }

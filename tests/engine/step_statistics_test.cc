@@ -10,6 +10,7 @@
 #include "engine/stored_prefixes.h"
 #include "kvanta/error.h"
 #include "observe/forwarding_backend.h"
+#include "store/fake_clock.h"
 
 namespace kvanta::engine {
 namespace {
@@ -79,9 +80,11 @@ TEST_F(DiskTierTest, PagesThatADeviceComputesSlowlyAreLoaded) {
   EngineConfig config = StoredConfig(folder_.Path());
   config.max_num_batched_tokens = 128;
   Fill(config);
-  const DeviceScript script{.fetch = std::chrono::milliseconds(500)};
+  const DeviceScript script{.fetch = std::chrono::milliseconds(50)};
   EngineComponents components = ComponentsOn(script, config);
-  components.before_read = [] { std::this_thread::sleep_for(std::chrono::milliseconds(60)); };
+  const store::FakeClock clock;
+  components.now = clock;
+  components.before_read = [&] { clock.Advance(0.006); };  // six of them: more than computing takes the host
   Engine::Impl engine(std::move(components));
   EXPECT_EQ(RunOne(engine, GreedyRequest("first", tokens_, 1)).cached_tokens, 96);  // nothing is measured yet
   RunOne(engine, GreedyRequest("measures", Tokens(5, 100), 1));

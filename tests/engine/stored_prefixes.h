@@ -38,7 +38,8 @@ struct Scored {
   std::vector<float> logits;
 };
 
-inline Scored StoredLogits(Engine& engine, const std::vector<int32_t>& tokens, int chunk = 0) {
+template <class AnyEngine>
+Scored StoredLogits(AnyEngine& engine, const std::vector<int32_t>& tokens, int chunk = 0) {
   Scored run;
   run.logits.resize(tokens.size() * kVocab);
   run.cached = engine.Logits(tokens, chunk, run.logits, true);

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -100,6 +101,8 @@ class FakeRedis {
   }
 
   void Serve(int client) {
+    const int on = 1;  // as a real one: answers do not wait for each other's acknowledgements
+    setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     try {
       ReplyReader reader;  // commands have the form of replies
       while (IsReadable(client) && AnswerSome(client, reader)) continue;

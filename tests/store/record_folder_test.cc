@@ -145,7 +145,7 @@ TEST_F(RecordFolderTest, ManyFilesAreCountedInSecondsAndBoundedMemory) {
 #ifdef KVANTA_SANITIZED
   constexpr int kFiles = 2000;
 #else
-  constexpr int kFiles = 100'000;
+  constexpr int kFiles = 20'000;
 #endif
   const std::string root = folder_.Path() + "/" + Hex(IdentityKey("{}")).substr(0, 32) + "/";
   for (int i = 0; i < 256; ++i) fs::create_directories(root + Hex({{static_cast<uint8_t>(i)}}));

@@ -45,7 +45,8 @@ class Link {
       : url_(url), now_(config.now), answer_seconds_(config.answer_seconds), on_connect_(std::move(on_connect)) {}
 
   // The commands' replies. None if the server did not answer a moment ago: nothing was sent. Throws ConnectionError.
-  // All commands may be sent twice: a connection that a server closed while it was idle shows only then.
+  // All commands may be sent twice: a connection that a server closed while it was idle shows only then. After a stall
+  // they are not: it would be waited for twice.
   std::optional<std::vector<Reply>> Run(const RedisCommands& commands, size_t reply_bytes) {
     const std::lock_guard lock(mutex_);
     if (now_() < again_at_ || Now() > end_by_) return std::nullopt;
@@ -61,7 +62,8 @@ class Link {
         return replies;
       } catch (const ConnectionError& error) {
         connection_.reset();
-        if (used && Now() < end_by_) continue;
+        const bool stalled = dynamic_cast<const ConnectionTimeout*>(&error) != nullptr;
+        if (used && !stalled && Now() < end_by_) continue;
         last_error_ = error.what();
         pause_ = std::clamp(2 * pause_, kMinConnectPause, kMaxConnectPause);
         again_at_ = now_() + pause_;

@@ -69,7 +69,7 @@ class TcpConnection final : public Connection {
     pollfd waited = {.fd = socket_, .events = events, .revents = 0};
     for (;;) {
       const double seconds = deadline - Now();
-      if (seconds <= 0) throw ConnectionError("no answer in time");
+      if (seconds <= 0) throw ConnectionTimeout("no answer in time");
       const int ready = poll(&waited, 1, static_cast<int>(std::ceil(seconds * 1e3)));
       if (ready > 0) return;
       if (ready < 0 && errno != EINTR) throw ConnectionError(std::strerror(errno));

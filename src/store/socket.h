@@ -17,6 +17,12 @@ class ConnectionError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Nothing came by the deadline.
+class ConnectionTimeout final : public ConnectionError {
+ public:
+  using ConnectionError::ConnectionError;
+};
+
 class Connection {
  public:
   virtual ~Connection() = default;

@@ -84,13 +84,14 @@ int64_t ClearCacheFolder(const std::string& folder) {
   int64_t removed = 0;
   std::set<std::string> folders;
   for (const FileEntry& file : FilesOf(folder)) {
-    const std::string path = folder + "/" + file.path;
-    if (store::RemoveFile(path) == 0) ++removed;
-    folders.insert(path.substr(0, path.rfind('/')));
+    if (store::RemoveFile(folder + "/" + file.path) == 0) ++removed;
     folders.insert(folder + "/" + file.path.substr(0, file.path.find('/')));
   }
-  // Inner folders sort behind the ones that hold them; what is not empty stays.
-  for (auto at = folders.rbegin(); at != folders.rend(); ++at) ::rmdir(at->c_str());
+  // Folders of evicted records are empty already; those that are not empty stay.
+  for (const std::string& identity : folders) {
+    for (int digits = 0; digits < 256; ++digits) ::rmdir(fmt::format("{}/{:02x}", identity, digits).c_str());
+    ::rmdir(identity.c_str());
+  }
   return removed;
 }
 

@@ -6,9 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <string_view>
 
@@ -36,8 +38,14 @@ timespec TimeOf(int64_t ns) {
   return {.tv_sec = static_cast<time_t>(ns / kNanoseconds), .tv_nsec = static_cast<long>(ns % kNanoseconds)};
 }
 
+// Within a range whose differences do not overflow: a file may claim any year.
 int64_t NsOf(const timespec& time) {
-  return int64_t{time.tv_sec} * kNanoseconds + time.tv_nsec;
+  constexpr int64_t kMaxSeconds = std::numeric_limits<int64_t>::max() / kNanoseconds / 2;
+  return std::clamp(int64_t{time.tv_sec}, -kMaxSeconds, kMaxSeconds) * kNanoseconds + time.tv_nsec;
+}
+
+FileEntry EntryOf(const std::string& path, const struct stat& status) {
+  return {.path = path, .bytes = status.st_size, .modified_ns = NsOf(status.st_mtim)};
 }
 
 FileError WriteAll(int fd, std::span<const uint8_t> bytes) {
@@ -70,7 +78,7 @@ void ListBelow(const std::string& folder, const std::string& prefix, int depth, 
     if (::fstatat(::dirfd(entries.get()), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
     const std::string path = prefix.empty() ? name : fmt::format("{}/{}", prefix, name);
     if (S_ISREG(status.st_mode)) {
-      files.push_back({.path = path, .bytes = status.st_size, .modified_ns = NsOf(status.st_mtim)});
+      files.push_back(EntryOf(path, status));
     } else if (S_ISDIR(status.st_mode) && depth > 0) {
       ListBelow(fmt::format("{}/{}", folder, name), path, depth - 1, files);
     }
@@ -93,7 +101,7 @@ FileError WriteFile(const std::string& path, std::span<const std::span<const uin
 FileError ReadFile(const std::string& path, size_t limit, std::vector<uint8_t>& bytes) {
   // O_NONBLOCK: a pipe in the file's place must not make the open wait.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (file.fd < 0) return errno;
+  if (file.fd < 0) return errno == ELOOP ? EINVAL : errno;
   struct stat status = {};
   if (::fstat(file.fd, &status) != 0) return errno;
   if (!S_ISREG(status.st_mode)) return EINVAL;
@@ -111,8 +119,14 @@ FileError ReadFile(const std::string& path, size_t limit, std::vector<uint8_t>& 
   return 0;
 }
 
-bool FileExists(const std::string& path) {
-  return ::access(path.c_str(), R_OK) == 0;
+FileError CheckFile(const std::string& path) {
+  return ::access(path.c_str(), R_OK) == 0 ? 0 : errno;
+}
+
+std::optional<FileEntry> FindFile(const std::string& path) {
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
+  return EntryOf(path, status);
 }
 
 FileError RemoveFile(const std::string& path) {

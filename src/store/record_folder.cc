@@ -96,8 +96,13 @@ int64_t RecordFolder::UsedBytes() const {
 }
 
 std::string RecordFolder::Find(std::span<const RecordId> ids, std::span<uint8_t> found) {
-  for (size_t i = 0; i < ids.size(); ++i) found[i] = FileExists(PathOf(NameOf(ids[i]))) ? 1 : 0;
-  return {};
+  FileError fault = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const FileError error = CheckFile(PathOf(NameOf(ids[i])));
+    found[i] = error == 0 ? 1 : 0;
+    if (error != 0 && error != ENOENT && error != ENOTDIR && fault == 0) fault = error;
+  }
+  return fault == 0 ? std::string() : std::strerror(fault);
 }
 
 void RecordFolder::Count(const std::string& name, int64_t bytes) {
@@ -121,6 +126,15 @@ void RecordFolder::Add(const std::string& name, Entry entry) {
   known = entry;
 }
 
+void RecordFolder::Know(const std::string& name) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (files_.contains(name)) return;
+  }
+  const std::optional<FileEntry> file = FindFile(PathOf(name));
+  if (file) Add(name, {.bytes = DiskBytes(file->bytes), .modified_ns = file->modified_ns});
+}
+
 FileError RecordFolder::WriteOnce(const std::string& name, std::span<const std::span<const uint8_t>> parts,
                                   int64_t modified_ns) {
   const std::string path = PathOf(name);
@@ -142,7 +156,11 @@ FileError RecordFolder::WriteIdentity(int64_t modified_ns) {
 
 std::string RecordFolder::Write(std::span<const RecordToWrite> records) {
   for (const RecordToWrite& record : records) {
-    if (FileExists(PathOf(NameOf(record.use.id)))) continue;  // another process may have written it
+    const std::string name = NameOf(record.use.id);
+    if (FileExists(PathOf(name))) {  // another process may have written it
+      Know(name);
+      continue;
+    }
     if (const FileError error = WriteFileOf(record)) return std::strerror(error);
   }
   return {};
@@ -182,6 +200,7 @@ ReadResult RecordFolder::ReadFileOf(const RecordId& id) {
   const FileError error = ReadFile(PathOf(name), config_.max_file_bytes, result.bytes);
   if (error == 0) {
     result.outcome = kRead;
+    Know(name);
   } else if (error == ENOENT || error == ENOTDIR) {
     Erase(name);
   } else if (error == EFBIG || error == EINVAL) {
@@ -311,6 +330,14 @@ FileError RecordFolder::Scan() {
       continue;
     }
     files.emplace(file.path, Entry{.bytes = DiskBytes(file.bytes), .modified_ns = file.modified_ns});
+  }
+  // Somebody may have removed the description alone.
+  const auto is_own_record = [&](const auto& file) {
+    return file.first.starts_with(identity_name_) && Classify(file.first) == StoreFile::kRecord;
+  };
+  if (!files.contains(fmt::format("{}/{}", identity_name_, kIdentityFile)) &&
+      std::ranges::any_of(files, is_own_record)) {
+    WriteIdentity(now);  // an error is that of the write to come
   }
   bool full = false;
   {

@@ -77,6 +77,8 @@ class RecordFolder final : public RecordBackend {
   int64_t UsedBytes() const;
   void SetUse(const std::string& name, int64_t modified_ns);
   void Erase(const std::string& name);
+  // Counts a file that is there, if it is another process's that has not been counted yet.
+  void Know(const std::string& name);
   void Add(const std::string& name, Entry entry);
   std::vector<std::string> EvictionOrder() const;
   void EvictTo(int64_t bytes);

@@ -3,12 +3,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "base/clock.h"
+#include "kvanta/cache_folder.h"
 #include "models/temp_folder.h"
 
 namespace kvanta::store {
@@ -71,13 +73,16 @@ TEST_F(RecordFolderTest, TimesInTheFutureAgeFromNowOn) {
     for (int i = 0; i < 4; ++i) Write(folder, i);
   }
   const int64_t now = WallClockNs();
+  const timespec year_2400 = {.tv_sec = 13'569'465'600, .tv_nsec = 0};  // more nanoseconds than 64 bits count
+  const timespec times[2] = {year_2400, year_2400};
+  ASSERT_EQ(::utimensat(AT_FDCWD, PathOf(3).c_str(), times, 0), 0);
   ASSERT_EQ(SetModified(PathOf(0), now + 3650 * kDayNs), 0);
   ASSERT_EQ(SetModified(PathOf(1), now + 3651 * kDayNs), 0);
   RecordFolder folder = Open(32 * kFileBytes);
   folder.Open();
   EXPECT_LE(ModifiedNs(PathOf(0)), WallClockNs());
   EXPECT_LT(ModifiedNs(PathOf(0)), ModifiedNs(PathOf(1))) << "their order stays";
-  EXPECT_GT(ModifiedNs(PathOf(0)), now - kDayNs);
+  for (const int file : {0, 3}) EXPECT_GT(ModifiedNs(PathOf(file)), now - kDayNs) << file;
   EXPECT_EQ(Read(folder, 0), ReadResult::Outcome::kRead);
   for (int i = 100; i < 132; ++i) Write(folder, i);
   EXPECT_EQ(Read(folder, 0), ReadResult::Outcome::kMissing) << "evicted before files that were written since";
@@ -131,6 +136,65 @@ TEST_F(RecordFolderTest, PinnedFilesStayWithinHalfOfTheLimit) {
   EXPECT_EQ(Read(other, 4), ReadResult::Outcome::kRead) << "after a restart";
   Pin(folder, 4, now + 365 * kDayNs);
   EXPECT_LE(ModifiedNs(PathOf(4)), WallClockNs() + kDayNs);
+}
+
+// A process that only reads what others write tells of its uses, and copies nothing that is there.
+TEST_F(RecordFolderTest, FilesOfOtherProcessesAreKnownOnceSeen) {
+  RecordFolder folder = Open();
+  folder.Open();
+  RecordFolder other = Open();
+  for (const int file : {1, 2}) Write(other, file);
+  const int64_t hour_ago = WallClockNs() - kDayNs / 24;
+  ASSERT_EQ(SetModified(PathOf(1), hour_ago), 0);
+  EXPECT_FALSE(folder.Knows(Id(1)));
+  EXPECT_EQ(Read(folder, 1), ReadResult::Outcome::kRead);
+  EXPECT_TRUE(folder.Knows(Id(1)));
+  EXPECT_TRUE(folder.IsStale(Id(1)));
+  const RecordUse used{.id = Id(1)};
+  folder.Touch({&used, 1});
+  EXPECT_GT(ModifiedNs(PathOf(1)), hour_ago + kDayNs / 48);
+  Write(folder, 2);
+  EXPECT_TRUE(folder.Knows(Id(2)));
+  EXPECT_EQ(Stats(folder).files, 2);
+  EXPECT_EQ(Stats(folder).bytes, 2 * kFileBytes);
+}
+
+TEST_F(RecordFolderTest, ALinkInPlaceOfAFileIsDamaged) {
+  RecordFolder folder = Open();
+  Write(folder, 1);
+  fs::remove(PathOf(1));
+  fs::create_symlink("/dev/zero", PathOf(1));
+  EXPECT_EQ(Read(folder, 1), ReadResult::Outcome::kDamaged) << "removed, while a read that fails is tried for ever";
+}
+
+TEST_F(RecordFolderTest, AFolderThatCannotBeSearchedIsTold) {
+  RecordFolder folder = Open();
+  const std::vector<RecordId> ids = {Id(1)};
+  std::vector<uint8_t> found(1, 0);
+  EXPECT_EQ(folder.Find(ids, found), "");
+  fs::remove_all(folder_.Path());
+  EXPECT_EQ(folder.Find(ids, found), "") << "it is made again with the next write";
+  fs::create_symlink(folder_.Path(), folder_.Path());  // a loop
+  EXPECT_NE(folder.Find(ids, found), "");
+  EXPECT_EQ(found[0], 0);
+}
+
+// A process goes on after its folder has been cleared: what it writes then has a description again.
+TEST_F(RecordFolderTest, ClearedFoldersAreDescribedAgain) {
+  RecordFolder folder = Open();
+  for (const int file : {1, 2}) Write(folder, file);
+  const RecordId evicted = Id(1);
+  folder.Remove({&evicted, 1});  // leaves the folder of its digits
+  EXPECT_EQ(ClearCacheFolder(folder_.Path()), 2) << "a record and the description";
+  EXPECT_TRUE(fs::is_empty(folder_.Path()));
+  Write(folder, 1);
+  EXPECT_EQ(ListCacheFolder(folder_.Path())[0].identity, "{}");
+  fs::remove(fs::path(PathOf(1)).parent_path().parent_path() / "identity.json");
+  folder.Open();
+  const std::vector<CacheFolderEntry> entries = VerifyCacheFolder(folder_.Path());
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_EQ(entries[0].identity, "{}");
+  EXPECT_TRUE(entries[0].damaged.empty());
 }
 
 int64_t ResidentBytes() {

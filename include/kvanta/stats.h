@@ -86,6 +86,8 @@ struct EngineStats {
   CacheTierStats disk;                // zeros without EngineConfig::kv_cache_dir
   CacheTierStats store;               // zeros without EngineConfig::kv_store
   int64_t loading = 0;                // waiting requests whose pages are looked up or read in these
+  // Loads given up, whose requests were computed: they took too long, or there was no memory for their pages.
+  int64_t loads_timed_out = 0, loads_out_of_memory = 0;
   int64_t weight_bytes = 0;
   std::string backend, isa, device;
   int threads = 0;
@@ -160,6 +162,10 @@ struct EngineStats {
     VisitTier(CacheTier::kDisk, "disk", &S::disk, visit);
     VisitTier(CacheTier::kStore, "store", &S::store, visit);
     value("loading", &S::loading);
+    counter("loads_timed_out", &S::loads_timed_out, "prefix_loads_timed_out",
+            "Requests computed because reading their stored pages took too long.");
+    counter("loads_out_of_memory", &S::loads_out_of_memory, "prefix_loads_out_of_memory",
+            "Requests computed because there was no memory for their stored pages.");
     gauge("weight_bytes", &S::weight_bytes, "weight_bytes", "Memory of the weights.");
     value("backend", &S::backend);
     value("isa", &S::isa);

@@ -57,6 +57,8 @@ void Engine::Impl::RefreshStats() noexcept {
     counters_.host = tiers_->HostStats();
     counters_.disk = tiers_->FolderStats();
     counters_.store = tiers_->ServerStats();
+    counters_.loads_timed_out = tiers_->LoadsGivenUp().timeouts;
+    counters_.loads_out_of_memory = tiers_->LoadsGivenUp().out_of_memory;
   }
   counters_.loading = tiers_ ? tiers_->Loading() : 0;
   if (quality_) counters_.quality = quality_->Stats();

@@ -110,7 +110,9 @@ void StoreTiers::Lookup(RequestState& request) {
 bool StoreTiers::Renew(RequestState& request) {
   store_->Cancel(*request.load.handle);
   Lookup(request);
-  return request.load.handle != nullptr;
+  if (request.load.handle) return true;
+  ++given_up_.timeouts;  // a read hangs
+  return false;
 }
 
 int64_t StoreTiers::KnownPages(const RequestState& request) const {
@@ -169,6 +171,7 @@ void StoreTiers::Work(scheduler::Scheduler& scheduler) {
       request.awaits_memory = false;
       if (Advance(request, round)) continue;
     } catch (const std::exception&) {  // no memory for a page
+      ++given_up_.out_of_memory;
     }
     Cancel(request);
     scheduler.EndPreparation(request);
@@ -191,6 +194,7 @@ bool StoreTiers::Advance(RequestState& request, Round& round) {
       const int64_t before = round.budget;
       if (before > 0 && !TakePages(*load.handle, request.tokens, request.request.cache_salt, round.budget,
                                    request.reservation->held)) {
+        ++given_up_.out_of_memory;
         return false;
       }
       if (round.budget != before) load.progress = round.now;
@@ -205,9 +209,11 @@ bool StoreTiers::Advance(RequestState& request, Round& round) {
       break;
     }
   }
+  load.progress = std::max(load.progress, store_->LastMoveBefore(*load.handle));
   const bool stalled = state == store::LoadState::kLoading && round.now - load.progress > store::kStallSeconds;
   if (round.now <= load.deadline && !stalled) return true;
   store_->Cancel(*load.handle, true);
+  ++given_up_.timeouts;
   return false;
 }
 
@@ -218,7 +224,12 @@ bool StoreTiers::BeginLoad(RequestState& request, Round& round) {
     if (cache_.spec.MaxBytes(std::ssize(request.tokens)) > cache_.pool.BudgetBytes()) return false;
     if (round.is_full || (scheduler.Prepared() >= kLoadsAhead && !scheduler.EndLastPreparation(&request))) return true;
     if (!scheduler.Prepare(request)) {
-      if (scheduler.Running() == 0 && scheduler.Prepared() == 0) return false;  // nobody will free any
+      // Memory comes back from those that run or are prepared, and those that wait before this one go first, too.
+      const bool is_first = scheduler.WaitingSequences().front() == &request;
+      if (is_first && scheduler.Running() == 0 && scheduler.Prepared() == 0) {
+        ++given_up_.out_of_memory;
+        return false;
+      }
       request.awaits_memory = round.is_full = true;
       return true;
     }

@@ -43,6 +43,12 @@ class StoreTiers final : public cache::RecordListener {
   void Work(scheduler::Scheduler& scheduler);
   // Loads what is stored of `tokens`, and waits for it.
   void LoadNow(std::span<const int32_t> tokens, std::string_view salt);
+  // Loads that were given up.
+  struct GivenUp {
+    int64_t timeouts = 0;       // they took longer than computing, or no page came
+    int64_t out_of_memory = 0;  // there was none for their pages
+  };
+  const GivenUp& LoadsGivenUp() const noexcept { return given_up_; }
   // Requests that are loading. Any thread.
   int Loading() const noexcept { return loading_; }
   // Measures what a prompt token costs: a step of `tokens` tokens took `seconds` in the model. Until then, all that is
@@ -89,6 +95,7 @@ class StoreTiers final : public cache::RecordListener {
   bool inserting_ = false;  // records that enter the prefix cache come from the store
   MovingMean seconds_per_token_{0.2};
   std::atomic<int> loading_ = 0;
+  GivenUp given_up_;
   std::vector<cache::PageRef> records_;  // [group], scratch of Insert
   std::vector<Buffer> copied_;           // payloads that the device may still read
 };

@@ -29,14 +29,17 @@ class IoThread {
   // On the thread, with the mutex: performs `work`, which may hang, without it.
   template <class Work>
   void Call(Lock& lock, Work work) {
-    since_ = now_();
+    since_ = moved_ = now_();
     lock.unlock();
     work();
     lock.lock();
     since_ = 0;
+    moved_ = now_();
   }
   // With the mutex. True if a call has taken longer.
   bool Hangs(double seconds) const { return since_ != 0 && now_() - since_ > seconds; }
+  // With the mutex. Time at which a call last began or ended.
+  double LastMove() const { return moved_; }
 
   // ---- end; the owner's loop ends when it is told to stop
 
@@ -48,6 +51,7 @@ class IoThread {
   std::mutex& mutex_;
   const Clock now_;
   double since_ = 0;  // begin of the call in progress; 0: none
+  double moved_ = 0;
   bool ended_ = false;
   std::condition_variable end_;
   std::jthread thread_;

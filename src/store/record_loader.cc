@@ -17,6 +17,16 @@ bool RecordStore::IsStalled() const {
   return loader_.Hangs(kStallSeconds);
 }
 
+// True if others are read before it.
+bool RecordStore::AwaitsTurn(const Load& load) const {
+  return load.state == LoadState::kLoading && loads_.front().get() != &load;
+}
+
+double RecordStore::LastMoveBefore(const Load& load) const {
+  const std::lock_guard lock(mutex_);
+  return AwaitsTurn(load) ? loader_.LastMove() : 0;
+}
+
 RecordStore::LoadHandle RecordStore::Lookup(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages,
                                             std::vector<uint8_t> present) {
   auto load = std::make_shared<Load>();
@@ -62,13 +72,14 @@ std::optional<LoadedPage> RecordStore::Take(Load& load) {
 
 void RecordStore::Cancel(Load& load, bool overdue) {
   const std::lock_guard lock(mutex_);
+  const bool is_fault = overdue && (!AwaitsTurn(load) || IsStalled());
   load.cancelled = true;
   load.state = LoadState::kDone;
   buffered_bytes_ -= load.ready_bytes;
   load.ready_bytes = 0;
   load.ready.clear();
   load_work_.notify_one();
-  if (!overdue) return;
+  if (!is_fault) return;
   Tier& tier = tiers_[read_tier_];
   ++tier.stats.read_errors;
   tier.trouble.Report(tier.backend->Name(), "pages cannot be read in time", "it is slow or does not answer");

@@ -110,9 +110,12 @@ class RecordStore {
   // Tokens by which a load extends the hit.
   int64_t Tokens(const Load& load) const;
   void Begin(const LoadHandle& load);
+  // Time at which the loading thread last read something for the loads before this one; 0 if there are none.
+  double LastMoveBefore(const Load& load) const;
   // Next page in order, if there is one.
   std::optional<LoadedPage> Take(Load& load);
-  // overdue: because it took too long.
+  // overdue: because it took too long. That is a fault of the place, unless it was loads before this one that took
+  // long.
   void Cancel(Load& load, bool overdue = false);
   // Seconds per prompt token that the owner measured, for the decision; 0: unknown.
   void SetComputeRate(double seconds_per_token);
@@ -147,6 +150,7 @@ class RecordStore {
 
   // With the mutex.
   bool IsStalled() const;
+  bool AwaitsTurn(const Load& load) const;
 
   // On the loading thread, without the mutex.
   void LoadLoop(const std::stop_token& stop, IoThread::Lock& lock);

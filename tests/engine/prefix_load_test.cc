@@ -56,6 +56,7 @@ TEST_F(PrefixLoadTest, WhatIsReadIsUsed) {
     const EngineStats stats = engine.Stats();
     EXPECT_EQ(stats.disk.hit_tokens, kUsers * kStored) << "none was read twice, memory for " << fitting;
     EXPECT_EQ(stats.preemptions, 0);
+    EXPECT_EQ(stats.loads_timed_out + stats.loads_out_of_memory, 0);
     engine.ResetPrefixCache();
     EXPECT_EQ(engine.Stats().cache_used_bytes, 0) << "references leaked";
   }
@@ -71,6 +72,8 @@ TEST_F(PrefixLoadTest, AHangingLoadGivesItsMemoryBack) {
   const auto results = RunAll(engine);
   ASSERT_EQ(results.size(), 3u);
   for (const auto& [id, result] : results) EXPECT_EQ(result.finish, FinishReason::kLength) << id << result.error;
+  EXPECT_EQ(engine.Stats().loads_timed_out, 2) << "one after the other";
+  EXPECT_EQ(engine.Stats().loads_out_of_memory, 0);
   disk_->hangs = false;
 }
 
@@ -119,6 +122,45 @@ TEST_F(PrefixLoadTest, PriorityOrderIsKept) {
   disk_->hangs = false;
   outputs_.WaitFor("0");
   engine.Stop();
+}
+
+// One that comes first while nobody has memory, and whose lookup has not ended: what was found behind it waits for the
+// memory that it will take.
+TEST_F(PrefixLoadTest, AFoundPrefixWaitsForRequestsBeforeIt) {
+  StoreUsers();
+  Engine::Impl engine(ComponentsOn(disk_, Config(1)));
+  for (const int user : {0, 1}) engine.Add(UserRequest(user));
+  BeginHangingLoad(engine);
+  Request urgent = UserRequest(2);
+  urgent.priority = -1;
+  engine.Add(std::move(urgent));
+  engine.Abort("0", "");
+  outputs_.WaitFor("0");
+  disk_->hangs = false;
+  EXPECT_EQ(outputs_.WaitFor("2").cached_tokens, kStored);
+  EXPECT_EQ(outputs_.WaitFor("1").cached_tokens, kStored);
+  engine.Stop();
+}
+
+// A load behind one that takes long, on a disk that reads page by page, waits for its turn.
+TEST_F(PrefixLoadTest, ALoadBehindASlowOneIsNotStalled) {
+  StoreUsers();
+  disk_->hangs = false;
+  std::atomic<int> reads = 0, rounds = 0;  // looks of this thread at the clock, each time that it looks at loads
+  EngineComponents components = ComponentsOn(disk_, Config(2));
+  components.now = [&, clock = disk_->clock, own = std::this_thread::get_id()] {
+    rounds += std::this_thread::get_id() == own ? 1 : 0;
+    return clock();
+  };
+  components.before_read = [&] {
+    disk_->clock.Advance(0.6);
+    if (++reads != 5) return;
+    for (const int before = rounds; rounds < before + 4;) std::this_thread::yield();
+  };
+  Engine::Impl engine(std::move(components));
+  for (const int user : {0, 1}) engine.Add(UserRequest(user));
+  for (const auto& [id, result] : RunAll(engine)) EXPECT_EQ(result.cached_tokens, kStored) << id;
+  EXPECT_EQ(engine.Stats().disk.read_errors, 0);
 }
 
 // Aborts and priorities at random, in memory for two: everybody ends, and no reference is left.

@@ -22,6 +22,10 @@ struct Resolver::Lookup {
   int error = 0;
   addrinfo* first = nullptr;
 
+  bool HasFailed() {
+    const std::lock_guard lock(mutex);
+    return done && error != 0;
+  }
   ~Lookup() {
     if (first != nullptr) freeaddrinfo(first);
   }
@@ -43,7 +47,7 @@ Addresses Resolver::Resolve(const std::string& host, int port, double deadline) 
   const std::string service = std::to_string(port);
   addrinfo* numeric = nullptr;
   if (LookUp(host, service, AI_NUMERICHOST, &numeric) == 0) return {numeric, &freeaddrinfo};
-  if (!pending_ || pending_->host != host || pending_->service != service) {
+  if (!pending_ || pending_->host != host || pending_->service != service || pending_->HasFailed()) {
     auto lookup = std::make_shared<Lookup>();
     lookup->host = host;
     lookup->service = service;

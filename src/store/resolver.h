@@ -14,7 +14,8 @@ using Addresses = std::shared_ptr<const addrinfo>;
 class Resolver {
  public:
   // Throws ConnectionError (socket.h). What is not found by the deadline is waited for by the next call with these
-  // arguments, so that there is one thread however long a name server stays silent.
+  // arguments, so that there is one thread however long a name server stays silent; what has failed until then is
+  // looked up again.
   Addresses Resolve(const std::string& host, int port, double deadline);
 
  private:

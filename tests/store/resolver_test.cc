@@ -17,20 +17,25 @@
 
 namespace {
 
-constexpr std::string_view kSilentHost = "silent.invalid";
+constexpr std::string_view kSilentHost = "silent.invalid", kFailingHost = "failing.invalid";
 std::mutex silence;
 std::condition_variable spoken;
 bool speaks = false;
-std::atomic<int> lookups = 0;
+std::atomic<int> lookups = 0, failures = 0;
+std::atomic<bool> fails = false;
 
 }  // namespace
 
 // The library's calls come here: the program's own function goes before the system's.
 extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** first) {
   static const auto system = reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
-  if (host == nullptr || host != kSilentHost || (hints->ai_flags & AI_NUMERICHOST) != 0) {
-    return system(host, service, hints, first);
+  if (host == nullptr || (hints->ai_flags & AI_NUMERICHOST) != 0) return system(host, service, hints, first);
+  if (host == kFailingHost && !fails) return system("127.0.0.1", service, hints, first);
+  if (host == kFailingHost) {
+    ++failures;
+    return EAI_AGAIN;
   }
+  if (host != kSilentHost) return system(host, service, hints, first);
   ++lookups;
   std::unique_lock lock(silence);
   spoken.wait(lock, [] { return speaks; });
@@ -79,6 +84,17 @@ TEST(Resolver, SilentNameServersHoldNothingUp) {
   const std::lock_guard lock(silence);
   speaks = true;
   spoken.notify_all();
+}
+
+// A lookup that has failed since it was waited for says nothing of the next attempt.
+TEST(Resolver, FailuresOfEarlierLookupsAreNotReported) {
+  Resolver resolver;
+  fails = true;
+  EXPECT_THROW(resolver.Resolve(std::string(kFailingHost), 1, Now()), ConnectionError);
+  while (failures == 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until its thread has told
+  fails = false;
+  EXPECT_EQ(resolver.Resolve(std::string(kFailingHost), 1, Now() + 5)->ai_family, AF_INET);
 }
 
 TEST(Resolver, UnknownNamesAreTold) {

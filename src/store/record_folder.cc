@@ -24,7 +24,9 @@ constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr int64_t kTemporaryNs = 600 * kSecondNs;  // age at which a temporary file has no owner any more
 constexpr int64_t kTouchNs = 60 * kSecondNs;       // a use within this time of the last one is not recorded
 constexpr int64_t kMaxPinNs = 86400 * kSecondNs;   // in the future; a later time is of a clock that has been set back
-constexpr int64_t kPageNs = 1000;                  // a page's time of use before that of the page before it
+// A page's time of use is so much before that of the page before it, without which it is of no use: more than the time
+// between the uses of two pages of one hit.
+constexpr int64_t kPageNs = 1'000'000;
 
 int64_t DiskBytes(int64_t bytes) {
   return RoundUp(bytes, kBlockBytes);
@@ -161,14 +163,25 @@ std::string RecordFolder::Write(std::span<const RecordToWrite> records) {
       Know(name);
       continue;
     }
-    if (const FileError error = WriteFileOf(record)) return std::strerror(error);
+    if (std::string error = WriteFileOf(record); !error.empty()) return error;
   }
   return {};
 }
 
-FileError RecordFolder::WriteFileOf(const RecordToWrite& record) {
+// Pages of a prefix are written as they are computed, which may take any time between them.
+int64_t RecordFolder::TimeOfWrite(const RecordToWrite& record) const {
+  const int64_t now = WallClockNs() - record.use.index * kPageNs;
+  if (record.use.index == 0) return now;
+  RecordId before = record.use.id;
+  before.key = record.content->parent;
+  const std::lock_guard lock(mutex_);
+  const auto found = files_.find(NameOf(before));
+  return found == files_.end() ? now : std::min(now, found->second.modified_ns - kPageNs);
+}
+
+std::string RecordFolder::WriteFileOf(const RecordToWrite& record) {
   const int64_t bytes = DiskBytes(std::ssize(record.header) + std::ssize(record.content->Payload()));
-  if (bytes > config_.limit_bytes) return EFBIG;
+  if (bytes > config_.limit_bytes) return std::strerror(EFBIG);
   bool scan = false;
   {
     const std::lock_guard lock(mutex_);
@@ -178,13 +191,17 @@ FileError RecordFolder::WriteFileOf(const RecordToWrite& record) {
   if (scan) Scan();  // its error is that of the write to come
   if (UsedBytes() + bytes > config_.limit_bytes) {
     EvictTo(std::max<int64_t>(0, config_.limit_bytes - config_.limit_bytes / kSlack - bytes));
+    if (const int64_t left = UsedBytes(); left + bytes > config_.limit_bytes) {
+      return fmt::format("{} bytes have no place beside {} that cannot be removed, of a limit of {}", bytes, left,
+                         config_.limit_bytes);
+    }
   }
   const std::span<const uint8_t> parts[] = {record.header, record.content->Payload()};
   const std::string name = NameOf(record.use.id);
-  const int64_t modified_ns = WallClockNs() - record.use.index * kPageNs;
-  if (const FileError error = WriteOnce(name, parts, modified_ns)) return error;
+  const int64_t modified_ns = TimeOfWrite(record);
+  if (const FileError error = WriteOnce(name, parts, modified_ns)) return std::strerror(error);
   Add(name, {.bytes = bytes, .modified_ns = modified_ns});
-  return 0;
+  return {};
 }
 
 std::vector<ReadResult> RecordFolder::Read(std::span<const RecordId> ids) {

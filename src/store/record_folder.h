@@ -4,7 +4,8 @@
 //   DIR/<identity>/<kk>/<key>-0q     a record (record_file.h); kk: first two digits of the key
 //
 // A file is visible only when it is whole. Total bytes are bounded: the least recently used files of all identities go
-// first, by their time of modification, which a use renews. Thread-safe.
+// first, by their time of modification, which a use renews; that of a page is before that of the page before it.
+// Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +71,9 @@ class RecordFolder final : public RecordBackend {
   };
 
   std::string PathOf(const std::string& name) const { return config_.folder + "/" + name; }
-  FileError WriteFileOf(const RecordToWrite& record);
+  // Returns the error's text.
+  std::string WriteFileOf(const RecordToWrite& record);
+  int64_t TimeOfWrite(const RecordToWrite& record) const;
   ReadResult ReadFileOf(const RecordId& id);
   // Counts the files, those of other processes included, removes what died processes left, and evicts.
   FileError Scan();

@@ -32,14 +32,18 @@ class RecordFolderTest : public testing::Test {
     const std::string name = FileName(Id(number));
     return folder_.Path() + "/" + Hex(IdentityKey("{}")).substr(0, 32) + "/" + name.substr(0, 2) + "/" + name;
   }
-  void Write(RecordFolder& folder, int number) const {
+  // Page `index` of a prefix, behind the page of the number before.
+  std::string TryWrite(RecordFolder& folder, int number, int64_t index = 0) const {
     const std::vector<uint8_t> payload(100);
     const std::vector<uint8_t> header =
         RecordHeader(IdentityKey("{}"), Id(number), std::vector<int32_t>{number}, payload);
-    const auto content =
-        std::make_shared<const RecordContent>(RecordContent{.tokens = {number}, .payload = OwnBytes(payload)});
-    const RecordToWrite record{.use = {.id = Id(number)}, .header = header, .content = content};
-    ASSERT_EQ(folder.Write({&record, 1}), "");
+    const auto content = std::make_shared<const RecordContent>(RecordContent{
+        .parent = index > 0 ? Id(number - 1).key : PageKey{}, .tokens = {number}, .payload = OwnBytes(payload)});
+    const RecordToWrite record{.use = {.id = Id(number), .index = index}, .header = header, .content = content};
+    return folder.Write({&record, 1});
+  }
+  void Write(RecordFolder& folder, int number, int64_t index = 0) const {
+    ASSERT_EQ(TryWrite(folder, number, index), "");
   }
   ReadResult::Outcome Read(RecordFolder& folder, int number) const {
     const RecordId id = Id(number);
@@ -136,6 +140,48 @@ TEST_F(RecordFolderTest, PinnedFilesStayWithinHalfOfTheLimit) {
   EXPECT_EQ(Read(other, 4), ReadResult::Outcome::kRead) << "after a restart";
   Pin(folder, 4, now + 365 * kDayNs);
   EXPECT_LE(ModifiedNs(PathOf(4)), WallClockNs() + kDayNs);
+}
+
+// Pages of one prefix are written and used one after the other, but those behind a page are of no use without it.
+TEST_F(RecordFolderTest, NoPageIsEvictedBeforeThoseBehindIt) {
+  RecordFolder folder = Open(16 * kFileBytes);
+  const auto expect_order = [&] {
+    for (int page = 1; page < 8; ++page) EXPECT_LT(ModifiedNs(PathOf(page)), ModifiedNs(PathOf(page - 1))) << page;
+  };
+  for (int page = 0; page < 8; ++page) {
+    Write(folder, page, page);
+    ::usleep(3000);  // of computing
+  }
+  expect_order();
+  for (int page = 0; page < 8; ++page) ASSERT_EQ(SetModified(PathOf(page), WallClockNs() - kDayNs), 0);
+  folder.Open();
+  for (int page = 0; page < 8; ++page) {
+    const RecordUse use{.id = Id(page), .index = page};
+    folder.Touch({&use, 1});
+  }
+  expect_order();
+  for (int i = 100; i < 110; ++i) Write(folder, i);
+  int kept = 0;
+  while (kept < 8 && Read(folder, kept) == ReadResult::Outcome::kRead) ++kept;
+  EXPECT_GT(kept, 0);
+  EXPECT_LT(kept, 8);
+  for (int page = kept; page < 8; ++page) EXPECT_EQ(Read(folder, page), ReadResult::Outcome::kMissing) << page;
+}
+
+// Descriptions of other models' pages, which stay.
+TEST_F(RecordFolderTest, NothingIsWrittenBeyondTheLimitWhereOthersCannotGo) {
+  for (int i = 0; i < 4; ++i) {
+    const std::string other = folder_.Path() + "/" + Hex(IdentityKey(std::to_string(i))).substr(0, 32);
+    fs::create_directories(other);
+    std::ofstream(other + "/identity.json") << "{}";
+  }
+  RecordFolder folder = Open(4 * kFileBytes);
+  folder.Open();
+  for (const int number : {1, 2}) {
+    EXPECT_EQ(TryWrite(folder, number),
+              "4096 bytes have no place beside 16384 that cannot be removed, of a limit of 16384");
+  }
+  EXPECT_LE(Stats(folder).bytes, 4 * kFileBytes);
 }
 
 // A process that only reads what others write tells of its uses, and copies nothing that is there.

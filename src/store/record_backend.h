@@ -37,6 +37,11 @@ inline Buffer OwnBytes(std::vector<uint8_t> bytes) {
   return {std::shared_ptr<void>(owner, owner->data()), owner->size()};
 }
 
+struct WriteResult {
+  int64_t bytes = 0;  // of the payloads that were written
+  std::string error;  // the first one's text; empty: all records are there
+};
+
 struct RecordToWrite {
   RecordUse use;
   std::span<const uint8_t> header;  // RecordHeader(); empty if the place needs none
@@ -81,8 +86,8 @@ class RecordBackend {
 
   // Called first.
   virtual void Open() = 0;
-  // Writes the records that are not there yet, in order. Returns the first error's text; empty: all are there.
-  virtual std::string Write(std::span<const RecordToWrite> records) = 0;
+  // Writes the records that are not there yet, in order.
+  virtual WriteResult Write(std::span<const RecordToWrite> records) = 0;
   // Renews times of last use. Within a prefix, earlier pages count as used later, so that they are evicted after those
   // that depend on them.
   virtual void Touch(std::span<const RecordUse> records) = 0;

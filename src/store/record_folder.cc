@@ -156,16 +156,19 @@ FileError RecordFolder::WriteIdentity(int64_t modified_ns) {
   return WriteFile(path, {&text, 1}, modified_ns);
 }
 
-std::string RecordFolder::Write(std::span<const RecordToWrite> records) {
+WriteResult RecordFolder::Write(std::span<const RecordToWrite> records) {
+  WriteResult result;
   for (const RecordToWrite& record : records) {
     const std::string name = NameOf(record.use.id);
     if (FileExists(PathOf(name))) {  // another process may have written it
       Know(name);
       continue;
     }
-    if (std::string error = WriteFileOf(record); !error.empty()) return error;
+    result.error = WriteFileOf(record);
+    if (!result.error.empty()) break;
+    result.bytes += std::ssize(record.content->Payload());
   }
-  return {};
+  return result;
 }
 
 // Pages of a prefix are written as they are computed, which may take any time between them.

@@ -55,7 +55,7 @@ class RecordFolder final : public RecordBackend {
 
   void Open() override { Scan(); }  // before the first write, which may have to evict
   // Evicts others as needed, and creates folders that have gone.
-  std::string Write(std::span<const RecordToWrite> records) override;
+  WriteResult Write(std::span<const RecordToWrite> records) override;
   void Touch(std::span<const RecordUse> records) override;
   // Gives files a time of use in the future, at most a day from now. They may take half of the limit; beyond it, those
   // that are kept for the shortest time are the first to go.

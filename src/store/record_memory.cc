@@ -151,16 +151,18 @@ bool RecordMemory::EvictOne() {
   return false;
 }
 
-std::string RecordMemory::Write(std::span<const RecordToWrite> records) {
+WriteResult RecordMemory::Write(std::span<const RecordToWrite> records) {
+  WriteResult result;
   const std::lock_guard lock(mutex_);
   for (const RecordToWrite& record : records) {
     if (arena_->Owns(record.content->payload)) {
       Insert(record);
+      result.bytes += std::ssize(record.content->Payload());
     } else {
       ++refused_;
     }
   }
-  return {};
+  return result;
 }
 
 void RecordMemory::Touch(std::span<const RecordUse> records) {

@@ -39,7 +39,7 @@ class RecordMemory final : public RecordBackend {
 
   void Open() override {}
   // Keeps the contents as they are. Those whose payload is not of Allocate() are not kept.
-  std::string Write(std::span<const RecordToWrite> records) override;
+  WriteResult Write(std::span<const RecordToWrite> records) override;
   void Touch(std::span<const RecordUse> records) override;
   // Pinned records may take half of the arena; further ones are kept as others are.
   void Pin(std::span<const RecordUse> records, std::span<const int64_t> until_ns) override;

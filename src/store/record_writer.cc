@@ -187,8 +187,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
   }
   const double start = now_();
   if (before_write_) before_write_();
-  int64_t bytes = 0;
-  std::string error;
+  WriteResult result;
   try {
     std::vector<std::vector<uint8_t>> headers;
     std::vector<RecordToWrite> records;
@@ -200,16 +199,15 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
         headers.back() = RecordHeader(identity_, job->use.id, content.tokens, content.Payload());
       }
       records.push_back({.use = job->use, .header = headers.back(), .content = job->content});
-      bytes += job->Bytes();
     }
-    error = backend_.Write(records);
+    result = backend_.Write(records);
   } catch (const std::exception&) {
-    error = std::strerror(ENOMEM);
+    result.error = std::strerror(ENOMEM);
   }
   const std::lock_guard lock(mutex_);
   seconds_ += now_() - start;
-  if (error.empty()) {
-    written_bytes_ += bytes;
+  written_bytes_ += result.bytes;
+  if (result.error.empty()) {
     pause_ = 0;
     trouble_.End();
     return;
@@ -217,7 +215,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
   ++errors_;
   pause_ = std::clamp(2 * pause_, kMinPause, kMaxPause);
   again_at_ = now_() + pause_;
-  trouble_.Report(backend_.Name(), "pages cannot be written", error);
+  trouble_.Report(backend_.Name(), "pages cannot be written", result.error);
 }
 
 void RecordWriter::Count(CacheTierStats& stats) const {

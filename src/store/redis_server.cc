@@ -137,7 +137,7 @@ class RedisServer final : public RecordBackend {
   }
 
   void Open() override {}
-  std::string Write(std::span<const RecordToWrite> records) override;
+  WriteResult Write(std::span<const RecordToWrite> records) override;
   void Touch(std::span<const RecordUse> records) override {
     Renew(records, std::vector<int64_t>(records.size(), ttl_));
   }
@@ -191,14 +191,15 @@ std::vector<const RecordToWrite*> RedisServer::Missing(std::span<const RecordToW
   return missing;
 }
 
-std::string RedisServer::Write(std::span<const RecordToWrite> records) {
+WriteResult RedisServer::Write(std::span<const RecordToWrite> records) {
+  WriteResult result;
   try {
     RedisCommands lengths;
     for (const RecordToWrite& record : records) lengths.Add({"STRLEN", NameOf(record.use.id)});
     const auto found = writing_.Run(lengths, 0);  // another machine may have written them
-    if (!found) return writing_.LastError();
+    if (!found) return {.error = writing_.LastError()};
     const std::vector<const RecordToWrite*> missing = Missing(records, *found);
-    if (missing.empty()) return {};
+    if (missing.empty()) return result;
     RedisCommands writes;
     std::string value;
     for (const RecordToWrite* record : missing) {
@@ -212,20 +213,20 @@ std::string RedisServer::Write(std::span<const RecordToWrite> records) {
       }
     }
     const auto written = writing_.Run(writes, 0);
-    if (!written) return writing_.LastError();
-    std::string error;
+    if (!written) return {.error = writing_.LastError()};
     for (size_t i = 0; i < written->size(); ++i) {
       const redisReply& reply = *(*written)[i];
       if (reply.type == REDIS_REPLY_STATUS) {
         Know(missing[i]->use.id, now_());
-      } else if (error.empty()) {
-        error = ErrorText(reply);
+        result.bytes += std::ssize(missing[i]->content->Payload());
+      } else if (result.error.empty()) {
+        result.error = ErrorText(reply);
       }
     }
-    return error;
   } catch (const ConnectionError& error) {
-    return error.what();
+    result.error = error.what();
   }
+  return result;
 }
 
 void RedisServer::Pin(std::span<const RecordUse> records, std::span<const int64_t> until_ns) {

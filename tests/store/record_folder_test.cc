@@ -40,7 +40,7 @@ class RecordFolderTest : public testing::Test {
     const auto content = std::make_shared<const RecordContent>(RecordContent{
         .parent = index > 0 ? Id(number - 1).key : PageKey{}, .tokens = {number}, .payload = OwnBytes(payload)});
     const RecordToWrite record{.use = {.id = Id(number), .index = index}, .header = header, .content = content};
-    return folder.Write({&record, 1});
+    return folder.Write({&record, 1}).error;
   }
   void Write(RecordFolder& folder, int number, int64_t index = 0) const {
     ASSERT_EQ(TryWrite(folder, number, index), "");

@@ -64,7 +64,7 @@ class Memory {
                       .tokens = TokensOf(use),
                       .payload = std::move(payload)});
     const RecordToWrite record{.use = use, .header = {}, .content = content};
-    EXPECT_EQ(records_.Write({&record, 1}), "");
+    EXPECT_EQ(records_.Write({&record, 1}).error, "");
   }
   void PutPrefix(int prefix, int64_t pages) {
     for (int64_t page = 0; page < pages; ++page) EXPECT_TRUE(Put(prefix, Use(prefix, page)));

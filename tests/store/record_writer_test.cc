@@ -34,7 +34,7 @@ class HangingPlace final : public RecordBackend {
   void Open() override {
     while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  std::string Write(std::span<const RecordToWrite> /*records*/) override { return {}; }
+  WriteResult Write(std::span<const RecordToWrite> /*records*/) override { return {}; }
   void Touch(std::span<const RecordUse> records) override { touches += std::ssize(records); }
   void Pin(std::span<const RecordUse> records, std::span<const int64_t> /*until_ns*/) override {
     pins += std::ssize(records);
@@ -89,6 +89,30 @@ TEST(RecordWriterTest, AHangingPlaceIsLeftBehind) {
   while (!alive.expired()) std::this_thread::yield();
 }
 
+struct Served {
+  explicit Served(const std::string& url)
+      : backend(MakeRecordServer({.url = url, .identity = IdentityKey("model"), .max_record_bytes = 1000})) {}
+  std::unique_ptr<RecordBackend> backend;
+  RecordWriter writer{*backend, IdentityKey("model"), {}};
+};
+
+// Two processes write the same records, of which the server has them once.
+TEST(RecordWriterTest, BytesThatAreThereAreNotCounted) {
+  FakeRedis fake;
+  for (const int64_t bytes : {900, 0}) {
+    const auto served = std::make_shared<Served>(fake.Url());
+    served->writer.Start(served);
+    for (int i = 0; i < 9; ++i) served->writer.Write({.id = Id(i)}, Content());
+    served->writer.Flush();
+    CacheTierStats stats;
+    served->writer.Count(stats);
+    EXPECT_EQ(stats.written_bytes, bytes);
+    served->writer.RequestStop(Now() + 10);
+    served->writer.End();
+  }
+  EXPECT_EQ(fake.Values().size(), 9u);
+}
+
 // A server that takes 50 ms for a record never hangs, but 300 of them would take 15 s.
 TEST(RecordWriterTest, ASlowServerIsLeftInTime) {
   FakeRedis fake;
@@ -96,13 +120,7 @@ TEST(RecordWriterTest, ASlowServerIsLeftInTime) {
     if (words[0] == "SET") std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return std::optional<std::string>();
   });
-  struct Served {
-    explicit Served(std::unique_ptr<RecordBackend> place) : backend(std::move(place)) {}
-    std::unique_ptr<RecordBackend> backend;
-    RecordWriter writer{*backend, IdentityKey("model"), {}};
-  };
-  auto served = std::make_shared<Served>(
-      MakeRecordServer({.url = fake.Url(), .identity = IdentityKey("model"), .max_record_bytes = 1000}));
+  auto served = std::make_shared<Served>(fake.Url());
   const std::weak_ptr<Served> alive = served;
   served->writer.Start(served);
   for (int i = 0; i < 300; ++i) served->writer.Write({.id = Id(i)}, Content());

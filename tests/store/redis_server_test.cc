@@ -42,7 +42,7 @@ class RedisServerTest : public testing::Test {
     for (size_t i = 0; i < ids.size(); ++i) {
       records.push_back({.use = {.id = ids[i]}, .header = headers[i], .content = content});
     }
-    return server.Write(records);
+    return server.Write(records).error;
   }
 
   // Answers one kind of command.

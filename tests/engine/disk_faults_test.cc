@@ -31,10 +31,8 @@ TEST_F(DiskTierTest, AFolderThatCannotBeWrittenIsToldOnceAndTriedAgain) {
   std::vector<std::string> warnings;
   EngineConfig config = StoredConfig(folder_.Path() + "/cache");
   config.on_warning = [&](const std::string& text) { warnings.push_back(text); };
-  EngineComponents components = LoadComponents(config);
   const store::FakeClock clock;
-  components.now = clock;
-  Engine::Impl engine(std::move(components));
+  EngineOnFakeClock engine(config, clock);
   fs::remove_all(config.kv_cache_dir);
   std::ofstream(config.kv_cache_dir) << "a file in its place";
   for (int i = 0; i < 3; ++i) {

@@ -161,7 +161,7 @@ TEST_F(DiskTierTest, DamagedFilesAreNeverUsed) {
   };
   std::map<fs::path, std::string> whole;
   for (const fs::path& path : files) whole[path] = read(path);
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < kDamages; ++i) {
     for (const auto& [path, bytes] : whole) write(path, bytes);
     const fs::path& victim = files[random() % files.size()];
     std::string bytes = whole[victim];

@@ -44,6 +44,21 @@ inline EngineComponents ComponentsOn(const std::shared_ptr<HangingDisk>& disk, c
   return components;
 }
 
+// An engine that gives nothing up on a busy machine: its clock stands still, and servers have a minute to answer.
+class EngineOnFakeClock : public Engine::Impl {
+ public:
+  explicit EngineOnFakeClock(const EngineConfig& config, const store::FakeClock& clock = {})
+      : Impl(Components(config, clock)) {}
+
+ private:
+  static EngineComponents Components(const EngineConfig& config, const store::FakeClock& clock) {
+    EngineComponents components = LoadComponents(config);
+    components.now = clock;
+    components.answer_seconds = 60;
+    return components;
+  }
+};
+
 class RunningOutputs {
  public:
   // For Engine::Start().

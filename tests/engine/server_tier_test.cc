@@ -6,9 +6,8 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "engine/engine_impl.h"
+#include "engine/hanging_disk.h"
 #include "engine/stored_prefixes.h"
-#include "store/fake_clock.h"
 #include "store/fake_redis.h"
 
 namespace kvanta::engine {
@@ -38,14 +37,14 @@ TEST_P(ServerTierFormats, AHitOfAnotherMachinesPagesHasTheBitsOfAColdRun) {
   std::vector<std::vector<int32_t>> stems;
   for (int i = 0; i < 3; ++i) stems.push_back(RandomTokens(random, 96));
   int hits = 0;
-  Engine first(ServedConfig(GetParam(), redis.Url()));
-  Engine second(with_disk);
+  EngineOnFakeClock first(ServedConfig(GetParam(), redis.Url()));
+  EngineOnFakeClock second(with_disk);
   for (int i = 0; i < 12; ++i) {
     std::vector<int32_t> tokens = stems[random() % stems.size()];
     tokens.resize(random() % 64 + 33);
     const auto tail = RandomTokens(random, static_cast<int64_t>(random() % 20));
     tokens.insert(tokens.end(), tail.begin(), tail.end());
-    Engine& engine = i % 2 == 0 ? first : second;
+    EngineOnFakeClock& engine = i % 2 == 0 ? first : second;
     const Scored run = StoredLogits(engine, tokens, static_cast<int>(random() % 64 + 1));
     ASSERT_TRUE(SameRows(ColdLogits(cold, tokens), run.logits, run.cached))
         << "case " << i << ": " << run.cached << " of " << tokens.size() << " cached";
@@ -56,7 +55,7 @@ TEST_P(ServerTierFormats, AHitOfAnotherMachinesPagesHasTheBitsOfAColdRun) {
   EXPECT_GT(hits, 6);
   EXPECT_GT(first.Stats().store.hit_tokens, 0);
   EXPECT_GT(second.Stats().store.hit_tokens, 0);
-  for (const Engine* engine : {&first, &second}) {
+  for (const EngineOnFakeClock* engine : {&first, &second}) {
     EXPECT_EQ(engine->Stats().store.damaged_files, 0);
     EXPECT_EQ(engine->Stats().store.read_errors, 0);
   }
@@ -89,7 +88,7 @@ TEST_F(ServerTierTest, MemoryThenDiskThenServer) {
   EngineConfig config = Config();
   config.kv_cache_dir = folder_.Path();
   {
-    Engine engine(config);
+    EngineOnFakeClock engine(config);
     EXPECT_EQ(RunOne(engine, GreedyRequest("r", tokens_)).cached_tokens, 96);
     EXPECT_EQ(engine.Stats().store.hit_tokens, 96);
     EXPECT_EQ(engine.Stats().disk.hit_tokens, 0);
@@ -127,7 +126,7 @@ TEST_F(ServerTierTest, APrefixMayLieInTwoPlaces) {
     }
   }
   redis_.SetValues(values);
-  Engine engine(config);
+  EngineOnFakeClock engine(config);
   const Scored run = StoredLogits(engine, tokens_);
   EXPECT_EQ(run.cached, 96);
   EXPECT_TRUE(SameRows(cold, run.logits, run.cached));
@@ -142,7 +141,7 @@ TEST_F(ServerTierTest, DamagedValuesAreNeverUsed) {
   const Values whole = redis_.Values();
   ASSERT_EQ(whole.size(), 6u);
   std::mt19937_64 random(8);
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < kDamages; ++i) {
     Values values = whole;
     const auto victim = std::next(values.begin(), static_cast<std::ptrdiff_t>(random() % values.size()));
     std::string& bytes = victim->second;
@@ -165,7 +164,7 @@ TEST_F(ServerTierTest, DamagedValuesAreNeverUsed) {
     }
     if (bytes == whole.at(victim->first)) continue;
     redis_.SetValues(values);
-    Engine engine(Config());
+    EngineOnFakeClock engine(Config());
     const Scored run = StoredLogits(engine, tokens_);
     EXPECT_TRUE(SameRows(cold, run.logits, run.cached)) << "damage " << i;
     EXPECT_LT(run.cached, 96) << "damage " << i;
@@ -195,10 +194,8 @@ TEST_F(ServerTierTest, AServerThatRefusesIsToldOncePerSide) {
 }
 
 TEST_F(ServerTierTest, ARestartedServerIsFilledAgain) {
-  EngineComponents components = LoadComponents(Config());
   const store::FakeClock clock;
-  components.now = clock;
-  Engine::Impl engine(std::move(components));
+  EngineOnFakeClock engine(Config(), clock);
   StoredLogits(engine, tokens_);
   engine.FlushPrefixCache();
   EXPECT_EQ(redis_.Values().size(), 6u);

@@ -16,6 +16,11 @@ namespace kvanta::engine {
 namespace fs = std::filesystem;
 
 inline constexpr size_t kVocab = 96;
+#ifdef KVANTA_SANITIZED
+inline constexpr int kDamages = 12;  // of stored pages, of up to six kinds in turn
+#else
+inline constexpr int kDamages = 60;
+#endif
 
 inline EngineConfig StoredConfig(const FormatCase& what, const std::string& folder) {
   EngineConfig config = ConfigOf(what);

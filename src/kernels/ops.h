@@ -58,6 +58,11 @@ class Ops {
   // out = x / sqrt(mean(x^2) + eps) * weight; x, out: f32 [rows][width], row strides in floats; may alias.
   virtual void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                        float* out, int64_t out_stride) noexcept = 0;
+  // Throws InputError if the device does not support LayerNorm().
+  virtual void CheckLayerNorm() const = 0;
+  // out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, as RmsNorm(); bias may be null.
+  virtual void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps,
+                         int64_t rows, int64_t width, float* out, int64_t out_stride) noexcept = 0;
   // out[r] = x[r]: f32 [rows][width], row strides in floats.
   virtual void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
                     int64_t out_stride) noexcept = 0;
@@ -76,6 +81,10 @@ class Ops {
   // [rows][width].
   virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
                            float* out) noexcept = 0;
+  // Throws InputError if the device does not support MLPs without a gate: SquaredRelu().
+  virtual void CheckUngatedMlp() const = 0;
+  // x = max(x, 0)^2, f32 [n].
+  virtual void SquaredRelu(float* x, int64_t n) noexcept = 0;
   // Throws InputError if the device does not support gates of the attention's output: MulSigmoid().
   virtual void CheckOutputGate() const = 0;
   // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats.

@@ -32,6 +32,14 @@ struct Architecture {
   std::string_view text_model_type = "";
   // rope_parameters where the file has no scaled rope, as a JSON object; "": the default rope.
   std::string_view default_rope = "";
+  // The first checkpoints have the keys of text_config at the top of the file.
+  bool text_config_optional = false;
+  // "mrope" is the default rope: its three positions are the same for prompts of text.
+  bool multimodal_rope = false;
+  // read_config reads the activation.
+  bool reads_activation = false;
+  // "gelu" is gelu_pytorch_tanh.
+  bool gelu_is_tanh = false;
 };
 
 // The one list of architectures.

@@ -64,11 +64,13 @@ void ReadHeads(const JsonObject& json, ModelConfig& config) {
   config.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
 }
 
-kernels::Activation ReadActivation(const JsonObject& json, std::string_view key) {
+kernels::Activation ReadActivation(const JsonObject& json, const Architecture& architecture) {
   constexpr const char* kKnown = "silu or gelu_pytorch_tanh";
+  const std::string_view key = architecture.activation_key;
   if (json.Value().contains(key) && !json.Has(key)) json.Fail(key, kKnown);  // null: of no class a default
   const std::string name = json.String(key, "silu");
   if (name == "silu" || name == "swish") return kernels::Activation::kSilu;
+  if (name == "gelu" && architecture.gelu_is_tanh) return kernels::Activation::kGeluTanh;
   if (name != "gelu_pytorch_tanh") json.Fail(key, kKnown);
   return kernels::Activation::kGeluTanh;
 }
@@ -91,13 +93,29 @@ void AddDefaultRope(const Architecture& architecture, Json& keys) {
   if (!has_parameters && !has_scaling) keys[kParameters] = Json::parse(architecture.default_rope);
 }
 
+// transformers: "mrope" of the first checkpoints is the default rope.
+void ReplaceMultimodalRope(Json& keys) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!keys.contains(key) || !keys[key].is_object()) continue;
+    for (const char* type : {"type", "rope_type"}) {
+      if (keys[key].contains(type) && keys[key][type] == "mrope") keys[key][type] = "default";
+    }
+  }
+}
+
+bool HasTextConfig(const Json& root, const Architecture& architecture) {
+  if (architecture.text_config.empty()) return false;
+  return !architecture.text_config_optional || root.contains(architecture.text_config);
+}
+
 // The language model's keys: the class's defaults, those of `text_config` or of the whole file, and those that a file
 // with a text_config has at its top all the same.
 Json LanguageModelKeys(const Json& root, const Architecture& architecture, const std::string& name) {
   Json keys = Json::parse(architecture.defaults);
-  if (architecture.text_config.empty()) {
+  if (!HasTextConfig(root, architecture)) {
     keys.update(root);
     AddDefaultRope(architecture, keys);
+    if (architecture.multimodal_rope) ReplaceMultimodalRope(keys);
     return keys;
   }
   const JsonObject text = JsonObject(root, name).Object(architecture.text_config);
@@ -106,6 +124,7 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   keys.update(Json::parse(architecture.defaults));
   keys.update(text.Value());
   AddDefaultRope(language_model, keys);
+  if (architecture.multimodal_rope) ReplaceMultimodalRope(keys);
   for (const char* key : {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings",
                           "quantization_config", "compression_config"}) {
     if (root.contains(key)) keys[key] = root[key];
@@ -246,7 +265,7 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
     top.Fail("model_type", fmt::format("'{}'{}, the architecture's", architecture.model_type, other));
   }
   const Json keys = LanguageModelKeys(root, architecture, name);
-  const JsonObject json(keys, name, std::string(architecture.text_config));
+  const JsonObject json(keys, name, HasTextConfig(root, architecture) ? std::string(architecture.text_config) : "");
   const std::string_view dtype_key = json.Has("dtype") ? "dtype" : "torch_dtype";
   if (dtype_missing != nullptr) *dtype_missing = !json.Has(dtype_key);
   if (json.Has(dtype_key)) {
@@ -263,7 +282,9 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   ReadHeads(json, config);
   config.rms_eps = json.Number("rms_norm_eps", 0, 1, config.rms_eps);
   config.tied_embeddings = json.Bool("tie_word_embeddings", false);
-  config.mlp.activation = config.moe.activation = ReadActivation(json, architecture.activation_key);
+  if (!architecture.reads_activation) {
+    config.mlp.activation = config.moe.activation = ReadActivation(json, architecture);
+  }
   config.layer_specs.resize(static_cast<size_t>(config.layers));
   if (!architecture.reads_rope) {
     const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);

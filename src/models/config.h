@@ -63,7 +63,8 @@ struct AttentionTemperature {
 struct MlpSpec {
   kernels::Activation activation = kernels::Activation::kSilu;
   bool bias = false;
-  bool fused = false;  // the checkpoint has gate and up as one matrix, gate_up_proj
+  bool fused = false;         // the checkpoint has gate and up as one matrix, gate_up_proj
+  bool squared_relu = false;  // no gate: down(max(up(x), 0)^2)
 };
 
 // A layer's blocks, as far as they may differ between the layers of a model.
@@ -91,7 +92,8 @@ struct TensorNames {
   // RMS norms of a layer, before and after its two blocks; "" where there is none.
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
-  std::string_view mlp = "mlp";  // of a layer, dense or of experts
+  std::string_view q_norm = "q_norm", k_norm = "k_norm";  // of an attention
+  std::string_view mlp = "mlp";                           // of a layer, dense or of experts
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
   bool correction_bias_is_row = false;                                // the latter
@@ -118,8 +120,10 @@ struct ModelConfig {
   bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
-  double rms_eps = 1e-6;
-  float norm_weight_offset = 0;  // added to the weights of all norms
+  bool layer_norm = false;           // norms are LayerNorm, in place of RMSNorm
+  bool norm_bias = false;            // ... with biases
+  double rms_eps = 1e-6;             // of either kind
+  float norm_weight_offset = 0;      // added to the weights of all norms
   bool tied_embeddings = false;
   double embedding_scale = 1;            // multiplies embeddings
   bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
@@ -133,7 +137,10 @@ struct ModelConfig {
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;               // RMS norm of each head's q and k before RoPE
   bool qk_norm_of_all_heads = false;  // ... over the channels of all heads together
+  bool qk_norm_after_rope = false;    // ... after RoPE
+  bool qk_norm_by_head = false;       // ... with weights of each head
   bool v_norm = false;                // RMS norm without weights of each head's v
+  bool parallel_blocks = false;       // the MLP has the attention's normed input, and both outputs are added
   bool attention_sinks = false;       // of each query head (attention::AttentionSpec)
   bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
   AttentionTemperature attn_temperature;

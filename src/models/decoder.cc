@@ -10,6 +10,7 @@
 
 #include "kvanta/error.h"
 #include "models/layer_blocks.h"
+#include "models/norm.h"
 #include "models/per_layer_inputs.h"
 #include "models/rope.h"
 #include "models/weight_count.h"
@@ -22,12 +23,12 @@ using kernels::Linear;
 using kernels::Ops;
 
 struct Layer {
-  Buffer pre_attention_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;  // f32 [hidden]; empty: no norm
-  int rope_tables = 0;                                                          // index
+  Norm pre_attention_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
+  int rope_tables = 0;  // index
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<MlpBlock> mlp;
-  Buffer post_per_layer_input_norm;  // empty without per-layer inputs
-  float scalar = 1;                  // of the layer's hidden states
+  Norm post_per_layer_input_norm;  // none without per-layer inputs
+  float scalar = 1;                // of the layer's hidden states
 };
 
 // f32 [positions][rotary_dim], cos | sin; empty without rope.
@@ -79,8 +80,7 @@ class Decoder final : public Model {
       }
     }
     if (is_last_) {  // dividing its output divides the logits
-      final_norm_ =
-          reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset, 1 / config.logits_divisor);
+      final_norm_ = Norm(reader, ops, config, prefix + "norm", config.hidden, 0, 1 / config.logits_divisor);
     } else {
       reader.SkipTensors(prefix + "norm.");
     }
@@ -129,11 +129,12 @@ class Decoder final : public Model {
       layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
       AddChange(layer.post_attention_norm, rows, hidden);
       if (batch.output_rows && step.layer + 1 == config_.layers) {
+        if (config_.parallel_blocks) KeepRows(*batch.output_rows, normed_);
         rows = KeepRows(*batch.output_rows, hidden);
         if (per_layer_) per_layer_->KeepRows(*batch.output_rows);
       }
       if (rows == 0) return;
-      layer.mlp->Forward(Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
+      layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
       AddChange(layer.post_mlp_norm, rows, hidden);
       if (per_layer_) {
         per_layer_->Forward(step.layer, hidden, rows, change_);
@@ -141,7 +142,7 @@ class Decoder final : public Model {
       }
       if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
-    if (is_last_) RmsNorm(final_norm_, hidden, rows, hidden);
+    if (is_last_) Apply(final_norm_, hidden, rows, hidden);
   }
 
   void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
@@ -215,19 +216,19 @@ class Decoder final : public Model {
     }
   }
 
-  // Moves the rows to the front of `hidden` and returns their number.
-  int64_t KeepRows(std::span<const int64_t> rows, float* hidden) noexcept {
+  // Moves the rows to the front of `x` and returns their number. change_ is overwritten.
+  int64_t KeepRows(std::span<const int64_t> rows, float* x) noexcept {
     const auto count = static_cast<int64_t>(rows.size());
-    ops_.Gather(hidden, config_.hidden, rows.data(), count, normed_);
-    ops_.Copy(normed_, config_.hidden, count, config_.hidden, hidden, config_.hidden);
+    ops_.Gather(x, config_.hidden, rows.data(), count, change_);
+    ops_.Copy(change_, config_.hidden, count, config_.hidden, x, config_.hidden);
     return count;
   }
 
   static Layer ReadLayer(const BlockSource& source, const LayerSpec& spec, const std::string& prefix) {
     const ModelConfig& config = source.config;
     const auto read_norm = [&](std::string_view name) {
-      if (name.empty()) return Buffer();
-      return source.reader.Vector(fmt::format("{}{}.weight", prefix, name), config.hidden, config.norm_weight_offset);
+      if (name.empty()) return Norm();
+      return Norm(source.reader, source.ops, config, fmt::format("{}{}", prefix, name), config.hidden);
     };
     Layer layer;
     layer.pre_attention_norm = read_norm(config.names.pre_attention_norm);
@@ -247,7 +248,9 @@ class Decoder final : public Model {
       layer.mlp = ReadMlpAndExperts(source, spec, prefix);
       return layer;
     }
-    layer.mlp = spec.moe ? ReadMoe(source, mlp) : ReadGatedMlp(source, mlp, spec.intermediate_size, config.mlp.bias);
+    layer.mlp = spec.moe                  ? ReadMoe(source, mlp)
+                : config.mlp.squared_relu ? ReadSquaredReluMlp(source, mlp)
+                                          : ReadGatedMlp(source, mlp, spec.intermediate_size, config.mlp.bias);
     return layer;
   }
 
@@ -336,23 +339,22 @@ class Decoder final : public Model {
   }
 
   // x itself without a norm.
-  const float* Normed(const Buffer& weight, const float* x, int64_t rows) noexcept {
-    if (!weight) return x;
-    RmsNorm(weight, x, rows, normed_);
+  const float* Normed(const Norm& norm, const float* x, int64_t rows) noexcept {
+    if (!norm) return x;
+    Apply(norm, x, rows, normed_);
     return normed_;
   }
 
   // hidden += change_, through a norm if there is one, and scaled.
-  void AddChange(const Buffer& norm, int64_t rows, float* hidden) noexcept {
-    if (norm) RmsNorm(norm, change_, rows, change_);
+  void AddChange(const Norm& norm, int64_t rows, float* hidden) noexcept {
+    if (norm) Apply(norm, change_, rows, change_);
     const auto scale = static_cast<float>(config_.residual_scale);
     if (scale != 1) ops_.Scale(change_, scale, rows * config_.hidden);
     ops_.Add(hidden, change_, rows * config_.hidden);
   }
 
-  void RmsNorm(const Buffer& weight, const float* x, int64_t rows, float* out) noexcept {
-    ops_.RmsNorm(x, config_.hidden, weight.as<float>(), static_cast<float>(config_.rms_eps), rows, config_.hidden, out,
-                 config_.hidden);
+  void Apply(const Norm& norm, const float* x, int64_t rows, float* out) noexcept {
+    norm.Forward(ops_, x, config_.hidden, rows, out, config_.hidden);
   }
 
   Ops& ops_;
@@ -362,7 +364,7 @@ class Decoder final : public Model {
   bool is_first_ = true, is_last_ = true;  // of a pipeline's ranks
   std::unique_ptr<Linear> embedding_;      // of the first one
   std::vector<Layer> layers_;
-  Buffer final_norm_;
+  Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding
   float embedding_scale_ = 1;
   std::vector<RopeTables> rope_tables_;

@@ -1,5 +1,6 @@
-// DeepSeek V2 and V3 (also Kimi K2, Moonlight): multi-head latent attention, mixtures of experts.
-// transformers: models/deepseek_v2/modeling_deepseek_v2.py, models/deepseek_v3/modeling_deepseek_v3.py.
+// DeepSeek V2 and V3 (also Kimi K2, Moonlight): multi-head latent attention, mixtures of experts. Youtu-LLM: the same
+// attention without experts. transformers: models/deepseek_v2/modeling_deepseek_v2.py,
+// models/deepseek_v3/modeling_deepseek_v3.py, models/youtu/modeling_youtu.py.
 #include "models/architecture.h"
 #include "models/mla_config.h"
 #include "models/moe_config.h"
@@ -51,6 +52,11 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
   config.moe.norm_topk_prob = json.BoolOrNull("norm_topk_prob", true);
 }
 
+void ReadYoutu(const JsonObject& json, ModelConfig& config) {
+  ReadMla(json, config);
+  config.mla.rope_interleave = json.BoolOrNull("rope_interleave", true);
+}
+
 }  // namespace
 
 // Heads have no one size; this one only replaces hidden_size / num_attention_heads.
@@ -61,6 +67,11 @@ constexpr std::string_view kDeepseekV3Defaults = R"({"head_dim": 64, "kv_lora_ra
   "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
   "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
   "routed_scaling_factor": 2.5})";
+constexpr std::string_view kYoutuDefaults = R"({"vocab_size": 128256, "hidden_size": 2048,
+  "intermediate_size": 6144, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 16,
+  "head_dim": 64, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+  "v_head_dim": 128, "max_position_embeddings": 131072, "tie_word_embeddings": true, "eos_token_id": 128001,
+  "bos_token_id": 128000})";
 
 extern const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", ReadDeepseekV2, kDeepseekV2Defaults};
 extern const Architecture kDeepseekV3 = {.name = "DeepseekV3ForCausalLM",
@@ -68,5 +79,6 @@ extern const Architecture kDeepseekV3 = {.name = "DeepseekV3ForCausalLM",
                                          .read_config = ReadDeepseekV3,
                                          .defaults = kDeepseekV3Defaults,
                                          .other_model_type = "kimi_k2"};
+extern const Architecture kYoutu = {"YoutuForCausalLM", "youtu", ReadYoutu, kYoutuDefaults};
 
 }  // namespace kvanta::models

@@ -1,9 +1,12 @@
 // Grouped-query attention, with optional biases, norms of q, k and v, rope and sinks; with K and V of its own, or those
 // of an earlier layer.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 
 #include "models/layer_blocks.h"
+#include "models/norm.h"
 
 namespace kvanta::models {
 namespace {
@@ -22,12 +25,12 @@ class GroupedAttention final : public AttentionBlock {
     if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
     if (config_.qk_norm) {
       const bool all = config_.qk_norm_of_all_heads;
-      q_norm_ =
-          source.reader.Vector(module + "q_norm.weight", all ? QWidth() : spec_.head_dim, config_.norm_weight_offset);
-      if (HasKv()) {
-        k_norm_ = source.reader.Vector(module + "k_norm.weight", all ? KvWidth() : spec_.head_dim,
-                                       config_.norm_weight_offset);
-      }
+      const auto read_norm = [&](std::string_view name, int heads) {
+        return Norm(source.reader, ops_, config_, fmt::format("{}{}", module, name),
+                    all ? int64_t{heads} * spec_.head_dim : spec_.head_dim, config_.qk_norm_by_head ? heads : 0);
+      };
+      q_norm_ = read_norm(config_.names.q_norm, heads_);
+      if (HasKv()) k_norm_ = read_norm(config_.names.k_norm, kv_heads_);
     }
     if (spec.qk_l2_norm || config_.v_norm) ones_ = Ones(ops_.device(), spec_.head_dim);
     const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
@@ -76,19 +79,21 @@ class GroupedAttention final : public AttentionBlock {
     if (gated) CopyHeads(rows, projected_, queries_);
     float* q = gated ? queries_ : projected_;
     if (spec_.k_eq_v) ops_.Copy(k, QkvWidth(), rows, KvWidth(), v, QkvWidth());
-    if (config_.v_norm && HasKv()) Norm(ones_, kv_heads_, rows, v, QkvWidth());
+    if (config_.v_norm && HasKv()) L2NormHeads(kv_heads_, rows, v, QkvWidth());
     const int64_t q_stride = gated ? QWidth() : QkvWidth();
-    if (config_.qk_norm) {
-      Norm(q_norm_, heads_, rows, q, q_stride);
-      if (HasKv()) Norm(k_norm_, kv_heads_, rows, k, QkvWidth());
-    }
+    const auto norm = [&] {
+      NormHeads(q_norm_, heads_, rows, q, q_stride);
+      if (HasKv()) NormHeads(k_norm_, kv_heads_, rows, k, QkvWidth());
+    };
+    if (config_.qk_norm && !config_.qk_norm_after_rope) norm();
     if (step.rope->rotary_dim != 0) {
       Rotate(step, heads_, step.query_rope_table, q, q_stride);
       if (HasKv()) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
     }
+    if (config_.qk_norm_after_rope) norm();
     if (spec_.qk_l2_norm) {
-      Norm(ones_, heads_, rows, q, q_stride);
-      Norm(ones_, kv_heads_, rows, k, QkvWidth());
+      L2NormHeads(heads_, rows, q, q_stride);
+      L2NormHeads(kv_heads_, rows, k, QkvWidth());
     }
     if (step.query_scales != nullptr) {
       ops_.ScaleRows(q, q_stride, rows, QWidth(), step.query_scales, step.positions);
@@ -158,19 +163,30 @@ class GroupedAttention final : public AttentionBlock {
 
   // Norms x [rows][heads * head_dim] in place: every head, or all heads together. One call per row or per head,
   // whichever is fewer (the bits are the same).
-  void Norm(const Buffer& weight, int heads, int64_t rows, float* x, int64_t stride) noexcept {
+  void NormHeads(const Norm& norm, int heads, int64_t rows, float* x, int64_t stride) noexcept {
+    if (config_.qk_norm_of_all_heads) return norm.Forward(ops_, x, stride, rows, x, stride);
+    VisitHeads(heads, rows, x, stride, norm.HasWeightsByHead(),
+               [&](float* part, int64_t step, int64_t count, int head) {
+                 norm.Forward(ops_, part, step, count, part, step, head);
+               });
+  }
+
+  void L2NormHeads(int heads, int64_t rows, float* x, int64_t stride) noexcept {
     const auto eps = static_cast<float>(config_.rms_eps);
+    VisitHeads(heads, rows, x, stride, false, [&](float* part, int64_t step, int64_t count, int /*head*/) {
+      ops_.RmsNorm(part, step, ones_.as<float>(), eps, count, spec_.head_dim, part, step);
+    });
+  }
+
+  // Calls visit(x, stride, rows, head) for the heads of each row, or for the rows of each head, whichever are fewer
+  // calls.
+  template <class Visit>
+  void VisitHeads(int heads, int64_t rows, float* x, int64_t stride, bool by_head, Visit visit) noexcept {
     const int64_t width = spec_.head_dim;
-    if (config_.qk_norm_of_all_heads) {
-      ops_.RmsNorm(x, stride, weight.as<float>(), eps, rows, heads * width, x, stride);
-    } else if (rows < heads) {
-      for (int64_t row = 0; row < rows; ++row) {
-        ops_.RmsNorm(x + row * stride, width, weight.as<float>(), eps, heads, width, x + row * stride, width);
-      }
+    if (rows < heads && !by_head) {
+      for (int64_t row = 0; row < rows; ++row) visit(x + row * stride, width, heads, 0);
     } else {
-      for (int64_t head = 0; head < heads; ++head) {
-        ops_.RmsNorm(x + head * width, stride, weight.as<float>(), eps, rows, width, x + head * width, stride);
-      }
+      for (int head = 0; head < heads; ++head) visit(x + head * width, stride, rows, head);
     }
   }
 
@@ -179,7 +195,7 @@ class GroupedAttention final : public AttentionBlock {
   const LayerSpec spec_;
   int heads_, kv_heads_;                  // this rank's; no KV heads where those of another layer are used
   std::vector<float> sinks_;              // [heads], or empty
-  Buffer q_norm_, k_norm_;                // f32 [head_dim] or [heads * head_dim]; empty without q/k norms
+  Norm q_norm_, k_norm_;                  // none without q/k norms
   Buffer ones_;                           // f32 [head_dim]; empty without norms after rope
   std::unique_ptr<kernels::Linear> qkv_;  // hidden -> q (and gates) | k | v
   GatheredColumns gathered_;              // of all ranks' heads * head_dim

@@ -146,6 +146,8 @@ std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, con
 // down(activation(gate(x)) * up(x)), activation by config.mlp; `module`: "model.layers.0.mlp.".
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
                                        bool bias);
+// down(max(up(x), 0)^2) (config.mlp).
+std::unique_ptr<MlpBlock> ReadSquaredReluMlp(const BlockSource& source, const std::string& module);
 // Mixture of experts (config.moe).
 std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module);
 // Both, side by side (config.mlp_beside_experts), with their norms. `prefix`: of the layer's tensors.

@@ -11,7 +11,9 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kGranite, kOlmo2, kOlmo3, kSmolLm3, kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGemma3Multimodal, kGemma4,
     kGemma4Multimodal, kQwen3Moe, kMixtral, kQwen2Moe, kGptOss, kGlm4Moe, kGlm4vMoe, kGlm4MoeLite, kMinimaxM2,
     kErnie45Moe, kOlmoe, kFlexOlmo, kGraniteMoe, kGraniteMoeShared, kDots1, kSolarOpen, kExaoneMoe, kQwen3VlMoe,
-    kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35, kQwen35Multimodal, kQwen35Moe, kQwen35MoeMultimodal;
+    kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35, kQwen35Multimodal, kQwen35Moe, kQwen35MoeMultimodal, kGemma,
+    kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm, kYoutu, kHyperClovaX, kQwen2Vl, kQwen25Vl, kQwen3Vl, kCohere,
+    kCohere2, kArcee, kNemotron, kStableLm;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -59,7 +61,23 @@ std::span<const Architecture* const> Architectures() {
                                       &kQwen35,
                                       &kQwen35Multimodal,
                                       &kQwen35Moe,
-                                      &kQwen35MoeMultimodal};
+                                      &kQwen35MoeMultimodal,
+                                      &kGemma,
+                                      &kSeedOss,
+                                      &kErnie45,
+                                      &kExaone4,
+                                      &kHunYuanDense,
+                                      &kCwm,
+                                      &kYoutu,
+                                      &kHyperClovaX,
+                                      &kQwen2Vl,
+                                      &kQwen25Vl,
+                                      &kQwen3Vl,
+                                      &kCohere,
+                                      &kCohere2,
+                                      &kArcee,
+                                      &kNemotron,
+                                      &kStableLm};
   return kAll;
 }
 

@@ -46,7 +46,8 @@ BlockCount CountGroupedAttention(const ModelConfig& config, const LayerSpec& spe
   count.kept = count.matrices;
   if (config.qkv_bias) count.vectors += q + gates + 2 * kv;
   if (config.o_bias) count.vectors += hidden;
-  if (config.qk_norm) count.vectors += config.qk_norm_of_all_heads ? q + kv : int64_t{has_kv ? 2 : 1} * spec.head_dim;
+  const bool of_all_heads = config.qk_norm_of_all_heads || config.qk_norm_by_head;
+  if (config.qk_norm) count.vectors += of_all_heads ? q + kv : int64_t{has_kv ? 2 : 1} * spec.head_dim;
   if (config.attention_sinks) count.vectors += config.heads;
   return count;
 }
@@ -73,8 +74,10 @@ BlockCount CountLatentAttention(const ModelConfig& config) {
   return count;
 }
 
-BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias) {
-  return {.matrices = 3 * hidden * intermediate_size, .vectors = bias ? 2 * intermediate_size + hidden : 0};
+BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias, bool gated = true) {
+  const int64_t inputs = gated ? 2 : 1;
+  return {.matrices = (inputs + 1) * hidden * intermediate_size,
+          .vectors = bias ? inputs * intermediate_size + hidden : 0};
 }
 
 BlockCount CountMoe(const ModelConfig& config, const LayerSpec& spec) {
@@ -105,7 +108,8 @@ LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
   return {.attention = spec.IsRecurrent() ? CountGatedDeltaNet(config)
                        : config.UsesMla() ? CountLatentAttention(config)
                                           : CountGroupedAttention(config, spec),
-          .mlp = spec.moe ? CountMoe(config, spec) : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias)};
+          .mlp = spec.moe ? CountMoe(config, spec)
+                          : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias, !config.mlp.squared_relu)};
 }
 
 // The table and the layers' gates and projections.
@@ -171,7 +175,8 @@ WeightCount CountWeights(const ModelConfig& config) {
           .quantized = CountQuantized(config, layers),
           .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2) + per_layer_table,
-          .vectors = vectors + (norms * config.layers + 1) * hidden + (config.layer_scalars ? config.layers : 0)};
+          .vectors = vectors + (norms * config.layers + 1) * hidden * (config.norm_bias ? 2 : 1) +
+                     (config.layer_scalars ? config.layers : 0)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

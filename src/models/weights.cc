@@ -278,8 +278,8 @@ std::vector<float> WeightReader::KeptValues(const std::string& name, int64_t siz
   return Values(name, size);
 }
 
-Buffer WeightReader::Vector(const std::string& name, int64_t size, float offset, double scale) {
-  std::vector<float> values = Values(name, size);
+Buffer WeightReader::Vector(const std::string& name, int64_t size, float offset, double scale, int64_t rows) {
+  std::vector<float> values = rows == 0 ? Values(name, size) : Matrix(name, rows, size, WeightType::kF32);
   for (float& value : values) value = static_cast<float>(double{value + offset} * scale);
   const size_t bytes = values.size() * sizeof(float);
   Buffer buffer = ops_.device().Allocate(bytes);

@@ -68,8 +68,8 @@ class WeightReader {
   std::vector<float> Values(const std::string& name, int64_t size);
   // The same, to be kept on the host: counted in Bytes().
   std::vector<float> KeptValues(const std::string& name, int64_t size);
-  // A vector of `size` values plus `offset`, times `scale`, as f32 in the device's memory.
-  Buffer Vector(const std::string& name, int64_t size, float offset = 0, double scale = 1);
+  // A vector of `size` values plus `offset`, times `scale`, as f32 in the device's memory; with `rows`, [rows][size].
+  Buffer Vector(const std::string& name, int64_t size, float offset = 0, double scale = 1, int64_t rows = 0);
   // Throws InputError if the checkpoint has tensors of the decoder that were not read. `spare` layers after the model's
   // `layers` may be left, and modules that predict further tokens.
   void CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const;

@@ -121,10 +121,21 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(norm_);
     inner_->RmsNorm(x, x_stride, weight, eps, rows, width, out, out_stride);
   }
+  void CheckLayerNorm() const override { inner_->CheckLayerNorm(); }
+  void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
+                 int64_t width, float* out, int64_t out_stride) noexcept override {
+    const Timer timer(norm_);
+    inner_->LayerNorm(x, x_stride, weight, bias, eps, rows, width, out, out_stride);
+  }
   void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
             int64_t out_stride) noexcept override {
     const Timer timer(copy_);
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
+  }
+  void CheckUngatedMlp() const override { inner_->CheckUngatedMlp(); }
+  void SquaredRelu(float* x, int64_t n) noexcept override {
+    const Timer timer(activation_);
+    inner_->SquaredRelu(x, n);
   }
   void CheckOutputGate() const override { inner_->CheckOutputGate(); }
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,

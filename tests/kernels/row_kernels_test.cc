@@ -86,6 +86,55 @@ TEST_P(RowTest, RmsNormMatchesDouble) {
   }
 }
 
+TEST_P(RowTest, LayerNormMatchesDouble) {
+  const float eps = 1e-5F;
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(2), *GetParam().table);
+  for (const int64_t width : kWidths) {
+    constexpr int64_t kRows = 30;  // enough for several tasks
+    const int64_t stride = width + 3;
+    const auto x = RandomValues(kRows * stride, 20, 3), weight = RandomValues(width, 21),
+               bias = RandomValues(width, 22);
+    std::vector<float> out(static_cast<size_t>(kRows * stride), -77.0F);
+    ops->LayerNorm(x.data(), stride, weight.data(), bias.data(), eps, kRows, width, out.data(), stride);
+    for (int64_t row = 0; row < kRows; ++row) {
+      const float* values = x.data() + row * stride;
+      double mean = 0, squares = 0;
+      for (int64_t i = 0; i < width; ++i) mean += values[i] / static_cast<double>(width);
+      for (int64_t i = 0; i < width; ++i) squares += (values[i] - mean) * (values[i] - mean);
+      const double deviation = std::sqrt(squares / static_cast<double>(width) + eps);
+      for (int64_t i = 0; i < width; ++i) {
+        const double expected = (values[i] - mean) / deviation * weight[i] + bias[i];
+        const double terms =
+            (std::abs(values[i]) + std::abs(mean)) / deviation * std::abs(weight[i]) + std::abs(bias[i]);
+        ASSERT_NEAR(out[row * stride + i], expected, kvanta::testing::RmsNormRelative(width) * terms)
+            << width << ", " << i;
+      }
+      EXPECT_EQ(out[row * stride + width], -77.0F);
+      std::vector<float> alone(values, values + width);
+      ops->LayerNorm(alone.data(), width, weight.data(), bias.data(), eps, 1, width, alone.data(), width);
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * stride)) << width << ", " << row;
+    }
+    std::vector<float> unbiased(static_cast<size_t>(width)), zeros(static_cast<size_t>(width)), biased(unbiased);
+    ops->LayerNorm(x.data(), width, weight.data(), nullptr, eps, 1, width, unbiased.data(), width);
+    ops->LayerNorm(x.data(), width, weight.data(), zeros.data(), eps, 1, width, biased.data(), width);
+    EXPECT_EQ(unbiased, biased);
+  }
+}
+
+TEST_P(RowTest, SquaredReluIsExact) {
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(2), *GetParam().table);
+  auto x = RandomValues(50000, 23);
+  const auto before = x;
+  x.push_back(-77.0F);
+  ops->SquaredRelu(x.data(), std::ssize(before));
+  for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(x[i], before[i] > 0 ? before[i] * before[i] : 0) << i;
+  EXPECT_EQ(x.back(), -77.0F);
+  std::vector<float> limits = {std::nanf(""), -INFINITY, INFINITY};
+  ops->SquaredRelu(limits.data(), 3);
+  EXPECT_TRUE(std::isnan(limits[0]));
+  EXPECT_THAT(std::vector<float>(limits.begin() + 1, limits.end()), ::testing::ElementsAre(0, INFINITY));
+}
+
 TEST_P(RowTest, SiluMulMatchesDouble) {
   for (const int64_t width : kWidths) {
     auto gate = RandomValues(width, 3, 10);

@@ -38,6 +38,17 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "QWEN35MOE",
     "gemma2": "GEMMA2",
     "gemma3_text": "GEMMA3",
+    "gemma": "GEMMA",
+    "cohere": "COMMAND_R",
+    "cohere2": "COHERE2",
+    "arcee": "ARCEE",
+    "nemotron": "NEMOTRON",
+    "stablelm": "STABLELM",
+    "seed_oss": "SEED_OSS",
+    "ernie4_5": "ERNIE4_5",
+    "exaone4": "EXAONE4",
+    "hunyuan_v1_dense": "HUNYUAN_DENSE",
+    "youtu": "DEEPSEEK2",
     "gpt_oss": "GPT_OSS",
     "llama4_text": "LLAMA4",
     "phi3": "PHI3",
@@ -59,10 +70,11 @@ ARCHITECTURES = {
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
 }
-_NORMS_PLUS_ONE = ("gemma", "qwen3_next", "qwen3_5")
-_PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3"}
+_NORMS_PLUS_ONE = ("gemma", "qwen3_next", "qwen3_5", "nemotron")
+_PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3", "ARCEE"}
 _COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
 _SHARED = ("n_shared", "num_shared", "moe_num_shared")
+_LAYER_NORM_EPS = {**dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"), "nemotron": "norm_eps"}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -71,6 +83,8 @@ class Source:
     """A saved checkpoint: its config.json, and its tensors by the hub's names."""
 
     folder: Path
+    other_arch: str = ""
+    """In place of the one that ARCHITECTURES has."""
     config: dict[str, Any] = field(init=False)
     tensors: dict[str, Array] = field(init=False)
 
@@ -83,7 +97,7 @@ class Source:
 
     @property
     def arch(self) -> str:
-        return ARCHITECTURES[self.config["model_type"]]
+        return self.other_arch or ARCHITECTURES[self.config["model_type"]]
 
 
 # Offsets of the fp16 scales in blocks that the gguf package reads and does not write.
@@ -246,7 +260,11 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
         target = names.get_name(_expert_names(source, name), try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         chosen = next((value for part, value in (kinds or {}).items() if part in name), kind)
-        if values.ndim == 1 or name.endswith("bias") or values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0] != 0:
+        if (
+            values.ndim == 1
+            or name.endswith(("bias", "norm.weight"))
+            or values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0] != 0
+        ):
             chosen = Kind.F32
         data = encode(values, chosen)
         _back(source, name, np.asarray(gguf.dequantize(data, chosen), np.float32).reshape(values.shape))
@@ -269,7 +287,10 @@ def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] in _LAYER_NORM_EPS:
+        writer.add_layer_norm_eps(config[_LAYER_NORM_EPS[config["model_type"]]])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_feed_forward_length(get("intermediate_size_mlp") or config["intermediate_size"])
     head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -284,7 +305,8 @@ def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
     if "sliding_attention" in rope:
         rope = rope["full_attention"]
     if "rope_theta" in rope:
-        writer.add_rope_freq_base(rope["rope_theta"])
+        stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
+        writer.add_rope_freq_base(rope["rope_theta"] * stretch)
     if rope.get("rope_type") in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -308,7 +330,9 @@ def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if config["model_type"] in ("olmo3", "exaone_moe"):
+    if "logit_scale" in config:
+        writer.add_logit_scale(config["logit_scale"])
+    if config["model_type"] in ("olmo3", "exaone4", "exaone_moe", "cohere2"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import tiny_classes
 import tiny_models
+import tiny_multimodal
 import tolerance
 import torch
 import transformers
 from logits_oracle import TOKENS, largest_error, logits
 
 ARCHITECTURES = [
-    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Gemma4", "DeepseekV2", "DeepseekV3"),
+    *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Gemma4", "DeepseekV2", "DeepseekV3", "Youtu"),
     *tiny_models.DENSE,
     *tiny_models.WITH_EXPERTS,
     *tiny_models.HYBRIDS,
@@ -64,13 +65,19 @@ def test_absent_keys_are_the_defaults_of_transformers(architecture: str, tmp_pat
 
 
 MULTIMODAL: dict[str, Callable[[], transformers.PreTrainedModel]] = {
-    "mistral": lambda: tiny_models.make_mistral3("Mistral", num_attention_heads=32, num_key_value_heads=8),
-    "ministral3": lambda: tiny_models.make_mistral3("Ministral3", num_attention_heads=32, num_key_value_heads=8),
-    "gemma3": lambda: tiny_models.make_gemma3_multimodal(num_attention_heads=8, num_key_value_heads=4),
-    "llama4": lambda: tiny_models.make_llama4_multimodal(num_attention_heads=40, num_key_value_heads=8),
+    "mistral": lambda: tiny_multimodal.make_mistral3("Mistral", num_attention_heads=32, num_key_value_heads=8),
+    "ministral3": lambda: tiny_multimodal.make_mistral3("Ministral3", num_attention_heads=32, num_key_value_heads=8),
+    "gemma3": lambda: tiny_multimodal.make_gemma3_multimodal(num_attention_heads=8, num_key_value_heads=4),
+    "llama4": lambda: tiny_multimodal.make_llama4_multimodal(num_attention_heads=40, num_key_value_heads=8),
     "glm4v_moe": lambda: tiny_classes.make_glm4v_moe(num_attention_heads=96, num_key_value_heads=8),
     "qwen3_vl_moe": lambda: tiny_classes.make_qwen3_vl_moe(num_attention_heads=16, num_key_value_heads=16),
-    "qwen3_5": lambda: tiny_models.make_qwen35_multimodal(False, num_attention_heads=16, num_key_value_heads=4),
+    "qwen2_5_vl": lambda: tiny_multimodal.make_qwen_vl(
+        "Qwen2_5_VL", num_attention_heads=64, num_key_value_heads=8, head_dim=8, hidden_size=512, num_hidden_layers=1
+    ),
+    "qwen3_vl": lambda: tiny_multimodal.make_qwen_vl(
+        "Qwen3VL", num_attention_heads=32, num_key_value_heads=32, head_dim=16
+    ),
+    "qwen3_5": lambda: tiny_multimodal.make_qwen35_multimodal(False, num_attention_heads=16, num_key_value_heads=4),
 }
 
 

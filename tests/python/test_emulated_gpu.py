@@ -25,12 +25,19 @@ PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulat
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
 EXPERTS_WITH_BIASES = "does not support experts with biases; device cpu does"
 EXPERTS_WITH_SCALED_INPUTS = "does not support experts whose inputs are multiplied by the router's weights; device cpu"
+LAYER_NORM = "does not support LayerNorm; device cpu does"
+UNGATED = "does not support MLPs without a gate; device cpu does"
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 REFUSED = {
+    "ArceeForCausalLM": UNGATED,
+    "Cohere2ForCausalLM": LAYER_NORM,
+    "CohereForCausalLM": LAYER_NORM,
     "GptOssForCausalLM": EXPERTS_WITH_BIASES,
     "Llama4ForCausalLM": EXPERTS_WITH_SCALED_INPUTS,
     "Llama4ForConditionalGeneration": EXPERTS_WITH_SCALED_INPUTS,
+    "NemotronForCausalLM": LAYER_NORM,
     "Qwen3NextForCausalLM": RECURRENT,
+    "StableLmForCausalLM": LAYER_NORM,
     "Qwen3_5ForCausalLM": RECURRENT,
     "Qwen3_5ForConditionalGeneration": RECURRENT,
     "Qwen3_5MoeForCausalLM": RECURRENT,

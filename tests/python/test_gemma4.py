@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import tiny_models
+import tiny_multimodal
 import tolerance
 from logits_oracle import TOKENS, largest_error, logits
 from model_support import RecordSupport
@@ -65,7 +66,7 @@ def test_config_of_the_published_models(tmp_path: Path) -> None:
 
 
 def test_language_model_of_the_multimodal_class(tmp_path: Path, record_support: RecordSupport) -> None:
-    model = tiny_models.make_gemma4_multimodal(**SHARED)
+    model = tiny_multimodal.make_gemma4_multimodal(**SHARED)
     tiny_models.save(model, tmp_path)
     tiny_models.edit_config(tmp_path, **{"text_config.use_bidirectional_attention": "vision"})
     assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS

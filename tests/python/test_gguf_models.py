@@ -70,6 +70,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_5_moe": ("Qwen3_5Moe", HYBRID_EXPERTS),
+    "youtu": ("Youtu", {key: LATENTS[key] for key in tiny_models.DENSE_LATENTS}),
+    "gemma": ("Gemma", {"head_dim": 32}),
+    "seed_oss": ("SeedOss", {"head_dim": 32, "pad_token_id": 0}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 32}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 24}),
+    "exaone4_no_window": (
+        "Exaone4",
+        {"num_hidden_layers": 2, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "hunyuan": ("HunYuanDenseV1", {"head_dim": 32}),
+    "command_r": ("Cohere", {"num_attention_heads": 2, "use_qk_norm": True}),
+    "cohere2": ("Cohere2", {"num_attention_heads": 2}),
+    "arcee": ("Arcee", {}),
+    "stablelm": ("StableLm", {"num_attention_heads": 2, "use_qkv_bias": True}),
+    "stablelm_parallel": ("StableLm", {"num_attention_heads": 2, "use_parallel_residual": True}),
+    "nemotron": ("Nemotron", {"head_dim": 32, "mlp_bias": True}),
     "phi3": ("Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 256}),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
     "glm4_moe": (
@@ -176,11 +192,13 @@ def test_float32_logits_equal_transformers(
     record_support(file, f"GGUF {kind}")
 
 
-def test_language_model_of_qwen3_vl_moe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gguf_models.ARCHITECTURES, "qwen3_moe", "QWEN3VLMOE")
-    file, source = make(tmp_path, "qwen3_moe")
-    assert gguf.GGUFReader(file).fields["general.architecture"].contents() == "qwen3vlmoe"
-    assert float32_error(file, source) < tolerance.F32_LOGITS
+@pytest.mark.parametrize(("model", "arch"), [("qwen2", "QWEN2VL"), ("qwen3", "QWEN3VL"), ("qwen3_moe", "QWEN3VLMOE")])
+def test_language_models_of_qwen_vl(model: str, arch: str, tmp_path: Path) -> None:
+    """A file has the language model alone, with Qwen2's or Qwen3's layers."""
+    architecture, settings = MODELS[model]
+    source = gguf_models.make_source(tmp_path / "source", architecture, **settings)
+    source.other_arch = arch
+    assert float32_error(gguf_models.write(source, tmp_path / "m.gguf"), source) < tolerance.F32_LOGITS
 
 
 # NVFP4 has scales of whole tensors beside it, which no architecture here has names for.

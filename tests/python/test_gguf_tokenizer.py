@@ -95,7 +95,7 @@ ALPHABET = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 SINGLE_DIGITS = {
     *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "qwen2", "deepseek-r1-qwen"),
     *("stablelm2", "hunyuan", "solar-open", "grok-2", "qwen35", "tekken", "deepseek-llm", "deepseek-coder"),
-    "exaone-moe",
+    *("exaone-moe", "seed-coder", "youtu"),
 }
 
 
@@ -152,6 +152,12 @@ PIECES = {
     "kimi-k2": ("漢字abc 1234 it's", ["漢字", "abc", " ", "123", "4", " it's"]),
     "glm4": ("it's 1234 x", ["it", "'s", " ", "123", "4", " x"]),
     "falcon": ("a=b 1234", ["a", "=", "b", " ", "123", "4"]),
+    "exaone4": ("it's 1234 x", ["it", "'s", " 1234", " x"]),
+    "seed-coder": ("don't 12 a+\nb", ["don", "'t", " ", "1", "2", " a", "+", "\n", "b"]),
+    "youtu": (
+        "HelloWorld漢字，한국 don't 12/\n",
+        ["Hello", "World", "漢字", "，", "한국", " don't", " ", "1", "2", "/\n"],
+    ),
     "qwen35": ("cafe\u0301 12", ["caf\u00e9", " ", "1", "2"]),
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import tiny_models
+import tiny_multimodal
 import tolerance
 import torch
 from logits_oracle import (
@@ -93,7 +94,7 @@ def test_bf16_is_no_farther_from_float32_than_transformers(
 def test_language_model_of_multimodal_checkpoints(
     with_experts: bool, tmp_path: Path, record_support: RecordSupport
 ) -> None:
-    model = tiny_models.make_qwen35_multimodal(with_experts)
+    model = tiny_multimodal.make_qwen35_multimodal(with_experts)
     tiny_models.save(model, tmp_path)
     found = logits(tmp_path)
     assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS

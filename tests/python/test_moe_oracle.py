@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import tiny_classes
 import tiny_models
+import tiny_multimodal
 import tolerance
 import torch
 from logits_oracle import (
@@ -236,7 +237,7 @@ def test_kimi_k2_is_deepseek_v3_by_another_name(tmp_path: Path) -> None:
 
 
 def test_language_model_of_llama4_multimodal(tmp_path: Path, record_support: RecordSupport) -> None:
-    model = tiny_models.make_llama4_multimodal()
+    model = tiny_multimodal.make_llama4_multimodal()
     tiny_models.save(model, tmp_path)
     assert "language_model.model.layers.1.feed_forward.experts.gate_up_proj" in safetensors.torch.load_file(
         tmp_path / "model.safetensors"

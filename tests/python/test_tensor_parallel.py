@@ -74,6 +74,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel"), {"kv_cache_dtype": "nvfp4"}),
     "scales": (scale_file, {"kv_cache_dtype": "k=fp8_e4m3+mean+outliers=2,v=fp8_e4m3"}),
     "klt3": (with_tokenizer, {"kv_cache_dtype": "k=klt3,v=int4"}),
+    "Nemotron": (lambda folder: saved("Nemotron", folder), {"weight_dtype": "int8"}),
     "DeepseekV3": (lambda folder: saved("DeepseekV3", folder), {"kv_cache_dtype": "mla_int4"}),
     "DeepseekV3 GGUF": (lambda folder: gguf_file(folder, "DeepseekV3", "F32"), {}),
 }
@@ -138,9 +139,13 @@ def test_what_ranks_cannot_divide_is_refused(
         LLM(model, **{"tensor_parallel_size": 2, **options})
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3_5", "Olmo2"])
-def test_architectures_without_a_division_are_refused(architecture: str, tmp_path: Path) -> None:
-    tiny_models.save(tiny_models.make_model(architecture), tmp_path, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("architecture", "settings"), [("Qwen3_5", {}), ("Olmo2", {}), ("Cohere", {"use_qk_norm": True})]
+)
+def test_architectures_without_a_division_are_refused(
+    architecture: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny_models.save(tiny_models.make_model(architecture, **settings), tmp_path, torch.bfloat16)
     with pytest.raises(InputError, match="not divided among ranks yet; use 1, or pipeline_parallel_size"):
         LLM(tmp_path, tokenizer="stories260k", tensor_parallel_size=2)
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import tiny_models
+import tiny_multimodal
 import transformers
 
 
@@ -45,14 +46,15 @@ def make_glm4v_moe(**settings: Any) -> transformers.PreTrainedModel:
 
 
 MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
-    "Gemma3": tiny_models.make_gemma3_multimodal,
-    "Gemma4": tiny_models.make_gemma4_multimodal,
-    "Mistral3": partial(tiny_models.make_mistral3, "Ministral3"),
-    "Llama4": tiny_models.make_llama4_multimodal,
+    "Gemma3": tiny_multimodal.make_gemma3_multimodal,
+    "Gemma4": tiny_multimodal.make_gemma4_multimodal,
+    "Mistral3": partial(tiny_multimodal.make_mistral3, "Ministral3"),
+    "Llama4": tiny_multimodal.make_llama4_multimodal,
     "Glm4vMoe": make_glm4v_moe,
     "Qwen3VLMoe": make_qwen3_vl_moe,
-    "Qwen3_5": partial(tiny_models.make_qwen35_multimodal, False),
-    "Qwen3_5Moe": partial(tiny_models.make_qwen35_multimodal, True),
+    "Qwen3_5": partial(tiny_multimodal.make_qwen35_multimodal, False),
+    "Qwen3_5Moe": partial(tiny_multimodal.make_qwen35_multimodal, True),
+    **{name: partial(tiny_multimodal.make_qwen_vl, name) for name in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")},
 }
 
 
@@ -92,7 +94,7 @@ def experts(count: int, chosen: int) -> dict[str, int]:
 def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
     """A model of a class of config.json's "architectures", in WHOLE_GROUPS; `settings` of its language model."""
     settings = {**WHOLE_GROUPS, **settings}
-    if name.startswith(("Deepseek", "Glm4MoeLite")):
+    if name.startswith(("Deepseek", "Glm4MoeLite", "Youtu")):
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
     if name.startswith("GraniteMoeShared"):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0

@@ -61,6 +61,8 @@ LATENTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "routed_scaling_factor": 1.7,
 }
+# The same attention, without experts.
+DENSE_LATENTS = {key: size for key, size in LATENTS.items() if key.endswith(("_rank", "_head_dim", "value_heads"))}
 SETTINGS: dict[str, dict[str, Any]] = {
     "DeepseekV2": LATENTS,
     "DeepseekV3": LATENTS | {"n_group": 4, "topk_group": 2},
@@ -154,6 +156,36 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.5,
         },
     },
+    "Gemma": {"head_dim": 32, "pad_token_id": 0},
+    "SeedOss": {"head_dim": 16, "pad_token_id": 0},
+    "Ernie4_5": {"head_dim": 16},
+    "Exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
+    "Youtu": DENSE_LATENTS,
+    "HunYuanDenseV1": {
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
+    },
+    "Cohere": {"pad_token_id": 0, "logit_scale": 0.4},
+    "Cohere2": {"pad_token_id": 0, "logit_scale": 0.4, "num_hidden_layers": 4, "sliding_window": 24},
+    "Nemotron": {"head_dim": 16},
+    "Cwm": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "HyperCLOVAX": {
+        "embedding_multiplier": 7.3,
+        "attention_multiplier": 0.21,
+        "residual_multiplier": 0.37,
+        "logits_scaling": 0.4,
+    },
     "Gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 1.0},
     "Gemma3": GEMMA
     | {
@@ -200,7 +232,10 @@ CONFIGS = {
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
 }
 HYBRIDS = ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe"]
-DENSE = ["Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3"]
+DENSE = [
+    *("Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3", "SeedOss", "Ernie4_5"),
+    *("Exaone4", "HunYuanDenseV1", "Cwm", "HyperCLOVAX", "Cohere", "Cohere2", "Arcee", "Nemotron", "StableLm"),
+]
 WITH_EXPERTS = [
     *("Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4", "Glm4MoeLite", "MiniMaxM2", "Ernie4_5_Moe"),
     *("Olmoe", "FlexOlmo", "GraniteMoe", "GraniteMoeShared", "Dots1", "SolarOpen", "ExaoneMoe"),
@@ -217,7 +252,7 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
 def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
     """Random values for its parameters, for attention without fused kernels."""
     model.config._attn_implementation = "eager"
-    adds_one = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # to the weights of norms
+    adds_one = ("GemmaFor", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Nemotron")  # to the weights of norms
     norm_center = 0 if type(model).__name__.startswith(adds_one) else 1
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -251,80 +286,6 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 buffer.copy_(0.7 + 0.1 * torch.randn(buffer.shape, generator=generator))
     model.train(False)
     return model
-
-
-def make_gemma3_multimodal(**settings: Any) -> transformers.PreTrainedModel:
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    text = {**SIZES, **SETTINGS["Gemma3"], **settings}
-    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    return fill(transformers.Gemma3ForConditionalGeneration(config))
-
-
-def make_gemma4_multimodal(**settings: Any) -> transformers.PreTrainedModel:
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {"num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8, "position_embedding_size": 16}
-    text = {**SIZES, **GEMMA4, **settings}
-    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None)
-    return fill(transformers.Gemma4ForConditionalGeneration(config))
-
-
-def make_mistral3(text: str, **settings: Any) -> transformers.PreTrainedModel:
-    """With a language model of the class `text`, "Mistral" or "Ministral3"."""
-    vision = {
-        "model_type": "pixtral",
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "head_dim": 8,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    language = {**SIZES, **SETTINGS.get(text, {}), **settings, "model_type": text.lower()}
-    if text == "Mistral":
-        language["sliding_window"] = None
-    config = transformers.Mistral3Config(text_config=language, vision_config=vision, tie_word_embeddings=False)
-    return fill(transformers.Mistral3ForConditionalGeneration(config))
-
-
-def make_llama4_multimodal(**settings: Any) -> transformers.PreTrainedModel:
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-        "vision_output_dim": 16,
-        "projector_input_dim": 16,
-        "projector_output_dim": 16,
-    }
-    text = {**SIZES, **SETTINGS["Llama4"], **settings}
-    config = transformers.Llama4Config(text_config=text, vision_config=vision)
-    return fill(transformers.Llama4ForConditionalGeneration(config))
-
-
-def make_qwen35_multimodal(with_experts: bool, **settings: Any) -> transformers.PreTrainedModel:
-    name = "Qwen3_5Moe" if with_experts else "Qwen3_5"
-    text = {**SIZES, **SETTINGS[name], **settings}
-    vision = {
-        "depth": 1,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "patch_size": 4,
-        "out_hidden_size": text["hidden_size"],
-        "num_position_embeddings": 16,
-    }
-    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision)
-    return fill(getattr(transformers, f"{name}ForConditionalGeneration")(config))
 
 
 def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
@@ -406,6 +367,6 @@ def as_first_generation(folder: Path) -> None:
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
-    if config["model_type"] not in ("ministral", "olmo3"):
+    if config["model_type"] not in ("ministral", "olmo3", "exaone4", "cwm", "cohere2"):
         config.pop("layer_types", None)
     (folder / "config.json").write_text(json.dumps(config))

@@ -12,7 +12,7 @@ from kvanta.gguf_convert.families import ARCHITECTURES
 from kvanta.gguf_convert.metadata import Metadata
 
 # Architectures that may rotate a part of each head.
-_PARTLY_ROTATED = {"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe", "minimax-m2"}
+_PARTLY_ROTATED = {"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe", "minimax-m2", "nemotron", "stablelm"}
 
 
 def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
     head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
     rotated = metadata.size("rope.dimension_count", head_dim)
     theta = metadata.number("rope.freq_base", 10000.0)
-    epsilon = metadata.number("attention.layer_norm_rms_epsilon")
+    epsilon = metadata.number(f"attention.layer_norm_{'' if family.layer_norm_eps else 'rms_'}epsilon")
     config: dict[str, Any] = {
         "architectures": [family.class_name],
         "model_type": family.model_type,
@@ -106,7 +106,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
         "head_dim": head_dim,
         "vocab_size": vocabulary,
         "max_position_embeddings": metadata.size("context_length"),
-        "rms_norm_eps": float(f"{epsilon:.6g}"),  # stored as f32: 9.99999975e-06 means 1e-05
+        family.layer_norm_eps or "rms_norm_eps": float(f"{epsilon:.6g}"),  # stored as f32: 9.99999975e-06 means 1e-05
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(metadata, rotated, theta),
         "hidden_act": "silu",

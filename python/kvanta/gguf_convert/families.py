@@ -8,6 +8,7 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf_convert.metadata import Metadata
+from kvanta.gguf_convert.window_families import cohere2, command_r, every, exaone4, window_layers
 
 Config = dict[str, Any]
 _SIGMOID = 2  # expert_gating_func
@@ -23,6 +24,8 @@ class Family:
     has_experts: bool = False
     is_latent: bool = False
     """Multi-head latent attention: heads have no one size."""
+    layer_norm_eps: str = ""
+    """Hugging Face's key of LayerNorm's epsilon; "": norms are RMSNorm."""
 
 
 def _become(config: Config, class_name: str, model_type: str) -> None:
@@ -36,30 +39,8 @@ def _experts(metadata: Metadata, config: Config, count_key: str) -> None:
         config["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
 
 
-def _window_layers(metadata: Metadata, config: Config, step: int, window: int | None = None) -> None:
-    """layer_types and sliding_window, from a list of flags or full attention in every `step`-th layer.
-
-    `window`: where the file has none. 0: no layer has a window.
-    """
-    name = "attention.sliding_window_pattern"
-    key = f"{metadata.architecture}.{name}"
-    layers = config["num_hidden_layers"]
-    if isinstance(metadata.value(key), list):
-        flags = metadata.array(key, bool, layers)
-    else:  # a number is a step, 0 one without end
-        flags = _every(layers, (metadata.count(name) or layers + 1) if metadata.has(name) else step)
-    if metadata.value(f"{metadata.architecture}.attention.sliding_window") == 0 or (
-        window == 0 and not metadata.has("attention.sliding_window")
-    ):
-        flags, config["sliding_window"] = [False] * layers, config["max_position_embeddings"]
-    else:
-        config["sliding_window"] = metadata.size("attention.sliding_window", window)
-    config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in flags]
-
-
-def _every(layers: int, step: int) -> list[bool]:
-    """True for all layers but each `step`-th."""
-    return [(layer + 1) % step != 0 for layer in range(layers)]
+def _as_in_common(_metadata: Metadata, _config: Config) -> None:
+    """The keys that all architectures have are all there are."""
 
 
 def _llama(metadata: Metadata, config: Config) -> None:
@@ -124,7 +105,7 @@ def _dots1(metadata: Metadata, config: Config) -> None:
 
 def _exaone_moe(metadata: Metadata, config: Config) -> None:
     _leave_out_predicted_layers(metadata, config)
-    _window_layers(metadata, config, 4)
+    window_layers(metadata, config, 4)
     _deepseek_experts(metadata, config)
     config["num_experts"] = config.pop("n_routed_experts")
     config["num_shared_experts"] = config.pop("n_shared_experts")
@@ -147,7 +128,7 @@ def _gated_delta_net(metadata: Metadata, config: Config) -> None:
     if metadata.has("attention.recurrent_layers"):
         flags = metadata.array(f"{metadata.architecture}.attention.recurrent_layers", int, blocks)
     else:
-        flags = _every(blocks, metadata.size("full_attention_interval", 4))
+        flags = every(blocks, metadata.size("full_attention_interval", 4))
     flags = flags[: config["num_hidden_layers"]]
     config["layer_types"] = ["linear_attention" if flag else "full_attention" for flag in flags]
     key_heads, value_heads = metadata.size("ssm.group_count"), metadata.size("ssm.time_step_rank")
@@ -183,7 +164,7 @@ def _gemma(metadata: Metadata, config: Config, layers_of_27b: int) -> None:
 
 def _gemma2(metadata: Metadata, config: Config) -> None:
     _gemma(metadata, config, layers_of_27b=46)
-    _window_layers(metadata, config, 2, window=4096)
+    window_layers(metadata, config, 2, window=4096)
     # The first files of Gemma 2 lack the keys.
     config["attn_logit_softcapping"] = metadata.number("attn_logit_softcapping", 50.0)
     config["final_logit_softcapping"] = metadata.number("final_logit_softcapping", 30.0)
@@ -191,16 +172,30 @@ def _gemma2(metadata: Metadata, config: Config) -> None:
 
 def _gemma3(metadata: Metadata, config: Config) -> None:
     _gemma(metadata, config, layers_of_27b=62)
-    _window_layers(metadata, config, 6, window=0)
+    window_layers(metadata, config, 6, window=0)
     if metadata.value("gemma3.final_logit_softcapping"):
         config["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
     config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", 10000.0)
 
 
+def _gemma1(_metadata: Metadata, config: Config) -> None:
+    config["hidden_act"] = "gelu_pytorch_tanh"
+
+
+def _stablelm(metadata: Metadata, config: Config) -> None:
+    config["use_qkv_bias"] = "blk.0.attn_q.bias" in metadata.tensors
+    # As in llama.cpp, whatever the file's key says.
+    config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in metadata.tensors
+
+
+def _squared_relu(_metadata: Metadata, config: Config) -> None:
+    config["hidden_act"] = "relu2"
+
+
 def _gpt_oss(metadata: Metadata, config: Config) -> None:
     _experts(metadata, config, "num_local_experts")
     config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
-    _window_layers(metadata, config, 2)
+    window_layers(metadata, config, 2)
     config |= {"attention_bias": True, "swiglu_limit": 7.0}
     if config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
@@ -247,7 +242,7 @@ def _granite_moe(metadata: Metadata, config: Config) -> None:
 def _olmo2(metadata: Metadata, config: Config) -> None:
     if metadata.count("attention.sliding_window") > 0:
         _become(config, "Olmo3ForCausalLM", "olmo3")
-        _window_layers(metadata, config, 4)
+        window_layers(metadata, config, 4)
 
 
 def _smollm3(_metadata: Metadata, config: Config) -> None:
@@ -345,12 +340,24 @@ ARCHITECTURES = {
     "qwen35moe": Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _qwen_hybrid_moe, has_experts=True),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", _gemma2),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "qwen2vl": Family("Qwen2ForCausalLM", "qwen2", _qwen),  # the language models, without images
+    "qwen3vl": Family("Qwen3ForCausalLM", "qwen3", _qwen),
+    "gemma": Family("GemmaForCausalLM", "gemma", _gemma1),
+    "seed_oss": Family("SeedOssForCausalLM", "seed_oss", _as_in_common),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", "ernie4_5", _as_in_common),
+    "exaone4": Family("Exaone4ForCausalLM", "exaone4", exaone4),
+    "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _as_in_common),
+    "command-r": Family("CohereForCausalLM", "cohere", command_r, layer_norm_eps="layer_norm_eps"),
+    "cohere2": Family("Cohere2ForCausalLM", "cohere2", cohere2, layer_norm_eps="layer_norm_eps"),
+    "arcee": Family("ArceeForCausalLM", "arcee", _squared_relu),
+    "nemotron": Family("NemotronForCausalLM", "nemotron", _squared_relu, layer_norm_eps="norm_eps"),
+    "stablelm": Family("StableLmForCausalLM", "stablelm", _stablelm, layer_norm_eps="layer_norm_eps"),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", _gpt_oss, has_experts=True),
     "phi3": Family("Phi3ForCausalLM", "phi3", _phi3),
     "deepseek2": Family("DeepseekV2ForCausalLM", "deepseek_v2", _deepseek2, has_experts=True, is_latent=True),
     "mistral3": Family("Ministral3ForCausalLM", "ministral3", _mistral3),
     "llama4": Family("Llama4ForCausalLM", "llama4_text", _llama4, has_experts=True),
-    "glm4": Family("Glm4ForCausalLM", "glm4", lambda _metadata, _config: None),
+    "glm4": Family("Glm4ForCausalLM", "glm4", _as_in_common),
     "glm4moe": Family("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, has_experts=True),
     "qwen3vlmoe": Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_vl_moe, has_experts=True),
     "olmoe": Family("OlmoeForCausalLM", "olmoe", _olmoe, has_experts=True),

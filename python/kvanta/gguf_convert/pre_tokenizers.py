@@ -24,7 +24,7 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = (r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
 
 
-def _words(digits: str, contractions: str = _CONTRACTIONS, marks: str = "") -> Json:
+def _words(digits: str, contractions: str = _CONTRACTIONS, marks: str = "", punctuation_end: str = r"[\r\n]*") -> Json:
     """Words with the character before them, runs of `digits`, punctuation, spaces: the family of cl100k."""
     return _split(
         "|".join(
@@ -32,7 +32,7 @@ def _words(digits: str, contractions: str = _CONTRACTIONS, marks: str = "") -> J
                 contractions,
                 rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}{marks}]+",
                 digits,
-                rf" ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*",
+                rf" ?[^\s\p{{L}}{marks}\p{{N}}]+{punctuation_end}",
                 *_SPACES,
             ]
         )
@@ -110,6 +110,15 @@ _EXAONE_MOE = [
     ),
     _BYTES_ONLY,
 ]
+_YOUTU = [
+    _split(
+        "[\uac00-\ud7a3\u3131-\u318e]+"
+        "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+        f"|[\u3105-\u312f]+|{_HAN_AND_KANA}"
+    ),
+    _split(_cased_words(r"\p{N}", f"{_CONTRACTIONS}?")),
+    _BYTES_ONLY,
+]
 _FALCON = [_split(r"[\p{P}\$\+<=>\^~\|`]+"), _GPT2_SPLIT, _split("[0-9][0-9][0-9]")]
 
 
@@ -132,7 +141,9 @@ class PreTokenizer:
 
 
 _NAMES = {
-    "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum": PreTokenizer([_GPT2_SPLIT]),
+    "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4": PreTokenizer(
+        [_GPT2_SPLIT]
+    ),
     "smollm starcoder refact command-r codeshell exaone minerva-7b": PreTokenizer(_DIGITS_THEN_GPT2),
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer(
         _LLAMA3, whole_words_first=True, adds_bos=True
@@ -149,6 +160,8 @@ _NAMES = {
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "kimi-k2": PreTokenizer(_KIMI_K2),
     "exaone-moe": PreTokenizer(_EXAONE_MOE),
+    "seed-coder": PreTokenizer([_words(r"\p{N}", punctuation_end=""), _BYTES_ONLY]),
+    "youtu": PreTokenizer(_YOUTU, whole_words_first=True),
     "falcon": PreTokenizer(_FALCON),
 }
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: kind for names, kind in _NAMES.items() for name in names.split()}

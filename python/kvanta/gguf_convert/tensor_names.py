@@ -1,24 +1,21 @@
 """GGUF's names of tensors, by architecture, with Hugging Face's names and the sizes that config.json asks for.
 
-A line of a table: GGUF's module in a block, the Hugging Face module in a layer, the shape, and words: `bias` (a bias
-may be there), `optional`, `dense` and `moe` (needed in layers without and with experts), `attention` and `recurrent`
-(needed in layers of attention and of Gated DeltaNet), `norm`. "*" stands for the number of an expert or a head, the
-first size. A name after "=" is that of the tensor itself; one that ends with a dot has neither .weight nor .bias behind
-it. Sizes: see `sizes`; GGUF leaves out those of 1.
+Tables are those of tensor_table.py. Sizes: see `sizes`; GGUF leaves out those of 1.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kvanta.gguf_convert import expert_tables
+from kvanta.gguf_convert.tensor_table import Module, parse_table
 
 TOP = """
 token_embd     model.embed_tokens   v,h
 output_norm    model.norm           h     norm
+output_norm.bias  =model.norm.bias  h     optional
 output         lm_head              v,h   optional
 """
 
@@ -220,6 +217,62 @@ ffn_down             mlp.down_proj               h,f
 post_ffw_norm        post_feedforward_layernorm  h   norm
 """
 
+# The norm before the MLP has the name of one after the attention.
+_SEED_OSS = (
+    _ATTENTION
+    + """
+post_attention_norm  post_attention_layernorm  h     norm
+ffn_gate             mlp.gate_proj             f,h   bias
+ffn_up               mlp.up_proj               f,h   bias
+ffn_down             mlp.down_proj             h,f   bias
+"""
+)
+
+_HUNYUAN = (
+    _LLAMA
+    + """
+attn_q_norm    self_attn.query_layernorm   d   norm
+attn_k_norm    self_attn.key_layernorm     d   norm
+"""
+)
+
+_COHERE = (
+    _ATTENTION
+    + """
+attn_q_norm    self_attn.q_norm   H,d    norm optional
+attn_k_norm    self_attn.k_norm   Hk,d   norm optional
+ffn_gate       mlp.gate_proj      f,h
+ffn_up         mlp.up_proj        f,h
+ffn_down       mlp.down_proj      h,f
+"""
+)
+
+_ARCEE = (
+    _ATTENTION
+    + """
+ffn_norm       post_attention_layernorm  h     norm
+ffn_up         mlp.up_proj               f,h   bias
+ffn_down       mlp.down_proj             h,f   bias
+"""
+)
+
+_NEMOTRON = (
+    _ARCEE
+    + """
+attn_norm.bias  =input_layernorm.bias            h
+ffn_norm.bias   =post_attention_layernorm.bias   h
+"""
+)
+
+_STABLELM = (
+    _LLAMA
+    + """
+attn_norm.bias  =input_layernorm.bias            h
+ffn_norm        post_attention_layernorm         h   norm optional
+ffn_norm.bias   =post_attention_layernorm.bias   h   optional
+"""
+)
+
 # kv_b is whole in old files; newer ones have its parts, k_b transposed, by head.
 _DEEPSEEK2 = (
     _MLP
@@ -240,32 +293,8 @@ attn_output     self_attn.o_proj               h,om
 """
 )
 
-
-@dataclass(frozen=True)
-class Module:
-    """A line of a table."""
-
-    name: str
-    shape: tuple[str, ...]
-    words: frozenset[str]
-
-    def tensor(self, kind: str) -> str:
-        """Hugging Face's name of the tensor."""
-        return self.name[1:] if self.name.startswith("=") else f"{self.name}.{kind}"
-
-
-def parse_table(text: str) -> dict[str, Module]:
-    """By GGUF's names; a later line replaces an earlier one."""
-    modules = {}
-    for line in text.strip().splitlines():
-        if line.strip():
-            name, module, shape, *words = line.split()
-            modules[name] = Module(module, tuple(shape.split(",")), frozenset(words))
-    return modules
-
-
 _BY_MODEL_TYPE = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "granite", "smollm3", "ministral3"), _LLAMA),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "granite", "smollm3", "ministral3", "gemma", "ernie4_5"), _LLAMA),
     "mixtral": _MIXTRAL,
     "qwen3": _LLAMA + _QK_NORM,
     "qwen2_moe": _QWEN2_MOE,
@@ -289,14 +318,22 @@ _BY_MODEL_TYPE = {
     "llama4_text": _LLAMA4,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,
+    "seed_oss": _SEED_OSS,
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "arcee": _ARCEE,
+    "nemotron": _NEMOTRON,
+    "stablelm": _STABLELM,
+    "exaone4": _OLMO2 + _QK_NORM,
+    "hunyuan_v1_dense": _HUNYUAN,
     "deepseek_v2": _DEEPSEEK2,
     "deepseek_v3": _DEEPSEEK2,
     "kimi_k2": _DEEPSEEK2,
 }
 # GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).
-PAIRED_ROPE = {"llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3"}
+PAIRED_ROPE = {"llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3", "arcee"}
 # Model types whose norm weights are stored plus one in GGUF.
-NORMS_PLUS_ONE = {"gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"}
 
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 # No weights: config.json has what they say.
@@ -332,6 +369,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "v": config["vocab_size"],
         "d": head_dim,
         "H": heads,
+        "Hk": config["num_key_value_heads"],
         "q": q,
         "2q": 2 * q,
         "k": k,

@@ -18,11 +18,10 @@ from kvanta.gguf_convert.tensor_names import (
     NORMS_PLUS_ONE,
     PAIRED_ROPE,
     TOP,
-    Module,
     modules_of,
-    parse_table,
     sizes,
 )
+from kvanta.gguf_convert.tensor_table import Module, parse_table
 from kvanta.progress import progress_bar
 
 # From here on float32 values round to infinity in bfloat16.
@@ -103,7 +102,7 @@ class Weights:
         block = BLOCK_NAME.fullmatch(info.name)
         if block is None:
             name, _, kind = info.name.rpartition(".")
-            module = self._top.get(name) if kind == "weight" else None
+            module = self._top.get(info.name) or (self._top.get(name) if kind == "weight" else None)
             prefix = ""
         else:
             layer, name, kind = int(block[1]), block[2], block[3] or ""

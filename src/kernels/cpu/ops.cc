@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/math.h"
+#include "kernels/cpu/plain_rows.h"
 #include "kernels/cpu/select.h"
 #include "kernels/cpu/task_split.h"
 #include "kernels/linear/cpu/packed_linear.h"
@@ -61,6 +62,18 @@ class CpuOps final : public Ops {
             [&](int64_t row) { rows_.rms_norm(x + row * x_stride, weight, eps, width, out + row * out_stride); });
   }
 
+  void CheckLayerNorm() const override {}
+
+  void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
+                 int64_t width, float* out, int64_t out_stride) noexcept override {
+    ForRows(rows, width, [&](int64_t row) {
+      float* to = out + row * out_stride;
+      SubtractMean(x + row * x_stride, width, to);
+      rows_.rms_norm(to, weight, eps, width, to);
+      if (bias != nullptr) rows_.add(to, bias, width);
+    });
+  }
+
   void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
             int64_t out_stride) noexcept override {
     ForRows(rows, width, [&](int64_t row) { std::copy_n(x + row * x_stride, width, out + row * out_stride); });
@@ -89,6 +102,12 @@ class CpuOps final : public Ops {
       const float* gate = gate_up + row * 2 * width;
       multiply(gate, gate + width, width, out + row * width);
     });
+  }
+
+  void CheckUngatedMlp() const override {}
+
+  void SquaredRelu(float* x, int64_t n) noexcept override {
+    ForChunks(n, [&](int64_t first, int64_t count) { SquaredReluRow(x + first, count); });
   }
 
   void CheckOutputGate() const override {}

@@ -42,6 +42,18 @@ class GpuOps final : public Ops {
     throw InputError(fmt::format("{} does not support experts {}; device cpu does", context_->gpu->Name(), kind));
   }
 
+  void CheckLayerNorm() const override {
+    throw InputError(fmt::format("{} does not support LayerNorm; device cpu does", context_->gpu->Name()));
+  }
+  void LayerNorm(const float* /*x*/, int64_t /*x_stride*/, const float* /*weight*/, const float* /*bias*/,
+                 float /*eps*/, int64_t /*rows*/, int64_t /*width*/, float* /*out*/,
+                 int64_t /*out_stride*/) noexcept override {}
+
+  void CheckUngatedMlp() const override {
+    throw InputError(fmt::format("{} does not support MLPs without a gate; device cpu does", context_->gpu->Name()));
+  }
+  void SquaredRelu(float* /*x*/, int64_t /*n*/) noexcept override {}
+
   void CheckOutputGate() const override {
     throw InputError(
         fmt::format("{} does not support gates of the attention's output; device cpu does", context_->gpu->Name()));

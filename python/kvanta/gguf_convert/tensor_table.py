@@ -1,0 +1,35 @@
+"""Tables of GGUF's modules and Hugging Face's.
+
+A line of a table: GGUF's module in a block, the Hugging Face module in a layer, the shape, and words: `bias` (a bias
+may be there), `optional`, `dense` and `moe` (needed in layers without and with experts), `attention` and `recurrent`
+(needed in layers of attention and of Gated DeltaNet), `norm`. "*" stands for the number of an expert or a head, the
+first size. A name after "=" is that of the tensor itself; one that ends with a dot has neither .weight nor .bias behind
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Module:
+    """A line of a table."""
+
+    name: str
+    shape: tuple[str, ...]
+    words: frozenset[str]
+
+    def tensor(self, kind: str) -> str:
+        """Hugging Face's name of the tensor."""
+        return self.name[1:] if self.name.startswith("=") else f"{self.name}.{kind}"
+
+
+def parse_table(text: str) -> dict[str, Module]:
+    """By GGUF's names; a later line replaces an earlier one."""
+    modules = {}
+    for line in text.strip().splitlines():
+        if line.strip():
+            name, module, shape, *words = line.split()
+            modules[name] = Module(module, tuple(shape.split(",")), frozenset(words))
+    return modules

@@ -232,6 +232,15 @@ ModelConfig ReadFolder(const std::string& folder) {
 
 }  // namespace
 
+void FillLayerSpecs(ModelConfig& config) {
+  config.layer_specs.resize(static_cast<size_t>(config.layers));
+  for (LayerSpec& layer : config.layer_specs) {
+    if (layer.kv_heads == 0) layer.kv_heads = config.kv_heads;
+    if (layer.head_dim == 0) layer.head_dim = config.head_dim;
+    if (layer.intermediate_size == 0) layer.intermediate_size = config.intermediate_size;
+  }
+}
+
 int ModelConfig::KvLayers() const {
   return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
 }
@@ -293,11 +302,7 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
     SetRope(rope, max_position, config);
   }
   architecture.read_config(json, config);
-  for (LayerSpec& layer : config.layer_specs) {
-    if (layer.kv_heads == 0) layer.kv_heads = config.kv_heads;
-    if (layer.head_dim == 0) layer.head_dim = config.head_dim;
-    if (layer.intermediate_size == 0) layer.intermediate_size = config.intermediate_size;
-  }
+  FillLayerSpecs(config);
   AddEosIds(json, config);
   config.bos_token_id = static_cast<int32_t>(json.Int("bos_token_id", 0, config.vocab - 1, -1));
   for (const char* key : {"quantization_config", "compression_config"}) {  // the second: early compressed-tensors

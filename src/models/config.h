@@ -73,7 +73,7 @@ struct LayerSpec {
   RopeSpec rope;
   bool moe = false;         // mixture of experts in place of the MLP
   bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
-  // 0 while config.json is read: the model's.
+  // 0 while config.json is read: the model's (FillLayerSpecs).
   int kv_heads = 0, head_dim = 0, intermediate_size = 0;
   bool k_eq_v = false;  // values are the projected keys, before their norm
   int kv_layer = -1;    // an earlier layer, whose K and V it attends to; -1: its own
@@ -162,6 +162,9 @@ struct ModelConfig {
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;
 };
+
+// Gives layers without sizes of their own the model's.
+void FillLayerSpecs(ModelConfig& config);
 
 // The model with layers [first, first + count) alone.
 ModelConfig ConfigOfLayers(ModelConfig config, int first, int count);

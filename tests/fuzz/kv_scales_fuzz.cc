@@ -11,9 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   config.architecture = "LlamaForCausalLM";
   config.model_type = "llama";
   config.layers = 2;
-  config.layer_specs.resize(2);
   config.kv_heads = 2;
   config.head_dim = 8;
+  models::FillLayerSpecs(config);
   fuzz::MustReadOrRefuse([&] {
     const models::KvScales scales = models::ParseScaleFile(fuzz::Text({data, size}), "fuzz", config);
     // Accepted input must be usable as it is.

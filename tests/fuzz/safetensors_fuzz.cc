@@ -18,8 +18,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static_cast<void>(read);
     models::ModelConfig config;
     config.layers = 2;
-    config.layer_specs.resize(2);
     config.kv_heads = 2;
+    models::FillLayerSpecs(config);
     models::ReadScaleTensors(tensors, "fuzz", config);
   });
   fuzz::MustReadOrRefuse([&] { models::ParseShardIndex(fuzz::Text(file), "fuzz"); });

@@ -27,10 +27,10 @@ ModelConfig Config(int layers = 2, int kv_heads = 2) {
   config.architecture = "LlamaForCausalLM";
   config.model_type = "llama";
   config.layers = layers;
-  config.layer_specs.resize(static_cast<size_t>(layers));
   config.kv_heads = kv_heads;
   config.heads = 4;
   config.head_dim = 8;
+  FillLayerSpecs(config);
   return config;
 }
 

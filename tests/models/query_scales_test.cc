@@ -27,10 +27,10 @@ ModelConfig Config() {
   config.architecture = "LlamaForCausalLM";
   config.model_type = "llama";
   config.layers = kLayers;
-  config.layer_specs.resize(kLayers);
   config.kv_heads = kKvHeads;
   config.heads = 4;
   config.head_dim = kHeadDim;
+  FillLayerSpecs(config);
   return config;
 }
 

@@ -21,6 +21,7 @@ ModelConfig Small() {
   config.head_dim = 8;
   config.intermediate_size = 16;
   config.vocab = 10;
+  FillLayerSpecs(config);
   return config;
 }
 
@@ -42,7 +43,6 @@ TEST(WeightCount, CountsMatricesAndNorms) {
 // Blocks of 128 columns: a scale of 4 bytes for 128 codes of a column.
 TEST(WeightCount, CountsQuantizedWeightsAsKept) {
   ModelConfig config = Small();
-  config.layer_specs.resize(3);
   config.quantization.method = QuantMethod::kFp8;
   config.quantization.format = {kernels::CodeType::kE4M3, kernels::GroupScale::kF32, 128};
   const WeightCount count = CountWeights(config);
@@ -89,6 +89,7 @@ TEST(WeightCount, CountsLatentsAndExperts) {
                 .shared_expert_intermediate_size = 2 * 1408};
   config.layer_specs.resize(27, {.visibility = {}, .rope = {}, .moe = true});
   config.layer_specs[0].moe = false;
+  FillLayerSpecs(config);
   EXPECT_EQ(CountWeights(config).Parameters(), 15'706'484'224);
 }
 
@@ -96,6 +97,8 @@ TEST(WeightCount, RefusesWhatNoMachineHolds) {
   ModelConfig config = Small();
   config.hidden = config.intermediate_size = 1 << 24;
   config.layers = 4096;
+  config.layer_specs.clear();
+  FillLayerSpecs(config);
   EXPECT_THROW(CountWeights(config), InputError);
 }
 

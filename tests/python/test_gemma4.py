@@ -120,8 +120,9 @@ def test_ranks_give_the_bits_of_one_process(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_ranks_do_not_divide_shared_layers(option: str, tmp_path: Path) -> None:
     saved(tmp_path, **{**SHARED, "num_key_value_heads": 2})
+    options: dict[str, Any] = {"tokenizer": "stories260k", option: 2}
     with pytest.raises(InputError, match=f"{option} = 2: .*embeddings"):
-        LLM(tmp_path, tokenizer="stories260k", **{option: 2})
+        LLM(tmp_path, **options)
 
 
 def test_calibration_names_the_heads(tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ TEST(Config, ErrorsNameKeyValueAndAlternatives) {
            {"eos_token_id", "-1", "token ids below vocab_size (100)"},
            {"rope_theta", "0", "'rope_theta' is 0"},
            {"partial_rotary_factor", "0.5", "expected 1"},
-           {"rope_scaling", "{\"type\":\"ntk\"}", "default, linear, dynamic, llama3, yarn or longrope"},
+           {"rope_scaling", "{\"type\":\"ntk\"}", "default, linear, dynamic, llama3, yarn, longrope or proportional"},
            {"rope_scaling", "{\"type\":\"linear\"}", "'rope_scaling.factor' is missing"},
            {"rope_scaling", "{\"type\":\"linear\",\"factor\":0.5}", "from 1"},
            {"rope_scaling", "3", "expected an object"},

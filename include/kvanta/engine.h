@@ -188,7 +188,8 @@ struct RequestOutput {
 // Properties of a model, for planners and front ends.
 struct ModelInfo {
   std::string architecture, dtype;
-  int layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+  int layers = 0;  // in the cache: without those that use K and V of earlier layers
+  int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;  // of most layers
   int rope_dim = 0;  // above 0: K and V share one latent of head_dim (MLA), and a key has these channels in addition
   int64_t max_position = 0;
   int64_t parameters = 0, weight_bytes = 0;  // from the shapes; bytes as stored, norms and biases as f32

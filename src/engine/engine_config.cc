@@ -299,7 +299,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
   ModelInfo info;
   info.architecture = model.architecture;
   info.dtype = std::string(Name(dtype));
-  info.layers = model.layers;
+  info.layers = model.KvLayers();
   info.hidden = model.hidden;
   info.heads = model.heads;
   info.kv_heads = model.kv_heads;
@@ -308,6 +308,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
   info.vocab = model.vocab;
   info.max_position = model.max_position;
   info.sliding_window = model.SlidingWindows();
+  info.sliding_window.resize(static_cast<size_t>(info.layers));
   info.eos_token_ids = model.eos_token_ids;
   info.declared_kv_cache = model.declared_kv_cache;
   info.parameters = weights.Parameters();

@@ -9,6 +9,7 @@
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
+#include "observe/kv_observer.h"
 
 namespace kvanta {
 
@@ -35,6 +36,10 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   const formats::CacheLayout& layout = *largest;
   const models::ModelConfig model =
       engine::PartOfRank(config, whole, schemes, static_cast<int>(largest - layouts.begin())).model;
+  const auto needs_matrices = [](const formats::LayerScheme& layer) { return layer.k.query; };
+  if (config.quantization_param_path.empty() && std::ranges::any_of(layout.layers, needs_matrices)) {
+    observe::CheckEqualHeads(model);  // the calibration would
+  }
   const cache::KvCacheSpec spec(layout, engine::LayerVisibility(model));
   if (config.max_model_len > model.max_position) {
     throw InputError(

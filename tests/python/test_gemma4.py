@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from model_support import RecordSupport
 from numpy.typing import NDArray
 
 from kvanta import LLM, InputError, SamplingParams
+from kvanta.evaluate.engine_factory import EngineFactory
+from kvanta.models import SHIPPED
 from kvanta.plan import plan
 
 SHARED: dict[str, Any] = {
@@ -127,9 +130,12 @@ def test_ranks_do_not_divide_shared_layers(option: str, tmp_path: Path) -> None:
 
 def test_calibration_names_the_heads(tmp_path: Path) -> None:
     saved(tmp_path)
-    llm = LLM(tmp_path, tokenizer="stories260k")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(SHIPPED / "stories260k" / name, tmp_path / name)
+    llm = LLM(tmp_path)
     with pytest.raises(InputError, match=r"cannot calibrate Gemma4ForCausalLM: .*2 KV heads of 16 channels"):
         llm.kv_statistics(TOKENS)
+    assert not {"klt2", "klt3"} & set(EngineFactory.find(str(tmp_path), 64, 1, {}).usable_formats(None))
 
 
 @pytest.mark.parametrize(

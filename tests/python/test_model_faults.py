@@ -176,7 +176,7 @@ def test_a_small_fault_in_16_bits_is_noticed(
         (edit_config(num_hidden_layers=4), "no tensor 'model.layers.3"),
         (edit_config(num_hidden_layers=2), "'model.layers.2.*would be ignored"),
         (edit_config(architectures=["GPT2LMHeadModel"]), "unknown architecture 'GPT2LMHeadModel'; known: Llama"),
-        (edit_config(**{"rope_parameters.rope_type": "ntk"}), "default, linear, dynamic, llama3, yarn or longrope"),
+        (edit_config(**{"rope_parameters.rope_type": "ntk"}), "yarn, longrope or proportional"),
     ],
 )
 def test_bad_checkpoints_are_refused(inject: Callable[[Path], None], message: str, tmp_path: Path) -> None:

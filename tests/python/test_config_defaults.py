@@ -65,7 +65,9 @@ def test_absent_keys_are_the_defaults_of_transformers(architecture: str, tmp_pat
 
 
 MULTIMODAL: dict[str, Callable[[], transformers.PreTrainedModel]] = {
-    "mistral": lambda: tiny_multimodal.make_mistral3("Mistral", num_attention_heads=32, num_key_value_heads=8),
+    "mistral": lambda: tiny_multimodal.make_mistral3(
+        "Mistral", num_attention_heads=32, num_key_value_heads=8, head_dim=16
+    ),
     "ministral3": lambda: tiny_multimodal.make_mistral3("Ministral3", num_attention_heads=32, num_key_value_heads=8),
     "gemma3": lambda: tiny_multimodal.make_gemma3_multimodal(num_attention_heads=8, num_key_value_heads=4),
     "llama4": lambda: tiny_multimodal.make_llama4_multimodal(num_attention_heads=40, num_key_value_heads=8),

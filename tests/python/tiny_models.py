@@ -264,6 +264,8 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 parameter.copy_(noise - 3)  # so that a state remembers dozens of tokens
             elif "norm" in name or name.endswith(("router.scale", "per_expert_scale")):
                 parameter.copy_(norm_center + 0.3 * noise)
+                if type(model).__name__.startswith("Gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
+                    parameter.mul_(0.5)  # its attention has no scale
             elif name.endswith("e_score_correction_bias"):
                 parameter.copy_(0.1 * noise)  # beside the scores of a softmax
             elif name.endswith("bias"):

@@ -80,16 +80,21 @@ TEST_P(AccuracyTest, EveryHeadDim) {
   uint32_t seed = 100;
   std::vector<std::string> schemes = {"k=int8+hadamard+query,v=int8+exact=open"};
   for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
-  for (const std::string& scheme : schemes) {
+  for (size_t i = 0; i < schemes.size(); ++i) {
+    const std::string& scheme = schemes[i];
     for (const int head_dim : {8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256, kernels::kMaxHeadDim}) {
       if (!Fits(scheme, head_dim)) continue;
+      ++seed;
+#ifdef KVANTA_SANITIZED
+      if ((seed + i) % 3 != 0) continue;  // slow: each format with a third of the head sizes, in turn
+#endif
       Check({.scheme = scheme,
              .heads = 2,
              .kv_heads = 1,
              .head_dim = head_dim,
              .page_size = SmallestPage(scheme),
              .lengths = {ThreeStepsTokens(SmallestPage(scheme))}},
-            ThreeSteps(SmallestPage(scheme)), seed++);
+            ThreeSteps(SmallestPage(scheme)), seed);
     }
   }
 }

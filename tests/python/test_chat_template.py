@@ -130,13 +130,17 @@ HOSTILE_SIZES = [
 
 
 @pytest.mark.parametrize("source", HOSTILE_SIZES)
-def test_a_template_cannot_take_all_memory(source: str) -> None:
-    """Peak of what Python allocates, while it is compiled and rendered."""
+def test_a_template_cannot_take_all_memory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peak of what Python allocates, while it is compiled and rendered: 10 bytes for a character of the limit, or less.
+
+    The limit is an eighth of the real one, and the test as much shorter.
+    """
+    monkeypatch.setattr(template_sandbox, "_MOST_CHARACTERS", template_sandbox._MOST_CHARACTERS // 8)
     tracemalloc.start()
     try:
         with pytest.raises(InputError, match=r"^the model's chat template refuses these messages: it "):
             render(source, variables={"new": "xxxx"})
-        assert tracemalloc.get_traced_memory()[1] < 700e6
+        assert tracemalloc.get_traced_memory()[1] < 120e6
     finally:
         tracemalloc.stop()
 

@@ -65,7 +65,7 @@ def large(count: int, value: str) -> str:
 
 REQUESTS: list[tuple[str, str, str, int]] = [
     ("prompt_logprobs", "/v1/completions", json.dumps({"prompt": [5] * 500, "prompt_logprobs": 20, "n": 8}), 200),
-    ("echo", "/v1/completions", json.dumps({"prompt": [[5] * 450] * 64, "echo": True, "logprobs": 20}), 200),
+    ("echo", "/v1/completions", json.dumps({"prompt": [[5] * 450] * 32, "echo": True, "logprobs": 20}), 200),
     ("many texts", "/v1/completions", json.dumps(MANY), 200),
     ("many streams", "/v1/completions", json.dumps({**MANY, "stream": True}), 200),
     ("token ids", "/detokenize", '{"tokens": ' + large(800_000, "7") + "}", 400),

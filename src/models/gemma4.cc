@@ -153,6 +153,15 @@ constexpr std::string_view kGemma4Defaults = R"({"vocab_size": 262144, "hidden_s
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0}},
   "eos_token_id": 1, "bos_token_id": 2})";
 
+// The unified model, whose images and sound have no towers of their own: without experts and per-layer embeddings.
+constexpr std::string_view kGemma4UnifiedDefaults = R"({"vocab_size": 262144, "hidden_size": 2304,
+  "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4,
+  "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 262144,
+  "tie_word_embeddings": true, "sliding_window": 1024, "rope_parameters": {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0}},
+  "eos_token_id": 1, "bos_token_id": 2})";
+
 }  // namespace
 
 extern const Architecture kGemma4 = {.name = "Gemma4ForCausalLM",
@@ -168,5 +177,18 @@ extern const Architecture kGemma4Multimodal = {.name = "Gemma4ForConditionalGene
                                                .reads_rope = true,
                                                .text_config = "text_config",
                                                .text_model_type = "gemma4_text"};
+extern const Architecture kGemma4Unified = {.name = "Gemma4UnifiedForCausalLM",
+                                            .model_type = "gemma4_unified_text",
+                                            .read_config = ReadGemma4,
+                                            .defaults = kGemma4UnifiedDefaults,
+                                            .activation_key = "hidden_activation",
+                                            .reads_rope = true};
+extern const Architecture kGemma4UnifiedMultimodal = {.name = "Gemma4UnifiedForConditionalGeneration",
+                                                      .model_type = "gemma4_unified",
+                                                      .read_config = ReadGemma4Multimodal,
+                                                      .activation_key = "hidden_activation",
+                                                      .reads_rope = true,
+                                                      .text_config = "text_config",
+                                                      .text_model_type = "gemma4_unified_text"};
 
 }  // namespace kvanta::models

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,20 @@ def test_language_model_of_the_multimodal_class(tmp_path: Path, record_support: 
     model = tiny_multimodal.make_gemma4_multimodal(**SHARED)
     tiny_models.save(model, tmp_path)
     tiny_models.edit_config(tmp_path, **{"text_config.use_bidirectional_attention": "vision"})
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+    record_support(tmp_path, "F32")
+
+
+@pytest.mark.parametrize("is_multimodal", [False, True])
+def test_the_unified_model(is_multimodal: bool, tmp_path: Path, record_support: RecordSupport) -> None:
+    """Gemma 4 12B: without experts and per-layer embeddings; of its multimodal class the language model."""
+    make: Callable[..., Any] = (
+        tiny_multimodal.make_gemma4_unified_multimodal
+        if is_multimodal
+        else partial(tiny_models.make_model, "Gemma4Unified")
+    )
+    model = make(**K_EQ_V)
+    tiny_models.save(model, tmp_path)
     assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
     record_support(tmp_path, "F32")
 

@@ -48,6 +48,7 @@ def make_glm4v_moe(**settings: Any) -> transformers.PreTrainedModel:
 MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "Gemma3": tiny_multimodal.make_gemma3_multimodal,
     "Gemma4": tiny_multimodal.make_gemma4_multimodal,
+    "Gemma4Unified": tiny_multimodal.make_gemma4_unified_multimodal,
     "Mistral3": partial(tiny_multimodal.make_mistral3, "Ministral3"),
     "Llama4": tiny_multimodal.make_llama4_multimodal,
     "Glm4vMoe": make_glm4v_moe,

@@ -208,6 +208,7 @@ GEMMA4 = {
     "final_logit_softcapping": 1.0,
 }
 SETTINGS["Gemma4"] = GEMMA4
+SETTINGS["Gemma4Unified"] = {key: value for key, value in GEMMA4.items() if "per_layer_input" not in key}
 GATED_DELTA_NET = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -227,6 +228,7 @@ SETTINGS |= {
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
     "Gemma4": "Gemma4TextConfig",
+    "Gemma4Unified": "Gemma4UnifiedTextConfig",
     "Llama4": "Llama4TextConfig",
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",

@@ -32,6 +32,13 @@ def make_gemma4_multimodal(**settings: Any) -> transformers.PreTrainedModel:
     return tiny_models.fill(transformers.Gemma4ForConditionalGeneration(config))
 
 
+def make_gemma4_unified_multimodal(**settings: Any) -> transformers.PreTrainedModel:
+    text = {**tiny_models.SIZES, **tiny_models.SETTINGS["Gemma4Unified"], **settings}
+    vision = {"mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": text["hidden_size"]}
+    config = transformers.Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=None)
+    return tiny_models.fill(transformers.Gemma4UnifiedForConditionalGeneration(config))
+
+
 def make_mistral3(text: str, **settings: Any) -> transformers.PreTrainedModel:
     """With a language model of the class `text`, "Mistral" or "Ministral3"."""
     vision = {

@@ -275,7 +275,9 @@ def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
         square = square + y[:, channel] * y[:, channel]
     unit = np.sqrt(square / y.shape[1]) * np.float64(step)
     steps = y / np.where(unit == 0, np.inf, unit)[:, None]
-    fields = np.abs(steps[..., None] - np.array(levels)).argmin(axis=2)  # the lower of two that are equally near
+    # By the middles between levels, the lower of two that are equally near: distances would be rounded.
+    middles = np.array([(a + b) / 2 for a, b in itertools.pairwise(levels)])
+    fields = (steps[..., None] > middles).sum(axis=2)
     level_square = np.square(np.array(levels)[fields]).sum(axis=1).astype(np.float64)
     scale, above = fp16_scale((np.sqrt(square / level_square) / np.float64(step)).astype(np.float32))
     saturated += int(np.sum(above & ~np.any(np.abs(x) > FP16_MAX, axis=1)))

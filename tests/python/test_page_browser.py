@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +77,7 @@ async def use_page(url: str, folder: Path) -> dict[str, Any]:
     assert program, "the package chromium-headless-shell is missing (scripts/apt-packages.txt)"
     words = [program, "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={folder}"]
     words.append("about:blank")
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
@@ -109,7 +111,7 @@ async def use_page(url: str, folder: Path) -> dict[str, Any]:
                 )
                 return {"answer": answer, "rendered": rendered}
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # the program is a script that starts the browser
         process.wait()
 
 

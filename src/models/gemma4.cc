@@ -61,8 +61,8 @@ void ReadHeadsOfFullAttention(const JsonObject& json, ModelConfig& config) {
     layer.k_eq_v = k_eq_v;
   }
   if (by_layer) ReadHeadsByLayer(json, config);
-  for (LayerSpec& layer : config.layer_specs) {
-    if (layer.head_dim == 0) layer.head_dim = config.head_dim;
+  FillLayerSpecs(config);
+  for (const LayerSpec& layer : config.layer_specs) {
     if (layer.head_dim % kHeadUnit != 0) {
       throw InputError(fmt::format("{}: heads of {} channels; supported are multiples of {} up to {}", json.File(),
                                    layer.head_dim, kHeadUnit, kernels::kMaxHeadDim));

@@ -1,5 +1,5 @@
 // GLM-4.5 and later: partly rotated heads, optional q/k norms, experts with shared ones after the first dense layers.
-// Of GLM-4.5V the language model: its rope of three positions (mrope) is the plain one for text, whose positions are
+// GLM-4.5V: the language model alone, whose rope of three positions (mrope) is the plain one for text, since these are
 // equal. transformers: models/glm4_moe/modeling_glm4_moe.py, models/glm4v_moe/modeling_glm4v_moe.py.
 #include "models/architecture.h"
 #include "models/moe_config.h"

@@ -5,6 +5,7 @@
 
 #include "models/expert_weights.h"
 #include "models/layer_blocks.h"
+#include "models/norm.h"
 
 namespace kvanta::models {
 namespace {
@@ -15,11 +16,11 @@ class MlpAndExperts final : public MlpBlock {
       : ops_(source.ops), config_(source.config), moe_(source.config.moe) {
     ops_.CheckExperts(moe_);
     const int64_t hidden = config_.hidden;
-    const auto read_norm = [&](const char* name) { return source.reader.Vector(prefix + name, hidden); };
-    pre_mlp_norm_ = read_norm("pre_feedforward_layernorm.weight");
-    post_mlp_norm_ = read_norm("post_feedforward_layernorm_1.weight");
-    pre_experts_norm_ = read_norm("pre_feedforward_layernorm_2.weight");
-    post_experts_norm_ = read_norm("post_feedforward_layernorm_2.weight");
+    const auto read_norm = [&](const char* name) { return Norm(source.reader, ops_, config_, prefix + name, hidden); };
+    pre_mlp_norm_ = read_norm("pre_feedforward_layernorm");
+    post_mlp_norm_ = read_norm("post_feedforward_layernorm_1");
+    pre_experts_norm_ = read_norm("pre_feedforward_layernorm_2");
+    post_experts_norm_ = read_norm("post_feedforward_layernorm_2");
     router_norm_ = source.reader.Vector(prefix + "router.scale", hidden, 0, 1 / std::sqrt(static_cast<double>(hidden)));
     mlp_ = ReadGatedMlp(source, prefix + "mlp.", spec.intermediate_size, config_.mlp.bias);
     // The router stays f32: a small error would choose other experts.
@@ -41,23 +42,26 @@ class MlpAndExperts final : public MlpBlock {
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     mlp_->Forward(Normed(pre_mlp_norm_, x, rows, normed_), rows, out);
     Normed(post_mlp_norm_, out, rows, out);
-    router_->Forward(Normed(router_norm_, x, rows, normed_), rows, logits_, moe_.num_experts);
+    const int64_t hidden = config_.hidden;
+    ops_.RmsNorm(x, hidden, router_norm_.as<float>(), static_cast<float>(config_.rms_eps), rows, hidden, normed_,
+                 hidden);
+    router_->Forward(normed_, rows, logits_, moe_.num_experts);
     experts_->Forward(Normed(pre_experts_norm_, x, rows, normed_), logits_, rows, experts_out_);
     Normed(post_experts_norm_, experts_out_, rows, experts_out_);
     ops_.Add(out, experts_out_, rows * config_.hidden);
   }
 
  private:
-  const float* Normed(const Buffer& weight, const float* x, int64_t rows, float* out) noexcept {
-    const int64_t hidden = config_.hidden;
-    ops_.RmsNorm(x, hidden, weight.as<float>(), static_cast<float>(config_.rms_eps), rows, hidden, out, hidden);
+  const float* Normed(const Norm& norm, const float* x, int64_t rows, float* out) noexcept {
+    norm.Forward(ops_, x, config_.hidden, rows, out, config_.hidden);
     return out;
   }
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const kernels::MoeConfig& moe_;
-  Buffer pre_mlp_norm_, post_mlp_norm_, pre_experts_norm_, post_experts_norm_, router_norm_;  // f32 [hidden]
+  Norm pre_mlp_norm_, post_mlp_norm_, pre_experts_norm_, post_experts_norm_;
+  Buffer router_norm_;  // f32 [hidden]
   std::unique_ptr<MlpBlock> mlp_;
   std::unique_ptr<kernels::Linear> router_;  // hidden -> num_experts
   std::unique_ptr<kernels::ExpertLayer> experts_;

@@ -17,7 +17,7 @@ PerLayerInputs::PerLayerInputs(const BlockSource& source, const std::string& pre
   embedding_ = reader.Linear({{prefix + "embed_tokens_per_layer", config_.vocab_size_per_layer_input}}, all, false,
                              embedding_kind);
   projection_ = reader.Linear({{prefix + "per_layer_model_projection", all}}, config_.hidden, false, {source.store});
-  norm_ = reader.Vector(prefix + "per_layer_projection_norm.weight", width_, config_.norm_weight_offset);
+  norm_ = Norm(reader, ops_, config_, prefix + "per_layer_projection_norm", width_);
 }
 
 void PerLayerInputs::ReadLayer(const BlockSource& source, const std::string& prefix) {
@@ -42,8 +42,7 @@ void PerLayerInputs::Prepare(std::span<const int32_t> tokens, const float* embed
   const int64_t all = config_.layers * width_;
   projection_->Forward(embeddings, rows, inputs_, all);
   ops_.Scale(inputs_, static_cast<float>(1 / std::sqrt(static_cast<double>(config_.hidden))), rows * all);
-  ops_.RmsNorm(inputs_, width_, norm_.as<float>(), static_cast<float>(config_.rms_eps), rows * config_.layers, width_,
-               inputs_, width_);
+  norm_.Forward(ops_, inputs_, width_, rows * config_.layers, inputs_, width_);
   ops_.Embed(*embedding_, tokens.data(), rows, embedded_);
   if (embedding_scale_ != 1) ops_.Scale(embedded_, embedding_scale_, rows * all);
   ops_.Add(inputs_, embedded_, rows * all);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/layer_blocks.h"
+#include "models/norm.h"
 
 namespace kvanta::models {
 
@@ -44,7 +45,7 @@ class PerLayerInputs {
   std::unique_ptr<kernels::Linear> embedding_;  // [vocab][layers * width]
   float embedding_scale_;
   std::unique_ptr<kernels::Linear> projection_;  // hidden -> layers * width
-  Buffer norm_;                                  // f32 [width]
+  Norm norm_;                                    // of each layer's channels
   std::vector<Layer> layers_;
   float* inputs_ = nullptr;    // [rows][layers * width]
   float* embedded_ = nullptr;  // the same

@@ -7,6 +7,7 @@
 
 #include "kvanta/error.h"
 #include "models/config.h"
+#include "models/config_json.h"
 
 namespace kvanta::models::config_defaults_test {
 namespace {
@@ -22,10 +23,6 @@ json Base(const char* architecture, const char* model_type) {
   config["architectures"] = {architecture};
   config["model_type"] = model_type;
   return config;
-}
-
-ModelConfig Parse(const json& config) {
-  return ParseConfig(config.dump(), "config.json");
 }
 
 TEST(ConfigDefaults, SizesOfALanguageModelInAMultimodalFile) {

@@ -1,4 +1,5 @@
 #include "models/config.h"
+#include "models/config_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,10 +44,6 @@ json DeepseekV2() {
   return config;
 }
 
-ModelConfig Parse(const json& config) {
-  return ParseConfig(config.dump(), "config.json");
-}
-
 std::string ErrorOf(const json& config) {
   try {
     Parse(config);
@@ -57,11 +54,6 @@ std::string ErrorOf(const json& config) {
 }
 
 // The base with one key changed.
-json With(json base, const std::string& key, const json& value) {
-  base[key] = value;
-  return base;
-}
-
 TEST(Config, Llama) {
   const ModelConfig config = Parse(Llama());
   EXPECT_EQ(config.architecture, "LlamaForCausalLM");

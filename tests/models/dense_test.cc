@@ -8,6 +8,7 @@
 
 #include "kvanta/error.h"
 #include "models/config.h"
+#include "models/config_json.h"
 #include "models/rope.h"
 #include "models/safetensors_bytes.h"
 #include "models/temp_folder.h"
@@ -28,15 +29,6 @@ json Base(const char* architecture, const char* model_type) {
   config["architectures"] = {architecture};
   config["model_type"] = model_type;
   return config;
-}
-
-ModelConfig Parse(const json& config) {
-  return ParseConfig(config.dump(), "config.json");
-}
-
-json With(json base, const std::string& key, const json& value) {
-  base[key] = value;
-  return base;
 }
 
 void ExpectRefused(const json& base, Refusals refusals) {

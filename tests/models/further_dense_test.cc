@@ -10,6 +10,7 @@
 
 #include "kvanta/error.h"
 #include "models/config.h"
+#include "models/config_json.h"
 
 namespace kvanta::models::further_dense_test {
 namespace {
@@ -25,15 +26,6 @@ json Base(const char* architecture, const char* model_type) {
   config["architectures"] = {architecture};
   config["model_type"] = model_type;
   return config;
-}
-
-ModelConfig Parse(const json& config) {
-  return ParseConfig(config.dump(), "config.json");
-}
-
-json With(json base, const std::string& key, const json& value) {
-  base[key] = value;
-  return base;
 }
 
 void ExpectRefused(const json& config, const char* message) {

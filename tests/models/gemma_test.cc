@@ -5,6 +5,7 @@
 
 #include "kvanta/error.h"
 #include "models/config.h"
+#include "models/config_json.h"
 
 namespace kvanta::models {
 namespace {
@@ -12,10 +13,6 @@ namespace {
 using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-ModelConfig ParseGemma(const json& config) {
-  return ParseConfig(config.dump(), "config.json");
-}
 
 // The text_config of gemma-3-4b as published: other keys have the class's defaults.
 json Gemma3Text() {
@@ -33,7 +30,7 @@ json Gemma3() {
 }
 
 TEST(Gemma3Config, DefaultsOfTheClassAndKeysOfTheTop) {
-  const ModelConfig config = ParseGemma(Gemma3());
+  const ModelConfig config = Parse(Gemma3());
   EXPECT_EQ(config.heads, 8);
   EXPECT_EQ(config.kv_heads, 4);
   EXPECT_EQ(config.head_dim, 256);
@@ -55,7 +52,7 @@ TEST(Gemma3Config, BothGenerationsOfRope) {
   json text = Gemma3Text();
   text["architectures"] = {"Gemma3ForCausalLM"};
   text["dtype"] = "bfloat16";
-  const ModelConfig first = ParseGemma(text);
+  const ModelConfig first = Parse(text);
   EXPECT_EQ(first.names.decoders.front().prefix, "model.");
   const RopeSpec global = first.layer_specs[5].rope, local = first.layer_specs[0].rope;
   EXPECT_EQ(global.type, RopeType::kLinear);
@@ -70,7 +67,7 @@ TEST(Gemma3Config, BothGenerationsOfRope) {
   for (int layer = 0; layer < 7; ++layer) {
     text["layer_types"].push_back(layer == 5 ? "full_attention" : "sliding_attention");
   }
-  const ModelConfig second = ParseGemma(text);
+  const ModelConfig second = Parse(text);
   for (int layer = 0; layer < 7; ++layer) {
     EXPECT_EQ(first.layer_specs[layer].rope, second.layer_specs[layer].rope) << layer;
     EXPECT_EQ(first.layer_specs[layer].visibility, second.layer_specs[layer].visibility) << layer;
@@ -80,14 +77,14 @@ TEST(Gemma3Config, BothGenerationsOfRope) {
 TEST(Gemma2Config, SoftcapsAndAlternatingWindows) {
   json config = json::parse(R"({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 4, "query_pre_attn_scalar": 64, "dtype": "bfloat16"})");
-  const ModelConfig defaults = ParseGemma(config);
+  const ModelConfig defaults = Parse(config);
   EXPECT_THAT(defaults.SlidingWindows(), ElementsAre(4096, 0, 4096, 0));
   EXPECT_EQ(defaults.attn_logit_softcapping, 50);
   EXPECT_EQ(defaults.final_logit_softcapping, 30);
   EXPECT_DOUBLE_EQ(defaults.softmax_scale, 1.0 / 8);
   EXPECT_DOUBLE_EQ(defaults.embedding_scale, 8);
   config["final_logit_softcapping"] = nullptr;
-  EXPECT_EQ(ParseGemma(config).final_logit_softcapping, 0) << "null is none, not the default";
+  EXPECT_EQ(Parse(config).final_logit_softcapping, 0) << "null is none, not the default";
 }
 
 TEST(Gemma3Config, Errors) {
@@ -95,7 +92,7 @@ TEST(Gemma3Config, Errors) {
   config["text_config"]["hidden_activation"] = "gelu";
   const auto error = [&] {
     try {
-      ParseGemma(config);
+      Parse(config);
     } catch (const InputError& refused) {
       return std::string(refused.what());
     }

@@ -6,6 +6,7 @@
 
 #include "kvanta/error.h"
 #include "models/config.h"
+#include "models/config_json.h"
 #include "models/weight_count.h"
 
 namespace kvanta::models {
@@ -39,10 +40,6 @@ json GptOssJson() {
   return config;
 }
 
-ModelConfig ParseMoe(const json& config) {
-  return ParseConfig(config.dump(), "config.json");
-}
-
 std::vector<bool> LayersOfExperts(const ModelConfig& config) {
   std::vector<bool> layers;
   for (const LayerSpec& layer : config.layer_specs) layers.push_back(layer.moe);
@@ -52,7 +49,7 @@ std::vector<bool> LayersOfExperts(const ModelConfig& config) {
 std::string MoeError(json config, const std::string& key, const json& value) {
   config[key] = value;
   try {
-    ParseMoe(config);
+    Parse(config);
   } catch (const InputError& error) {
     return error.what();
   }
@@ -61,26 +58,26 @@ std::string MoeError(json config, const std::string& key, const json& value) {
 
 TEST(MoeConfig, Qwen3Moe) {
   json config = Qwen3MoeJson();
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_TRUE(parsed.qk_norm);
   EXPECT_EQ(parsed.moe,
             (kernels::MoeConfig{
                 .num_experts = 8, .num_experts_per_tok = 3, .moe_intermediate_size = 24, .norm_topk_prob = true}));
   EXPECT_THAT(LayersOfExperts(parsed), ElementsAre(true, true, true, true));
   config["decoder_sparse_step"] = 2;
-  EXPECT_THAT(LayersOfExperts(ParseMoe(config)), ElementsAre(false, true, false, true));
+  EXPECT_THAT(LayersOfExperts(Parse(config)), ElementsAre(false, true, false, true));
   config["mlp_only_layers"] = json::array({1});
-  EXPECT_THAT(LayersOfExperts(ParseMoe(config)), ElementsAre(false, false, false, true));
+  EXPECT_THAT(LayersOfExperts(Parse(config)), ElementsAre(false, false, false, true));
   config["use_sliding_window"] = true;
   config["sliding_window"] = 128;
-  EXPECT_THAT(ParseMoe(config).SlidingWindows(), ElementsAre(128, 128, 128, 128));
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(128, 128, 128, 128));
 }
 
 TEST(MoeConfig, Qwen2Moe) {
   json config = MoeBase("Qwen2MoeForCausalLM", "qwen2_moe");
   config.update(json::parse(R"({"num_experts": 60, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40, "sliding_window": 64, "use_sliding_window": false})"));
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_TRUE(parsed.qkv_bias);
   EXPECT_FALSE(parsed.o_bias || parsed.qk_norm || parsed.moe.norm_topk_prob);
   EXPECT_EQ(parsed.moe.shared_expert_intermediate_size, 40);
@@ -88,12 +85,12 @@ TEST(MoeConfig, Qwen2Moe) {
   EXPECT_THAT(parsed.SlidingWindows(), ElementsAre(0, 0, 0, 0));
   config["use_sliding_window"] = true;
   config["max_window_layers"] = 3;
-  EXPECT_THAT(ParseMoe(config).SlidingWindows(), ElementsAre(64, 0, 64, 0));
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(64, 0, 64, 0));
 }
 
 TEST(MoeConfig, Mixtral) {
   json config = MoeBase("MixtralForCausalLM", "mixtral");
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_EQ(parsed.moe.num_experts, 8) << "the class's default";
   EXPECT_EQ(parsed.moe.moe_intermediate_size, 96);
   EXPECT_TRUE(parsed.moe.norm_topk_prob);
@@ -104,7 +101,7 @@ TEST(MoeConfig, Mixtral) {
 
 TEST(MoeConfig, GptOss) {
   json config = GptOssJson();
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_TRUE(parsed.attention_sinks && parsed.qkv_bias && parsed.o_bias && parsed.moe.bias);
   EXPECT_EQ(parsed.head_dim, 64) << "the class's default";
   EXPECT_THAT(parsed.SlidingWindows(), ElementsAre(32, 0, 32, 0));
@@ -114,9 +111,9 @@ TEST(MoeConfig, GptOss) {
   EXPECT_EQ(parsed.max_position, 512);
   EXPECT_THAT(MoeError(config, "swiglu_limit", 6.5), HasSubstr("expected 7"));
   config["quantization_config"] = {{"quant_method", "mxfp4"}};
-  EXPECT_EQ(ParseMoe(config).declared_kv_cache, "");
-  EXPECT_TRUE(ParseMoe(config).mxfp4_experts);
-  const WeightCount plain = CountWeights(parsed), mxfp4 = CountWeights(ParseMoe(config));
+  EXPECT_EQ(Parse(config).declared_kv_cache, "");
+  EXPECT_TRUE(Parse(config).mxfp4_experts);
+  const WeightCount plain = CountWeights(parsed), mxfp4 = CountWeights(Parse(config));
   const int64_t weights = int64_t{4} * 8 * 3 * 64 * 96;
   EXPECT_EQ(plain.Bytes(kernels::WeightType::kBf16) - mxfp4.Bytes(kernels::WeightType::kBf16, true),
             weights * 2 - weights / 32 * 17);
@@ -138,7 +135,7 @@ TEST(MoeConfig, KimiK2IsDeepseekV3) {
     "topk_method": "noaux_tc", "norm_topk_prob": true, "rope_theta": 50000.0, "rope_scaling": {"type": "yarn",
     "factor": 32.0, "original_max_position_embeddings": 16, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
     "mscale_all_dim": 1.0}})"));
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_EQ(parsed.model_type, "kimi_k2");
   EXPECT_TRUE(parsed.moe.has_correction_bias);
   EXPECT_EQ(parsed.moe.n_group, 1);
@@ -149,7 +146,7 @@ TEST(MoeConfig, Glm4Moe) {
   json config = MoeBase("Glm4MoeForCausalLM", "glm4_moe");
   config.update(json::parse(R"({"n_routed_experts": 8, "moe_intermediate_size": 24, "n_shared_experts": 2,
     "first_k_dense_replace": 3, "use_qk_norm": true, "attention_bias": true, "num_nextn_predict_layers": 1})"));
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_TRUE(parsed.qk_norm && parsed.qkv_bias && parsed.moe.has_correction_bias && parsed.moe.norm_topk_prob);
   EXPECT_FALSE(parsed.o_bias);
   EXPECT_EQ(parsed.layer_specs[0].rope.rotary_dim, 8) << "half of a head by default";
@@ -165,7 +162,7 @@ TEST(MoeConfig, Glm4vMoe) {
     "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}})"));
   const json config = {
       {"architectures", {"Glm4vMoeForConditionalGeneration"}}, {"model_type", "glm4v_moe"}, {"text_config", text}};
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_TRUE(parsed.qkv_bias) << "the class's default";
   EXPECT_EQ(parsed.layer_specs[0].rope.rotary_dim, 8);
   EXPECT_EQ(parsed.names.decoders.front().prefix, "model.language_model.");
@@ -205,7 +202,7 @@ TEST(MoeConfig, RefusedKeys) {
   for (const Case& each : cases) {
     json config = MoeBase(each.architecture, each.model_type);
     config.update(json::parse(R"({"n_routed_experts": 8, "eos_token_id": 2})"));
-    EXPECT_NO_THROW(ParseMoe(config)) << each.architecture;
+    EXPECT_NO_THROW(Parse(config)) << each.architecture;
     EXPECT_THAT(MoeError(config, each.key, each.value), AllOf(HasSubstr(each.key), HasSubstr(each.expected)));
   }
 }
@@ -216,7 +213,7 @@ TEST(MoeConfig, PublishedFiles) {
     json config = MoeBase(architecture, model_type);
     config.erase("num_experts_per_tok");
     config.update(json::parse(keys));
-    return ParseMoe(config);
+    return Parse(config);
   };
   const ModelConfig flash = parsed("Glm4MoeLiteForCausalLM", "glm4_moe_lite", R"({"attention_bias": false,
     "topk_method": "noaux_tc", "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "n_routed_experts": 64,
@@ -260,9 +257,9 @@ TEST(MoeConfig, PublishedFiles) {
 
 TEST(MoeConfig, RotaryDimOfMinimaxM2) {
   json config = MoeBase("MiniMaxM2ForCausalLM", "minimax_m2");
-  EXPECT_EQ(ParseMoe(config).layer_specs[0].rope.rotary_dim, 128) << "whole heads of the class's size";
+  EXPECT_EQ(Parse(config).layer_specs[0].rope.rotary_dim, 128) << "whole heads of the class's size";
   config["rotary_dim"] = 64;
-  EXPECT_EQ(ParseMoe(config).layer_specs[3].rope.rotary_dim, 64);
+  EXPECT_EQ(Parse(config).layer_specs[3].rope.rotary_dim, 64);
   EXPECT_THAT(MoeError(config, "partial_rotary_factor", 0.25), HasSubstr("32, as partial_rotary_factor says"));
 }
 
@@ -275,7 +272,7 @@ TEST(MoeConfig, Llama4) {
     "original_max_position_embeddings": 64}})"));
   const json config = {
       {"architectures", {"Llama4ForConditionalGeneration"}}, {"model_type", "llama4"}, {"text_config", text}};
-  const ModelConfig parsed = ParseMoe(config);
+  const ModelConfig parsed = Parse(config);
   EXPECT_THAT(LayersOfExperts(parsed), ElementsAre(false, true, false, true));
   for (int layer = 0; layer < 4; ++layer) {
     const LayerSpec& spec = parsed.layer_specs[layer];
@@ -299,10 +296,10 @@ TEST(MoeConfig, Llama4) {
   for (const auto& [tuning, expected] : std::vector<std::pair<json, int64_t>>{{4, 8192}, {0, 0}, {false, 0}}) {
     json changed = config;
     changed["text_config"]["attn_temperature_tuning"] = tuning;
-    EXPECT_EQ(ParseMoe(changed).attn_temperature.floor_scale, expected) << tuning;
+    EXPECT_EQ(Parse(changed).attn_temperature.floor_scale, expected) << tuning;
   }
   text["architectures"] = {"Llama4ForCausalLM"};
-  EXPECT_EQ(ParseMoe(text).names.decoders.front().prefix, "model.");
+  EXPECT_EQ(Parse(text).names.decoders.front().prefix, "model.");
   EXPECT_THAT(MoeError(text, "no_rope_layers", json::array({1, 0})), HasSubstr("for each of 4 layers"));
   EXPECT_THAT(MoeError(text, "moe_layers", json::array({4})), HasSubstr("a list of layers from 0 to 3"));
   EXPECT_THAT(MoeError(text, "layer_types", json::array({"sliding_attention"})), HasSubstr("'chunked_attention' or"));

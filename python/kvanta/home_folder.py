@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 # Part of the name of every folder that is made from a GGUF file: a new converter makes another.
-CONVERTER_VERSION = 5
+CONVERTER_VERSION = 6
 
 
 def kvanta_home() -> Path:

@@ -39,7 +39,21 @@ class OneOf:
     texts: Sequence[str]
 
 
-Part = str | Json | TextUntil | OneOf
+@dataclass(frozen=True)
+class ListOf:
+    """A part of a tag: entries of these parts in brackets, with commas between, or none."""
+
+    entry: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A part of a tag: the parts of one of these."""
+
+    choices: Sequence[Sequence[Part]]
+
+
+Part = str | Json | TextUntil | OneOf | ListOf | Choice
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,11 @@ class StructuralTag:
     at_least_one: bool = False
     instead: Json | None = None
     """The whole of a text that has no tags; then a text with tags has nothing else."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:
+        """The server's document has the JSON that `read` takes."""
+        return {"type": "object"}
 
     @classmethod
     def read(cls, given: Any) -> StructuralTag:
@@ -172,6 +191,11 @@ class _Grammar:
             case OneOf(texts):
                 every = " | ".join(filter(None, map(self._literal, texts)))
                 return f"({every})" + ("?" if "" in texts else "")
+            case ListOf(entry):
+                one = " ".join(map(self.part, entry))
+                return f'"[" ({one} ("," {one})*)? "]"'
+            case Choice(choices):
+                return "(" + " | ".join(" ".join(map(self.part, parts)) for parts in choices) + ")"
         return self._literal(part)
 
     def _until(self, mark: str) -> str:

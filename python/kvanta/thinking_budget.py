@@ -12,7 +12,7 @@ from kvanta.errors import InputError
 from kvanta.token_mask import Matcher
 from kvanta.tokenizer import Tokenizer
 
-_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))
 
 
 class ThinkingState(Protocol):

@@ -111,6 +111,18 @@ GgufTensor ReadTensor(const JsonObject& entry, const std::vector<GgufFile>& file
   return tensor;
 }
 
+// Bytes from the beginning of a tensor to that of the next, of the `count` that an entry with "*" stands for.
+uint64_t ReadStride(const JsonObject& entry, const GgufTensor& first, int64_t count, uint64_t file_size) {
+  const auto stride = static_cast<uint64_t>(
+      entry.Int("stride", static_cast<int64_t>(first.bytes), kMaxOffset, static_cast<int64_t>(first.bytes)));
+  const uint64_t rest = file_size - first.offset - first.bytes;  // behind the first one
+  if (count > 1 && stride > rest / static_cast<uint64_t>(count - 1)) {
+    throw InputError(fmt::format("{} is {}: {} tensors at this distance end beyond the {} bytes of their file",
+                                 entry.Name("stride"), stride, count, file_size));
+  }
+  return stride;
+}
+
 void CheckCount(const JsonObject& root, size_t count) {
   if (count > kMaxTensors) {
     throw InputError(fmt::format("{}: {} tensors; at most {} are read", root.File(), count, kMaxTensors));
@@ -156,7 +168,8 @@ GgufIndex ParseGgufIndex(std::string_view text, const std::string& name) {
     CheckCount(root, index.tensors.size() + static_cast<size_t>(count));
     tensor.shape.erase(tensor.shape.begin());
     tensor.bytes /= static_cast<uint64_t>(count);
-    for (int64_t i = 0; i < count; ++i, tensor.offset += tensor.bytes) {
+    const uint64_t stride = ReadStride(entry, tensor, count, index.files[tensor.file].size);
+    for (int64_t i = 0; i < count; ++i, tensor.offset += stride) {
       Add(root, fmt::format("{}{}{}", key.substr(0, star), i, key.substr(star + 1)), tensor, index);
     }
   }

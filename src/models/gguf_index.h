@@ -26,7 +26,8 @@ struct GgufTensor {
 
 struct GgufIndex {
   std::vector<GgufFile> files;
-  // A key with "*" stands for the tensors 0, 1, ... of its shape's first size, one after the other (experts, heads).
+  // A key with "*" stands for the tensors 0, 1, ... of its shape's first size (experts, heads), one after the other, or
+  // "stride" bytes apart.
   std::map<std::string, GgufTensor, std::less<>> tensors;
   std::string converted;  // safetensors file in the same folder with tensors of other types; "" without one
 };

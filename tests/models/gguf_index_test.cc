@@ -58,6 +58,23 @@ TEST(GgufIndex, StarsAreTheFirstSize) {
   EXPECT_THAT(index.tensors.at("e.2.w").shape, ElementsAre(2, 32));
 }
 
+TEST(GgufIndex, AStrideLeavesOutWhatIsBetween) {
+  const GgufIndex index =
+      ParseGgufIndex(GgufIndexText(R"("up.*.w":{"offset":44,"type":"Q4_0","shape":[3,2,32],"stride":72})"), "index");
+  ASSERT_EQ(index.tensors.size(), 3U);
+  EXPECT_EQ(index.tensors.at("up.0.w").offset, 44U);
+  EXPECT_EQ(index.tensors.at("up.2.w").offset, 44U + 2 * 72);
+  EXPECT_EQ(index.tensors.at("up.2.w").bytes, 36U);
+  const auto error = [](int stride) {
+    return GgufIndexError(
+        GgufIndexText(fmt::format(R"("t.*":{{"offset":100,"type":"F32","shape":[3,25],"stride":{}}})", stride)));
+  };
+  EXPECT_EQ(error(400), "no error");
+  EXPECT_THAT(error(401),
+              HasSubstr("'tensors.t.*.stride' is 401: 3 tensors at this distance end beyond the 1000 bytes"));
+  EXPECT_THAT(error(99), HasSubstr("stride"));
+}
+
 TEST(GgufIndex, RefusesWhatDoesNotFit) {
   const auto tensor = [](const std::string& entry) { return GgufIndexError(GgufIndexText("\"t\":{" + entry + "}")); };
   EXPECT_THAT(GgufIndexError("{}"), HasSubstr("files"));

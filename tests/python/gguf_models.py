@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_gemma4
 import gguf_hybrids
 import numpy as np
 import safetensors.numpy
 import tiny_models
 import torch
+from gguf_keys import add_config
 from numpy.typing import NDArray
 from tiny_gguf import interleave, write_tokenizer
 
@@ -38,6 +40,7 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "QWEN35MOE",
     "gemma2": "GEMMA2",
     "gemma3_text": "GEMMA3",
+    "gemma4_text": "GEMMA4",
     "gemma": "GEMMA",
     "cohere": "COMMAND_R",
     "cohere2": "COHERE2",
@@ -70,11 +73,8 @@ ARCHITECTURES = {
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
 }
-_NORMS_PLUS_ONE = ("gemma", "qwen3_next", "qwen3_5", "nemotron")
+_NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"}
 _PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3", "ARCEE"}
-_COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
-_SHARED = ("n_shared", "num_shared", "moe_num_shared")
-_LAYER_NORM_EPS = {**dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"), "nemotron": "norm_eps"}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -139,7 +139,9 @@ def _parts(source: Source) -> dict[str, Array]:
     config, stacks, parts = source.config, dict[str, dict[int, Array]](), dict[str, Array]()
     for name, values in source.tensors.items():
         expert = _EXPERT.fullmatch(name)
-        if expert:
+        if source.arch == "GEMMA4":
+            parts[gguf_gemma4.part_name(name)] = values
+        elif expert:
             stacks.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = values
         elif gguf_hybrids.MODULE in name:
             parts.update(gguf_hybrids.parts(config, name, values))
@@ -188,6 +190,7 @@ def _back(source: Source, name: str, values: Array) -> None:
     """Puts a part's values into the checkpoint's tensors."""
     if gguf_hybrids.back(source.config, source.tensors, name, values):
         return
+    name = name if source.arch != "GEMMA4" else gguf_gemma4.tensor_name(source.tensors, name)
     if name in source.tensors:
         source.tensors[name] = values.reshape(source.tensors[name].shape)
         return
@@ -252,12 +255,14 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
     """
     arch = gguf.MODEL_ARCH[source.arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    add_config(writer, source)
+    add_config(writer, source.config, source.arch)
     write_tokenizer(writer, source.config["vocab_size"])
     names = gguf.get_tensor_name_map(arch, source.config["num_hidden_layers"])
-    plus_one = source.config["model_type"].startswith(_NORMS_PLUS_ONE)
+    plus_one = source.config["model_type"] in _NORMS_PLUS_ONE
     for name, values in _parts(source).items():
-        target = names.get_name(_expert_names(source, name), try_suffixes=(".weight", ".bias"))
+        target = gguf_gemma4.target(name) or names.get_name(
+            _expert_names(source, name), try_suffixes=(".weight", ".bias")
+        )
         assert target is not None, name
         chosen = next((value for part, value in (kinds or {}).items() if part in name), kind)
         if (
@@ -278,111 +283,6 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
     writer.close()
     safetensors.numpy.save_file(source.tensors, source.folder / "model.safetensors", metadata={"format": "pt"})
     return path
-
-
-def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
-    """Keys of all architectures, and of the one."""
-    config, get = source.config, source.config.get
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    if config["model_type"] in _LAYER_NORM_EPS:
-        writer.add_layer_norm_eps(config[_LAYER_NORM_EPS[config["model_type"]]])
-    else:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_feed_forward_length(get("intermediate_size_mlp") or config["intermediate_size"])
-    head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    if "kv_lora_rank" in config:
-        _add_latents(writer, config)
-    else:
-        writer.add_head_count_kv(config["num_key_value_heads"])
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
-        writer.add_rope_dimension_count(int(head_dim * (get("rope_parameters") or {}).get("partial_rotary_factor", 1)))
-    rope = get("rope_parameters") or {}
-    if "sliding_attention" in rope:
-        rope = rope["full_attention"]
-    if "rope_theta" in rope:
-        stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
-        writer.add_rope_freq_base(rope["rope_theta"] * stretch)
-    if rope.get("rope_type") in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
-    if rope.get("rope_type") == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        if rope.get("mscale_all_dim") and source.arch == "DEEPSEEK2":
-            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-    if get("sliding_window") and not (config["model_type"].startswith("qwen") and not get("use_sliding_window")):
-        writer.add_sliding_window(config["sliding_window"])
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if get(key):
-            getattr(writer, f"add_{key}")(config[key])
-    _add_experts(writer, source)
-    if "linear_num_key_heads" in config:
-        gguf_hybrids.add_config(writer, config)
-    if config["model_type"] == "ministral3":
-        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
-        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if config["model_type"].startswith("granite"):
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
-    if "logit_scale" in config:
-        writer.add_logit_scale(config["logit_scale"])
-    if config["model_type"] in ("olmo3", "exaone4", "exaone_moe", "cohere2"):
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-
-
-def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    writer.add_head_count_kv(1)
-    if config.get("q_lora_rank"):
-        writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_kv_lora_rank(rank)
-    writer.add_key_length(rank + rope)
-    writer.add_value_length(rank)
-    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
-    writer.add_value_length_mla(config["v_head_dim"])
-    writer.add_rope_dimension_count(rope)
-
-
-def _add_experts(writer: gguf.GGUFWriter, source: Source) -> None:
-    config, get = source.config, source.config.get
-    kind = config["model_type"]
-    count = next((get(f"{key}_experts") for key in _COUNTED if get(f"{key}_experts")), 0)
-    if not count or get("first_k_dense_replace", 0) >= config["num_hidden_layers"]:
-        return
-    writer.add_expert_count(count)
-    writer.add_expert_used_count(config["moe_k" if kind == "ernie4_5_moe" else "num_experts_per_tok"])
-    if kind in ("gpt_oss", "llama4_text", "minimax_m2"):
-        writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if kind == "llama4_text":
-        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
-    if kind == "ernie4_5_moe":
-        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
-        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
-    if get("moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    width = get("shared_expert_intermediate_size") or get("shared_intermediate_size")
-    if width:
-        writer.add_expert_shared_feed_forward_length(width)
-    shared = next((get(f"{key}_experts") for key in _SHARED if get(f"{key}_experts")), 0)
-    if shared:
-        writer.add_expert_shared_count(shared)
-    if "routed_scaling_factor" in config:
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
-        writer.add_expert_weights_norm(bool(get("norm_topk_prob")))
-        writer.add_leading_dense_block_count(get("first_k_dense_replace", 1))
-        softmax = kind == "deepseek_v2"
-        writer.add_expert_gating_func(
-            gguf.ExpertGatingFuncType.SOFTMAX if softmax else gguf.ExpertGatingFuncType.SIGMOID
-        )
-        if get("n_group"):
-            writer.add_expert_group_count(config["n_group"])
-            writer.add_expert_group_used_count(config["topk_group"])
 
 
 def make_source(folder: Path, architecture: str, **settings: Any) -> Source:

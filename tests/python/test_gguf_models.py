@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_gemma4
 import gguf_models
 import numpy as np
 import pytest
@@ -144,6 +145,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     **MODELS_WITH_EXPERTS,
+    **gguf_gemma4.MODELS,
 }
 
 
@@ -217,7 +219,8 @@ def test_blocks_of_4_bits(model: str, tmp_path: Path, record_support: RecordSupp
     # Every row goes to all experts: rounding must not choose others.
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     count = next((settings[name] for name in names if name in settings), 0)
-    groups = {"num_experts_per_tok": count, "moe_k": count, "n_group": 1, "topk_group": 1} if count else {}
+    of_a_row = dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_k"), count)
+    groups = of_a_row | {"n_group": 1, "topk_group": 1} if count else {}
     source = gguf_models.make_source(tmp_path / "source", architecture, **settings | groups)
     kinds = {"experts": Kind.MXFP4} if model == "gpt_oss" else {}
     file = gguf_models.write(source, tmp_path / "m.gguf", Kind.Q4_0, kinds)

@@ -30,7 +30,7 @@ from kvanta.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]
 TOOLS = [{"type": "function", "function": {"name": "walk", "parameters": {"type": "object"}}}]
-THINK, MISTRAL = FORMATS["qwen3"], FORMATS["mistral"]
+THINK, MISTRAL, GEMMA = FORMATS["qwen3"], FORMATS["mistral"], FORMATS["gemma4"]
 CALL = '<tool_call>\n{"name": "walk", "arguments": {}}\n</tool_call>'
 
 
@@ -53,6 +53,12 @@ CASES: list[tuple[ReasoningFormat, Begin, str, str, str]] = [
     (MISTRAL, Begin.EITHER, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
     (MISTRAL, Begin.EITHER, "Well [THINK]Hm.[/THINK]Yes [THINK].", "Hm.", "Well Yes [THINK]."),
     (MISTRAL, Begin.EITHER, "Yes.[/THINK", "", "Yes.[/THINK"),
+    (GEMMA, Begin.EITHER, "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    (GEMMA, Begin.EITHER, "<|channel>thou<channel|>Yes.", "thou", "Yes."),
+    (GEMMA, Begin.EITHER, "Yes.<|channel>thought\n<channel|><channel|> No.", "", "Yes. No."),
+    (GEMMA, Begin.EITHER, "Yes<|channel>thought\nA<channel|>, <|channel>B<channel|>no.", "AB", "Yes, no."),
+    (GEMMA, Begin.REASONING, "thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+    (GEMMA, Begin.CONTENT, "Yes <|channel>", "", "Yes <|channel>"),
 ]
 
 

@@ -68,6 +68,7 @@ WRITTEN: list[tuple[str, str]] = [
     ("kimi_k2", "{0}functions.weather:0{1}{3}{2}".format(*KIMI, ARGUMENTS)),
     ("openai", f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"),
     ("openai", f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>"),
+    ("gemma4", '<|tool_call>call:weather{city:<|"|>Ürümqi<|"|>,days:5,unit:<|"|>kelvin<|"|>}<tool_call|>'),
     ("qwen3_coder", XML.format(**QWEN)),
     ("glm45", XML.format(**GLM)),
 ]
@@ -146,7 +147,33 @@ def test_calls_are_unconstrained_without_strict_functions_or_a_parser() -> None:
     assert constrain_calls(Tools.read(TOOLS, "none", None), "hermes", None) is None
 
 
-@pytest.mark.parametrize("parser", ["hermes", "mistral", "qwen3_coder", "glm45"])
+def test_arguments_in_the_syntax_of_gemma() -> None:
+    """Lists, objects in each other, values of several types, and references that lead to themselves."""
+    node = {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}, "B": {"type": "number"}},
+        "required": ["next", "B"],
+        "additionalProperties": False,
+    }
+    properties = {"z": {"type": "array", "items": {"type": ["string", "boolean"]}}, "a": {"$ref": "#/$defs/Node"}}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": ["z", "a"],
+        "additionalProperties": False,
+        "$defs": {"Node": node},
+    }
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+    constraint = constrain_calls(Tools.read([tool], None, None), "gemma4", None)
+    marks = PARSERS["gemma4"].marks  # type: ignore[attr-defined]
+    allowed = '<|tool_call>call:f{a:{B:1.5,next:{B:2,next:null}},z:[<|"|>x, y<|"|>,true]}<tool_call|>'
+    for words in (allowed, allowed.replace('<|"|>x, y<|"|>,true', ""), allowed.replace("{B:2,next:null}", "null")):
+        assert length_allowed(constraint, words, marks)[0], words
+    for words in (allowed.replace("true", "1"), allowed.replace("1.5", "true"), allowed.replace(",z:", ",y:")):
+        assert not length_allowed(constraint, words, marks)[0], words
+
+
+@pytest.mark.parametrize("parser", ["gemma4", "hermes", "mistral", "qwen3_coder", "glm45"])
 def test_a_text_of_a_form_may_be_a_call_instead(parser: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     text = next(text for name, text in WRITTEN if name == parser).removeprefix("So: ").removesuffix("\nThat is all.")

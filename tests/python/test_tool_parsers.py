@@ -70,7 +70,13 @@ def harmony_call(name: str, arguments: str) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
+def gemma(name: str, arguments: str) -> str:
+    return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
+
+
 INFINITE = '<tool_call>{"name": "run", "arguments": {"to": NaN}}</tool_call>'
+RUN = '{"to": -1500.0, "by": null}'
+GEMMA_KEYS = '{"to:": 1, "b:y": "a, \\"}", "c": "red"}'
 # parser, text, content, calls
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("mistral", "No [TOOL_ call", "No [TOOL_ call", []),
@@ -89,6 +95,24 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("mistral", '[TOOL_CALLS][{"nam": 1}]', '[TOOL_CALLS][{"nam": 1}]', []),
     ("mistral", "[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
     ("mistral", '[TOOL_CALLS][{"name": "a"', '[TOOL_CALLS][{"name": "a"', []),
+    ("gemma4", "a <|tool_", "a <|tool_", []),
+    (
+        "gemma4",
+        "Yes.\n" + gemma("paint", 'colour:<|"|>r"é}d, a:b<|"|>,layers:[1,{a:<|"|>]<|"|>,b:{}},[]],dry:true'),
+        "Yes.\n",
+        [("paint", '{"colour": "r\\"é}d, a:b", "layers": [1, {"a": "]", "b": {}}, []], "dry": true}')],
+    ),
+    ("gemma4", gemma("walk", "") + gemma("run", "to: -1.5e3 , by:null") + " ", "", [("walk", "{}"), ("run", RUN)]),
+    ("gemma4", gemma("run", '<|"|>to:<|"|>:1,"b:y":"a, \\"}",c:red,'), "", [("run", GEMMA_KEYS)]),
+    ("gemma4", "<|tool_call>:walk{}<tool_call|><tool_call|>Ok", "Ok", [("walk", "{}")]),
+    ("gemma4", '<|tool_call>call:run{to:<|"|>no', "", [("run", '{"to": "no')]),
+    ("gemma4", '<|tool_call>call:run{to:<|"|>no<tool_call|>', "", [("run", '{"to": "no"}')]),
+    ("gemma4", "<|tool_call>call:run{to:{a:[1,2<tool_call|>", "", [("run", '{"to": {"a": [1, 2]}}')]),
+    ("gemma4", "<|tool_call>call:run{to<|tool_call>call:walk{}<tool_call|>", "", [("run", "{}"), ("walk", "{}")]),
+    ("gemma4", "<|tool_call>call:run{to:<tool_call|>", "", [("run", '{"to": null}')]),
+    ("gemma4", "<|tool_call>call:run{to:NaN,by:1e999}<tool_call|>", "", [("run", '{"to": "NaN", "by": "1e999"}')]),
+    ("gemma4", "<|tool_call> is a mark", "<|tool_call> is a mark", []),
+    ("gemma4", "<|tool_call>call:run<tool_call|>!", "<|tool_call>call:run!", []),
     ("deepseek_v3", f"Well.\n{deepseek(PAINT, ('walk', '{}'))}", "Well.\n", [PAINT, ("walk", "{}")]),
     ("deepseek_v3", f"{ALL_BEGIN}{BEGIN}function{SEP}walk\n```json\n{{}}\n```", "", [("walk", "{}")]),
     ("deepseek_v3", f"{ALL_BEGIN}hello", f"{ALL_BEGIN}hello", []),

@@ -93,26 +93,27 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
     hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
     head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
     rotated = metadata.size("rope.dimension_count", head_dim)
+    by_layer = family.has_sizes_by_layer
     theta = metadata.number("rope.freq_base", 10000.0)
     epsilon = metadata.number(f"attention.layer_norm_{'' if family.layer_norm_eps else 'rms_'}epsilon")
     config: dict[str, Any] = {
         "architectures": [family.class_name],
         "model_type": family.model_type,
         "hidden_size": hidden,
-        "intermediate_size": metadata.size("feed_forward_length", 1 if family.has_experts else None),
+        "intermediate_size": 0 if by_layer else metadata.size("feed_forward_length", 1 if family.has_experts else None),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
+        "num_key_value_heads": 0 if by_layer else metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "vocab_size": vocabulary,
         "max_position_embeddings": metadata.size("context_length"),
         family.layer_norm_eps or "rms_norm_eps": float(f"{epsilon:.6g}"),  # stored as f32: 9.99999975e-06 means 1e-05
         "rope_theta": theta,
-        "rope_scaling": _rope_scaling(metadata, rotated, theta),
+        "rope_scaling": None if by_layer else _rope_scaling(metadata, rotated, theta),
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
     }
-    if not family.is_latent:
+    if not family.is_latent and not by_layer:
         _check_heads(metadata, config, rotated)
     family.complete(metadata, config)
     return config

@@ -14,7 +14,7 @@ from typing import Any
 from kvanta import _core
 from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.gguf_convert.config import hugging_face_config
-from kvanta.gguf_convert.metadata import Metadata, type_name
+from kvanta.gguf_convert.metadata import Metadata
 from kvanta.gguf_convert.vocabulary import Vocabulary
 from kvanta.gguf_convert.weights import Weights
 from kvanta.safetensors_writer import write_safetensors
@@ -66,15 +66,7 @@ def _write_index(metadata: Metadata, folder: Path) -> None:
         if not weight.in_place(types):
             others.append(name)
             continue
-        entry: dict[str, Any] = {
-            "file": metadata.files.index(weight.info.path),
-            "offset": weight.info.offset,
-            "type": type_name(weight.info),
-            "shape": list(weight.shape),
-        }
-        if weight.interleaved_heads:
-            entry["interleaved_heads"] = weight.interleaved_heads
-        tensors[name] = entry
+        tensors[name] = {"file": metadata.files.index(weight.info.path), **weight.entry()}
     files = [(path.resolve(), path.stat()) for path in metadata.files]
     index: dict[str, Any] = {
         "files": [

@@ -40,3 +40,17 @@ ffn_gate_shexp  shared_mlp.gate_proj      s,h   moe
 ffn_up_shexp    shared_mlp.up_proj        s,h   moe
 ffn_down_shexp  shared_mlp.output_linear  h,s   moe
 """
+
+# Beside the MLP, with norms of their own. Gate and up are one tensor in most files.
+GEMMA4 = """
+ffn_gate_inp          router.proj                   E,h      moe
+ffn_gate_inp.scale    =router.scale                 h        moe
+ffn_gate_up_exps      experts.*.gate_proj|up_proj   E,2e,h   optional
+ffn_gate_exps         experts.*.gate_proj           E,e,h    moe
+ffn_up_exps           experts.*.up_proj             E,e,h    moe
+ffn_down_exps         experts.*.down_proj           E,h,e    moe
+ffn_down_exps.scale   =router.per_expert_scale      E        moe
+pre_ffw_norm_2        pre_feedforward_layernorm_2   h        norm moe
+post_ffw_norm_1       post_feedforward_layernorm_1  h        norm moe
+post_ffw_norm_2       post_feedforward_layernorm_2  h        norm moe
+"""

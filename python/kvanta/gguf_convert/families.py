@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.gguf_convert.gemma4 import gemma4
 from kvanta.gguf_convert.metadata import Metadata
 from kvanta.gguf_convert.window_families import cohere2, command_r, every, exaone4, window_layers
 
@@ -24,6 +25,8 @@ class Family:
     has_experts: bool = False
     is_latent: bool = False
     """Multi-head latent attention: heads have no one size."""
+    has_sizes_by_layer: bool = False
+    """Layers have heads, MLPs and ropes of several kinds: `complete` sets their keys."""
     layer_norm_eps: str = ""
     """Hugging Face's key of LayerNorm's epsilon; "": norms are RMSNorm."""
 
@@ -340,6 +343,7 @@ ARCHITECTURES = {
     "qwen35moe": Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _qwen_hybrid_moe, has_experts=True),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", _gemma2),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "gemma4": Family("Gemma4ForCausalLM", "gemma4_text", gemma4, has_experts=True, has_sizes_by_layer=True),
     "qwen2vl": Family("Qwen2ForCausalLM", "qwen2", _qwen),  # the language models, without images
     "qwen3vl": Family("Qwen3ForCausalLM", "qwen3", _qwen),
     "gemma": Family("GemmaForCausalLM", "gemma", _gemma1),

@@ -135,6 +135,17 @@ class Metadata:
             raise InputError(f"{self.path}: key {key!r} must be in 1..2^31-1, got {value}")
         return value
 
+    def sizes(self, name: str, count: int) -> list[int]:
+        """A positive whole number for each of `count` layers: a list, or one for all of them."""
+        key = f"{self.architecture}.{name}"
+        if not isinstance(self._values.get(key), list):
+            return [self.size(name)] * count
+        sizes: list[int] = self.array(key, int, count)
+        for size in sizes:
+            if isinstance(size, bool) or not 0 < size < 1 << 31:
+                raise InputError(f"{self.path}: key {key!r} must list numbers in 1..2^31-1, got {size}")
+        return sizes
+
     def count(self, name: str) -> int:
         """A whole number under the architecture's name; 0 without one."""
         return self.size(name) if self.value(f"{self.architecture}.{name}") not in (None, 0) else 0

@@ -2,9 +2,10 @@
 
 A line of a table: GGUF's module in a block, the Hugging Face module in a layer, the shape, and words: `bias` (a bias
 may be there), `optional`, `dense` and `moe` (needed in layers without and with experts), `attention` and `recurrent`
-(needed in layers of attention and of Gated DeltaNet), `norm`. "*" stands for the number of an expert or a head, the
-first size. A name after "=" is that of the tensor itself; one that ends with a dot has neither .weight nor .bias behind
-it.
+(needed in layers of attention and of Gated DeltaNet), `k` and `v` (needed in layers that have keys, and values, of
+their own), `layer_inputs` (needed with an input of every layer), `norm`. "*" stands for the number of an expert or a
+head, the first size. "|" joins two modules: the upper half of the rows, and the lower one. A name after "=" is that of
+the tensor itself; one that ends with a dot has neither .weight nor .bias behind it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ class Module:
     shape: tuple[str, ...]
     words: frozenset[str]
 
-    def tensor(self, kind: str) -> str:
-        """Hugging Face's name of the tensor."""
-        return self.name[1:] if self.name.startswith("=") else f"{self.name}.{kind}"
+    def tensors(self, kind: str) -> list[str]:
+        """Hugging Face's names of the tensors: one, or two that divide the rows."""
+        if self.name.startswith("="):
+            return [self.name[1:]]
+        parent, _, names = self.name.rpartition(".")
+        return [f"{parent}.{name}.{kind}" if parent else f"{name}.{kind}" for name in names.split("|")]
 
 
 def parse_table(text: str) -> dict[str, Module]:

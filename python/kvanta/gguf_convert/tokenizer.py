@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvanta.errors import InputError
@@ -64,6 +64,16 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
     return vocabulary
 
 
+def _pairs(merges: Sequence[str], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise InputError(f"GGUF merge {merge!r} does not join two tokens of the vocabulary to a third")
+        pairs.append((left, right))
+    return pairs
+
+
 def byte_level_bpe(
     tokens: Sequence[str],
     types: Sequence[int],
@@ -76,12 +86,7 @@ def byte_level_bpe(
     if pre not in PRE_TOKENIZERS:
         raise InputError(f"GGUF pre-tokenizer {pre!r} is not known; known: {', '.join(sorted(PRE_TOKENIZERS))}")
     vocabulary = _vocabulary(tokens)
-    pairs = []
-    for merge in merges:
-        left, _, right = merge.partition(" ")
-        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise InputError(f"GGUF merge {merge!r} does not join two tokens of the vocabulary to a third")
-        pairs.append((left, right))
+    pairs = _pairs(merges, vocabulary)
     kind = PRE_TOKENIZERS[pre]
     return {
         "version": "1.0",
@@ -118,9 +123,17 @@ def sentencepiece_bpe(
     bos_id: int | None,
     add_space_prefix: bool,
     eos_id: int | None = None,
+    merges: Sequence[str] | None = None,
 ) -> Json:
-    """The Llama 2 family: spaces are U+2581, unknown characters fall back to byte tokens <0x00>..<0xFF>."""
+    """The Llama 2 family: spaces are U+2581, unknown characters fall back to byte tokens <0x00>..<0xFF>.
+
+    `merges`: in their order (Gemma 4); without them, `scores` give it.
+    """
     vocabulary = _vocabulary(tokens)
+    if merges is None:
+        pairs = merges_by_score({token: scores[index] for index, token in _merged(tokens, types)})
+    else:
+        pairs = _pairs(merges, vocabulary)
     to_blocks: list[Json] = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
     from_blocks: list[Json] = [
         {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
@@ -141,7 +154,7 @@ def sentencepiece_bpe(
         "decoder": {"type": "Sequence", "decoders": from_blocks},
         "model": bpe(
             vocabulary,
-            merges_by_score({token: scores[index] for index, token in _merged(tokens, types)}),
+            pairs,
             unk_token=tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=True,

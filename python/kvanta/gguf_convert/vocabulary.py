@@ -28,6 +28,10 @@ _ENDINGS = {
     "<|call|>",
     "<|user|>",
     "<|observation|>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 }
 
@@ -70,20 +74,30 @@ class Vocabulary:
         texts = {self.tokens[index] for index in endings}
         if {"<|return|>", "<|call|>"} <= texts:  # GPT-OSS: <|end|> ends a message, which another one follows
             endings = [index for index in endings if self.tokens[index] != "<|end|>"]
+        if "<|tool_response>" in texts:  # Gemma 4: a tag of HTML
+            endings = [index for index in endings if self.tokens[index] != "</s>"]
         return list(dict.fromkeys(endings))
+
+    def _unknown_id(self) -> int:
+        if self.unknown is not None:
+            return self.unknown
+        return self.tokens.index("<unk>") if "<unk>" in self.tokens else 0
 
     def _tokenizer(self) -> dict[str, Any]:
         metadata, count = self._metadata, len(self.tokens)
         model = metadata.text("tokenizer.ggml.model")
-        if model not in ("gpt2", "llama"):
-            raise InputError(f"{metadata.path} has the tokenizer {model!r}; known: gpt2 (byte-level BPE), llama (BPE)")
+        if model not in ("gpt2", "llama", "gemma4"):
+            raise InputError(
+                f"{metadata.path} has the tokenizer {model!r}; known: gpt2 (byte-level BPE), llama (BPE), gemma4 (BPE)"
+            )
         pre = metadata.text("tokenizer.ggml.pre", "default")
         known = PRE_TOKENIZERS.get(pre)
         if model == "gpt2" and known is None:
             names = ", ".join(sorted(PRE_TOKENIZERS))
             raise InputError(f"{metadata.path}: GGUF pre-tokenizer {pre!r} is not known; known: {names}")
-        adds_bos = model == "llama" or (known is not None and known.adds_bos)
-        self.add_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
+        adds_bos = model in ("llama", "gemma4") or (known is not None and known.adds_bos)
+        # As in llama.cpp, whatever a file of Gemma 4 says.
+        self.add_bos = model == "gemma4" or metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
         self.add_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
         prefix = self.bos if self.add_bos else None
         suffix = self.eos if self.add_eos else None
@@ -94,14 +108,16 @@ class Vocabulary:
                 else:
                     merges = metadata.array("tokenizer.ggml.merges", str)
                 return byte_level_bpe(self.tokens, self.types, merges, pre, prefix, suffix)
+            has_merges = model == "gemma4"
             return sentencepiece_bpe(
                 self.tokens,
                 self.types,
-                metadata.array("tokenizer.ggml.scores", float, count),
-                0 if self.unknown is None else self.unknown,
+                [] if has_merges else metadata.array("tokenizer.ggml.scores", float, count),
+                self._unknown_id(),
                 prefix,
-                metadata.flag("tokenizer.ggml.add_space_prefix", True),
+                metadata.flag("tokenizer.ggml.add_space_prefix", not has_merges),
                 suffix,
+                metadata.array("tokenizer.ggml.merges", str) if has_merges else None,
             )
         except InputError as error:
             named = str(error).startswith(str(metadata.path))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,10 @@ from numpy.typing import NDArray
 
 from kvanta.errors import InputError
 from kvanta.gguf_convert.header import TensorInfo
+from kvanta.gguf_convert.layer_tables import NORMS_PLUS_ONE, PAIRED_ROPE
 from kvanta.gguf_convert.metadata import Metadata, tensor_bytes, type_name
-from kvanta.gguf_convert.tensor_names import (
-    BLOCK_NAME,
-    IGNORED,
-    NORMS_PLUS_ONE,
-    PAIRED_ROPE,
-    TOP,
-    modules_of,
-    sizes,
-)
-from kvanta.gguf_convert.tensor_table import Module, parse_table
+from kvanta.gguf_convert.tensor_names import BLOCK_NAME, IGNORED, modules_of, sizes, sizes_by_layer, top_modules
+from kvanta.gguf_convert.tensor_table import Module
 from kvanta.progress import progress_bar
 
 # From here on float32 values round to infinity in bfloat16.
@@ -48,6 +42,10 @@ class Weight:
     """Heads whose rows are in GGUF's llama order; 0: the order is Hugging Face's."""
     plus_one: bool = False
     """GGUF's values are Hugging Face's plus one."""
+    first_row: int = 0
+    """The first row of each matrix in the file that is one of the weight's."""
+    rows_in_file: int = 0
+    """Rows of each matrix in the file, where it has others, too; 0: as many as the weight."""
 
     def in_place(self, types: set[str]) -> bool:
         """True if the tensor can be used as it is stored, by a reader of `types`."""
@@ -60,10 +58,23 @@ class Weight:
         if "*" not in self.name:
             return [(self.name, self.shape, slice(None))]
         count, shape = self.shape[0], self.shape[1:]
-        rows = int(np.prod(shape[:-1], dtype=np.int64))
-        if len(shape) == 1:
-            rows = 1
-        return [(self.name.replace("*", str(i)), shape, slice(i * rows, (i + 1) * rows)) for i in range(count)]
+        rows = math.prod(shape[:-1])
+        firsts = [i * (self.rows_in_file or rows) + self.first_row for i in range(count)]
+        return [(self.name.replace("*", str(i)), shape, slice(row, row + rows)) for i, row in enumerate(firsts)]
+
+    def entry(self) -> dict[str, Any]:
+        """Its place in the file, for the index."""
+        row_bytes = tensor_bytes(self.info) // math.prod(self.info.shape[:-1])
+        entry: dict[str, Any] = {
+            "offset": self.info.offset + self.first_row * row_bytes,
+            "type": type_name(self.info),
+            "shape": list(self.shape),
+        }
+        if self.rows_in_file:
+            entry["stride"] = self.rows_in_file * row_bytes
+        if self.interleaved_heads:
+            entry["interleaved_heads"] = self.interleaved_heads
+        return entry
 
 
 class Weights:
@@ -72,8 +83,11 @@ class Weights:
     def __init__(self, metadata: Metadata, config: dict[str, Any]) -> None:
         self.path = metadata.path
         self._metadata = metadata
-        self._sizes = sizes(config)
+        self._sizes, self._layer_sizes = sizes(config), sizes_by_layer(config)
         self._layers: int = config["num_hidden_layers"]
+        self._own_kv: int = self._layers - config.get("num_kv_shared_layers", 0)
+        self._k_eq_v = bool(config.get("attention_k_eq_v"))
+        self._has_window = [kind == "sliding_attention" for kind in config.get("layer_types") or ()]
         self._spare: int = config.get("num_nextn_predict_layers") or 0
         self._recurrent = [kind == "linear_attention" for kind in config.get("layer_types") or ()]
         self._plus_one = config["model_type"] in NORMS_PLUS_ONE
@@ -81,13 +95,11 @@ class Weights:
         if metadata.architecture in PAIRED_ROPE:
             heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
             self._interleaved_heads = {"attn_q": heads, "attn_k": kv_heads}
-        self._top = parse_table(TOP)
+        self._top = top_modules(config["model_type"])
         self._modules = modules_of(config["model_type"])
         self.weights: dict[str, Weight] = {}
         for info in metadata.tensors.values():
-            weight = self._place(info)
-            if weight is not None:
-                self.weights[weight.name] = weight
+            self.weights |= {weight.name: weight for weight in self._place(info)}
         self._check_complete()
         if any(".k_b_proj." in name for name in self.weights):  # some files have the whole matrix, too
             self.weights = {name: weight for name, weight in self.weights.items() if ".kv_b_proj." not in name}
@@ -95,54 +107,68 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self.weights
 
-    def _place(self, info: TensorInfo) -> Weight | None:
-        """None for tensors that carry no weights of the model's layers."""
+    def _place(self, info: TensorInfo) -> list[Weight]:
+        """Nothing for tensors that carry no weights of the model's layers."""
         if info.name in IGNORED:
-            return None
+            return []
         block = BLOCK_NAME.fullmatch(info.name)
         if block is None:
             name, _, kind = info.name.rpartition(".")
             module = self._top.get(info.name) or (self._top.get(name) if kind == "weight" else None)
-            prefix = ""
+            prefix, own_sizes = "", self._sizes
         else:
             layer, name, kind = int(block[1]), block[2], block[3] or ""
             if self._layers <= layer < self._layers + self._spare:
-                return None  # layers that predict several tokens
+                return []  # layers that predict several tokens
             if layer >= self._layers:
                 raise InputError(
                     f"{self.path}: tensor {info.name!r} does not belong to a model of {self._layers} layers"
                 )
-            module = self._modules.get(f"{name}.{kind}") or (self._modules.get(name) if kind else None)
-            prefix = f"model.layers.{layer}."
+            module = self._modules.get(f"{name}.{kind}") or (
+                self._modules.get(name) if kind in ("weight", "bias") else None
+            )
+            prefix, own_sizes = f"model.layers.{layer}.", self._layer_sizes[layer]
         if module is None or (kind == "bias" and not module.name.startswith("=") and "bias" not in module.words):
             raise InputError(f"{self.path}: GGUF tensor {info.name!r} does not belong to this architecture")
-        return Weight(
-            prefix + module.tensor(kind),
-            info,
-            self._shape(info, module, kind),
-            self._interleaved_heads.get(name, 0),
-            self._plus_one and "norm" in module.words,
-        )
+        shape = self._shape(info, module, kind, own_sizes)
+        names = [prefix + tensor for tensor in module.tensors(kind)]
+        heads, plus_one = self._interleaved_heads.get(name, 0), self._plus_one and "norm" in module.words
+        if len(names) == 1:
+            return [Weight(names[0], info, shape, heads, plus_one)]
+        rows = shape[1] // len(names)
+        part = (shape[0], rows, *shape[2:])
+        return [
+            Weight(each, info, part, heads, plus_one, first_row=i * rows, rows_in_file=shape[1])
+            for i, each in enumerate(names)
+        ]
 
-    def _shape(self, info: TensorInfo, module: Module, kind: str) -> tuple[int, ...]:
+    def _shape(self, info: TensorInfo, module: Module, kind: str, own: Mapping[str, int]) -> tuple[int, ...]:
         letters = module.shape[:-1] if kind == "bias" and not module.name.startswith("=") else module.shape
-        shape = tuple(self._sizes[letter] for letter in letters)
-        if info.shape in (shape, tuple(self._sizes[letter] for letter in letters if letter != "1")):
+        shape = tuple(own[letter] for letter in letters)
+        if info.shape in (shape, tuple(own[letter] for letter in letters if letter != "1")):
             return shape
         raise InputError(f"{self.path}: tensor {info.name!r} has shape {info.shape}, not {shape}")
 
     def _check_complete(self) -> None:
-        required = [module.tensor("weight") for module in self._top.values() if "optional" not in module.words]
+        required = self._required(self._top.values(), {"optional"})
         for layer in range(self._layers):
-            prefix = f"model.layers.{layer}."
             has_experts = f"blk.{layer}.ffn_gate_inp.weight" in self._metadata.tensors
             is_recurrent = bool(self._recurrent) and self._recurrent[layer]
             left_out = {"optional", "dense" if has_experts else "moe", "attention" if is_recurrent else "recurrent"}
-            required += [
-                prefix + module.tensor("weight") for module in self._modules.values() if not module.words & left_out
-            ]
+            if layer >= self._own_kv:
+                left_out |= {"k", "v"}
+            elif self._k_eq_v and not self._has_window[layer]:
+                left_out.add("v")
+            required += self._required(self._modules.values(), left_out, f"model.layers.{layer}.")
         for name in sorted(set(required) - self.weights.keys()):
             raise InputError(f"{self.path} lacks the tensor for {name!r}")
+
+    def _required(self, modules: Iterable[Module], left_out: set[str], prefix: str = "") -> list[str]:
+        """Tensors of the modules without any of the words `left_out`."""
+        if self._sizes["p"] == 0:
+            left_out = left_out | {"layer_inputs"}
+        kept = (module for module in modules if not module.words & left_out)
+        return [prefix + tensor for module in kept for tensor in module.tensors("weight")]
 
     def tied(self) -> bool:
         """True if the output matrix is the embedding: absent, or stored twice."""

@@ -48,6 +48,10 @@ class ReasoningFormat:
     switches: tuple[str, ...] = ()
     """Variables of the chat template that turn reasoning on and off."""
     is_harmony: bool = False
+    label: str = ""
+    """A text behind the start that may be there and is not reasoning."""
+    repeats: bool = False
+    """Reasoning may come again within the answer."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -62,13 +66,14 @@ class ReasoningFormat:
     def unfinished(self, prompt: str) -> str | None:
         """The reasoning that a prompt begins without ending it; None if there is none."""
         _, start, begun = prompt.rpartition(self.start)
-        return begun if start and self.end not in begun else None
+        return begun.removeprefix(self.label) if start and self.end not in begun else None
 
 
 HARMONY = ReasoningFormat(is_harmony=True)
 FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat(),
     "deepseek_v3": ReasoningFormat(begin=Begin.CONTENT, switches=("thinking", "enable_thinking")),
+    "gemma4": ReasoningFormat("<|channel>", "<channel|>", Begin.EITHER, label="thought\n", repeats=True),
     "glm45": ReasoningFormat(switches=("thinking", "enable_thinking")),
     "kimi_k2": ReasoningFormat(switches=("thinking",)),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", Begin.EITHER),
@@ -92,6 +97,7 @@ _CALL_MARKS = (
     "<tool_call>\n{",
     "<tool_call>{",
     "[TOOL_CALLS]",
+    "<|tool_call>call:",
     "<|tool_calls_section_begin|>",
     "<｜tool▁calls▁begin｜>",  # noqa: RUF001
 )
@@ -130,11 +136,13 @@ class ThinkReader:
         ends_at_calls: bool = False,
     ) -> None:
         """`begin`: REASONING may come with its mark or without. `ends_at_calls`: a call needs no mark before it."""
-        self._start, self._inner = reasoning.start, inner
+        self._start, self._label, self._inner = reasoning.start, reasoning.label, inner
+        self._begin_marks = (reasoning.start, reasoning.end) if reasoning.repeats else (reasoning.start,)
+        self._after = Begin.EITHER if reasoning.repeats else Begin.CONTENT
         self._ends = (reasoning.end, *(_CALL_MARKS if ends_at_calls else ()))
         self._buffer = TextBuffer()
         self._state = begin
-        self._at_start = begin is Begin.REASONING
+        self._at_start = self._at_label = begin is Begin.REASONING
 
     @property
     def calls(self) -> int:
@@ -173,16 +181,19 @@ class ThinkReader:
             self._pass_on(found, self._buffer.take())
             return False
         if self._state is Begin.EITHER:
-            before, mark = self._buffer.take_before((self._start,), final=final)
+            before, mark = self._buffer.take_before(self._begin_marks, final=final)
             self._pass_on(found, before)
-            self._state = Begin.REASONING if mark else self._state
+            if mark == self._start:  # an end without a beginning shows nothing
+                self._state, self._at_label = Begin.REASONING, True
             return bool(mark)
         if self._at_start:
             return self._skip_start(final=final)
+        if self._at_label:
+            return self._skip_label(final=final)
         before, mark = self._buffer.take_before(self._ends, final=final)
         found.reasoning += before
         if mark:
-            self._state = Begin.CONTENT
+            self._state = self._after
             self._buffer.put_back("" if mark == self._ends[0] else mark)
         return bool(mark)
 
@@ -195,6 +206,14 @@ class ThinkReader:
         self._at_start = False
         return True
 
+    def _skip_label(self, *, final: bool) -> bool:
+        if self._buffer.text.startswith(self._label):
+            self._buffer.take(len(self._label))
+        elif not final and self._buffer.may_become(self._label):
+            return False
+        self._at_label = False
+        return True
+
     def _pass_on(self, found: Found, text: str) -> None:
         if self._inner is None:
             found.content += text
@@ -205,7 +224,7 @@ class ThinkReader:
 def first_state(reasoning: ReasoningFormat, prompt: str, variables: Mapping[str, Any], *, continues: bool) -> Begin:
     """The beginning of a text after this prompt. `continues`: the prompt ends within the answer itself."""
     tail = prompt.rstrip()
-    if tail.endswith(reasoning.start):
+    if tail.endswith((reasoning.start, reasoning.start + reasoning.label.rstrip())):
         return Begin.REASONING
     if tail.endswith(reasoning.end):
         return Begin.CONTENT
@@ -228,7 +247,7 @@ class ReasoningCount:
         self._reader = reader
         self._tokenizer = tokenizer
         self._marks = {tokenizer.token_id(mark) for mark in reasoning.marks}
-        self._end_token = None if reasoning.is_harmony else tokenizer.token_id(reasoning.end)
+        self._end_token = None if reasoning.is_harmony or reasoning.repeats else tokenizer.token_id(reasoning.end)
         self._read = 0
         self._ended = False
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.server.call_reader import JSON_READER, CallReader, Found, TextReader
+from kvanta.server.gemma_calls import Gemma4Calls
 from kvanta.server.harmony import HarmonyReader
 from kvanta.server.mistral_calls import MistralCalls
 from kvanta.server.section_calls import DeepSeekV3Calls, DeepSeekV31Calls, KimiK2Calls
@@ -157,6 +158,7 @@ Parser = Callable[..., CallReader]
 PARSERS: Mapping[str, Parser] = {
     "deepseek_v3": DeepSeekV3Calls,
     "deepseek_v31": DeepSeekV31Calls,
+    "gemma4": Gemma4Calls,
     "glm45": Glm45Calls,
     "hermes": HermesCalls,
     "kimi_k2": KimiK2Calls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
@@ -27,10 +28,9 @@ def find_reasoning(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     reasoning = reasoning_format(name, tokenizer)
     if name or reasoning:
         return reasoning
-    pairs = dict.fromkeys((each.start, each.end) for each in FORMATS.values() if not each.is_harmony)
-    for start, end in pairs:
-        if tokenizer.token_id(start) is not None and tokenizer.token_id(end) is not None:
-            return ReasoningFormat(start, end, Begin.EITHER)
+    for each in FORMATS.values():
+        if not each.is_harmony and all(tokenizer.token_id(mark) is not None for mark in each.marks):
+            return dataclasses.replace(each, begin=Begin.EITHER, switches=())
     return None
 
 

@@ -1,0 +1,122 @@
+"""Keys of GGUF files from config.json, as llama.cpp's convert_hf_to_gguf.py writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import gguf_gemma4
+import gguf_hybrids
+
+_COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
+_SHARED = ("n_shared", "num_shared", "moe_num_shared")
+_LAYER_NORM_EPS = {**dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"), "nemotron": "norm_eps"}
+_USED = {"ernie4_5_moe": "moe_k", "gemma4_text": "top_k_experts"}  # keys of the number of experts of a row
+
+
+def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> None:
+    """Keys of all architectures, and of `arch`, a name of gguf.MODEL_ARCH."""
+    get = config.get
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    if config["model_type"] in _LAYER_NORM_EPS:
+        writer.add_layer_norm_eps(config[_LAYER_NORM_EPS[config["model_type"]]])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if arch == "GEMMA4":
+        gguf_gemma4.add_config(writer, config)
+    else:
+        writer.add_feed_forward_length(get("intermediate_size_mlp") or config["intermediate_size"])
+    if "kv_lora_rank" in config:
+        _add_latents(writer, config)
+    elif arch != "GEMMA4":
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * (get("rope_parameters") or {}).get("partial_rotary_factor", 1)))
+    rope = get("rope_parameters") or {}
+    if "sliding_attention" in rope:
+        rope = rope["full_attention"]
+    if "rope_theta" in rope:
+        stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
+        writer.add_rope_freq_base(rope["rope_theta"] * stretch)
+    if rope.get("rope_type") in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("mscale_all_dim") and arch == "DEEPSEEK2":
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if get("sliding_window") and not (config["model_type"].startswith("qwen") and not get("use_sliding_window")):
+        writer.add_sliding_window(config["sliding_window"])
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if get(key):
+            getattr(writer, f"add_{key}")(config[key])
+    _add_experts(writer, config)
+    if "linear_num_key_heads" in config:
+        gguf_hybrids.add_config(writer, config)
+    if config["model_type"] == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if config["model_type"].startswith("granite"):
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if "logit_scale" in config:
+        writer.add_logit_scale(config["logit_scale"])
+    if config["model_type"] in ("olmo3", "exaone4", "exaone_moe", "cohere2", "gemma4_text"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rope)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(rope)
+
+
+def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    get = config.get
+    kind = config["model_type"]
+    count = next((get(f"{key}_experts") for key in _COUNTED if get(f"{key}_experts")), 0)
+    if not count or get("first_k_dense_replace", 0) >= config["num_hidden_layers"]:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config[_USED.get(kind, "num_experts_per_tok")])
+    if kind in ("gpt_oss", "llama4_text", "minimax_m2"):
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if kind == "llama4_text":
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    if kind == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    if get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    width = get("shared_expert_intermediate_size") or get("shared_intermediate_size")
+    if width:
+        writer.add_expert_shared_feed_forward_length(width)
+    shared = next((get(f"{key}_experts") for key in _SHARED if get(f"{key}_experts")), 0)
+    if shared:
+        writer.add_expert_shared_count(shared)
+    if "routed_scaling_factor" in config:
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(bool(get("norm_topk_prob")))
+        writer.add_leading_dense_block_count(get("first_k_dense_replace", 1))
+        softmax = kind == "deepseek_v2"
+        writer.add_expert_gating_func(
+            gguf.ExpertGatingFuncType.SOFTMAX if softmax else gguf.ExpertGatingFuncType.SIGMOID
+        )
+        if get("n_group"):
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tolerance
 from command_line import SMALL, kvanta
 from tiny_gguf import TinyModel, write_gguf
 
@@ -331,49 +330,6 @@ def test_convert(tmp_path: Path) -> None:
     from_folder = kvanta("generate", str(tmp_path / "out"), *words)
     assert from_file.returncode == from_folder.returncode == 0
     assert from_file.stdout == from_folder.stdout
-
-
-def test_bench_attention_of_a_gpu() -> None:
-    done = kvanta("bench", "attention", "--device", "cuda", "--formats", "int4", "--context", "64")
-    if done.returncode != 0:  # a machine without a GPU, or a build without CUDA
-        assert "device cuda: " in done.stderr
-        assert "; there are: cpu" in done.stderr
-        assert done.stderr.count("\n") == 1
-        return
-    assert "copy of its memory" in done.stdout
-
-
-def test_bench_attention(tmp_path: Path) -> None:
-    words = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--context", "256", "--threads", "1"]
-    report_file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    words += ["--layers", "2", "--seconds", "0.01", "--json", str(report_file), "--plot", str(picture)]
-    done = kvanta("bench", "attention", "--formats", "bf16", "int4", *words)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(report_file.read_text())
-    assert [row["format"] for row in report["rows"]] == ["bf16", "int4"]
-    for row in report["rows"]:
-        assert row["ns_min"] > 0
-        assert row["max_error"] < (tolerance.NARROW_ATTENTION if row["format"] == "int4" else tolerance.BF16_ATTENTION)
-        parts = {"memory": row["memory_ns"], "dot": row["dot_ns"], "kernel": row["in_cache_ns"]}
-        assert parts[row["binds"]] == max(parts.values()) > 0
-        assert row["format"] in done.stdout
-    assert set(report["limit_gb_s"]) == {"1"}
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_bench_linear(tmp_path: Path) -> None:
-    words = ["--layers", "128x40", "--rows", "1", "20", "--threads", "1", "--seconds", "0"]
-    weights = ["bf16", "int4", "fp8", "w8a16", "w4a16", "nf4"]
-    report_file = tmp_path / "bench.json"
-    done = kvanta("bench", "linear", "--weights", *weights, *words, "--json", str(report_file))
-    assert done.returncode == 0, done.stderr
-    report = json.loads(report_file.read_text())
-    assert [(row["weights"], row["rows"]) for row in report["rows"]] == [(w, n) for w in weights for n in (1, 20)]
-    for row in report["rows"]:
-        assert 0 < row["max_error"] <= 1  # verified: unlike double, but within its roundings
-        assert row["share_of_read"] > 0
-        assert row["operations_per_second"] == pytest.approx(2 * row["rows"] * 128 * 40 / row["ns"] * 1e9)
-    assert [limit["weights"] for limit in report["limits"]] == weights
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

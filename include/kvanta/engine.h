@@ -192,8 +192,9 @@ struct ModelInfo {
   int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;  // of most layers
   int rope_dim = 0;  // above 0: K and V share one latent of head_dim (MLA), and a key has these channels in addition
   int64_t max_position = 0;
-  int64_t parameters = 0, weight_bytes = 0;  // from the shapes; bytes as stored, norms and biases as f32
-  std::vector<int> sliding_window;           // per layer; 0: none
+  int64_t parameters = 0, weight_bytes = 0;      // from the shapes; bytes as stored, norms and biases as f32
+  std::vector<int> sliding_window;               // per layer; 0: none
+  std::vector<std::pair<int, int>> layer_heads;  // per layer: KV heads, and the channels of each
   std::vector<int32_t> eos_token_ids;
   std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
   std::string hash;               // of the weights, as in scale files; "" where no weights were read

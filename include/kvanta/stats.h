@@ -207,7 +207,7 @@ struct StepTiming {
 // is V. Statistics of several texts combine: counts and sums by +, amax by max.
 struct KvStatistics {
   int64_t tokens = 0;
-  int layers = 0, kv_heads = 0, head_dim = 0;
+  int layers = 0, kv_heads = 0, head_dim = 0;  // the most of any layer; others have zeros behind theirs
   std::vector<float> edges;        // [bins + 1]: histogram[..][i] counts magnitudes in [edges[i], edges[i + 1])
   std::vector<int64_t> histogram;  // [layers][2][kv_heads][bins]; the first and last bin include all beyond them
   std::vector<float> amax;         // [layers][2][kv_heads][head_dim], as all below

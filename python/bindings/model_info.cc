@@ -1,4 +1,5 @@
 // Models and caches before an engine is built: read_model_info, plan_cache_bytes.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -28,6 +29,7 @@ void BindModelInfo(nb::module_& module) {
       .def_ro("max_position", &ModelInfo::max_position)
       .def_ro("parameters", &ModelInfo::parameters)
       .def_ro("weight_bytes", &ModelInfo::weight_bytes)
+      .def_ro("layer_heads", &ModelInfo::layer_heads)
       .def_ro("sliding_window", &ModelInfo::sliding_window)
       .def_ro("eos_token_ids", &ModelInfo::eos_token_ids)
       .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)

@@ -261,11 +261,12 @@ class LLM(EmbeddingMethods):
 
         `key_means`: float32 [layers, kv_heads, head_dim], subtracted from K first. Keys of the result: tokens; edges
         [bins + 1] and histogram [layers, 2, kv_heads, bins] of magnitudes; amax, sum, square_sum [layers, 2, kv_heads,
-        head_dim]; axis 1 is K, V. kvanta.calibration makes scales of it.
+        head_dim]; axis 1 is K, V. Sizes are the most of any layer, others have zeros behind theirs
+        (model_info.layer_heads). kvanta.calibration makes scales of it.
         """
         tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
-        info = self.model_info
-        shape = (int(info.layers), int(info.kv_heads), int(info.head_dim))
+        heads = self.model_info.layer_heads
+        shape = (len(heads), max(count for count, _ in heads), max(channels for _, channels in heads))
         means = None if key_means is None else float_array("key_means", key_means, shape)
         with self._runner.lock:
             return self._engine.statistics(tokens, means)

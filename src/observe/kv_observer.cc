@@ -138,10 +138,10 @@ void ForwardObserved(models::Model& model, const BackendFactory& make_backend, c
 void CheckEqualHeads(const models::ModelConfig& config) {
   for (const models::LayerSpec& layer : config.layer_specs) {
     if (layer.IsRecurrent() || (layer.kv_heads == config.kv_heads && layer.head_dim == config.head_dim)) continue;
-    throw InputError(fmt::format(
-        "cannot calibrate {}: some layers have {} KV heads of {} channels and others {} of {}; use a format without "
-        "scales to calibrate",
-        config.architecture, config.kv_heads, config.head_dim, layer.kv_heads, layer.head_dim));
+    throw InputError(
+        fmt::format("{}: some layers have {} KV heads of {} channels and others {} of {}, which have no +query; use a "
+                    "format without it",
+                    config.architecture, config.kv_heads, config.head_dim, layer.kv_heads, layer.head_dim));
   }
 }
 

@@ -30,7 +30,7 @@ class KvObserver {
 void ForwardObserved(models::Model& model, const BackendFactory& make_backend, const formats::CacheLayout& layout,
                      std::span<const int32_t> tokens, int64_t max_rows, KvObserver& observer);
 
-// Statistics have one shape for all layers. Throws InputError where the layers' KV heads differ.
+// The moments of +query have one shape for all layers. Throws InputError where the layers' KV heads differ.
 void CheckEqualHeads(const models::ModelConfig& config);
 
 }  // namespace kvanta::observe

@@ -18,12 +18,14 @@ constexpr int kFirstBin = (kLowestExponent + kExponentBias) << kBinBits;
 
 class Collector final : public KvObserver {
  public:
-  Collector(KvStatistics& out, std::span<const float> key_means) : out_(out), key_means_(key_means) {}
+  Collector(KvStatistics& out, std::span<const models::LayerSpec> layers, std::span<const float> key_means)
+      : out_(out), layers_(layers), key_means_(key_means) {}
 
   void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
+    const models::LayerSpec& spec = layers_[static_cast<size_t>(layer)];
     for (int side = 0; side < 2; ++side) {
-      for (int head = 0; head < out_.kv_heads; ++head) {
-        AddHead(layer, side, head, (side == 0 ? k : v) + int64_t{head} * out_.head_dim, stride, rows);
+      for (int head = 0; head < spec.kv_heads; ++head) {
+        AddHead(layer, side, head, spec.head_dim, (side == 0 ? k : v) + int64_t{head} * spec.head_dim, stride, rows);
       }
     }
   }
@@ -31,7 +33,7 @@ class Collector final : public KvObserver {
   int BadLayer() const noexcept { return bad_layer_; }  // the first layer with a value that is not finite, or -1
 
  private:
-  void AddHead(int layer, int side, int head, const float* x, int64_t stride, int64_t rows) noexcept {
+  void AddHead(int layer, int side, int head, int head_dim, const float* x, int64_t stride, int64_t rows) noexcept {
     const int64_t index = (int64_t{layer} * 2 + side) * out_.kv_heads + head;
     int64_t* histogram = out_.histogram.data() + index * kMagnitudeBins;
     float* amax = out_.amax.data() + index * out_.head_dim;
@@ -42,7 +44,7 @@ class Collector final : public KvObserver {
       mean = key_means_.data() + (int64_t{layer} * out_.kv_heads + head) * out_.head_dim;
     }
     for (int64_t row = 0; row < rows; ++row) {
-      for (int c = 0; c < out_.head_dim; ++c) {
+      for (int c = 0; c < head_dim; ++c) {
         const float value = x[row * stride + c] - (mean == nullptr ? 0.0F : mean[c]);
         const float magnitude = std::abs(value);
         if (!std::isfinite(magnitude)) {
@@ -58,6 +60,7 @@ class Collector final : public KvObserver {
   }
 
   KvStatistics& out_;
+  std::span<const models::LayerSpec> layers_;
   std::span<const float> key_means_;
   int bad_layer_ = -1;
 };
@@ -85,22 +88,24 @@ KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& mak
   }
   KvStatistics result;
   result.tokens = static_cast<int64_t>(tokens.size());
-  CheckEqualHeads(config);
   result.layers = config.KvLayers();
-  result.kv_heads = config.kv_heads;
-  result.head_dim = config.head_dim;
-  const auto heads = static_cast<size_t>(result.layers) * 2 * static_cast<size_t>(config.kv_heads);
-  const size_t channels = heads * static_cast<size_t>(config.head_dim);
+  const auto layers = std::span(config.layer_specs).first(static_cast<size_t>(result.layers));
+  for (const models::LayerSpec& layer : layers) {
+    result.kv_heads = std::max(result.kv_heads, layer.kv_heads);
+    result.head_dim = std::max(result.head_dim, layer.head_dim);
+  }
+  const auto heads = static_cast<size_t>(result.layers) * 2 * static_cast<size_t>(result.kv_heads);
+  const size_t channels = heads * static_cast<size_t>(result.head_dim);
   if (!key_means.empty() && key_means.size() != channels / 2) {
     throw InputError(fmt::format("{} key means; the model has {} layers x {} KV heads x {} channels = {}",
-                                 key_means.size(), result.layers, config.kv_heads, config.head_dim, channels / 2));
+                                 key_means.size(), result.layers, result.kv_heads, result.head_dim, channels / 2));
   }
   for (int bin = 0; bin <= kMagnitudeBins; ++bin) result.edges.push_back(MagnitudeEdge(bin));
   result.histogram.assign(heads * kMagnitudeBins, 0);
   result.amax.assign(channels, 0.0F);
   result.sum.assign(channels, 0.0);
   result.square_sum.assign(channels, 0.0);
-  Collector collector(result, key_means);
+  Collector collector(result, layers, key_means);
   ForwardObserved(model, make_backend, layout, tokens, max_rows, collector);
   if (collector.BadLayer() >= 0) {
     throw InputError(

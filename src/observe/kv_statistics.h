@@ -21,7 +21,8 @@ int MagnitudeBin(float magnitude) noexcept;
 float MagnitudeEdge(int bin) noexcept;
 
 // Forwards `tokens` as one sequence. key_means: f32 [layers][kv_heads][head_dim], subtracted from K before anything is
-// counted; empty: none. Throws InputError naming the layer when a key or a value is not finite.
+// counted; empty: none. The sizes are the result's, those of the layer with most. Throws InputError naming the layer
+// when a key or a value is not finite.
 KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& make_backend,
                                  const formats::CacheLayout& layout, std::span<const int32_t> tokens,
                                  std::span<const float> key_means, int64_t max_rows);

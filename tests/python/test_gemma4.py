@@ -20,6 +20,7 @@ from model_support import RecordSupport
 from numpy.typing import NDArray
 
 from kvanta import LLM, InputError, SamplingParams
+from kvanta.calibration import calibrate, write_scale_file
 from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.models import SHIPPED
 from kvanta.plan import plan
@@ -144,13 +145,37 @@ def test_ranks_do_not_divide_shared_layers(option: str, tmp_path: Path) -> None:
         LLM(tmp_path, **options)
 
 
-def test_calibration_names_the_heads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("granularity", ["tensor", "head"])
+@pytest.mark.parametrize("name", ["k_eq_v", "shared_layers"])
+def test_calibration_of_heads_of_two_sizes(name: str, granularity: str, tmp_path: Path) -> None:
+    """Against scales that the engine measures by itself, which leave a factor of two."""
+    saved(tmp_path, **MODELS[name])
+    options: dict[str, Any] = {"tokenizer": "stories260k", "max_model_len": 256, "threads": 1}
+    found = calibrate(LLM(tmp_path, **options), TOKENS.tolist(), granularity=granularity, key_mean=True, outliers=4)
+    scales = tmp_path / "scales.json"
+    write_scale_file(scales, found, LLM(tmp_path, **options).model_info)
+    measured = LLM(tmp_path, kv_cache_dtype="fp8", calculate_kv_scales=True, **options)
+    measured.logits(TOKENS)
+    for layer, stats in enumerate(measured.stats()["layers"]):
+        own = found.of_layer(layer)
+        heads, channels = measured.model_info.layer_heads[layer]
+        assert own.k_mean is not None
+        assert own.k_mean.shape == (heads, channels)
+        largest = max(stats["v_scale"]) if granularity == "tensor" else stats["v_scale"]
+        np.testing.assert_allclose(2 * own.v_scale, largest, rtol=1e-6)
+    for scheme in ("fp8", "fp8+mean", "k=fp8+outliers=4,v=fp8"):
+        llm = LLM(tmp_path, kv_cache_dtype=scheme, quantization_param_path=str(scales), **options)
+        assert np.isfinite(llm.logits(TOKENS)).all()
+        used = llm.stats()["layers"][1]
+        np.testing.assert_array_equal(used["v_scale"], np.broadcast_to(found.of_layer(1).v_scale, len(used["v_scale"])))
+
+
+def test_query_matrices_name_the_heads(tmp_path: Path) -> None:
     saved(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(SHIPPED / "stories260k" / name, tmp_path / name)
-    llm = LLM(tmp_path)
-    with pytest.raises(InputError, match=r"cannot calibrate Gemma4ForCausalLM: .*2 KV heads of 16 channels"):
-        llm.kv_statistics(TOKENS)
+    with pytest.raises(InputError, match=r"Gemma4ForCausalLM: .*2 KV heads of 16 channels .* no \+query"):
+        LLM(tmp_path).query_moments(TOKENS)
     assert not {"klt2", "klt3"} & set(EngineFactory.find(str(tmp_path), 64, 1, {}).usable_formats(None))
 
 

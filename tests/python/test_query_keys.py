@@ -125,6 +125,7 @@ def test_two_processes_may_write_the_same_file(tmp_path: Path, monkeypatch: pyte
     means = np.zeros((1, 1, 8), np.float32)
     scales = np.ones((1, 1), np.float32)
     found = Calibration(
+        layer_heads=[(1, 8)],
         granularity="head",
         method="amax",
         window=64,

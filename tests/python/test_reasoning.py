@@ -58,7 +58,7 @@ CASES: list[tuple[ReasoningFormat, Begin, str, str, str]] = [
     (GEMMA, Begin.EITHER, "Yes.<|channel>thought\n<channel|><channel|> No.", "", "Yes. No."),
     (GEMMA, Begin.EITHER, "Yes<|channel>thought\nA<channel|>, <|channel>B<channel|>no.", "AB", "Yes, no."),
     (GEMMA, Begin.REASONING, "thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
-    (GEMMA, Begin.CONTENT, "Yes <|channel>", "", "Yes <|channel>"),
+    (GEMMA, Begin.CONTENT, "Yes.<|channel>thought\n<channel|>", "", "Yes."),
 ]
 
 
@@ -114,6 +114,10 @@ def test_reasoning_may_mention_a_call() -> None:
         ("deepseek_v3", "<｜Assistant｜>", {}, False, Begin.CONTENT),
         ("glm45", "<|assistant|>", {}, False, Begin.REASONING),
         ("mistral", "[/INST]", {}, False, Begin.EITHER),
+        ("gemma4", "<|turn>model\n", {"enable_thinking": True}, False, Begin.EITHER),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", {}, False, Begin.CONTENT),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", {}, False, Begin.REASONING),
+        ("gemma4", "<|turn>model\n<|channel>thought\nHm", {}, True, Begin.REASONING),
     ],
 )
 def test_what_the_prompt_shows(

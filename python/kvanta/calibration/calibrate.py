@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,18 @@ GRANULARITIES = ("tensor", "head")
 OUTLIER_MEASURES = ("amax", "variance")
 
 
+class LayerCalibration(NamedTuple):
+    """What one layer has: [1] or [kv_heads] scales, [kv_heads, head_dim] means, [kv_heads, n] outliers."""
+
+    k_scale: NDArray[np.float32]
+    v_scale: NDArray[np.float32]
+    k_mean: NDArray[np.float32] | None
+    k_outliers: NDArray[np.int64] | None
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """Result of calibrate()."""
+    """Result of calibrate(). Sizes are the most of any layer: `of_layer` has a layer's own."""
 
     granularity: str
     """"tensor": one scale per layer and side; "head": one per KV head."""
@@ -39,6 +49,8 @@ class Calibration:
     k_outliers: NDArray[np.int64] | None
     """[layers, kv_heads, n]: channels, ascending."""
     tokens: int
+    layer_heads: Sequence[tuple[int, int]]
+    """[layers]: KV heads, and the channels of each."""
     statistics: KvStatistics | None
     """None of calibrate_query()."""
     query: QueryMatrices | None = None
@@ -48,6 +60,16 @@ class Calibration:
     def strategy(self) -> str:
         """The granularity as compressed-tensors calls it."""
         return "attn_head" if self.granularity == "head" else "tensor"
+
+    def of_layer(self, layer: int) -> LayerCalibration:
+        """Without what is behind the layer's heads and channels."""
+        heads, channels = self.layer_heads[layer]
+        return LayerCalibration(
+            self.k_scale[layer][:heads],
+            self.v_scale[layer][:heads],
+            None if self.k_mean is None else self.k_mean[layer][:heads, :channels],
+            None if self.k_outliers is None else self.k_outliers[layer][:heads],
+        )
 
 
 def calibrate_query(
@@ -75,6 +97,7 @@ def calibrate_query(
         k_mean=matrices.means,
         k_outliers=None,
         tokens=len(token_ids),
+        layer_heads=llm.model_info.layer_heads,
         statistics=None,
         query=matrices,
     )
@@ -125,7 +148,7 @@ def calibrate(
         raise InputError("the text is empty: it has no tokens")
     window = whole_number("window", longest if window is None else window, 1, longest)
     percentile = real_number("percentile", percentile, 0, 100, open_below=True)
-    outliers = whole_number("outliers", outliers, 0, info.head_dim)
+    outliers = whole_number("outliers", outliers, 0, min(channels for _, channels in info.layer_heads))
     if outliers % 2 != 0:
         raise InputError(f"outliers must be even, as +outliers=N is, got {outliers}")
     for name, value, known in (
@@ -154,6 +177,7 @@ def calibrate(
         k_mean=means,
         k_outliers=_outlier_channels(found, outliers, outliers_by) if outliers else None,
         tokens=found.tokens,
+        layer_heads=info.layer_heads,
         statistics=found,
         query=matrices,
     )

@@ -70,8 +70,8 @@ def _weight_map(source: Path) -> dict[str, str]:
 def _scale_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """[1] per tensor, [kv_heads, 1, 1] per head, as compressed-tensors has them."""
     for layer in range(len(calibration.k_scale)):
-        for side, scales in (("k", calibration.k_scale), ("v", calibration.v_scale)):
-            values = scales[layer]
+        own = calibration.of_layer(layer)
+        for side, values in (("k", own.k_scale), ("v", own.v_scale)):
             shaped = values[:, None, None] if calibration.granularity == "head" else values
             yield f"model.layers.{layer}.self_attn.{side}_scale", shaped
 

@@ -29,12 +29,13 @@ def scale_file(calibration: Calibration, info: _core.ModelInfo) -> dict[str, Any
     layers: dict[str, Any] = {}
     for layer in range(info.layers):
         entry: dict[str, Any] = {}
-        for key, scales in (("k_scale", calibration.k_scale), ("v_scale", calibration.v_scale)):
-            entry[key] = _numbers(scales[layer] if calibration.granularity == "head" else scales[layer, 0])
-        if calibration.k_mean is not None:
-            entry["k_mean"] = _numbers(calibration.k_mean[layer])
-        if calibration.k_outliers is not None:
-            entry["k_outliers"] = calibration.k_outliers[layer].tolist()
+        own = calibration.of_layer(layer)
+        for key, scales in (("k_scale", own.k_scale), ("v_scale", own.v_scale)):
+            entry[key] = _numbers(scales if calibration.granularity == "head" else scales[0])
+        if own.k_mean is not None:
+            entry["k_mean"] = _numbers(own.k_mean)
+        if own.k_outliers is not None:
+            entry["k_outliers"] = own.k_outliers.tolist()
         layers[str(layer)] = entry
     source = f"{calibration.method} of {calibration.tokens} tokens in windows of {calibration.window}"
     return {

@@ -141,7 +141,7 @@ class ThinkReader:
         self._after = Begin.EITHER if reasoning.repeats else Begin.CONTENT
         self._ends = (reasoning.end, *(_CALL_MARKS if ends_at_calls else ()))
         self._buffer = TextBuffer()
-        self._state = begin
+        self._state = self._after if begin is Begin.CONTENT else begin
         self._at_start = self._at_label = begin is Begin.REASONING
 
     @property

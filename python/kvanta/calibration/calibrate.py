@@ -24,7 +24,7 @@ OUTLIER_MEASURES = ("amax", "variance")
 
 
 class LayerCalibration(NamedTuple):
-    """What one layer has: [1] or [kv_heads] scales, [kv_heads, head_dim] means, [kv_heads, n] outliers."""
+    """The part of one layer: [1] or [kv_heads] scales, [kv_heads, head_dim] means, [kv_heads, n] outliers."""
 
     k_scale: NDArray[np.float32]
     v_scale: NDArray[np.float32]

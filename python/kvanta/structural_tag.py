@@ -30,6 +30,8 @@ class TextUntil:
     """A part of a tag: any text, and the mark that ends it."""
 
     mark: str
+    plain: bool = False
+    """No special tokens stand in the text."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,8 @@ class _Grammar:
         match part:
             case Json(schema):
                 return f"%json {self._schema(schema)}"
-            case TextUntil(mark):
-                return self._until(mark)
+            case TextUntil(mark, plain):
+                return self._before("TEXT", mark) if plain else self._until(mark)
             case OneOf(texts):
                 every = " | ".join(filter(None, map(self._literal, texts)))
                 return f"({every})" + ("?" if "" in texts else "")

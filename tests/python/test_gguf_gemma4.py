@@ -137,7 +137,7 @@ def test_the_tokenizer(tmp_path: Path) -> None:
     file, _ = make(tmp_path, "gemma4")
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>", "</s>"]
     tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abc\n", "ab", "bc", "\u2581a", "\n\n"]
-    kinds = [3, 3, 3, 3, 3, 3, 4, 1, *[6] * 256, *[1] * 9]
+    kinds = [3, 1, 3, 3, 3, 3, 4, 1, *[6] * 256, *[1] * 9]
     count = 300 - len(tokens)
     rewrite(
         file,

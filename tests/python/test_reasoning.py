@@ -55,6 +55,8 @@ CASES: list[tuple[ReasoningFormat, Begin, str, str, str]] = [
     (MISTRAL, Begin.EITHER, "Yes.[/THINK", "", "Yes.[/THINK"),
     (GEMMA, Begin.EITHER, "<|channel>thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
     (GEMMA, Begin.EITHER, "<|channel>thou<channel|>Yes.", "thou", "Yes."),
+    (GEMMA, Begin.EITHER, "<|channel>thought<channel|>Yes.", "", "Yes."),
+    (GEMMA, Begin.EITHER, "<|channel>thought\nA<|channel>thought\nB<channel|>Yes.", "AB", "Yes."),
     (GEMMA, Begin.EITHER, "Yes.<|channel>thought\n<channel|><channel|> No.", "", "Yes. No."),
     (GEMMA, Begin.EITHER, "Yes<|channel>thought\nA<channel|>, <|channel>B<channel|>no.", "AB", "Yes, no."),
     (GEMMA, Begin.REASONING, "thought\nHm.<channel|>Yes.", "Hm.", "Yes."),

@@ -76,6 +76,7 @@ def gemma(name: str, arguments: str) -> str:
 
 INFINITE = '<tool_call>{"name": "run", "arguments": {"to": NaN}}</tool_call>'
 RUN = '{"to": -1500.0, "by": null}'
+GEMMA_JSON = '{"to": "a\\n\\\\u00e9\\\\q", "by": {"x": [1, "2"]}}'
 GEMMA_KEYS = '{"to:": 1, "b:y": "a, \\"}", "c": "red"}'
 # parser, text, content, calls
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
@@ -111,6 +112,13 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("gemma4", "<|tool_call>call:run{to<|tool_call>call:walk{}<tool_call|>", "", [("run", "{}"), ("walk", "{}")]),
     ("gemma4", "<|tool_call>call:run{to:<tool_call|>", "", [("run", '{"to": null}')]),
     ("gemma4", "<|tool_call>call:run{to:NaN,by:1e999}<tool_call|>", "", [("run", '{"to": "NaN", "by": "1e999"}')]),
+    (
+        "gemma4",
+        gemma("paint", 'colour:1.10,layers:<|"|>3<|"|>,share:0.5,dry:True,note:None,kind:b'),
+        "",
+        [("paint", '{"colour": "1.10", "layers": 3, "share": 0.5, "dry": true, "note": null, "kind": "b"}')],
+    ),
+    ("gemma4", gemma("run", '"to": "a\n\\u00e9\\q", "by": {"x": [1, "2"]}'), "", [("run", GEMMA_JSON)]),
     ("gemma4", "<|tool_call> is a mark", "<|tool_call> is a mark", []),
     ("gemma4", "<|tool_call>call:run<tool_call|>!", "<|tool_call>call:run!", []),
     ("deepseek_v3", f"Well.\n{deepseek(PAINT, ('walk', '{}'))}", "Well.\n", [PAINT, ("walk", "{}")]),

@@ -11,6 +11,7 @@ from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
 from kvanta.gguf_convert.tokenizer import CONTROL, USER_DEFINED, byte_level_bpe, merges_by_order, sentencepiece_bpe
 from kvanta.tokenizer_files.merges import check_token_sizes
 
+_GEMMA4_ENDINGS = ("<eos>", "<turn|>", "<|tool_response>")
 # Control tokens that end a text or a turn, whatever eos_token_id says (llama.cpp has the same rule).
 _ENDINGS = {
     "<|endoftext|>",
@@ -28,9 +29,7 @@ _ENDINGS = {
     "<|call|>",
     "<|user|>",
     "<|observation|>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
+    *_GEMMA4_ENDINGS,
     "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 }
@@ -60,6 +59,9 @@ class Vocabulary:
         # Some files have one beyond the vocabulary, which does no harm: it is not used.
         is_beyond = isinstance(padding, int) and padding >= count
         self.padding = None if is_beyond else metadata.token_id("tokenizer.ggml.padding_token_id", count)
+        if metadata.value("tokenizer.ggml.model") == "gemma4":  # some files have others types for them
+            for index, token in enumerate(self.tokens):
+                self.types[index] = CONTROL if token in _GEMMA4_ENDINGS else self.types[index]
         self.endings = self._endings([self.eos, special("eot"), special("eom")])
         self.add_bos = self.add_eos = False
         self.tokenizer = self._tokenizer()

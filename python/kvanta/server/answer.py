@@ -62,7 +62,7 @@ class AnswerParsers:
         tokenizer = self.tokenizer
         marks = {token for mark in reasoning.marks if (token := tokenizer.token_id(mark)) is not None}
         end = tokenizer.encode(reasoning.ending, add_special_tokens=False)
-        begun = None if reasoning.is_harmony or not reader.in_reasoning else reasoning.unfinished(prompt)
+        begun = None if reasoning.is_harmony or reader.in_content else reasoning.unfinished(prompt)
         return Thinking(reader, end, marks, len(tokenizer.encode(begun or "", add_special_tokens=False)))
 
     def shown(self, tools: Tools) -> frozenset[int]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvanta.server.text_buffer import TextBuffer
+from kvanta.server.text_buffer import TextBuffer, pieces
 
 
 def _finite(text: str) -> float:
@@ -163,8 +163,11 @@ class StateReader(CallReader):
 
     def take(self, text: str) -> Found:
         """Arguments as they come, once the function's name is known."""
-        self._buffer.add(text)
-        return self._run(final=False)
+        found = Found()
+        for piece in pieces(text):
+            self._buffer.add(piece)
+            found.add(self._run(final=False))
+        return found
 
     def end(self) -> Found:
         """The rest. A call that is cut off keeps the arguments that it has."""

@@ -11,17 +11,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kvanta.json_schema import referenced
-from kvanta.server.gemma_calls import QUOTE
+from kvanta.server.gemma_schemas import gemma_arguments
 from kvanta.server.tools import Tools, call_list_schema, call_schema
 from kvanta.server.xml_calls import argument_schemas, types_of
-from kvanta.structural_tag import Choice, Json, ListOf, OneOf, Part, StructuralTag, Tag, TextUntil
+from kvanta.structural_tag import Json, OneOf, Part, StructuralTag, Tag, TextUntil
 from kvanta.structured_output import StructuredOutputsParams
 
 _OBJECT: Mapping[str, Any] = {"type": "object"}
 _LINE = OneOf(("\n", ""))
 _SPACE = OneOf((" ", ""))
-_MAX_DEPTH = 8  # of references in each other
 _ONE_MARK = ("gemma4", "glm45", "hermes", "mistral", "qwen3_coder")
 """Syntaxes whose calls begin with one mark, and not with what begins any JSON."""
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -122,40 +120,7 @@ def _gemma4(schemas: Schemas) -> Iterator[Tag]:
         if schema is _OBJECT:
             yield Tag("<|tool_call>", (f"call:{name}{{", TextUntil("<tool_call|>")))
         else:
-            yield Tag("<|tool_call>", (f"call:{name}", *_gemma_value(schema, schema), "<tool_call|>"))
-
-
-def _gemma_value(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Part]:
-    """Keys in the order of Gemma's template. Below _MAX_DEPTH references, values are any JSON of the schema."""
-    while isinstance(schema, Mapping) and "$ref" in schema:
-        schema, depth = referenced(root, schema["$ref"]), depth + 1
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return [Json({})]
-    fixed = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(fixed, list) and fixed:
-        return [OneOf([_gemma_literal(value) for value in fixed])]
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(parts, list) and parts:
-        return [Choice([_gemma_value(part, root, depth) for part in parts])]
-    kinds = types_of(schema)
-    if len(kinds) > 1:
-        return [Choice([_gemma_value({**schema, "type": kind}, root, depth) for kind in sorted(kinds)])]
-    kind = next(iter(kinds), "")
-    if kind == "string":
-        return [QUOTE, TextUntil(QUOTE)]
-    if kind == "array":
-        return [ListOf(_gemma_value(schema.get("items", {}), root, depth))]
-    if kind == "object":
-        properties = schema.get("properties", {})
-        pairs: list[Part] = ["{"]
-        for key in sorted(properties, key=str.lower):
-            pairs += [f"{',' if len(pairs) > 1 else ''}{key}:", *_gemma_value(properties[key], root, depth)]
-        return [*pairs, "}"]
-    return [Json({key: value for key, value in schema.items() if key != "$defs"})]
-
-
-def _gemma_literal(value: Any) -> str:
-    return f"{QUOTE}{value}{QUOTE}" if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield Tag("<|tool_call>", (f"call:{name}", *gemma_arguments(schema), "<tool_call|>"))
 
 
 def _value(schema: Mapping[str, Any], end: str) -> list[Part]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from kvanta.errors import InputError
 from kvanta.server import harmony
 from kvanta.server.call_reader import CallReader, Found, TextReader
-from kvanta.server.text_buffer import TextBuffer
+from kvanta.server.text_buffer import TextBuffer, pieces
 from kvanta.tokenizer import Tokenizer
 
 
@@ -98,6 +98,7 @@ _CALL_MARKS = (
     "<tool_call>{",
     "[TOOL_CALLS]",
     "<|tool_call>call:",
+    "<|tool_call>:",
     "<|tool_calls_section_begin|>",
     "<｜tool▁calls▁begin｜>",  # noqa: RUF001
 )
@@ -137,9 +138,11 @@ class ThinkReader:
     ) -> None:
         """`begin`: REASONING may come with its mark or without. `ends_at_calls`: a call needs no mark before it."""
         self._start, self._label, self._inner = reasoning.start, reasoning.label, inner
+        self._labels = (self._label, self._label.rstrip() + reasoning.end) if self._label else ("",)
         self._begin_marks = (reasoning.start, reasoning.end) if reasoning.repeats else (reasoning.start,)
         self._after = Begin.EITHER if reasoning.repeats else Begin.CONTENT
         self._ends = (reasoning.end, *(_CALL_MARKS if ends_at_calls else ()))
+        self._reasoning_marks = (*self._ends, reasoning.start) if reasoning.repeats else self._ends
         self._buffer = TextBuffer()
         self._state = self._after if begin is Begin.CONTENT else begin
         self._at_start = self._at_label = begin is Begin.REASONING
@@ -151,20 +154,21 @@ class ThinkReader:
 
     @property
     def in_reasoning(self) -> bool:
-        """True from the beginning, or from the first mark, to the second one."""
-        return self._state is Begin.REASONING
+        """True from the beginning, or from the first mark and its label, to the second one."""
+        return self._state is Begin.REASONING and not (self._at_label and self._label)
 
     @property
     def in_content(self) -> bool:
         """True before the first mark, if the text need not begin with it, and behind the second one."""
-        return not self.in_reasoning
+        return self._state is not Begin.REASONING
 
     def take(self, text: str) -> Found:
         """The parts that are certain."""
-        self._buffer.add(text)
         found = Found()
-        while self._step(found, final=False):
-            pass
+        for piece in pieces(text):
+            self._buffer.add(piece)
+            while self._step(found, final=False):
+                pass
         return found
 
     def end(self) -> Found:
@@ -190,9 +194,11 @@ class ThinkReader:
             return self._skip_start(final=final)
         if self._at_label:
             return self._skip_label(final=final)
-        before, mark = self._buffer.take_before(self._ends, final=final)
+        before, mark = self._buffer.take_before(self._reasoning_marks, final=final)
         found.reasoning += before
-        if mark:
+        if mark == self._start:  # once more
+            self._at_label = True
+        elif mark:
             self._state = self._after
             self._buffer.put_back("" if mark == self._ends[0] else mark)
         return bool(mark)
@@ -209,7 +215,9 @@ class ThinkReader:
     def _skip_label(self, *, final: bool) -> bool:
         if self._buffer.text.startswith(self._label):
             self._buffer.take(len(self._label))
-        elif not final and self._buffer.may_become(self._label):
+        elif self._buffer.text.startswith(self._labels[-1]):  # at once before the end
+            self._buffer.take(len(self._label.rstrip()))
+        elif not final and self._buffer.may_become(*self._labels):
             return False
         self._at_label = False
         return True

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+_PIECE = 4096
 _JSON_MARKS = re.compile(r'\\.|\\$|["{}\[\]]', re.DOTALL)
 
 
 def overlap(text: str, mark: str) -> int:
     """The length of the longest end of `text` that `mark` begins with."""
     return next((n for n in range(min(len(text), len(mark)), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The text in pieces: taking a mark out of a buffer copies the rest of it."""
+    for begin in range(0, len(text), _PIECE):
+        yield text[begin : begin + _PIECE]
 
 
 class TextBuffer:

@@ -113,7 +113,7 @@ class XmlCalls(StateReader):
         if hit is None:
             return False
         if not self._is_text:
-            value = json.dumps(_convert(self._value, self._types()), ensure_ascii=False)
+            value = json.dumps(converted(self._value, self._types()), ensure_ascii=False)
             self._add_arguments(found, self._name_of_argument() + value)
         if mark.strip() != self.value_ends[0]:
             self._buffer.put_back(mark)
@@ -197,7 +197,7 @@ def types_of(schema: Any) -> set[str]:
     return set().union(*map(types_of, parts)) if isinstance(parts, list) else set()
 
 
-def _convert(text: str, types: set[str]) -> Any:
+def converted(text: str, types: set[str]) -> Any:
     """The value of an argument; the text itself where it is none of its types."""
     if "null" in types and text.strip().lower() in ("null", "none"):
         return None

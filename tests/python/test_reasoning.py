@@ -20,6 +20,7 @@ from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
 from kvanta.server import reasoning
 from kvanta.server.answer import AnswerParsers, AnswerShape
 from kvanta.server.call_reader import Found, TextReader
+from kvanta.server.gemma_calls import Gemma4Calls
 from kvanta.server.harmony import MARKS, HarmonyReader
 from kvanta.server.options import read_options
 from kvanta.server.protocol import ChatRequest
@@ -167,6 +168,34 @@ def test_tokens_of_reasoning_are_counted(steps: list[int]) -> None:
     for end in sorted(steps):
         assert count.update(tokens[:end]) == min(9, end)
     assert count.update(tokens) == 9
+
+
+class Words:
+    """A tokenizer whose tokens are these."""
+
+    WORDS = ("<|channel>", "<channel|>", "thought", "\n", "I", "Yes")
+
+    def token_id(self, text: str) -> int | None:
+        return self.WORDS.index(text) if text in self.WORDS else None
+
+    def token_text(self, token: int) -> str:
+        return self.WORDS[token]
+
+
+def test_marks_and_labels_are_not_counted() -> None:
+    """Reasoning of Gemma 4, which comes twice."""
+    count = ReasoningCount(ThinkReader(GEMMA, Begin.EITHER), Words(), GEMMA)  # type: ignore[arg-type]
+    tokens = [0, 2, 3, 4, 4, 1, 5, 0, 2, 3, 4, 1, 5]
+    assert [count.update(tokens[:end]) for end in range(1, 14)] == [0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("begin", ["call:", ":"])
+def test_calls_end_the_reasoning_of_gemma(begin: str) -> None:
+    text = f"<|channel>thought\nHm.<|tool_call>{begin}walk{{}}<tool_call|>"
+    reader = ThinkReader(GEMMA, Begin.EITHER, Gemma4Calls(), ends_at_calls=True)
+    found = read(reader, list(text))
+    assert (found.reasoning, found.content) == ("Hm.", "")
+    assert [call["function"]["name"] for call in found.calls] == ["walk"]
 
 
 class Digits:

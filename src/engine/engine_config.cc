@@ -309,7 +309,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
   info.max_position = model.max_position;
   info.sliding_window = model.SlidingWindows();
   info.sliding_window.resize(static_cast<size_t>(info.layers));
-  for (const models::LayerSpec& layer : std::span(model.layer_specs).first(static_cast<size_t>(info.layers))) {
+  for (const models::LayerSpec& layer : CachedLayers(model)) {
     info.layer_heads.emplace_back(layer.kv_heads, layer.head_dim);
   }
   info.eos_token_ids = model.eos_token_ids;

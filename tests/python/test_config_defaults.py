@@ -17,20 +17,8 @@ import transformers
 from logits_oracle import TOKENS, largest_error, logits
 
 ARCHITECTURES = [
-    *(
-        "Llama",
-        "Mistral",
-        "Qwen2",
-        "Qwen3",
-        "Gemma",
-        "Gemma2",
-        "Gemma3",
-        "Gemma4",
-        "Gemma4Unified",
-        "DeepseekV2",
-        "DeepseekV3",
-        "Youtu",
-    ),
+    *tiny_models.FIRST,
+    *("DeepseekV2", "DeepseekV3", "Youtu"),
     *tiny_models.DENSE,
     *tiny_models.WITH_EXPERTS,
     *tiny_models.HYBRIDS,

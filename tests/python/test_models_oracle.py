@@ -191,18 +191,7 @@ def test_first_generation_of_config(case: tuple[Path, NDArray[np.float32]], tmp_
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
 
 
-ARCHITECTURES = [
-    "Llama",
-    "Mistral",
-    "Qwen2",
-    "Qwen3",
-    "Gemma",
-    "Gemma2",
-    "Gemma3",
-    "Gemma4",
-    "Gemma4Unified",
-    *tiny_models.DENSE,
-]
+ARCHITECTURES = [*tiny_models.FIRST, *tiny_models.DENSE]
 SIXTEEN_BITS = [
     ("bf16", torch.bfloat16, torch.bfloat16),
     ("fp16", torch.float16, torch.float32),

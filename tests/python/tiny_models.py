@@ -233,6 +233,7 @@ CONFIGS = {
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
 }
+FIRST = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Gemma4Unified"]
 HYBRIDS = ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe"]
 DENSE = [
     *("Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3", "SeedOss", "Ernie4_5"),

@@ -40,6 +40,12 @@ ffn_up         mlp.up_proj               f,h   bias dense
 ffn_down       mlp.down_proj             h,f   bias dense
 """
 
+_MLP_MATRICES = """
+ffn_gate       mlp.gate_proj             f,h
+ffn_up         mlp.up_proj               f,h
+ffn_down       mlp.down_proj             h,f
+"""
+
 _EXPERTS = """
 ffn_gate_inp   mlp.gate                     E,h     moe
 ffn_gate_exps  mlp.experts.*.gate_proj      E,e,h   moe
@@ -118,14 +124,7 @@ ssm_alpha  linear_attn.in_proj_a   lH,h   recurrent
 """
 )
 
-_QWEN3_5 = (
-    _QWEN3_5_ATTENTION
-    + """
-ffn_gate   mlp.gate_proj   f,h
-ffn_up     mlp.up_proj     f,h
-ffn_down   mlp.down_proj   h,f
-"""
-)
+_QWEN3_5 = _QWEN3_5_ATTENTION + _MLP_MATRICES
 
 # Norms before and after both blocks.
 _GEMMA = (
@@ -140,6 +139,7 @@ post_ffw_norm        post_feedforward_layernorm  h   norm
 # Layers may have no K and V of their own, or no V.
 _GEMMA4 = (
     expert_tables.GEMMA4
+    + _MLP_MATRICES
     + """
 attn_norm            input_layernorm             h     norm
 attn_q               self_attn.q_proj            q,h   bias
@@ -155,9 +155,6 @@ layer_output_scale.weight  =layer_scalar         1
 inp_gate             per_layer_input_gate        p,h   layer_inputs
 proj                 per_layer_projection        h,p   layer_inputs
 post_norm            post_per_layer_input_norm   h     norm layer_inputs
-ffn_gate             mlp.gate_proj               f,h
-ffn_up               mlp.up_proj                 f,h
-ffn_down             mlp.down_proj               h,f
 """
 )
 
@@ -228,7 +225,9 @@ ffn_down_shexp  feed_forward.shared_expert.down_proj  h,s   moe
 )
 
 # Norms after both blocks, and over the whole width of q and k.
-_OLMO2 = """
+_OLMO2 = (
+    _MLP_MATRICES
+    + """
 attn_q               self_attn.q_proj            q,h
 attn_k               self_attn.k_proj            k,h
 attn_v               self_attn.v_proj            k,h
@@ -236,11 +235,9 @@ attn_output          self_attn.o_proj            h,q
 attn_q_norm          self_attn.q_norm            q   norm
 attn_k_norm          self_attn.k_norm            k   norm
 post_attention_norm  post_attention_layernorm    h   norm
-ffn_gate             mlp.gate_proj               f,h
-ffn_up               mlp.up_proj                 f,h
-ffn_down             mlp.down_proj               h,f
 post_ffw_norm        post_feedforward_layernorm  h   norm
 """
+)
 
 # The norm before the MLP has the name of one after the attention.
 _SEED_OSS = (
@@ -263,12 +260,10 @@ attn_k_norm    self_attn.key_layernorm     d   norm
 
 _COHERE = (
     _ATTENTION
+    + _MLP_MATRICES
     + """
 attn_q_norm    self_attn.q_norm   H,d    norm optional
 attn_k_norm    self_attn.k_norm   Hk,d   norm optional
-ffn_gate       mlp.gate_proj      f,h
-ffn_up         mlp.up_proj        f,h
-ffn_down       mlp.down_proj      h,f
 """
 )
 

@@ -87,9 +87,8 @@ class Weights:
         self._layers: int = config["num_hidden_layers"]
         self._own_kv: int = self._layers - config.get("num_kv_shared_layers", 0)
         self._k_eq_v = bool(config.get("attention_k_eq_v"))
-        self._has_window = [kind == "sliding_attention" for kind in config.get("layer_types") or ()]
+        self._layer_types: list[str] = config.get("layer_types") or ["full_attention"] * self._layers
         self._spare: int = config.get("num_nextn_predict_layers") or 0
-        self._recurrent = [kind == "linear_attention" for kind in config.get("layer_types") or ()]
         self._plus_one = config["model_type"] in NORMS_PLUS_ONE
         self._interleaved_heads: dict[str, int] = {}
         if metadata.architecture in PAIRED_ROPE:
@@ -153,11 +152,11 @@ class Weights:
         required = self._required(self._top.values(), {"optional"})
         for layer in range(self._layers):
             has_experts = f"blk.{layer}.ffn_gate_inp.weight" in self._metadata.tensors
-            is_recurrent = bool(self._recurrent) and self._recurrent[layer]
+            is_recurrent = self._layer_types[layer] == "linear_attention"
             left_out = {"optional", "dense" if has_experts else "moe", "attention" if is_recurrent else "recurrent"}
             if layer >= self._own_kv:
                 left_out |= {"k", "v"}
-            elif self._k_eq_v and not self._has_window[layer]:
+            elif self._k_eq_v and self._layer_types[layer] == "full_attention":
                 left_out.add("v")
             required += self._required(self._modules.values(), left_out, f"model.layers.{layer}.")
         for name in sorted(set(required) - self.weights.keys()):

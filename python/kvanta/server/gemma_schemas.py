@@ -78,10 +78,8 @@ class _Writer:
 
     def _typed(self, schema: Mapping[str, Any], path: frozenset[str]) -> list[Part] | None:
         """A text, a list or an object that the syntax can say; None for all else."""
-        kinds, keys = (
-            types_of(schema) or ({"object"} if "properties" in schema else set()),
-            schema.keys() - _NEUTRAL_KEYS,
-        )
+        kinds = types_of(schema) or ({"object"} if "properties" in schema else set())
+        keys = schema.keys() - _NEUTRAL_KEYS
         if kinds == {"string"} and not keys:
             return [QUOTE, TextUntil(QUOTE, plain=True)]
         if kinds == {"array"} and keys == {"items"}:

@@ -130,24 +130,16 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   return schemes;
 }
 
-namespace {
-
-std::span<const models::LayerSpec> CachedLayers(const models::ModelConfig& model) {
-  return std::span(model.layer_specs).first(static_cast<size_t>(model.KvLayers()));
-}
-
-}  // namespace
-
 std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model) {
   std::vector<cache::Visibility> layers;
-  for (const models::LayerSpec& layer : CachedLayers(model)) layers.push_back(layer.visibility);
+  for (const models::LayerSpec& layer : model.CachedLayers()) layers.push_back(layer.visibility);
   return layers;
 }
 
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
                                 const std::vector<int>& groups) {
   std::vector<formats::LayerShape> shapes;
-  for (const models::LayerSpec& layer : CachedLayers(model)) {
+  for (const models::LayerSpec& layer : model.CachedLayers()) {
     if (layer.IsRecurrent()) {
       shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state_bytes = model.gated_delta_net.StateBytes()});
     } else {
@@ -309,7 +301,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
   info.max_position = model.max_position;
   info.sliding_window = model.SlidingWindows();
   info.sliding_window.resize(static_cast<size_t>(info.layers));
-  for (const models::LayerSpec& layer : CachedLayers(model)) {
+  for (const models::LayerSpec& layer : model.CachedLayers()) {
     info.layer_heads.emplace_back(layer.kv_heads, layer.head_dim);
   }
   info.eos_token_ids = model.eos_token_ids;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -159,6 +160,9 @@ struct ModelConfig {
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
   // Layers with K and V (or a state) of their own in the cache: the first ones.
   int KvLayers() const;
+  std::span<const LayerSpec> CachedLayers() const {
+    return std::span(layer_specs).first(static_cast<size_t>(KvLayers()));
+  }
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;
 };

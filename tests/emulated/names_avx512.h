@@ -6,5 +6,5 @@
 
 #define Avx512Table EmulatedAvx512Table
 #define Zen4Table EmulatedZen4Table
-#define Avx512BlockKernels EmulatedAvx512BlockKernels
-#define Avx512QuantizedKernels EmulatedAvx512QuantizedKernels
+#define Avx512LinearKernels EmulatedAvx512LinearKernels
+#define Zen4LinearKernels EmulatedZen4LinearKernels

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "kernels/cpu/built_units.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
 
@@ -39,7 +40,7 @@ std::string ErrorOf(const char* isa) {
 
 TEST(SelectIsa, EveryRunnableUnitByName) {
   ASSERT_FALSE(RunnableIsas().empty());
-  EXPECT_STREQ(RunnableIsas().back(), "portable");
+  if (IsBuilt("portable")) EXPECT_STREQ(RunnableIsas().back(), "portable");
   for (const char* isa : RunnableIsas()) EXPECT_STREQ(SelectIsa(isa).name, isa);
 }
 
@@ -48,14 +49,14 @@ TEST(SelectIsa, AutoIsTheBestUnlessTheEnvironmentSaysOtherwise) {
     const IsaEnvironment none(nullptr);
     EXPECT_STREQ(SelectIsa("auto").name, RunnableIsas().front());
   }
-  const IsaEnvironment portable("portable");
-  EXPECT_STREQ(SelectIsa("auto").name, "portable");
+  const IsaEnvironment last(RunnableIsas().back());
+  EXPECT_STREQ(SelectIsa("auto").name, RunnableIsas().back());
   EXPECT_STREQ(SelectIsa(RunnableIsas().front()).name, RunnableIsas().front());  // a name overrides the environment
 }
 
 TEST(SelectIsa, AnUnknownUnitIsAnErrorThatListsTheUnits) {
   EXPECT_THAT(ErrorOf("sse9"),
-              ::testing::AllOf(::testing::HasSubstr("isa is 'sse9'"), ::testing::HasSubstr("portable")));
+              ::testing::AllOf(::testing::HasSubstr("isa is 'sse9'"), ::testing::HasSubstr(RunnableIsas().back())));
   const IsaEnvironment wrong("altivec");
   EXPECT_THAT(ErrorOf("auto"), ::testing::HasSubstr("KVANTA_ISA is 'altivec'"));
 }

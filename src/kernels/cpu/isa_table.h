@@ -66,20 +66,14 @@ const IsaTable& NeonTable();
 const IsaTable& DotprodTable();
 const IsaTable& I8mmTable();
 
-// Parts of the tables, in units of their own.
-const BlockKernels& PortableBlockKernels();
-const BlockKernels& Avx2BlockKernels();
-const BlockKernels& Avx512BlockKernels() noexcept;  // kernels of the AMX unit call it
-const BlockKernels& AmxBlockKernels();
-const BlockKernels& NeonBlockKernels();
-const BlockKernels& DotprodBlockKernels();
-const BlockKernels& I8mmBlockKernels();
-const QuantizedKernels& PortableQuantizedKernels();
-const QuantizedKernels& Avx2QuantizedKernels();
-const QuantizedKernels& Avx512QuantizedKernels();
-const QuantizedKernels& AmxQuantizedKernels();
-const QuantizedKernels& NeonQuantizedKernels();
-const QuantizedKernels& DotprodQuantizedKernels();
-const QuantizedKernels& I8mmQuantizedKernels();
+// Kernels of linear layers, in units of their own: they take as long to compile as the rest.
+const LinearKernels& PortableLinearKernels();
+const LinearKernels& Avx2LinearKernels();
+const LinearKernels& Avx512LinearKernels() noexcept;  // kernels of the AMX unit call it
+const LinearKernels& Zen4LinearKernels();
+const LinearKernels& AmxLinearKernels();
+const LinearKernels& NeonLinearKernels();
+const LinearKernels& DotprodLinearKernels();
+const LinearKernels& I8mmLinearKernels();
 
 }  // namespace kvanta::kernels

@@ -20,7 +20,7 @@ using MakeLinearFunction = std::unique_ptr<Linear> (*)(const std::shared_ptr<Lin
                                                        std::span<const WeightView>, std::span<const float>);
 
 // Storages of W as elements.
-constexpr std::pair<WeightType, MakeLinearFunction> kStorages[] = {
+constexpr std::pair<WeightType, MakeLinearFunction> kMakeLinear[] = {
     {WeightType::kBf16, MakeBf16Linear}, {WeightType::kF32, MakeF32Linear}, {WeightType::kF16, MakeF16Linear}};
 
 class CpuOps final : public Ops {
@@ -38,7 +38,7 @@ class CpuOps final : public Ops {
     if (kind.weights == WeightType::kInt8) return MakeInt8Linear(context_, stacked, bias, kind.int16_activations);
     if (kind.weights == WeightType::kInt4) return MakeInt4Linear(context_, stacked, bias, kind.int16_activations);
     if (kind.weights == WeightType::kStored) return MakeStoredLinear(context_, stacked, bias, kind.int16_activations);
-    for (const auto& [type, make] : kStorages) {
+    for (const auto& [type, make] : kMakeLinear) {
       if (type == kind.weights) return make(context_, stacked, bias);
     }
     throw InputError("a linear layer's weight type is not one of bf16, f32, f16, int8, int4, stored");

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "kernels/cpu/built_units.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
 #if defined(__x86_64__)
@@ -18,28 +19,30 @@ namespace kvanta::kernels {
 namespace {
 
 struct Unit {
-  const IsaTable& (*table)();
-  bool (*is_supported)();  // by the CPU and the operating system
-  bool (*enable)();        // requests what the unit needs from the system before its first use; null: nothing
+  const IsaTable& (*table)();  // null: left out of this build
+  bool (*is_supported)();      // by the CPU and the operating system
+  bool (*enable)();            // requests what the unit needs from the system before its first use; null: nothing
 
+  bool IsRunnable() const { return table != nullptr && is_supported(); }
   bool Enable() const { return enable == nullptr || enable(); }
 };
 
 // Every unit of this architecture, best first. The place of zen4 depends on the CPU.
 constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
-    {AmxTable, [] { return DetectCpuFeatures().amx; }, RequestAmxPermission},
-    {Zen4Table, [] { return DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
-    {Avx512Fp16Table, [] { return DetectCpuFeatures().avx512_fp16; }, nullptr},
-    {Avx512Table, [] { return DetectCpuFeatures().avx512; }, nullptr},
-    {Zen4Table, [] { return DetectCpuFeatures().avx512_bf16 && !DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
-    {Avx2Table, [] { return DetectCpuFeatures().avx2; }, nullptr},
+    {IsBuilt("amx") ? AmxTable : nullptr, [] { return DetectCpuFeatures().amx; }, RequestAmxPermission},
+    {IsBuilt("zen4") ? Zen4Table : nullptr, [] { return DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
+    {IsBuilt("avx512fp16") ? Avx512Fp16Table : nullptr, [] { return DetectCpuFeatures().avx512_fp16; }, nullptr},
+    {IsBuilt("avx512") ? Avx512Table : nullptr, [] { return DetectCpuFeatures().avx512; }, nullptr},
+    {IsBuilt("zen4") ? Zen4Table : nullptr,
+     [] { return DetectCpuFeatures().avx512_bf16 && !DetectCpuFeatures().fast_avx512_bf16; }, nullptr},
+    {IsBuilt("avx2") ? Avx2Table : nullptr, [] { return DetectCpuFeatures().avx2; }, nullptr},
 #elif defined(__aarch64__)
     {I8mmTable, [] { return DetectCpuFeatures().i8mm; }, nullptr},
     {DotprodTable, [] { return DetectCpuFeatures().dotprod; }, nullptr},
     {NeonTable, [] { return true; }, nullptr},
 #endif
-    {PortableTable, [] { return true; }, nullptr},
+    {IsBuilt("portable") ? PortableTable : nullptr, [] { return true; }, nullptr},
 };
 
 }  // namespace
@@ -48,7 +51,7 @@ std::span<const char* const> RunnableIsas() {
   static const std::vector<const char*> names = [] {
     std::vector<const char*> runnable;
     for (const Unit& unit : kUnits) {
-      if (unit.is_supported()) runnable.push_back(unit.table().name);
+      if (unit.IsRunnable()) runnable.push_back(unit.table().name);
     }
     return runnable;
   }();
@@ -60,21 +63,25 @@ const IsaTable& SelectIsa(std::string_view isa) {
   if (isa == "auto") {
     const char* forced = std::getenv("KVANTA_ISA");
     if (forced == nullptr || *forced == '\0' || std::string_view(forced) == "auto") {
-      return std::ranges::find_if(kUnits, [](const Unit& unit) { return unit.is_supported() && unit.Enable(); })
-          ->table();
+      const auto* best =
+          std::ranges::find_if(kUnits, [](const Unit& unit) { return unit.IsRunnable() && unit.Enable(); });
+      if (best != std::end(kUnits)) return best->table();
+      throw InputError(
+          "this build has kernels for the CPU of another machine alone (KVANTA_UNITS=native): build it here");
     }
     isa = forced;
     source = "KVANTA_ISA";
   }
   for (const Unit& unit : kUnits) {
-    if (!unit.is_supported() || isa != unit.table().name) continue;
+    if (!unit.IsRunnable() || isa != unit.table().name) continue;
     if (!unit.Enable()) {
       throw InputError(fmt::format("{} is '{}', but the system does not permit this process to use it", source, isa));
     }
     return unit.table();
   }
-  throw InputError(
-      fmt::format("{} is '{}'; this machine runs: auto, {}", source, isa, fmt::join(RunnableIsas(), ", ")));
+  throw InputError(fmt::format("{} is '{}'; this machine runs: auto, {}{}", source, isa,
+                               fmt::join(RunnableIsas(), ", "),
+                               IsBuilt(isa) ? "" : " (the unit is left out of this build: KVANTA_UNITS=native)"));
 }
 
 }  // namespace kvanta::kernels

@@ -31,7 +31,7 @@ std::string CudaUnit() {
 }
 #else
 std::string MissingForCuda() {
-  return "this build has no CUDA support (KVANTA_CUDA=OFF, or no usable nvcc was found)";
+  return "this build has no CUDA support (KVANTA_CUDA=OFF, or no GPU or no usable nvcc was found)";
 }
 
 std::string CudaUnit() {

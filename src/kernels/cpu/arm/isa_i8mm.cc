@@ -6,14 +6,13 @@
 #include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
-#include "kernels/linear/cpu/element_kernels.h"
 #include "kernels/linear_attention/cpu/delta_kernels.h"
 
 namespace kvanta::kernels {
 
 const IsaTable& I8mmTable() {
   static const IsaTable kTable{.name = "i8mm",
-                               .linear = MakeLinearKernels(I8mmBlockKernels(), I8mmQuantizedKernels()),
+                               .linear = I8mmLinearKernels(),
                                .rows = kRowKernels,
                                .gated_delta = kGatedDeltaKernels,
                                .attention = &kAttentionKernels};

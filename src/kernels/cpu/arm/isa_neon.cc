@@ -6,14 +6,13 @@
 #include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
-#include "kernels/linear/cpu/element_kernels.h"
 #include "kernels/linear_attention/cpu/delta_kernels.h"
 
 namespace kvanta::kernels {
 
 const IsaTable& NeonTable() {
   static const IsaTable kTable{.name = "neon",
-                               .linear = MakeLinearKernels(NeonBlockKernels(), NeonQuantizedKernels()),
+                               .linear = NeonLinearKernels(),
                                .rows = kRowKernels,
                                .gated_delta = kGatedDeltaKernels,
                                .attention = &kAttentionKernels};

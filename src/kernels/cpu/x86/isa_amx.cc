@@ -1,4 +1,4 @@
-// The AMX unit: the AVX-512 unit with attention and bf16 linear layers by tiles where that is faster.
+// The AMX unit: the AVX-512 unit with attention and linear layers by tiles where that is faster.
 #include "kernels/attention/cpu/x86/codes_avx512.h"
 #include "kernels/cpu/x86/tiles_amx.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
@@ -6,7 +6,6 @@
 #include "kernels/attention/cpu/x86/amx_keys.h"
 #include "kernels/attention/cpu/x86/amx_values.h"
 #include "kernels/cpu/isa_table.h"
-#include "kernels/linear/cpu/x86/amx.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -134,9 +133,7 @@ const IsaTable& AmxTable() {
   static const IsaTable table = [] {
     IsaTable result = Avx512Table();
     result.name = "amx";
-    result.linear.bf16 = kBf16TileKernels;
-    result.linear.blocks = &AmxBlockKernels();
-    result.linear.quantized = &AmxQuantizedKernels();
+    result.linear = AmxLinearKernels();
     result.attention = &attention;
     return result;
   }();

@@ -22,8 +22,6 @@
 #include "kernels/attention/cpu/kernels_of_code.h"
 #endif
 #include "kernels/cpu/isa_table.h"
-#include "kernels/linear/cpu/kernels.h"
-#include "kernels/linear/cpu/weights.h"
 
 namespace kvanta::kernels {
 
@@ -42,7 +40,7 @@ const IsaTable& Zen4Table() {
   static const IsaTable table = [] {
     IsaTable result = Avx512Table();
     result.name = "zen4";
-    result.linear.bf16 = kWeightKernels<Bf16Weight>;
+    result.linear = Zen4LinearKernels();
     result.attention = &attention;
     return result;
   }();

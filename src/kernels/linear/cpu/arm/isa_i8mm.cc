@@ -1,20 +1,18 @@
-// Kernels of quantized weights, in blocks or with scales apart, of the unit of kernels/cpu/arm/isa_i8mm.cc: a file of
-// their own, since they take as long to compile as the rest.
+// Linear layers of the unit of kernels/cpu/arm/isa_i8mm.cc, a file of their own: they take as long to compile as the
+// rest.
 #include "kernels/linear/cpu/arm/blocks_neon.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/cpu/block_kernels.h"
+#include "kernels/linear/cpu/element_kernels.h"
 #include "kernels/linear/cpu/quantized_kernel.h"
 
 namespace kvanta::kernels {
 
-const BlockKernels& I8mmBlockKernels() {
-  static constexpr BlockKernels kKernels = MakeBlockKernels();
-  return kKernels;
-}
-
-const QuantizedKernels& I8mmQuantizedKernels() {
-  static constexpr QuantizedKernels kKernels = MakeQuantizedKernels();
+const LinearKernels& I8mmLinearKernels() {
+  static constexpr BlockKernels kBlocks = MakeBlockKernels();
+  static constexpr QuantizedKernels kQuantized = MakeQuantizedKernels();
+  static constexpr LinearKernels kKernels = MakeLinearKernels(kBlocks, kQuantized);
   return kKernels;
 }
 

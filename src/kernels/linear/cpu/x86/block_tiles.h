@@ -28,7 +28,7 @@ class BlockTiles {
  public:
   static void Multiply(const MultiplyTask& task) noexcept {
     // By the AVX-512 unit: Multiply<W>() would be compiled a second time here.
-    if (task.rows < kMinTileRows) return Avx512BlockKernels().of[kStorage][kIsWide ? 1 : 0].multiply(task);
+    if (task.rows < kMinTileRows) return Avx512LinearKernels().blocks->of[kStorage][kIsWide ? 1 : 0].multiply(task);
     Tiles::Configure(Shapes());
     Panel panel;
     for (int64_t block = 0; block < task.steps.blocks; ++block) {

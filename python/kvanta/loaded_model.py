@@ -11,7 +11,8 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.auto_query import add_query_matrices
-from kvanta.engine_options import EngineOptions, draft_config, engine_config
+from kvanta.engine_config import draft_config, engine_config
+from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError, reason_of
 from kvanta.generation_config import default_sampling, describe
 from kvanta.kv_events.config import KvEventsConfig

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvanta import _core
-from kvanta.engine_options import draft_config, engine_config
+from kvanta.engine_config import draft_config, engine_config
 from kvanta.errors import InputError, ResourceError
 from kvanta.models import resolve_config
 from kvanta.values import one_line, text

@@ -141,13 +141,17 @@ class SamplingParams(Parameters):
 
     n: int = parameter(1, _integer(1, 1024))
     """Texts per prompt; with a seed, text i uses seed + i."""
-    max_tokens: int | None = parameter(16, _integer_or_none(1), help="maximum new tokens", metavar="N")
+    max_tokens: int | None = parameter(16, _integer_or_none(1), help="maximum new tokens", metavar="N", common=True)
     """None: as many as the context holds."""
     min_tokens: int = parameter(0, _integer(0), help="new tokens before the model may stop", metavar="N")
     """No end-of-sequence or stop token is sampled, and no stop string searched, before."""
-    temperature: float = parameter(1.0, _number(0.0, _FLOAT32_MAX), help="0: the most likely token", metavar="T")
+    temperature: float = parameter(
+        1.0, _number(0.0, _FLOAT32_MAX), help="0: the most likely token", metavar="T", common=True
+    )
     top_k: int = parameter(0, _integer(-1), help="sample from the K most likely tokens; 0 or -1: all", metavar="K")
-    top_p: float = parameter(1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P")
+    top_p: float = parameter(
+        1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P", common=True
+    )
     min_p: float = parameter(
         0.0, _number(0.0, 1.0), help="minimum probability, as a share of the most likely token's", metavar="P"
     )
@@ -166,7 +170,7 @@ class SamplingParams(Parameters):
     seed: int | None = parameter(None, optional(_seed))
     """The same seed and prompt give the same tokens, whatever else is in the batch. None or, as in vLLM, -1: any."""
     stop: str | Sequence[str] | None = parameter(
-        None, optional(_stop), help="end before any of these texts", metavar="TEXT"
+        None, optional(_stop), help="end before any of these texts", metavar="TEXT", common=True
     )
     stop_token_ids: Sequence[int] | None = parameter(
         None, optional(_stop_tokens), help="end at any of these tokens", metavar="ID"

@@ -9,7 +9,7 @@ import pytest
 from command_line import kvanta
 
 from kvanta import LLM
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.errors import InputError
 from kvanta.models import resolve_model
 

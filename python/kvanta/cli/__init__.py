@@ -40,7 +40,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "kvanta help COMMAND, or kvanta COMMAND --help, lists its options; kvanta --version prints the version.",
+            "kvanta COMMAND --help lists the options that people use, --help-all every one; kvanta --version.",
             "First look, without a network: kvanta generate stories260k 'Once upon a time'",
         ]
     )
@@ -51,7 +51,7 @@ def _run(words: Sequence[str]) -> int:
     from kvanta.values import nearest
 
     if len(words) > 1 and words[0] == "help":
-        words = [words[1], "--help"]
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0

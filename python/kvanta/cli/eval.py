@@ -20,6 +20,7 @@ from kvanta.cli.arguments import (
     real_number,
     whole_number,
 )
+from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, output_file, write_json_file, write_report
 from kvanta.engine_options import by_name
 from kvanta.errors import InputError
@@ -72,6 +73,23 @@ def parser() -> CommandParser:
         help="weight_dtype of the reference, to see what --weight-dtype does [the same]",
     )
     result.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf"
+    )
+    result.add_argument(
+        "--recommend",
+        metavar="CONDITIONS",
+        help="name the smallest format that holds them, as in 'kl_mean<0.005,top1>0.97'",
+    )
+    add_json(result)
+    _add_tasks(result)
+    _add_search(result)
+    add_engine_options(result)
+    return result
+
+
+def _add_tasks(result: CommandParser) -> None:
+    tasks = result.group("tasks", "predictions of a text, hidden facts, greedy answers")
+    tasks.add_argument(
         "--tasks",
         nargs="+",
         action=ListOption,
@@ -80,32 +98,34 @@ def parser() -> CommandParser:
         metavar="TASK",
         help=f"{' '.join(TASKS)} [kl]",
     )
-    result.add_argument(
-        "--depths",
-        type=real_number,
-        nargs="+",
-        action=ListOption,
-        default=[0, 25, 50, 75, 100],
-        metavar="PERCENT",
-        help="where needles are hidden [0 25 50 75 100]",
+    less_common(
+        tasks.add_argument(
+            "--depths",
+            type=real_number,
+            nargs="+",
+            action=ListOption,
+            default=[0, 25, 50, 75, 100],
+            metavar="PERCENT",
+            help="where needles are hidden [0 25 50 75 100]",
+        )
     )
-    result.add_argument("--needles", type=whole_number, default=2, metavar="N", help="facts per depth, 1 to 4 [2]")
-    result.add_argument(
-        "--generation-tokens",
-        type=whole_number,
-        default=256,
-        metavar="N",
-        help="maximum tokens of each greedy answer [256]",
+    less_common(
+        tasks.add_argument("--needles", type=whole_number, default=2, metavar="N", help="facts per depth, 1 to 4 [2]")
     )
-    result.add_argument(
-        "--plot", type=output_file, metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf"
+    less_common(
+        tasks.add_argument(
+            "--generation-tokens",
+            type=whole_number,
+            default=256,
+            metavar="N",
+            help="maximum tokens of each greedy answer [256]",
+        )
     )
-    result.add_argument(
-        "--recommend",
-        metavar="CONDITIONS",
-        help="name the smallest format that holds them, as in 'kl_mean<0.005,top1>0.97'",
-    )
-    result.add_argument(
+
+
+def _add_search(result: CommandParser) -> None:
+    search = result.group("search", "a scheme of its own for every layer and side")
+    search.add_argument(
         "--search",
         type=real_number,
         nargs="+",
@@ -113,36 +133,39 @@ def parser() -> CommandParser:
         metavar="BITS",
         help="find a scheme per layer and side of at most BITS per element; several share their measurements",
     )
-    result.add_argument(
+    search.add_argument(
         "--scheme",
         type=output_file,
         default="scheme.json",
         metavar="FILE",
         help="output file of --search; with several BITS, scheme-BITS.json [scheme.json]",
     )
-    result.add_argument(
-        "--search-tokens",
-        type=whole_number,
-        default=1024,
-        metavar="N",
-        help="tokens of text that --search reads [1024]",
+    less_common(
+        search.add_argument(
+            "--search-tokens",
+            type=whole_number,
+            default=1024,
+            metavar="N",
+            help="tokens of text that --search reads [1024]",
+        )
     )
-    result.add_argument(
-        "--search-formats",
-        nargs="+",
-        action=ListOption,
-        metavar="FORMAT",
-        help="candidates of --search, in addition to bf16 [all]",
+    less_common(
+        search.add_argument(
+            "--search-formats",
+            nargs="+",
+            action=ListOption,
+            metavar="FORMAT",
+            help="candidates of --search, in addition to bf16 [all]",
+        )
     )
-    result.add_argument(
-        "--search-modifiers",
-        default="",
-        metavar="MODIFIERS",
-        help="modifiers of every scheme of --search, such as +exact=2; +query goes to the keys that take it",
+    less_common(
+        search.add_argument(
+            "--search-modifiers",
+            default="",
+            metavar="MODIFIERS",
+            help="modifiers of every scheme of --search, such as +exact=2; +query goes to the keys that take it",
+        )
     )
-    add_json(result)
-    add_engine_options(result)
-    return result
 
 
 def _settings(values: argparse.Namespace) -> Settings:

@@ -18,6 +18,7 @@ from kvanta.cli.arguments import (
     real_number,
     whole_number,
 )
+from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.engine_options import by_name
 from kvanta.errors import InputError
@@ -62,10 +63,14 @@ def parser() -> CommandParser:
 
 
 def _add_fleet(result: CommandParser) -> None:
-    group = result.add_argument_group("a fleet of replicas")
+    group = result.group("fleet", "replicas, simulated on a trace")
     group.add_argument("--fleet", metavar="TRACE", help="trace of Azure or Mooncake to simulate replicas on")
-    group.add_argument("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
-    group.add_argument(
+
+    def add(*flags: str, **details: Any) -> None:
+        less_common(group.add_argument(*flags, **details))
+
+    add("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
+    add(
         "--replicas",
         nargs="+",
         action=ListOption,
@@ -74,32 +79,29 @@ def _add_fleet(result: CommandParser) -> None:
         metavar="N",
         help="numbers of replicas [1 3 10]",
     )
-    group.add_argument(
+    add(
         "--routing",
         nargs="+",
         action=ListOption,
         choices=tuple(ROUTINGS),
         default=list(ROUTINGS),
-        help="how requests are divided among them (docs/plan.md) [all]",
+        metavar="ROUTING",
+        help=f"how requests are divided among them (docs/plan.md): {', '.join(ROUTINGS)} [all]",
     )
-    group.add_argument("--cpus", type=real_number, metavar="N", help="CPUs that the replicas share [each has its own]")
-    group.add_argument(
+    add("--cpus", type=real_number, metavar="N", help="CPUs that the replicas share [each has its own]")
+    add(
         "--target-ttft",
         type=real_number,
         metavar="S",
         help="also the replicas it takes until 99 %% of first tokens come within S seconds",
     )
-    group.add_argument("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")
-    group.add_argument(
-        "--requests", type=whole_number, metavar="N", help="number of requests, the first of the trace [all]"
-    )
-    group.add_argument(
-        "--time-scale", type=real_number, default=1.0, metavar="X", help="multiplies times of arrival [1]"
-    )
-    group.add_argument("--length-scale", type=real_number, default=1.0, metavar="X", help="multiplies lengths [1]")
-    group.add_argument("--max-input-len", type=whole_number, metavar="N", help="truncates longer prompts to N tokens")
-    group.add_argument("--max-output-len", type=whole_number, metavar="N", help="truncates longer answers to N tokens")
-    group.add_argument("--plot", type=output_file, metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
+    add("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")
+    add("--requests", type=whole_number, metavar="N", help="number of requests, the first of the trace [all]")
+    add("--time-scale", type=real_number, default=1.0, metavar="X", help="multiplies times of arrival [1]")
+    add("--length-scale", type=real_number, default=1.0, metavar="X", help="multiplies lengths [1]")
+    add("--max-input-len", type=whole_number, metavar="N", help="truncates longer prompts to N tokens")
+    add("--max-output-len", type=whole_number, metavar="N", help="truncates longer answers to N tokens")
+    add("--plot", type=output_file, metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
 
 
 def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core, formats
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.errors import InputError
 from kvanta.llm import LLM
 from kvanta.models import resolve_model

@@ -66,6 +66,9 @@ class LLM(EmbeddingMethods):
         self._count = 0
         self._seeds = random.Random(self.config.seed)
 
+    def __repr__(self) -> str:
+        return f"LLM({self.model!r}: {self._loaded.summary()})"
+
     @property
     def config(self) -> _core.EngineConfig:
         """The engine's configuration, with every "auto" resolved."""

@@ -13,6 +13,7 @@ from kvanta import _core
 from kvanta.auto_query import add_query_matrices
 from kvanta.engine_config import draft_config, engine_config
 from kvanta.engine_options import EngineOptions
+from kvanta.engine_summary import EngineSummary, summarize
 from kvanta.errors import InputError, reason_of
 from kvanta.generation_config import default_sampling, describe
 from kvanta.kv_events.config import KvEventsConfig
@@ -73,6 +74,7 @@ class LoadedModel:
         structured_outputs, pooling, kv_events = options.structured_outputs, options.pooling, options.kv_events
         folder = _checked_model(model, arguments, options)
         self.name = folder.name
+        self._arguments = {name: arguments.get(name) for name in EngineOptions.__dataclass_fields__}
         config = engine_config(str(folder.path), arguments)
         scheme = arguments.get("kv_cache_dtype")
         self._scheme_file = scheme if is_scheme_file(scheme) else None
@@ -135,6 +137,10 @@ class LoadedModel:
         """Counters of the engine, with the names of model and cache format."""
         cache = self._scheme_file or self.engine.config.kv_cache_dtype
         return {"model": self.name, "kv_cache_dtype": cache, **self.engine.stats()}
+
+    def summary(self) -> EngineSummary:
+        """Device, weights, and what the cache holds."""
+        return summarize(self.engine.config, self.engine.info, self.stats(), self._arguments)
 
 
 def _check_draft_tokenizer(config: _core.EngineConfig, tokenizer: Tokenizer) -> None:

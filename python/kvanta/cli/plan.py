@@ -21,6 +21,7 @@ from kvanta.cli.arguments import (
 from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.engine_options import by_name
+from kvanta.engine_summary import stored_as
 from kvanta.errors import InputError
 from kvanta.fleet.report import DEFAULT_FORMATS, FleetQuestion, costs_by_format, draw_fleet, fleet_text, plan_fleet
 from kvanta.fleet.simulate import ROUTINGS
@@ -130,13 +131,6 @@ def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:
         draw_fleet(values.plot, fleet)
 
 
-def _stored_as(report: dict[str, Any]) -> str:
-    """Storage of the weights: --weight-dtype, or what a quantized checkpoint or GGUF file has, or the dtype."""
-    if report["weight_dtype"] != "auto":
-        return str(report["weight_dtype"])
-    return "quantized as stored" if report["weight_bytes"] < 1.5 * report["parameters"] else str(report["dtype"])
-
-
 def _text(report: dict[str, Any]) -> str:
     rows = [
         [
@@ -149,10 +143,11 @@ def _text(report: dict[str, Any]) -> str:
         ]
         for row in report["formats"]
     ]
+    weights = stored_as(report["weight_dtype"], report["dtype"], report["weight_bytes"], report["parameters"])
     title = (
         f"{report['model']} in {human_bytes(report['memory_bytes'])}: "
         f"{human_bytes(report['weight_bytes'])} of weights ({report['parameters'] / 1e9:.2f} billion, "
-        f"{_stored_as(report)}), "
+        f"{weights}), "
         f"{human_bytes(report['cache_bytes'])} of cache in pages of {report['page_size']} tokens"
     )
     header = ["format", "bits", "bytes/token", "tokens", f"users of {report['context']:,}", "to bf16"]

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ from kvanta.evaluate.search import Found, Search, about
 from kvanta.evaluate.table import EvaluationTable
 from kvanta.scheme_file import is_scheme_file, write_scheme_file
 
+_EVERY = "all"  # in place of the names of formats
+
 _DESCRIPTION = """\
 Effect of each cache format on a model: its predictions on a text against those of the bf16 cache, computed by this
 engine on really quantized pages. The reference is computed once and kept in $KVANTA_HOME/eval.
@@ -52,7 +55,7 @@ def parser() -> CommandParser:
         nargs="+",
         action=ListOption,
         metavar="FORMAT",
-        help="formats, schemes or scheme files [all quantized ones]",
+        help="formats, schemes or scheme files, or all [all quantized ones; of --recommend, those to try first]",
     )
     result.add_argument("--text", metavar="FILE", help="text to predict [a shipped one: Treasure Island]")
     result.add_argument(
@@ -83,7 +86,7 @@ def parser() -> CommandParser:
     add_json(result)
     _add_tasks(result)
     _add_search(result)
-    add_engine_options(result)
+    add_engine_options(result, defaults={"max_num_seqs": "1, or 4 with --tasks generation"})
     return result
 
 
@@ -176,8 +179,10 @@ def _settings(values: argparse.Namespace) -> Settings:
     context = values.context
     if context is None and longest is not None:
         context = by_name()["max_model_len"].read(longest)
+    every = formats == [_EVERY]
     return Settings(
-        formats=formats,
+        formats=None if every else formats,
+        recommended=values.recommend is not None and not every,
         text=values.text,
         context=context,
         tokens=Settings.tokens if values.tokens is None else values.tokens,
@@ -215,9 +220,12 @@ def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]
     evaluation.prepare()
     if to_terminal:
         print(f"{_title(evaluation)}\n\n{table.header()}", flush=True)
+    begin = time.perf_counter()
     try:
         for name, row in evaluation.run():
             keep()
+            if len(evaluation.rows) == 1 < len(evaluation.formats):
+                print(f"kvanta: {_estimate(len(evaluation.formats), time.perf_counter() - begin)}", file=sys.stderr)
             if to_terminal:
                 print(table.row(name, row), flush=True)
     except KeyboardInterrupt:
@@ -230,6 +238,13 @@ def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]
         for note in notes:
             print(f"kvanta: {note}", file=sys.stderr)
     return complete
+
+
+def _estimate(formats: int, seconds: float) -> str:
+    """`seconds`: of the first format."""
+    whole = formats * seconds
+    length = f"{whole:.0f} seconds" if whole < 90 else f"{whole / 60:.0f} minutes"
+    return f"{formats} formats, about {length}"
 
 
 def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: bool) -> dict[str, Found]:

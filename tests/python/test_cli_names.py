@@ -12,6 +12,7 @@ from command_line import kvanta
 
 from kvanta import InputError, __version__, _core
 from kvanta.cli import generate, llama_cpp_options, serve
+from kvanta.compat_options import known_arguments
 
 
 def test_version_and_help() -> None:
@@ -101,3 +102,34 @@ def test_short_flags_are_not_abbreviated(flag: str) -> None:
 def test_short_flags_of_vllm(words: list[str]) -> None:
     values = serve.parser().parse_exactly(["MODEL", *words])
     assert "2" in (values.nnodes, values.tensor_parallel_size)
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "expected"),
+    [
+        ("generate", "--bogus", None),
+        ("generate", "--config", None),
+        ("generate", "--kv-cache-dtyp", "--kv-cache-dtype"),
+        ("generate", "--max-token", "--max-tokens"),
+        ("generate", "--context-lenght", "--context-length"),
+        ("serve", "--model-impl2", None),  # --model-impl is vLLM's
+        ("serve", "--prot", "--port"),
+        ("serve", "-thread", "--threads"),
+    ],
+)
+def test_misspelt_options_get_own_ones(command: str, flag: str, expected: str | None) -> None:
+    parser = importlib.import_module(f"kvanta.cli.{command}").parser()
+    with pytest.raises(InputError, match=f"^unknown option {flag}") as raised:
+        parser.parse_exactly(["MODEL", flag, "1"])
+    found = re.search(r"did you mean (\S+)\?", str(raised.value))
+    assert (found[1] if found else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("kv_cache_dtyp", "kv_cache_dtype"), ("eplb_confg", None), ("uds2", None)]
+)
+def test_misspelt_arguments_get_own_ones(name: str, expected: str | None) -> None:
+    with pytest.raises(InputError, match=f"unknown engine option '{name}'") as raised:
+        known_arguments({name: 1})
+    found = re.search(r"did you mean (\S+)\?", str(raised.value))
+    assert (found[1] if found else None) == expected

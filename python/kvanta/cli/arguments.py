@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from kvanta.cli.foreign_options import add_foreign_options, add_neutral_options
+from kvanta.cli.foreign_options import ForeignOption, add_foreign_options, add_neutral_options
 from kvanta.cli.help_page import ALL, Section, ShowHelp, help_page, less_common, sections
 from kvanta.cli.llama_cpp_options import advice
 from kvanta.compat_options import OPPOSITES
@@ -123,8 +123,9 @@ class CommandParser(argparse.ArgumentParser):
         return self._actions
 
     def nearest(self, flag: str) -> str:
-        """The end of a message on an unknown flag."""
-        return nearest(flag, [known for action in self._actions for known in action.option_strings])
+        """The end of a message on an unknown flag: it offers the command's own options."""
+        own = [action for action in self._actions if not isinstance(action, ForeignOption)]
+        return nearest(flag, [known for action in own for known in action.option_strings])
 
     def action_of(self, word: str) -> argparse.Action | None:
         """The option that a word of the command line is, if it is one."""

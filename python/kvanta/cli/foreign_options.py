@@ -13,38 +13,38 @@ from kvanta.model_options import OPTIONS as MODEL_OPTIONS
 from kvanta.options import flag_of
 
 
-class _IgnoredOption(argparse.Action):
+class ForeignOption(argparse.Action):
+    """Base class: options that are not offered for a misspelt one."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Does nothing: --no-X of an ignored or refused switch."""
+
+
+class _IgnoredOption(ForeignOption):
     """Prints its line once."""
 
-    def __call__(self, *_: object, **__: object) -> None:
+    def __call__(self, *_: Any, **__: Any) -> None:
         print(f"kvanta: {ignored_note(self.dest.removeprefix('ignored_'))}", file=sys.stderr)
 
 
-class _RefusedOption(argparse.Action):
+class _RefusedOption(ForeignOption):
     """Accepts values that ask for nothing, as LLM does."""
 
-    def __call__(self, _: object, __: object, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, _: Any, __: Any, values: Any, option_string: str | None = None) -> None:
         value = values if isinstance(values, str) else values[0] if len(values) == 1 else values or True
         check_refused(self.dest.removeprefix("refused_"), value)
 
 
-class _NeutralOption(argparse.Action):
+class _NeutralOption(ForeignOption):
     """An option of loading, for a command without them: its default is accepted."""
 
-    def __call__(self, _: object, __: object, value: Any, option_string: str | None = None) -> None:
+    def __call__(self, _: Any, __: Any, values: Any, option_string: str | None = None) -> None:
         name = self.dest.removeprefix("neutral_")
         (option,) = (each for each in MODEL_OPTIONS if each.name == name)
-        if option.is_flag or option.read(value) != option.read(option.default):
+        if option.is_flag or option.read(values) != option.read(option.default):
             raise InputError(
                 f"{name} is an option of kvanta serve, kvanta generate, kvanta chat and LLM, not of this command"
             )
-
-
-class _NoOption(argparse.Action):
-    """--no-X of an ignored or refused switch."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        pass
 
 
 def add_neutral_options(parser: argparse.ArgumentParser) -> None:
@@ -71,4 +71,4 @@ def add_foreign_options(parser: argparse.ArgumentParser, own: Sequence[str]) -> 
             *flags_of(name), dest=f"refused_{name}", action=_RefusedOption, nargs=nargs, help=argparse.SUPPRESS
         )
     for name in (*(name for name, takes_value in IGNORED.items() if not takes_value and name not in own), *refused):
-        parser.add_argument(flag_of(f"no_{name}"), action=_NoOption, nargs=0, help=argparse.SUPPRESS)
+        parser.add_argument(flag_of(f"no_{name}"), action=ForeignOption, nargs=0, help=argparse.SUPPRESS)

@@ -86,7 +86,9 @@ class Option:
         `default`: in place of the option's own.
         """
         value = self.default if default is None else default
-        if self.is_flag or self.is_list or value in ("", 0):
+        if self.is_list:
+            return " ".join(value)
+        if self.is_flag or value in ("", 0):
             return ""
         return human_bytes(value).replace(".0 ", "") if self.metavar == "SIZE" else str(value)
 

@@ -259,8 +259,8 @@ class ServerOptions(OptionGroup):
     )
     log_requests: bool = option(True, "one line per request", group="logging")
     disable_access_log_for_endpoints: list[str] = option(
-        (),
-        "paths whose requests get no line, such as /health,/metrics, with everything below them",
+        ("/health", "/ping", "/metrics", "/page"),
+        "paths whose requests get no line, with everything below them; '' for none",
         _paths,
         aliases=("uvicorn_access_log_exclude_prefixes",),
         is_list=True,

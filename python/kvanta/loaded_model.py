@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -18,6 +19,7 @@ from kvanta.errors import InputError, reason_of
 from kvanta.generation_config import default_sampling, describe
 from kvanta.kv_events.config import KvEventsConfig
 from kvanta.kv_events.event_thread import EventConsumer, KvEventThread
+from kvanta.memory_limits import about_memory
 from kvanta.model_folder import check_model_folder
 from kvanta.model_options import ModelOptions
 from kvanta.models import ModelFolder, resolve_model
@@ -108,7 +110,10 @@ class LoadedModel:
                 on_kv_events = None
             if kv_events is not None or on_kv_events is not None:
                 config.kv_events_queue_size = (kv_events or KvEventsConfig()).max_queue_size
-            self.engine, self._ranks = engine_with_ranks(config)
+            if warning := _too_many_threads(config.threads):
+                self.warnings.append(warning)
+            with about_memory():
+                self.engine, self._ranks = engine_with_ranks(config)
             self._give_out_events(kv_events, on_kv_events, rank)
         self.tokenizer.vocab = int(self.engine.info.vocab)
         hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
@@ -141,6 +146,14 @@ class LoadedModel:
     def summary(self) -> EngineSummary:
         """Device, weights, and what the cache holds."""
         return summarize(self.engine.config, self.engine.info, self.stats(), self._arguments)
+
+
+def _too_many_threads(threads: int) -> str:
+    """A warning; empty: there are as many CPUs."""
+    cpus = len(os.sched_getaffinity(0))
+    if threads <= cpus:
+        return ""
+    return f"threads is {threads}, and this process may use {cpus} CPUs: more threads than CPUs slow each other down"
 
 
 def _check_draft_tokenizer(config: _core.EngineConfig, tokenizer: Tokenizer) -> None:

@@ -99,11 +99,11 @@ class Option:
         try:
             converted = self.convert(value)
         except InputError as error:
-            raise InputError(f"{self.name}: {error}") from None
+            raise InputError(f"{self.name}: {error}", self.name) from None
         except TypeError:
-            raise InputError(f"{self.name} must be {self.metavar}, got {one_line(value)}") from None
+            raise InputError(f"{self.name} must be {self.metavar}, got {one_line(value)}", self.name) from None
         if self.choices and converted not in self.choices:
-            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}", self.name)
         return converted
 
 

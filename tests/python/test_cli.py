@@ -156,7 +156,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "too many words": (["generate", "stories260k", "x", "y"], "'y'"),
     "no such format": (["generate", "stories260k", "x", "--kv-cache-dtype", "int9"], "int9.*int8"),
     "not a number": (["generate", "stories260k", "x", "--max-tokens", "many"], "many"),
-    "out of range": (["generate", "stories260k", "x", "--top-p", "1.5"], "top_p must .* got 1.5"),
+    "out of range": (["generate", "stories260k", "x", "--top-p", "1.5"], "--top-p must .* got 1.5"),
     "a value missing": (["generate", "stories260k", "x", "--max-tokens"], "--max-tokens"),
     "chat and raw": (["generate", "stories260k", "x", "--chat", "--raw"], "--raw"),
     "chat without template": (["generate", "stories260k", "x", "--chat", *SMALL], "no chat template"),
@@ -170,15 +170,15 @@ BAD: dict[str, tuple[list[str], str]] = {
     "an empty prompt": (["generate", "stories260k", ""], "the prompt is empty"),
     "PROMPT behind a list": (["generate", "stories260k", "--stop", ".", "x"], "--stop took '.' and 'x'; put PROMPT"),
     "an empty standard input": (["generate", "stories260k"], "the prompt is empty"),
-    "length that is a word": (["plan", "stories260k", "--max-model-len", "abc"], "max_model_len.*'abc'"),
-    "length with a fraction": (["plan", "stories260k", "--max-model-len", "100.5"], "max_model_len.*'100.5'"),
+    "length that is a word": (["plan", "stories260k", "--max-model-len", "abc"], "--max-model-len.*'abc'"),
+    "length with a fraction": (["plan", "stories260k", "--max-model-len", "100.5"], "--max-model-len.*'100.5'"),
     "no such tokenizer": (["generate", "stories260k", "x", "--tokenizer", "nosuch"], "no model 'nosuch'"),
     "too many heads": (
         ["bench", "attention", "--threads", "1", "--heads", str(4 * 10**12)],
         "heads must .* got 4000000000000",
     ),
     "a format that is not UTF-8": (["bench", "attention", "--threads", "1", "--formats", "\udcff"], "a format must"),
-    "a dtype that is not UTF-8": (["plan", "stories260k", "--weight-dtype", "\udcff"], "weight_dtype must be a text"),
+    "a dtype that is not UTF-8": (["plan", "stories260k", "--weight-dtype", "\udcff"], "--weight-dtype must be a text"),
     "no such benchmark": (["bench", "everything"], "everything"),
     "no such weights": (["bench", "linear", "--threads", "1", "--weights", "int3"], "int3.*int8"),
     "no layer": (["bench", "linear", "--layers", "576"], "a layer is '576'"),
@@ -267,7 +267,7 @@ def test_weights_that_do_not_fit_are_a_failure() -> None:
     done = kvanta("plan", "stories260k", "--memory", "1")
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert re.search(r"1 bytes of memory .*'stories260k' has \d{7} bytes of weights", line)
+    assert re.search(r"1 B of memory .*'stories260k' has 1015\.8 KiB of weights", line)
 
 
 def test_a_report_that_cannot_be_written() -> None:

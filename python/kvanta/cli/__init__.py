@@ -6,6 +6,7 @@ import errno
 import importlib
 import io
 import os
+import resource
 import sys
 import traceback
 import warnings
@@ -65,7 +66,11 @@ def _run(words: Sequence[str]) -> int:
         what = "option" if words[0].startswith("-") else "command"
         raise InputError(f"unknown {what} {words[0]!r}{nearest(words[0], COMMANDS)}; commands: {', '.join(COMMANDS)}")
     command = importlib.import_module(f"kvanta.cli.{name}")
-    return int(command.run(command.parser().parse_exactly(words[1:])))
+    parser = command.parser()
+    try:
+        return int(command.run(parser.parse_exactly(words[1:])))
+    except InputError as error:
+        raise InputError(parser.with_flag(error)) from None
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -95,12 +100,18 @@ def report_errors(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            print(f"kvanta: error: too many open files: the limit is {limit} (ulimit -n)", file=sys.stderr)
+            return 1
         if error.errno not in _FULL:
             return _report_fault(error)
         print(f"kvanta: error: the output cannot be written: {reason_of(error)}", file=sys.stderr)
         return 1
     except MemoryError:
-        print("kvanta: error: there is not enough memory", file=sys.stderr)
+        from kvanta.memory_limits import memory_note
+
+        print(f"kvanta: error: there is not enough memory{memory_note()}", file=sys.stderr)
         return 1
     except Exception as error:  # a fault of ours, but still one line
         return _report_fault(error)

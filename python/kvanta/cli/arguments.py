@@ -122,6 +122,13 @@ class CommandParser(argparse.ArgumentParser):
         """Every option and argument."""
         return self._actions
 
+    def with_flag(self, error: InputError) -> str:
+        """The message, with the flag in place of the name of the option that it begins with."""
+        message, flag = str(error), flag_of(error.field or "")
+        if not error.field or flag not in self._option_string_actions:
+            return message
+        return re.sub(rf"^{re.escape(error.field)}\b", flag, message)
+
     def nearest(self, flag: str) -> str:
         """The end of a message on an unknown flag: it offers the command's own options."""
         own = [action for action in self._actions if not isinstance(action, ForeignOption)]

@@ -1,4 +1,4 @@
-"""Names of commands and options: help, other names of `kvanta serve`, completion in shells."""
+"""Names of commands and options: help, other names of `kvanta serve`, misspelt ones."""
 
 from __future__ import annotations
 
@@ -39,16 +39,6 @@ def test_every_command_has_help(command: str) -> None:
 def test_other_names_of_serve(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *words, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout == kvanta("serve", "--help").stdout
-
-
-def test_completion_in_bash() -> None:
-    script = kvanta("completion", "bash").stdout
-    script += 'complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kvanta; echo "${COMPREPLY[@]}"; }\n'
-    script += "complete_words kvanta ser; complete_words kvanta run --served\n"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["serve", "--served-model-name --served-model-names"]
-    assert "bashcompinit" in kvanta("completion", "zsh").stdout
-    assert "__fish_seen_subcommand_from chat' -l system" in kvanta("completion", "fish").stdout
 
 
 @pytest.mark.parametrize(

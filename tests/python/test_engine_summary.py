@@ -46,7 +46,12 @@ def test_sequences_are_those_of_plan(folder: Path, kv_cache_dtype: str, sequence
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "int4"])
 def test_the_scheduler_runs_as_many_sequences(folder: Path, kv_cache_dtype: str) -> None:
-    options: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "max_model_len": LENGTH, "threads": 1, "enable_prefix_caching": False}
+    options: dict[str, Any] = {
+        "kv_cache_dtype": kv_cache_dtype,
+        "max_model_len": LENGTH,
+        "threads": 1,
+        "enable_prefix_caching": False,
+    }
     layout = _core.plan_cache_bytes(engine_config(str(folder), options))
     llm = LLM(folder, kv_cache_memory_bytes=3 * layout.sequence_bytes, **options)
     assert llm._loaded.summary().sequences == 3

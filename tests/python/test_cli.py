@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from command_line import SMALL, kvanta
+from tiny_checkpoints import write_checkpoint
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta.cli import report_errors
@@ -66,6 +67,7 @@ def test_generate_reports_the_bytes_that_were_held() -> None:
 
 
 FIGURES: dict[str, Any] = {
+    "exact_bytes": 0,
     "generated_tokens": 1,
     "tokens_per_second": 0.0,
     "seconds_to_first_token": 0.0,
@@ -83,6 +85,22 @@ def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
     from kvanta.cli.generation_report import closing_line
 
     assert closing_line({**FIGURES, "saturated": 7, "unit_scales": unit}).endswith(ending)
+
+
+def test_generate_names_the_exact_pages(tmp_path: Path) -> None:
+    """Of 34 tokens of int4 in pages of 16, the first page and the open one are in bf16."""
+    from kvanta.cli.generation_report import closing_line
+
+    words = ["generate", str(write_checkpoint(tmp_path / "model")), "Once upon a time", "--block-size", "16"]
+    words += ["--max-tokens", "30", "--ignore-eos", "--threads", "1", "--json", "-", "--kv-cache-dtype"]
+    report = json.loads(kvanta(*words, "int4").stdout)
+    exact_page = 16 * 2 * 2 * 2 * 64 * 2  # tokens, layers, K and V, heads, channels, bytes
+    assert report["exact_bytes"] == 2 * exact_page
+    assert report["cache_bytes"] == 16 * report["bytes_per_token"] + 2 * exact_page
+    assert closing_line(report).endswith(" held, of it 64.0 KiB exact pages]")
+    report = json.loads(kvanta(*words, "int8").stdout)
+    assert report["exact_bytes"] == 0
+    assert closing_line(report).endswith(" held]")
 
 
 @pytest.mark.parametrize(("ranks", "ending"), [(1, "1 bytes/token, 64 B held]"), (2, "64 B held on rank 0 of 2]")])

@@ -97,7 +97,7 @@ def test_generate_names_the_exact_pages(tmp_path: Path) -> None:
     exact_page = 16 * 2 * 2 * 2 * 64 * 2  # tokens, layers, K and V, heads, channels, bytes
     assert report["exact_bytes"] == 2 * exact_page
     assert report["cache_bytes"] == 16 * report["bytes_per_token"] + 2 * exact_page
-    assert closing_line(report).endswith(" held, of it 64.0 KiB exact pages]")
+    assert closing_line(report).endswith(" held, of it 32.0 KiB exact pages]")
     report = json.loads(kvanta(*words, "int8").stdout)
     assert report["exact_bytes"] == 0
     assert closing_line(report).endswith(" held]")

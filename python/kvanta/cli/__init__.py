@@ -25,7 +25,7 @@ COMMANDS = {
     "cache": "what a folder of cached prefixes holds: ls, verify, clear",
     "convert": "a GGUF file to a folder in Hugging Face layout",
     "bench": "speed of the attention kernels, and of a server under load",
-    "completion": "a script that completes commands and options in bash, zsh or fish",
+    "completion": "a script for the shell, which completes commands, options and their values",
 }
 ALIASES = {"run": "serve"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -41,7 +41,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "kvanta COMMAND --help lists the options that people use, --help-all every one; kvanta --version.",
+            "kvanta COMMAND --help lists the options that people use, --help-all every one.",
             "First look, without a network: kvanta generate stories260k 'Once upon a time'",
         ]
     )

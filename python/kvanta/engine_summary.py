@@ -1,4 +1,4 @@
-"""What an engine runs on and what its cache holds, in one line: for the server's log and repr(llm)."""
+"""An engine's device, its weights and what its cache holds, in one line: for the server's log and repr(llm)."""
 
 from __future__ import annotations
 

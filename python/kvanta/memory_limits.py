@@ -53,7 +53,7 @@ def _machine(proc: Path) -> Iterator[MemoryLimit]:
 
 
 def _control_groups(proc: Path, cgroups: Path) -> Iterator[MemoryLimit]:
-    """Those of the process and of their ancestors. A container sees its own group at the mount's root."""
+    """Limits of the process's groups and of their ancestors. A container sees its own group at the mount's root."""
     for line in _text(proc / "self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

@@ -88,7 +88,7 @@ def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
 
 
 def test_generate_names_the_exact_pages(tmp_path: Path) -> None:
-    """Of 34 tokens of int4 in pages of 16, the first page and the open one are in bf16."""
+    """The first page of 34 tokens of int4, in pages of 16, and the open one are in bf16."""
     from kvanta.cli.generation_report import closing_line
 
     words = ["generate", str(write_checkpoint(tmp_path / "model")), "Once upon a time", "--block-size", "16"]

@@ -1,4 +1,4 @@
-"""`kvanta completion`: what bash offers, and that the scripts of other shells name the same options."""
+"""`kvanta completion`: completions in bash, and that the scripts of other shells name the same options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def script() -> str:
 
 
 def offered(script: str, *words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """Completions of the last word in bash."""
     done = subprocess.run(
         ["bash", "-c", script + _COMPLETE + 'offered "$@"', "bash", "kvanta", *words],
         capture_output=True,

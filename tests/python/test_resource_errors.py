@@ -1,4 +1,4 @@
-"""What a user is told when memory, open files, CPUs or a home folder do not suffice."""
+"""Messages on memory, open files, CPUs and home folders that do not suffice."""
 
 from __future__ import annotations
 

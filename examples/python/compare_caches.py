@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvanta import LLM
 
 TEXT = (
-    "One day, a little girl named Lily found a big red ball in the park. She wanted to play with it, but it was high up. "
+    "One day, a little girl named Lily found a big red ball in the park. She wanted to play, but it was high up. "
     "Her friend Tom came and they played together all day. They were very happy and laughed a lot. In the evening "
     "her mother said that it was time to go home. Lily was sad, but she knew that Tom would come back the next day. "
 )

@@ -177,6 +177,7 @@ class SamplingParams(Parameters):
     )
     ignore_eos: bool = parameter(False, truth, help="go on after the model's end token")
     logit_bias: Mapping[int, float] | None = parameter(None, optional(_bias))
+    """Added to the logits of these token ids, before the temperature."""
     allowed_token_ids: Sequence[int] | None = parameter(None, optional(_allowed_tokens))
     """Only these tokens are sampled. The model's end token is one of them only if it is listed."""
     bad_words: Sequence[str] | None = parameter(None, optional(_bad_words), help="texts not to write", metavar="TEXT")
@@ -193,7 +194,9 @@ class SamplingParams(Parameters):
     prompt_logprobs: int | None = parameter(None, _integer_or_none(-1))
     """The same for every prompt token but the first."""
     skip_special_tokens: bool = parameter(True, truth)
+    """Special tokens are not part of the text."""
     include_stop_str_in_output: bool = parameter(False, truth)
+    """The stop string, or the stop token's text, that ended the text is part of it."""
     structured_outputs: StructuredOutputsParams | None = parameter(None, optional(_structured_outputs), http=False)
     """The constraint of the text: JSON, a regular expression, a choice, a grammar."""
 

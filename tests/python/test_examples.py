@@ -68,3 +68,12 @@ def test_openai_client(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].startswith("stories260k: ', there was a little girl")
     assert lines[1].replace("|", "") == "stream: , a little girl named Lily went to the park with"
     assert lines[2].startswith("next token: [{")
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "t4"])
+def test_same_bits(kv_cache_dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program("same_bits")("stories260k", kv_cache_dtype)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all("5 of 5 answers have the same bits" in line for line in lines)
+    assert "(0 cached tokens)" not in lines[1]

@@ -174,8 +174,8 @@ def _summary(kind: type[Any]) -> str:
 
 
 def _outputs() -> str:
-    kinds = [getattr(kvanta, name) for name in kvanta.__all__]
-    classes = [kind for kind in kinds if inspect.isclass(kind) and kind.__module__ == outputs.__name__]
+    kinds: list[Any] = [getattr(kvanta, name) for name in kvanta.__all__]
+    classes: list[type[Any]] = [kind for kind in kinds if inspect.isclass(kind) and kind.__module__ == outputs.__name__]
     classes += [kvanta.BeamSearchOutput, kvanta.BeamSearchSequence]
     parts = []
     for kind in classes:

@@ -43,7 +43,9 @@ def main(model: str = "smollm2", kv_cache_dtype: str = "int4") -> None:
         found, cached = answers(engine, PROMPTS)
         same = sum(one == two for one, two in zip(alone, found, strict=True))
         different += len(PROMPTS) - same
-        print(f"{kv_cache_dtype}, {title}: {same} of {len(PROMPTS)} answers have the same bits ({cached} cached tokens)")
+        print(
+            f"{kv_cache_dtype}, {title}: {same} of {len(PROMPTS)} answers have the same bits ({cached} cached tokens)"
+        )
     if different:
         raise SystemExit(1)
 

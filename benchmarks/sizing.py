@@ -3,7 +3,7 @@
 
     python benchmarks/sizing.py --json docs/results/sizing.json
 
-An eighth of the memory is left to the system, and at least 2 GiB. A row is left out if not even one user of CONTEXT tokens
+An eighth of the memory, and at least 2 GiB, is left to the system. A row is left out if not one user of CONTEXT tokens
 fits. The figures depend on no measurement: they are those of the engine's own layout.
 """
 

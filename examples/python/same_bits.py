@@ -1,6 +1,6 @@
 """The same bits for many users: tokens and log-probabilities of a quantized cache, under four schedules.
 
-Prompts run alone, in one batch, from the prefix cache, and with other threads and chunks. Exit status 1 if a bit differs.
+Prompts run alone, in one batch, from the prefix cache, and with other threads and chunks. Exit status 1: a bit differs.
 
 python examples/python/same_bits.py [MODEL] [FORMAT]
 """

@@ -82,8 +82,17 @@ def _commands() -> str:
         sections = parser.reference()
         arguments = [action for section in sections for action in section.actions if not action.option_strings]
         words = [each.dest if each.required or each.dest == "MODEL" else f"[{each.dest}]" for each in arguments]
-        own = [action for section in sections for action in section.actions if action.dest not in _SHARED]
-        groups = [section.name for section in sections if any(action.dest in _SHARED for action in section.actions)]
+        own = [
+            action
+            for section in sections
+            for action in section.actions
+            if action.dest not in _SHARED or section.name not in GROUPS
+        ]
+        groups = [
+            section.name
+            for section in sections
+            if section.name in GROUPS and any(action.dest in _SHARED for action in section.actions)
+        ]
         shared = ", ".join(f"[{group}](#group-{group})" for group in groups)
         parts.append(f"### kvanta {name}\n{text[0].upper()}{text[1:]}.\n")
         parts.append(f"    {' '.join([f'kvanta {name}', *words, '[option ...]' if own or groups else ''])}".rstrip())

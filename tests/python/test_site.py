@@ -1,0 +1,66 @@
+"""The site of the documents: it builds without a warning, and a broken link or anchor is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("material") is None,
+    reason="mkdocs-material is missing: pip install -r requirements/docs.txt",
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the site is made of, and what its pages link to."""
+    root = tmp_path_factory.mktemp("site")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        place = root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if name.startswith(("docs/", "tools/site_hooks.py")) or "/" not in name:
+            shutil.copy(ROOT / name, place)
+        else:
+            place.touch()
+    return root
+
+
+def build(root: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_site_builds_strictly(tree: Path) -> None:
+    status, output = build(tree)
+    assert status == 0, output
+    index = (tree / "build/site/index.html").read_text()
+    assert 'href="serve.html' in index
+    assert 'src="results/formats.png"' in index
+
+
+@pytest.mark.parametrize(("text", "message"), [("[x](nix.md)", "nix.md"), ("[x](serve.md#nowhere)", "#nowhere")])
+def test_broken_links_are_found(tree: Path, text: str, message: str) -> None:
+    page = tree / "docs/chat.md"
+    before = page.read_text()
+    page.write_text(before + f"\n{text}\n")
+    try:
+        status, output = build(tree)
+    finally:
+        page.write_text(before)
+    assert status == 1
+    assert message in output

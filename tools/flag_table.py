@@ -33,9 +33,9 @@ _HEAD = """\
 `kvanta serve` knows every option of vLLM, SGLang and Aphrodite. Every option is implemented ("honoured"), ignored with
 a notice ("accepted"), or rejected with a reason ("refused"). Values that request nothing (null, false, the default) are
 always accepted. `LLM` does the same with the names as arguments (underscores for dashes). Underscores, `--no-` forms of
-switches, vLLM's short flags, its `--some-config.key VALUE` for JSON, and `--config FILE` (YAML or JSON) work as there. An
-honoured option may refuse single values: [reference.md](reference.md) has the options. Written by `tools/flag_table.py`
-from the engines' lists.
+switches, vLLM's short flags, its `--some-config.key VALUE` for JSON, and `--config FILE` (YAML or JSON) work as there.
+An honoured option may refuse single values: [reference.md](reference.md) has the options. Written by
+`tools/flag_table.py` from the engines' lists.
 """
 
 

@@ -1,4 +1,4 @@
-"""What cache formats do to a model's predictions: mean KL divergence from the bf16 cache, teacher-forced.
+"""Mean KL divergence of cache formats from the bf16 cache, and what they take: a model's predictions, teacher-forced.
 
 `kvanta eval` does this with confidence intervals, for every format. Here it is in 20 lines of numpy.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,23 @@ def test_openai_client(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].startswith("stories260k: ', there was a little girl")
     assert lines[1].replace("|", "") == "stream: , a little girl named Lily went to the park with"
     assert lines[2].startswith("next token: [{")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_snippets_of_documents(page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llguidance")
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    text = (FOLDER.parents[1] / page).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code = "\n".join(block for block in blocks if not re.match(r"(LLM|formats|attention)[.(]", block))
+    assert "from kvanta import LLM" in code
+    code = code.replace('"smollm2"', f'"stories260k", chat_template={str(template)!r}').replace('"int4"', '"int8"')
+    code = code.replace("max_model_len=4096", "max_model_len=512")
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert "400.0" in capsys.readouterr().out.splitlines()[0]
+    assert page == "README.md" or isinstance(names["answer"], str)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "t4"])

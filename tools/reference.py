@@ -72,7 +72,7 @@ def _rows(actions: Iterable[argparse.Action]) -> list[list[str]]:
     return [
         [_flags(action), " ".join((action.help or "").replace("%%", "%").split())]
         for action in actions
-        if not isinstance(action, argparse._HelpAction)
+        if action.dest != "MODEL"  # the page says what it may be
     ]
 
 

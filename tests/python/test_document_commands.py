@@ -51,10 +51,8 @@ ENGINE = {"generate", "eval", "calibrate", "bench engine", "chat"}
 
 def words_of(command: str) -> list[str]:
     """The words of the first simple command, without variables before it and & behind it."""
-    words = shlex.split(re.sub(r"<\((.*)\)", r"\1", command))
+    words = shlex.split(re.sub(r'^eval "\$\((.*)\)"', r"\1", command))
     while re.fullmatch(r"\w+=.*", words[0]):
-        words = words[1:]
-    if words[0] == "source":  # source <(kvanta completion bash)
         words = words[1:]
     return words[: words.index("&")] if "&" in words else words
 

@@ -33,7 +33,7 @@ HOW = {
 }
 _PROGRAMS = (
     r"(?:\w+=\S+ )*(?:kvanta\s|scripts/\w|tools/\w+\.py|benchmarks/\w+\.py|build/\S+/\w|(?:\S+/)?python3? |"
-    r"(?:\S+/)?pip |cmake |ctest |docker |curl |git |eval |ray |lm_eval |vllm )"
+    r"(?:\S+/)?pip |cmake |ctest |docker |curl |git |helm |kubectl |eval |ray |lm_eval |vllm )"
 )
 _GENERATED = re.compile(r"<!-- reference:(.*?) -->.*?<!-- /reference -->", re.DOTALL)
 _SPAN = re.compile(rf"`({_PROGRAMS}[^`]+)`")

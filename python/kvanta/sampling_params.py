@@ -181,7 +181,7 @@ class SamplingParams(Parameters):
     allowed_token_ids: Sequence[int] | None = parameter(None, optional(_allowed_tokens))
     """Only these tokens are sampled. The model's end token is one of them only if it is listed."""
     bad_words: Sequence[str] | None = parameter(None, optional(_bad_words), help="texts not to write", metavar="TEXT")
-    """Texts that are not written, as vLLM has it: their tokens, as at the beginning of a text and behind a space, are
+    """Texts that are not written, as vLLM has it: their tokens, as at the beginning of a text and after a space, are
     not sampled in a row. Other spellings in tokens are not found. With either of the two, ignore_eos means that the end
     token is not sampled.
     """
@@ -201,7 +201,7 @@ class SamplingParams(Parameters):
     """The constraint of the text: JSON, a regular expression, a choice, a grammar."""
 
     stop_regex: str | Sequence[str] | None = parameter(
-        None, optional(_patterns), help="end behind the first match of any of these expressions", metavar="PATTERN"
+        None, optional(_patterns), help="end after the first match of any of these expressions", metavar="PATTERN"
     )
     """As SGLang's: the match stays in the text. kvanta.stop_regex describes the syntax."""
     logprob_token_ids: Sequence[int] | None = parameter(None, optional(_scored_tokens))

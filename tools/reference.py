@@ -95,7 +95,8 @@ def _commands() -> str:
         ]
         shared = ", ".join(f"[{group}](#group-{group})" for group in groups)
         parts.append(f"### kvanta {name}\n{text[0].upper()}{text[1:]}.\n")
-        parts.append(f"    {' '.join([f'kvanta {name}', *words, '[option ...]' if own or groups else ''])}".rstrip())
+        options = ["[option ...]"] if groups or any(action.option_strings for action in own) else []
+        parts.append(f"    {' '.join([f'kvanta {name}', *words, *options])}")
         parts.append("")
         if own:
             parts.append(_table(("argument or option", "meaning [default]"), _rows(own)))

@@ -74,7 +74,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def report_errors(command: Callable[[], int]) -> int:
     """Runs `command` and turns what it raises into one line on stderr and an exit status."""
-    from kvanta.errors import InputError, ResourceError, reason_of
+    from kvanta.errors import InputError, KvantaError, reason_of
 
     warnings.showwarning = _show_warning
     for name in ("stdout", "stderr"):  # None where the shell has closed it
@@ -85,7 +85,7 @@ def report_errors(command: Callable[[], int]) -> int:
     try:
         status = command()
         sys.stdout.flush()
-    except (InputError, ResourceError) as error:
+    except KvantaError as error:
         print(f"kvanta: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:

@@ -1,17 +1,17 @@
 """The bill of materials of a release (CycloneDX, JSON): the package, the Python packages that it needs, the libraries
 that its wheels bundle, and those that are compiled in.
 
-Versions of Python packages are those of requirements/constraints.txt, with which the release was tested. Bundled
-libraries are named by the SBOM that auditwheel puts into a wheel; for a wheel of another architecture, whose libraries
-this machine's package manager does not know, by libraries.txt in its folder (scripts/cross --wheel). Libraries that are
-compiled in have the versions of this machine's Debian packages: release where the wheels were built.
+Versions of Python packages are those of requirements/constraints.txt, with which the release was tested. Libraries have
+those of this machine's Debian packages: release where the wheels were built. For a wheel of another architecture,
+libraries.txt in its folder (from scripts/cross --wheel) has them. The SBOM that auditwheel puts into a wheel is not
+used: it lacks libraries that Debian installs in /lib.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
+import sysconfig
 import tomllib
 import uuid
 import zipfile
@@ -33,7 +33,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from release import ReleaseError, git, project_urls
+from release_checks import ReleaseError, git, project_urls
 
 SCHEMA = SchemaVersion.V1_6
 REFERENCES = {
@@ -95,55 +95,58 @@ class PythonPackages:
         return component
 
 
-def bundled(wheel: Path) -> list[tuple[str, str, PackageURL]]:
-    """Name, version and purl of every library in kvanta.libs/ of a wheel. Raises ReleaseError where one is unknown."""
+def bundled(wheel: Path) -> list[Component]:
+    """The Debian packages of every library in kvanta.libs/ of a wheel. Raises ReleaseError where one is unknown."""
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        boms = [
-            json.loads(archive.read(name)) for name in names if name.endswith(".dist-info/sboms/auditwheel.cdx.json")
-        ]
-    files = [Path(name).name for name in names if re.match(r"kvanta\.libs/.+\.so", name)]
-    if boms:
-        parts = [part for bom in boms for part in bom["components"] if not part["purl"].startswith("pkg:pypi/")]
-        found = [(part["name"], part["version"], PackageURL.from_string(part["purl"])) for part in parts]
-    else:
-        found = list(_listed(wheel.parent / "libraries.txt", files))
-    if len(found) != len(files):
-        raise ReleaseError(f"{wheel.name} bundles {', '.join(files)}; packages are known of {len(found)} of them")
-    return found
+        files = [Path(name).name for name in archive.namelist() if re.match(r"kvanta\.libs/.+\.so", name)]
+    names = [re.sub(r"-[0-9a-f]{8}(?=\.so)", "", file) for file in files]  # without auditwheel's hash
+    listing = wheel.parent / "libraries.txt"
+    packages = _listed(listing) if listing.exists() else _installed(names)
+    unknown = [name for name in names if name not in packages]
+    if unknown:
+        raise ReleaseError(f"{wheel.name} bundles {', '.join(unknown)}, and no Debian package is known to have it")
+    return [debian_component(*packages[name]) for name in names]
 
 
-def _listed(listing: Path, files: list[str]) -> Iterable[tuple[str, str, PackageURL]]:
-    """The same from lines PACKAGE VERSION ARCHITECTURE FILE, by the files' names without auditwheel's hash."""
-    rows = [line.split() for line in listing.read_text().splitlines()] if listing.exists() else []
-    packages = {file: (package, version, architecture) for package, version, architecture, file in rows}
-    for file in files:
-        name = re.sub(r"-[0-9a-f]{8}(?=\.so)", "", file)
-        if name in packages:
-            package, version, architecture = packages[name]
-            yield package, version, PackageURL("deb", "debian", package, version, {"arch": architecture})
+def _listed(listing: Path) -> dict[str, tuple[str, str, str]]:
+    """Package, version and architecture by file, from lines PACKAGE VERSION ARCHITECTURE FILE."""
+    rows = [line.split() for line in listing.read_text().splitlines()]
+    return {file: (package, version, architecture) for package, version, architecture, file in rows}
 
 
-def debian_version(package: str) -> str:
-    """Version of an installed Debian package. Raises ReleaseError."""
-    command = ["dpkg-query", "--show", "--showformat=${Version}", package]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode or not done.stdout:
-        raise ReleaseError(f"{package} is compiled in, and dpkg-query knows no version of it here")
-    return done.stdout
+def _installed(names: list[str]) -> dict[str, tuple[str, str, str]]:
+    """The same of libraries of this machine."""
+    folders = [f"{root}/lib/{part}" for root in ("", "/usr") for part in (sysconfig.get_config_var("MULTIARCH"), "")]
+    paths = [str(Path(folder, name)) for folder in folders for name in names]
+    found = [line.rsplit(": ", 1) for line in dpkg_query("--search", *paths).splitlines()]
+    return {Path(path).name: _version(package) for package, path in found}
+
+
+def _version(package: str) -> tuple[str, str, str]:
+    text = dpkg_query("--show", "--showformat=${Package} ${Version} ${Architecture}", package)
+    if not text:
+        raise ReleaseError(f"{package} is part of the wheels, and dpkg-query knows no version of it here")
+    name, version, architecture = text.split()
+    return name, version, architecture
+
+
+def dpkg_query(*arguments: str) -> str:
+    """The output of dpkg-query; empty where it finds nothing."""
+    return subprocess.run(["dpkg-query", *arguments], check=False, capture_output=True, text=True).stdout
+
+
+def debian_component(package: str, version: str, architecture: str) -> Component:
+    """A component for a Debian package."""
+    purl = PackageURL("deb", "debian", package, version, {"arch": architecture})
+    return Component(name=package, version=version, purl=purl, bom_ref=str(purl))
 
 
 def compiled_in(pinned: dict[str, str]) -> list[Component]:
     """Libraries of headers, and nanobind, whose code is in the extension."""
-    components = []
-    for name, package in COMPILED_IN.items():
-        if package:
-            version = debian_version(package)
-            purl = PackageURL("deb", "debian", package, version)
-        else:
-            version = pinned[name]
-            purl = PackageURL("pypi", None, name, version)
-        components.append(Component(name=name, version=version, purl=purl, bom_ref=f"{purl}#compiled-in"))
+    components = [debian_component(*_version(package)) for package in COMPILED_IN.values() if package]
+    for name in (name for name, package in COMPILED_IN.items() if not package):
+        purl = PackageURL("pypi", None, name, pinned[name])
+        components.append(Component(name=name, version=pinned[name], purl=purl, bom_ref=str(purl)))
     return components
 
 
@@ -189,9 +192,9 @@ def sbom(root: Path, version: str, files: list[Path]) -> str:
 
     libraries: dict[str, Component] = {}
     for wheel in wheels:
-        for name, library_version, purl in bundled(wheel):
-            new = Component(name=name, version=library_version, purl=purl, bom_ref=str(purl))
-            libraries.setdefault(str(purl), new).properties.add(Property(name="kvanta:wheel", value=wheel.name))
+        for library in bundled(wheel):
+            known = libraries.setdefault(str(library.purl), library)
+            known.properties.add(Property(name="kvanta:wheel", value=wheel.name))
     for component in [*libraries.values(), *compiled_in(pinned)]:
         bom.components.add(component)
         needed.append(component)

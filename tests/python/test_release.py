@@ -1,4 +1,4 @@
-"""scripts/release, on a repository and wheels that the test makes: faults that it refuses, and the files that it makes."""
+"""scripts/release, on a repository and wheels that the test makes: what it refuses, and the files that it makes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import release
 import release_sbom
 from cyclonedx.validation.json import JsonStrictValidator
+from release_checks import ReleaseError, check, project_urls, sections, version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "1.2.3"
@@ -28,7 +29,7 @@ REQUIREMENTS = [
 CONSTRAINTS = (
     "# Versions\nnumpy==2.4.6\nJinja2==3.1.6\nMarkupSafe==3.0.4\nnanobind==3.1.0\nuvicorn==0.54.0\nclick==8\nh11==1\n"
 )
-SODIUM = {"name": "libsodium23", "version": "1.0.18-1", "purl": "pkg:deb/debian/libsodium23@1.0.18-1"}
+SODIUM = "pkg:deb/debian/libsodium23@1.0.18-1"
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -55,8 +56,8 @@ def commit(root: Path) -> None:
     git(root, "commit", "--quiet", "--message", "a commit")
 
 
-def make_wheel(folder: Path, platform: str = "manylinux_2_35_x86_64", version: str = VERSION, bom: bool = True) -> Path:
-    """A wheel as auditwheel leaves it: with one bundled library, and the SBOM that names its package."""
+def make_wheel(folder: Path, platform: str = "manylinux_2_35_x86_64", version: str = VERSION) -> Path:
+    """A wheel as auditwheel leaves it, with one bundled library."""
     folder.mkdir(exist_ok=True)
     wheel = folder / f"kvanta-{version}-cp311-cp311-{platform}.whl"
     extras = "Provides-Extra: serve\n"
@@ -66,25 +67,30 @@ def make_wheel(folder: Path, platform: str = "manylinux_2_35_x86_64", version: s
         archive.writestr(
             f"kvanta-{version}.dist-info/METADATA", f"Name: kvanta\nVersion: {version}\n{requires}{extras}"
         )
-        if bom:
-            own = {"name": "kvanta", "version": version, "purl": f"pkg:pypi/kvanta@{version}"}
-            text = json.dumps({"components": [own, SODIUM]})
-            archive.writestr(f"kvanta-{version}.dist-info/sboms/auditwheel.cdx.json", text)
     return wheel
 
 
 @pytest.fixture
 def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a wheel and the archive of sources; Debian's packages have the version 9."""
+    """A folder with a wheel and the archive of sources; libsodium23 and packages of headers are installed."""
     folder = tmp_path / "dist"
     make_wheel(folder)
     (folder / f"kvanta-{VERSION}.tar.gz").write_bytes(b"sources")
-    monkeypatch.setattr(release_sbom, "debian_version", lambda package: "9")
+    monkeypatch.setattr(release_sbom, "dpkg_query", dpkg_query)
     return folder
 
 
+def dpkg_query(action: str, *arguments: str) -> str:
+    """Answers as dpkg-query does on such a machine."""
+    if action == "--search":
+        found = [path for path in arguments if path.startswith("/lib/") and path.endswith("/libsodium.so.23.3.0")]
+        return "".join(f"libsodium23:amd64: {path}\n" for path in found)
+    package = arguments[-1]
+    return "libsodium23 1.0.18-1 amd64" if package.startswith("libsodium23") else f"{package} 9 all"
+
+
 def test_a_release_can_be_made(repository: Path) -> None:
-    assert release.check(repository) == VERSION
+    assert check(repository) == VERSION
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -97,8 +103,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(("make", "reason"), FAULTS.values(), ids=FAULTS.keys())
 def test_what_is_refused(repository: Path, make: Callable[[Path], object], reason: str) -> None:
     make(repository)
-    with pytest.raises(release.ReleaseError, match=reason):
-        release.check(repository)
+    with pytest.raises(ReleaseError, match=reason):
+        check(repository)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +122,8 @@ def test_what_is_refused(repository: Path, make: Callable[[Path], object], reaso
 def test_changelogs_that_are_refused(repository: Path, text: str, reason: str) -> None:
     (repository / "CHANGELOG.md").write_text(text)
     commit(repository)
-    with pytest.raises(release.ReleaseError, match=reason):
-        release.check(repository)
+    with pytest.raises(ReleaseError, match=reason):
+        check(repository)
 
 
 def test_files_of_a_release(repository: Path, dist: Path, tmp_path: Path) -> None:
@@ -136,21 +142,21 @@ def test_files_of_a_release(repository: Path, dist: Path, tmp_path: Path) -> Non
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in files - {"SHA256SUMS"}}
 
     notes = (out / "NOTES.md").read_text()
-    repository_url = release.project_urls(repository)["Repository"]
+    repository_url = project_urls(repository)["Repository"]
     assert f"First; see [formats]({repository_url}/blob/v{VERSION}/docs/formats.md)." in notes
     assert f"- `{wheel}`" in notes
 
 
 def test_a_second_wheel_is_named(repository: Path, dist: Path, tmp_path: Path) -> None:
-    arm = make_wheel(tmp_path / "arm", "manylinux_2_35_aarch64", bom=False)
+    arm = make_wheel(tmp_path / "arm", "manylinux_2_35_aarch64")
     (arm.parent / "libraries.txt").write_text("libsodium23 1.0.18-1 arm64 libsodium.so.23.3.0\n")
     lines = release.assemble(repository, tmp_path / "release", [dist, arm.parent])
     assert not any("no wheel" in line for line in lines)
     bom = json.loads((tmp_path / "release" / f"kvanta-{VERSION}.cdx.json").read_text())
     wheels = {part["purl"]: part["properties"][0]["value"] for part in bom["components"] if "properties" in part}
     assert wheels == {
-        SODIUM["purl"]: f"kvanta-{VERSION}-cp311-cp311-manylinux_2_35_x86_64.whl",
-        SODIUM["purl"] + "?arch=arm64": arm.name,
+        f"{SODIUM}?arch=amd64": f"kvanta-{VERSION}-cp311-cp311-manylinux_2_35_x86_64.whl",
+        f"{SODIUM}?arch=arm64": arm.name,
     }
 
 
@@ -166,7 +172,7 @@ def test_the_bill_of_materials(repository: Path, dist: Path) -> None:
     references = package["externalReferences"]
     digests = {entry["url"]: entry["hashes"][0]["content"] for entry in references if "hashes" in entry}
     assert digests == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    assert {entry["url"] for entry in references} >= set(release.project_urls(repository).values())
+    assert {entry["url"] for entry in references} >= set(project_urls(repository).values())
 
     python = {part["name"]: part.get("scope") for part in bom["components"] if part["bom-ref"].startswith("pkg:pypi")}
     assert python == {
@@ -180,18 +186,19 @@ def test_the_bill_of_materials(repository: Path, dist: Path) -> None:
     }
     versions = {part["name"]: part["version"] for part in bom["components"]}
     assert versions["markupsafe"] == "3.0.4"
-    assert (versions["libsodium23"], versions["fmt"], versions["xxhash"]) == ("1.0.18-1", "9", "9")
+    assert (versions["libsodium23"], versions["libfmt-dev"], versions["libxxhash-dev"]) == ("1.0.18-1", "9", "9")
     edges = {entry["ref"]: entry.get("dependsOn", []) for entry in bom["dependencies"]}
     assert edges["pkg:pypi/jinja2@3.1.6"] == ["pkg:pypi/markupsafe@3.0.4"]
-    assert SODIUM["purl"] in edges[package["bom-ref"]]
+    assert f"{SODIUM}?arch=amd64" in edges[package["bom-ref"]]
 
 
 def test_what_a_bill_of_materials_cannot_leave_out(repository: Path, dist: Path, tmp_path: Path) -> None:
-    unknown = make_wheel(tmp_path / "unknown", bom=False)
-    with pytest.raises(release.ReleaseError, match=r"libsodium-0123abcd.so.23.3.0; packages are known of 0 of them"):
+    unknown = make_wheel(tmp_path / "unknown")
+    (unknown.parent / "libraries.txt").write_text("libssl3 3.0 arm64 libssl.so.3\n")
+    with pytest.raises(ReleaseError, match=r"bundles libsodium.so.23.3.0, and no Debian package is known"):
         release_sbom.sbom(repository, VERSION, [unknown])
     (repository / "requirements" / "constraints.txt").write_text(CONSTRAINTS.replace("MarkupSafe", "Other"))
-    with pytest.raises(release.ReleaseError, match=r"markupsafe is needed at run time and not pinned"):
+    with pytest.raises(ReleaseError, match=r"markupsafe is needed at run time and not pinned"):
         release_sbom.sbom(repository, VERSION, [*dist.glob("*.whl")])
 
 
@@ -211,11 +218,11 @@ def test_folders_that_are_refused(dist: Path, remove: str, add: tuple[str, str] 
             path.unlink()
     if add:
         make_wheel(dist, *add)
-    with pytest.raises(release.ReleaseError, match=reason):
+    with pytest.raises(ReleaseError, match=reason):
         release.release_files([dist], VERSION)
 
 
 def test_this_changelog_has_this_version() -> None:
-    text = release.sections(ROOT)[release.version_of(ROOT)]
+    text = sections(ROOT)[version_of(ROOT)]
     assert re.search(r"^### ", text, re.MULTILINE)
     assert len((ROOT / "CHANGELOG.md").read_text().split("\n## [0.1.0]")[1].splitlines()) < 80, "one page"

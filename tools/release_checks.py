@@ -42,9 +42,8 @@ def check(root: Path) -> str:
     """The version that can be released. Raises ReleaseError."""
     changes = git(root, "status", "--porcelain")
     if changes:
-        raise ReleaseError(
-            f"the work tree has changes ({', '.join(line.split(maxsplit=1)[1] for line in changes.splitlines())}); commit or remove them"
-        )
+        files = ", ".join(line.split(maxsplit=1)[1] for line in changes.splitlines())
+        raise ReleaseError(f"the work tree has changes ({files}); commit or remove them")
     version = version_of(root)
     texts = sections(root)
     if not texts.get(version):

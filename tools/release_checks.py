@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class ReleaseError(Exception):
-    """What stops the release, in one line."""
+    """The reason why there can be no release, in one line."""
 
 
 def version_of(root: Path) -> str:

@@ -92,7 +92,7 @@ def test_the_security_policy_names_every_library_of_a_wheel() -> None:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Those of Containerfile, with continued lines joined."""
+    """Containerfile by kind and text, with continued lines joined."""
     lines = [line for line in (ROOT / "Containerfile").read_text().splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in joined.splitlines() if line.strip()]

@@ -138,7 +138,8 @@ def test_files_of_a_release(repository: Path, dist: Path, tmp_path: Path) -> Non
     assert any("no wheel for aarch64" in line for line in lines)
     assert any("placeholders" in line for line in lines)
 
-    sums = dict(reversed(line.split("  ")) for line in (out / "SHA256SUMS").read_text().splitlines())
+    lines = (out / "SHA256SUMS").read_text().splitlines()
+    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
     assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in files - {"SHA256SUMS"}}
 
     notes = (out / "NOTES.md").read_text()

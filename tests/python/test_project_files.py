@@ -38,7 +38,7 @@ def test_addresses_are_those_of_pyproject() -> None:
     found: dict[str, set[str]] = {}
     for name, text in tracked_texts().items():
         if name != "pyproject.toml":
-            for url in re.findall(rf"https?://{host}[^\s)>\"'`]*", text):
+            for url in re.findall(rf"https?://{host}[^\s)\]>\"'`]*", text):
                 found.setdefault(url, set()).add(name)
     assert "SECURITY.md" in found[urls["Security"]]
     assert ".github/ISSUE_TEMPLATE/config.yml" in found[urls["Security"]]

@@ -98,14 +98,26 @@ class PythonPackages:
 def bundled(wheel: Path) -> list[Component]:
     """The Debian packages of every library in kvanta.libs/ of a wheel. Raises ReleaseError where one is unknown."""
     with zipfile.ZipFile(wheel) as archive:
-        files = [Path(name).name for name in archive.namelist() if re.match(r"kvanta\.libs/.+\.so", name)]
-    names = [re.sub(r"-[0-9a-f]{8}(?=\.so)", "", file) for file in files]  # without auditwheel's hash
+        files = [name for name in archive.namelist() if re.match(r"kvanta\.libs/.+\.so", name)]
+        # By their names without auditwheel's hash.
+        libraries = {
+            re.sub(r"-[0-9a-f]{8}(?=\.so)", "", Path(name).name): build_id(archive.read(name)) for name in files
+        }
     listing = wheel.parent / "libraries.txt"
-    packages = _listed(listing) if listing.exists() else _installed(names)
-    unknown = [name for name in names if name not in packages]
+    packages = _listed(listing) if listing.exists() else _installed(libraries)
+    unknown = [name for name in libraries if name not in packages]
     if unknown:
-        raise ReleaseError(f"{wheel.name} bundles {', '.join(unknown)}, and no Debian package is known to have it")
-    return [debian_component(*packages[name]) for name in names]
+        raise ReleaseError(
+            f"{wheel.name} bundles {', '.join(unknown)}, which no Debian package of this machine has in this build; "
+            "release where the wheel was built"
+        )
+    return [debian_component(*packages[name]) for name in libraries]
+
+
+def build_id(library: bytes) -> bytes:
+    """The GNU build id of an ELF file, which auditwheel leaves as it is. Empty if it has none."""
+    note = re.search(rb"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0(.{20})", library, re.DOTALL)
+    return note[1] if note else b""
 
 
 def _listed(listing: Path) -> dict[str, tuple[str, str, str]]:
@@ -114,12 +126,13 @@ def _listed(listing: Path) -> dict[str, tuple[str, str, str]]:
     return {file: (package, version, architecture) for package, version, architecture, file in rows}
 
 
-def _installed(names: list[str]) -> dict[str, tuple[str, str, str]]:
-    """The same of libraries of this machine."""
+def _installed(libraries: dict[str, bytes]) -> dict[str, tuple[str, str, str]]:
+    """The same of this machine's libraries that have these build ids."""
     folders = [f"{root}/lib/{part}" for root in ("", "/usr") for part in (sysconfig.get_config_var("MULTIARCH"), "")]
-    paths = [str(Path(folder, name)) for folder in folders for name in names]
+    paths = [str(Path(folder, name)) for folder in folders for name in libraries]
     found = [line.rsplit(": ", 1) for line in dpkg_query("--search", *paths).splitlines()]
-    return {Path(path).name: _version(package) for package, path in found}
+    same = [(name, path) for name, path in found if build_id(Path(path).read_bytes()) == libraries[Path(path).name]]
+    return {Path(path).name: _version(package) for package, path in same}
 
 
 def _version(package: str) -> tuple[str, str, str]:

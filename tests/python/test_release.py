@@ -63,11 +63,16 @@ def make_wheel(folder: Path, platform: str = "manylinux_2_35_x86_64", version: s
     extras = "Provides-Extra: serve\n"
     requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in REQUIREMENTS)
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("kvanta.libs/libsodium-0123abcd.so.23.3.0", b"code")
+        archive.writestr("kvanta.libs/libsodium-0123abcd.so.23.3.0", library(1))
         archive.writestr(
             f"kvanta-{version}.dist-info/METADATA", f"Name: kvanta\nVersion: {version}\n{requires}{extras}"
         )
     return wheel
+
+
+def library(build: int) -> bytes:
+    """As much of a shared library as is read: its build id."""
+    return b"\x7fELF" + b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0" + bytes([build]) * 20
 
 
 @pytest.fixture
@@ -76,17 +81,18 @@ def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "dist"
     make_wheel(folder)
     (folder / f"kvanta-{VERSION}.tar.gz").write_bytes(b"sources")
+    installed = tmp_path / "libsodium.so.23.3.0"
+    installed.write_bytes(library(1))
+
+    def dpkg_query(action: str, *arguments: str) -> str:
+        if action == "--search":
+            asked = {Path(path).name for path in arguments}
+            return f"libsodium23:amd64: {installed}\n" if installed.name in asked else ""
+        package = arguments[-1]
+        return "libsodium23 1.0.18-1 amd64" if package.startswith("libsodium23") else f"{package} 9 all"
+
     monkeypatch.setattr(release_sbom, "dpkg_query", dpkg_query)
     return folder
-
-
-def dpkg_query(action: str, *arguments: str) -> str:
-    """Answers as dpkg-query does on such a machine."""
-    if action == "--search":
-        found = [path for path in arguments if path.startswith("/lib/") and path.endswith("/libsodium.so.23.3.0")]
-        return "".join(f"libsodium23:amd64: {path}\n" for path in found)
-    package = arguments[-1]
-    return "libsodium23 1.0.18-1 amd64" if package.startswith("libsodium23") else f"{package} 9 all"
 
 
 def test_a_release_can_be_made(repository: Path) -> None:
@@ -196,8 +202,12 @@ def test_the_bill_of_materials(repository: Path, dist: Path) -> None:
 def test_what_a_bill_of_materials_cannot_leave_out(repository: Path, dist: Path, tmp_path: Path) -> None:
     unknown = make_wheel(tmp_path / "unknown")
     (unknown.parent / "libraries.txt").write_text("libssl3 3.0 arm64 libssl.so.3\n")
-    with pytest.raises(ReleaseError, match=r"bundles libsodium.so.23.3.0, and no Debian package is known"):
+    with pytest.raises(ReleaseError, match=r"bundles libsodium.so.23.3.0, which no Debian package"):
         release_sbom.sbom(repository, VERSION, [unknown])
+    (tmp_path / "libsodium.so.23.3.0").write_bytes(library(2))  # a security update, after the wheel was built
+    with pytest.raises(ReleaseError, match=r"libsodium.so.23.3.0, .*in this build; release where the wheel was built"):
+        release_sbom.sbom(repository, VERSION, [*dist.glob("*.whl")])
+    (tmp_path / "libsodium.so.23.3.0").write_bytes(library(1))
     (repository / "requirements" / "constraints.txt").write_text(CONSTRAINTS.replace("MarkupSafe", "Other"))
     with pytest.raises(ReleaseError, match=r"markupsafe is needed at run time and not pinned"):
         release_sbom.sbom(repository, VERSION, [*dist.glob("*.whl")])

@@ -184,6 +184,6 @@ def test_public_errors_have_one_base() -> None:
 
 def test_errors_of_python_and_of_the_library_have_that_base() -> None:
     with pytest.raises(KvantaError, match="int99"):
-        kvanta.formats.encode("int99", "k", [[[0.0] * 32]])
+        kvanta.formats.encode("int99", "k", [[0.0] * 32])
     with pytest.raises(KvantaError, match="max_tokens"):
         SamplingParams(max_tokens=-1)

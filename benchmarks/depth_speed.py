@@ -28,7 +28,7 @@ import numpy as np
 
 from kvanta import _core
 from kvanta.auto_query import add_query_matrices
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 
 _CHECKED_TOKENS = 4  # generated after a timed prompt, to verify it

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 
 STEPS = 32

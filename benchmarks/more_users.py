@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 from kvanta.options import parse_bytes
 from kvanta.picture import check_picture, new_figure, save_figure

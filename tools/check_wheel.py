@@ -42,7 +42,8 @@ BUNDLED = {
     "libsodium": "libsodium",
     "libssl": "openssl",
 }
-COMPILED_IN = ("fmt", "nanobind", "nlohmann-json", "xxhash")
+# Notices of what is compiled in, and the Debian packages it comes from; None: nanobind is a Python package.
+COMPILED_IN = {"fmt": "libfmt-dev", "nanobind": None, "nlohmann-json": "nlohmann-json3-dev", "xxhash": "libxxhash-dev"}
 
 
 class WheelError(Exception):

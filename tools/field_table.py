@@ -43,11 +43,12 @@ DISTRIBUTIONS = {
 _HEAD = """\
 # Fields of requests
 
-The server knows every field of the requests of OpenAI's and Anthropic's clients, vLLM and SGLang. It honours a field,
-accepts it because it means nothing here, or refuses it with the reason, unless its value asks for nothing. An honoured
-field may refuse single values: [serve.md](serve.md#endpoints) describes the fields. Unknown fields are ignored, with a
-line in the log. `SamplingParams` is the class of Python. Written by `tools/field_table.py` from the types of the
-clients, the request classes of the servers, and the declarations of ours.
+The server knows every field of the requests of OpenAI's and Anthropic's clients, vLLM and SGLang. Every field is
+implemented ("honoured"), ignored ("accepted"), or rejected with a reason ("refused"). Values that request nothing
+(null, false, the default) are always accepted. An honoured field may refuse single values:
+[serve.md](serve.md#endpoints) describes the fields. Unknown fields are ignored, with a line in the log.
+`SamplingParams` is the class of Python. Written by `tools/field_table.py` from the types of the clients, the request
+classes of the servers, and the declarations of ours.
 """
 
 

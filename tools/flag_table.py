@@ -30,11 +30,12 @@ KINDS = ("honoured", "accepted", "refused", "unknown")
 _HEAD = """\
 # Options of other servers
 
-`kvanta serve` knows every option of vLLM, SGLang and Aphrodite. It honours an option, accepts it with a one-line
-notice because it means nothing here, or refuses it with the reason, unless its value asks for nothing. `LLM` does the
-same with the names as arguments (underscores for dashes). Underscores, `--no-` forms of switches, vLLM's short flags,
-its `--some-config.key VALUE` for JSON, and `--config FILE` (YAML or JSON) work as there. An honoured option may refuse
-single values: [serve.md](serve.md#options) has the options. Written by `tools/flag_table.py` from the engines' lists.
+`kvanta serve` knows every option of vLLM, SGLang and Aphrodite. Every option is implemented ("honoured"), ignored with
+a notice ("accepted"), or rejected with a reason ("refused"). Values that request nothing (null, false, the default) are
+always accepted. `LLM` does the same with the names as arguments (underscores for dashes). Underscores, `--no-` forms of
+switches, vLLM's short flags, its `--some-config.key VALUE` for JSON, and `--config FILE` (YAML or JSON) work as there.
+An honoured option may refuse single values: [reference.md](reference.md) has the options. Written by
+`tools/flag_table.py` from the engines' lists.
 """
 
 

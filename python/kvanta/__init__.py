@@ -8,7 +8,7 @@ print(llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0].outputs
 from kvanta import attention, formats
 from kvanta._core import version as _version
 from kvanta.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from kvanta.errors import InputError, QueueFullError, RankLostError, ResourceError
+from kvanta.errors import InputError, KvantaError, QueueFullError, RankLostError, ResourceError
 from kvanta.llm import LLM
 from kvanta.outputs import (
     CompletionOutput,
@@ -39,6 +39,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "FlatLogprobs",
     "InputError",
+    "KvantaError",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",

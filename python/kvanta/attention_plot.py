@@ -16,22 +16,21 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     formats = list(dict.fromkeys(row["format"] for row in rows))
     threads = sorted({row["threads"] for row in rows})
-    figure = new_figure(2.2 + 3.1 * len(shapes), 2.2 + 0.42 * len(formats) * (1 + len(threads)) / 2)
-    panels = figure.subplots(2, len(shapes), sharey=True, squeeze=False)
+    figure = new_figure(9.5, 1.2 + len(shapes) * (1.0 + 0.21 * len(formats) * (1 + len(threads)) / 2))
+    panels = figure.subplots(len(shapes), 2, sharey=True, squeeze=False)
     figure.suptitle(f"Attention on {report['machine']['cpu']}, unit {', '.join(sorted({row['isa'] for row in rows}))}")
-    for column, shape in enumerate(shapes):
-        upper, lower = panels[0][column], panels[1][column]
-        upper.set_title(report["shapes"][shape]["title"], fontsize=10)
-        upper.set_xlabel("share of the machine's limit (%)", fontsize=9)
-        lower.set_xlabel("times as fast as the own bf16 cache", fontsize=9)
+    for (left, right), shape in zip(panels, shapes, strict=True):
+        left.set_title(report["shapes"][shape]["title"], fontsize=10, loc="left")
+        left.set_xlabel("share of the machine's limit (%)", fontsize=9)
+        right.set_xlabel("times as fast as the own bf16 cache", fontsize=9)
         for number, count in enumerate(threads):
             place = (number + 0.5) / len(threads) - 0.5
             found = {row["format"]: row for row in rows if row["shape"] == shape and row["threads"] == count}
-            _bars(upper, formats, found, place, 0.8 / len(threads), number, share=True)
-            _bars(lower, formats, found, place, 0.8 / len(threads), number, share=False)
-        upper.axvline(100, color="black", linewidth=0.8)
-        lower.axvline(1, color="black", linewidth=0.8)
-        for axes in (upper, lower):
+            _bars(left, formats, found, place, 0.8 / len(threads), number, share=True)
+            _bars(right, formats, found, place, 0.8 / len(threads), number, share=False)
+        left.axvline(100, color="black", linewidth=0.8)
+        right.axvline(1, color="black", linewidth=0.8)
+        for axes in (left, right):
             axes.set_yticks(range(len(formats)), formats, fontsize=9)
             axes.tick_params(axis="x", labelsize=8)
             axes.grid(True, axis="x", alpha=0.25, linewidth=0.6)

@@ -20,8 +20,11 @@ class BeamSearchParams:
     """Raises InputError, naming the field and its range, when a value is out of range."""
 
     beam_width: int
+    """Continuations that are kept at each step, and returned."""
     max_tokens: int
+    """Maximum new tokens."""
     ignore_eos: bool = False
+    """Go on after the model's end token."""
     temperature: float = 0.0
     """No effect, as in vLLM: beams are ranked by the model's own log-probabilities."""
     length_penalty: float = 1.0
@@ -29,6 +32,7 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     """A beam's tokens include the end-of-sequence token."""
     skip_special_tokens: bool = True
+    """Special tokens are not part of the text."""
 
     def __post_init__(self) -> None:
         """Checks types and ranges."""

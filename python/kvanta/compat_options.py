@@ -96,7 +96,7 @@ def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
             notes += [] if value is None else [ignored_note(name)]
             continue
         else:
-            raise InputError(f"unknown engine option {name!r}{nearest(name, [*options, *IGNORED, *REFUSED])}")
+            raise InputError(f"unknown engine option {name!r}{nearest(name, options)}")
         if setting is None:
             continue
         if target in arguments:

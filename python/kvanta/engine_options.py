@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.models import resolve_model
 from kvanta.options import (
+    EVERYWHERE,
+    GENERATING,
     Option,
     OptionGroup,
     json_text,
@@ -22,8 +20,6 @@ from kvanta.options import (
     parse_tokens,
     split_list,
 )
-from kvanta.scheme_file import is_scheme_file, read_scheme_file
-from kvanta.values import one_line
 
 ROLES = ("both", "prefill", "decode")
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -75,29 +71,47 @@ class EngineOptions(OptionGroup):
         "auto",
         "format of the KV cache: auto, a name of `kvanta formats`, K and V apart (k=int8,v=int4), or a scheme file",
         metavar="FORMAT",
+        group="cache",
+        shown=EVERYWHERE,
     )
-    kv_cache_dtype_layers: str = option("", "formats of single layers, as in '0,1,-1=bf16;2-5=int8'", metavar="MAP")
+    kv_cache_dtype_layers: str = option(
+        "", "formats of single layers, as in '0,1,-1=bf16;2-5=int8'", metavar="MAP", group="cache"
+    )
     kv_cache_dtype_skip_layers: Sequence[str | int] | str = option(
         (),
         "layers kept at the model's own precision: numbers, or sliding_window",
         split_list,
         is_list=True,
         metavar="LAYER",
+        group="cache",
     )
-    quantization_param_path: str = option("", "file with scales, or matrices of +query", metavar="FILE")
-    calculate_kv_scales: bool = option(False, "take static scales from the first prompt")
+    quantization_param_path: str = option("", "file with scales, or matrices of +query", metavar="FILE", group="cache")
+    calculate_kv_scales: bool = option(False, "take static scales from the first prompt", group="cache")
     max_model_len: int | None = option(
         0,
         "maximum tokens of one sequence, as in 32k (default, auto: the model's limit)",
         _length,
         aliases=("context_length",),
         metavar="N",
+        group="batching",
+        shown=GENERATING,
     )
     max_num_seqs: int | None = option(
-        64, "maximum sequences that run at once", parse_integer, aliases=("max_running_requests",), metavar="N"
+        64,
+        "maximum sequences that run at once",
+        parse_integer,
+        aliases=("max_running_requests",),
+        metavar="N",
+        group="batching",
+        shown=("serve", "bench engine"),
     )
     max_num_batched_tokens: int | None = option(
-        512, "maximum tokens computed in one step", parse_tokens, aliases=("chunked_prefill_size",), metavar="N"
+        512,
+        "maximum tokens computed in one step",
+        parse_tokens,
+        aliases=("chunked_prefill_size",),
+        metavar="N",
+        group="batching",
     )
     max_queued_requests: int | None = option(
         0,
@@ -105,6 +119,7 @@ class EngineOptions(OptionGroup):
         parse_integer,
         aliases=("max_num_queued_reqs",),
         metavar="N",
+        group="batching",
     )
     block_size: int | None = option(
         64,
@@ -113,12 +128,15 @@ class EngineOptions(OptionGroup):
         aliases=("page_size",),
         config_field="page_size",
         metavar="N",
+        group="cache",
     )
     kv_cache_memory_bytes: int | str | None = option(
         0,
         "memory of the cache, as in 2GiB (default: what the sequences can need, at most 40 % of the free memory)",
         parse_bytes,
         metavar="SIZE",
+        group="cache",
+        shown=GENERATING,
     )
     max_total_tokens: int | None = option(
         0,
@@ -126,6 +144,7 @@ class EngineOptions(OptionGroup):
         parse_tokens,
         config_field="kv_cache_memory_bytes",
         metavar="N",
+        group="cache",
     )
     num_gpu_blocks_override: int | None = option(
         0,
@@ -133,6 +152,7 @@ class EngineOptions(OptionGroup):
         parse_integer,
         config_field="kv_cache_memory_bytes",
         metavar="N",
+        group="cache",
     )
     speculative_config: Mapping[str, Any] | str | None = option(
         "",
@@ -140,6 +160,7 @@ class EngineOptions(OptionGroup):
         json_text,
         metavar="JSON",
         short_flag="-sc",
+        group="speculation",
     )
     speculative_algorithm: str | None = option(
         "",
@@ -148,6 +169,7 @@ class EngineOptions(OptionGroup):
         aliases=("spec_method",),
         config_field="speculative_config",
         metavar="METHOD",
+        group="speculation",
     )
     speculative_draft_model_path: str | None = option(
         "",
@@ -155,9 +177,14 @@ class EngineOptions(OptionGroup):
         aliases=("speculative_draft_model", "spec_model"),
         config_field="speculative_config",
         metavar="MODEL",
+        group="speculation",
     )
     speculative_draft_kv_cache_dtype: str | None = option(
-        "", "format of the draft model's cache: int8", config_field="speculative_config", metavar="FORMAT"
+        "",
+        "format of the draft model's cache: int8",
+        config_field="speculative_config",
+        metavar="FORMAT",
+        group="speculation",
     )
     speculative_num_draft_tokens: int | None = option(
         0,
@@ -166,36 +193,44 @@ class EngineOptions(OptionGroup):
         aliases=("spec_tokens",),
         config_field="speculative_config",
         metavar="N",
+        group="speculation",
     )
     enable_prefix_caching: bool | None = option(
-        True, "share the cache of common prefixes", aliases=("enable_prefix_cache",)
+        True, "share the cache of common prefixes", aliases=("enable_prefix_cache",), group="prefix"
     )
     kv_offload_bytes: int | str | None = option(
         0,
         "with --device cuda: page-locked RAM that keeps copies of pages for when the GPU's memory is full, as in 64GiB",
         parse_bytes,
         metavar="SIZE",
+        group="prefix",
     )
     kv_cache_dir: str = option(
-        "", "folder in which cached prefixes outlive the process; several processes may share it", metavar="DIR"
+        "",
+        "folder in which cached prefixes outlive the process; several processes may share it",
+        metavar="DIR",
+        group="prefix",
     )
     kv_cache_dir_bytes: int | str | None = option(
         16 << 30,
         "limit of the files of kv_cache_dir; the least recently used are removed first",
         parse_bytes,
         metavar="SIZE",
+        group="prefix",
     )
     kv_store: str = option(
         "",
         "server in which several machines share cached prefixes: redis[s]://[[user]:password@]host[:port][/database]",
         _store_url,
         metavar="URL",
+        group="prefix",
     )
     kv_store_ttl: int | None = option(
         0,
         "seconds that kv_store keeps pages after their last use (default, 0: until it evicts them)",
         parse_integer,
         metavar="SECONDS",
+        group="prefix",
     )
     role: str = option(
         "both",
@@ -205,35 +240,53 @@ class EngineOptions(OptionGroup):
         aliases=("disaggregation_mode",),
         choices=ROLES,
         metavar="ROLE",
+        group="parallel",
     )
     max_cache_ttl: float | None = option(
         0.0,
         "limit of a request's cache_ttl, for which its prefix stays cached, in seconds (0: none may have one)",
         parse_number,
         metavar="SECONDS",
+        group="prefix",
     )
     dtype: str = option(
-        "auto",
-        "precision of weights and arithmetic",
-        _dtype,
-        choices=_DTYPES,
-        metavar="DTYPE",
+        "auto", "precision of weights and arithmetic", _dtype, choices=_DTYPES, metavar="DTYPE", group="model"
     )
     weight_dtype: str = option(
         "auto",
         "storage of the weights: auto (as dtype; a GGUF file's own), bf16, or blocks of int8 or int4",
         choices=("auto", "bf16", "int8", "int4"),
         metavar="DTYPE",
+        group="model",
+        shown=EVERYWHERE,
     )
-    device: str = option("auto", "device that computes", choices=("auto", "cpu", "cuda"), metavar="DEVICE")
+    device: str = option(
+        "auto",
+        "device that computes",
+        choices=("auto", "cpu", "cuda"),
+        metavar="DEVICE",
+        group="device",
+        shown=EVERYWHERE,
+    )
     enforce_eager: bool = option(
-        False, "on a GPU: launch every kernel by itself, without CUDA graphs", aliases=("disable_cuda_graph",)
+        False,
+        "on a GPU: launch every kernel by itself, without CUDA graphs",
+        aliases=("disable_cuda_graph",),
+        group="device",
     )
     isa: str = option(
-        "auto", "CPU instruction set: auto, or a unit of docs/support.md such as avx2 or neon", metavar="ISA"
+        "auto",
+        "CPU instruction set: auto, or a unit of docs/support.md such as avx2 or neon",
+        metavar="ISA",
+        group="device",
     )
     threads: int | None = option(
-        0, "CPU threads (default: the CPUs of its affinity mask and cgroup)", parse_integer, metavar="N"
+        0,
+        "CPU threads (default: the CPUs of its affinity mask and cgroup)",
+        parse_integer,
+        metavar="N",
+        group="device",
+        shown=EVERYWHERE,
     )
     tensor_parallel_size: int | None = option(
         1,
@@ -243,6 +296,8 @@ class EngineOptions(OptionGroup):
         aliases=("tp_size", "tp"),
         metavar="N",
         short_flag="-tp",
+        group="parallel",
+        shown=("serve",),
     )
     pipeline_parallel_size: int | None = option(
         1,
@@ -251,9 +306,13 @@ class EngineOptions(OptionGroup):
         aliases=("pp_size", "pp"),
         metavar="N",
         short_flag="-pp",
+        group="parallel",
     )
     enable_expert_parallel: bool = option(
-        False, "divide the experts of a layer among these processes, instead of each expert", short_flag="-ep"
+        False,
+        "divide the experts of a layer among these processes, instead of each expert",
+        short_flag="-ep",
+        group="parallel",
     )
     distributed_timeout_seconds: int | None = option(
         120,
@@ -261,6 +320,7 @@ class EngineOptions(OptionGroup):
         parse_integer,
         aliases=("dist_timeout",),
         metavar="SECONDS",
+        group="parallel",
     )
     nnodes: int | None = option(
         1,
@@ -268,6 +328,7 @@ class EngineOptions(OptionGroup):
         parse_integer,
         metavar="N",
         short_flag="-n",
+        group="parallel",
     )
     node_rank: int | None = option(
         0,
@@ -275,119 +336,39 @@ class EngineOptions(OptionGroup):
         parse_integer,
         metavar="N",
         short_flag="-r",
+        group="parallel",
     )
     master_addr: str | None = option(
         "127.0.0.1",
         "address of machine 0, or ADDRESS:PORT",
         aliases=("dist_init_addr",),
         metavar="ADDRESS",
+        group="parallel",
     )
     master_port: int | None = option(
-        29501, "port at which machine 0 waits for the others", parse_integer, metavar="PORT"
+        29501, "port at which machine 0 waits for the others", parse_integer, metavar="PORT", group="parallel"
     )
     quality_sample_rate: float | None = option(
         0.0,
         "share of the served requests, 0 to 1, compared with an exact cache while the engine is idle",
         parse_number,
         metavar="SHARE",
+        group="cache",
     )
-    seed: int | None = option(0, "seed of requests that give none", _parse_seed, aliases=("random_seed",), metavar="N")
+    seed: int | None = option(
+        0,
+        "seed of sampling, for requests that give none",
+        _parse_seed,
+        aliases=("random_seed",),
+        metavar="N",
+        group="sampling",
+        shown=("generate", "chat"),
+    )
 
 
 OPTIONS: tuple[Option, ...] = EngineOptions.options()
-# Sizes of the cache, of which one may be given; the C++ EngineConfig takes bytes.
-_CACHE_SIZES = ("kv_cache_memory_bytes", "max_total_tokens", "num_gpu_blocks_override")
-# Options for single keys of speculative_config.
-_SPECULATIVE_KEYS = {
-    "speculative_algorithm": "method",
-    "speculative_draft_model_path": "model",
-    "speculative_draft_kv_cache_dtype": "kv_cache_dtype",
-    "speculative_num_draft_tokens": "num_speculative_tokens",
-}
 
 
 def by_name() -> dict[str, Option]:
     """Every option under its name and its aliases."""
     return {name: each for each in OPTIONS for name in each.names}
-
-
-def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConfig:
-    """The C++ configuration for a model folder; options that are absent or None keep their defaults."""
-    config = _core.EngineConfig()
-    _set_field(config, "model", "model", folder)
-    values = EngineOptions.read(_without_scheme_file(folder, arguments))
-    _merge_speculative_keys(values)
-    values.speculative_config = _with_draft_folder(values.speculative_config)
-    for each in OPTIONS:
-        if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS):
-            _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))
-    _set_cache_size(config, {name: size for name in _CACHE_SIZES if (size := getattr(values, name))})
-    return config
-
-
-def _merge_speculative_keys(values: EngineOptions) -> None:
-    keys = {key: value for name, key in _SPECULATIVE_KEYS.items() if (value := getattr(values, name))}
-    if not keys:
-        return
-    if values.speculative_config:
-        names = " and ".join(name for name in _SPECULATIVE_KEYS if getattr(values, name))
-        raise InputError(f"{names} and speculative_config are given: give the keys of speculative_config alone")
-    if "method" not in keys and "model" not in keys:
-        name = next(name for name in _SPECULATIVE_KEYS if getattr(values, name))
-        raise InputError(f"{name} is {getattr(values, name)}, and speculative_algorithm is missing")
-    values.speculative_config = json.dumps(keys)
-
-
-def _with_draft_folder(speculative_config: Any) -> str:
-    """The JSON with the folder of the draft model, if there is one. Other mistakes are the C++ library's to name."""
-    config = draft_config(speculative_config)
-    if not config:
-        return str(speculative_config or "")
-    return json.dumps({**config, "model": str(resolve_model(config["model"]).path)})
-
-
-def draft_config(speculative_config: Any) -> dict[str, Any]:
-    """The keys of a speculative_config with a draft model; empty for another."""
-    try:
-        config = json.loads(speculative_config or "{}")
-    except ValueError:
-        return {}
-    if not isinstance(config, dict) or config.get("method", "draft_model") != "draft_model":
-        return {}
-    return config if isinstance(config.get("model"), str) and config["model"] not in ("", "ngram") else {}
-
-
-def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> None:
-    """Bytes for the pages that were asked for, and for the exact pages of max_num_seqs sequences in addition."""
-    if len(sizes) > 1:
-        given = " and ".join(f"{name} ({size})" for name, size in sizes.items())
-        raise InputError(f"{given} are sizes of the same cache: give one of them")
-    for name, size in sizes.items():
-        if name == "kv_cache_memory_bytes":
-            continue
-        if size < 0:
-            raise InputError(f"{name} must be a positive integer, got {size}")
-        pages = size if name == "num_gpu_blocks_override" else math.ceil(size / config.page_size)
-        layout = _core.plan_cache_bytes(config)
-        exact = layout.exact_pages_per_sequence * layout.exact_page_bytes + layout.draft_exact_bytes
-        cache_bytes = pages * (layout.page_bytes + layout.draft_page_bytes) + exact * config.max_num_seqs
-        _set_field(config, "kv_cache_memory_bytes", name, cache_bytes)
-
-
-def _without_scheme_file(folder: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments with a scheme file replaced by its schemes."""
-    file = arguments.get("kv_cache_dtype")
-    if not is_scheme_file(file):
-        return arguments
-    if arguments.get("kv_cache_dtype_layers"):
-        raise InputError(f"the scheme file {file!r} names every layer; kv_cache_dtype_layers cannot be given with it")
-    layers = _core.read_model_info(folder, arguments.get("dtype") or "auto").layers
-    return {**arguments, "kv_cache_dtype": "bf16", "kv_cache_dtype_layers": read_scheme_file(str(file), layers)}
-
-
-def _set_field(config: _core.EngineConfig, field: str, name: str, value: Any) -> None:
-    try:
-        setattr(config, field, value)
-    except (TypeError, ValueError, OverflowError):  # from the bindings: a number too large, a text that is not UTF-8
-        reason = "valid UTF-8" if isinstance(value, str) else "in range"
-        raise InputError(f"{name} must be {reason}, got {one_line(value)}") from None

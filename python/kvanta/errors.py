@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class InputError(ValueError):
+class KvantaError(Exception):
+    """Base class of every error that Kvanta raises on purpose; the message is one line."""
+
+
+class InputError(KvantaError, ValueError):
     """The caller's input is wrong: a name, a file, a prompt, a shape. The message names value and alternatives.
 
     `field`: the parameter, or the field of a request, that is wrong; None where it is none, or not one alone.
@@ -32,7 +36,7 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())[:200]
 
 
-class ResourceError(ValueError):
+class ResourceError(KvantaError, ValueError):
     """The input is fine, but memory, disk, network or threads do not suffice. The message gives the figures."""
 
 

@@ -42,14 +42,13 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "all2all_backend api_server_count attention_context_parallel_size attention_data_parallel_size "
         "attn_cp_size attn_dp_size base_gpu_id boundary_reduction cp_kv_cache_interleave_size cp_strategy "
         "cpu_distributed_timeout_seconds data_parallel_address data_parallel_backend data_parallel_rank "
-        "data_parallel_rpc_port data_parallel_size data_parallel_size_local data_parallel_start_rank "
+        "data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank "
         "data_parallel_supervisor_port dcp_comm_backend dcp_kv_cache_interleave_size dcp_size "
         "decode_context_parallel_size deepep_config deepep_dispatcher_output_dtype deepep_mode deepep_v2_mode "
         "device_ids disaggregation_bootstrap_port disaggregation_decode_allocation_policy "
         "disaggregation_decode_extra_slots disaggregation_decode_host_receive_threshold "
         "disaggregation_decode_polling_interval disaggregation_decode_retraction_backup "
         "disaggregation_ib_device disaggregation_transfer_backend "
-        "dp dp_size "
         "dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
         "dp_sync_interval dwdp_size elastic_ep_backend elastic_ep_initial_size elastic_ep_join_mode "
         "elastic_ep_join_rank_offset elastic_ep_max_dp_size elastic_ep_scale_timeout encoder_bootstrap_port "
@@ -64,6 +63,11 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "nccl_port num_reserved_decode_tokens numa_bind_cpus numa_bind_nodes numa_node "
         "optimistic_prefill_attempts pdmux_config_path pp_async_batch_depth "
         "pp_max_micro_batch_size prefill_context_parallel_size shared_experts_tp_size",
+    ),
+    Group(
+        "one engine runs; --replicas with the same number runs as many, each with the whole model",
+        "",
+        "data_parallel_size dp dp_size",
     ),
     Group(
         "every model has embeddings, and generates text",

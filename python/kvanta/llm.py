@@ -34,7 +34,7 @@ from kvanta.values import each_of, one_line, truth, whole_number
 
 
 class LLM(EmbeddingMethods):
-    """Loads a model and reserves its cache; see the README for the options. Raises InputError or ResourceError.
+    """Loads a model and reserves its cache; docs/python.md has the options. Raises InputError or ResourceError.
 
     Calls may overlap, from several threads or while a stream is open: each step of the engine serves all of them.
     """
@@ -65,6 +65,9 @@ class LLM(EmbeddingMethods):
         self._runner.warn(stacklevel=3)
         self._count = 0
         self._seeds = random.Random(self.config.seed)
+
+    def __repr__(self) -> str:
+        return f"LLM({self.model!r}: {self._loaded.summary()})"
 
     @property
     def config(self) -> _core.EngineConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -11,11 +12,14 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.auto_query import add_query_matrices
-from kvanta.engine_options import EngineOptions, draft_config, engine_config
+from kvanta.engine_config import draft_config, engine_config
+from kvanta.engine_options import EngineOptions
+from kvanta.engine_summary import EngineSummary, summarize
 from kvanta.errors import InputError, reason_of
 from kvanta.generation_config import default_sampling, describe
 from kvanta.kv_events.config import KvEventsConfig
 from kvanta.kv_events.event_thread import EventConsumer, KvEventThread
+from kvanta.memory_limits import about_memory
 from kvanta.model_folder import check_model_folder
 from kvanta.model_options import ModelOptions
 from kvanta.models import ModelFolder, resolve_model
@@ -72,6 +76,7 @@ class LoadedModel:
         structured_outputs, pooling, kv_events = options.structured_outputs, options.pooling, options.kv_events
         folder = _checked_model(model, arguments, options)
         self.name = folder.name
+        self._arguments = {name: arguments.get(name) for name in EngineOptions.__dataclass_fields__}
         config = engine_config(str(folder.path), arguments)
         scheme = arguments.get("kv_cache_dtype")
         self._scheme_file = scheme if is_scheme_file(scheme) else None
@@ -105,7 +110,10 @@ class LoadedModel:
                 on_kv_events = None
             if kv_events is not None or on_kv_events is not None:
                 config.kv_events_queue_size = (kv_events or KvEventsConfig()).max_queue_size
-            self.engine, self._ranks = engine_with_ranks(config)
+            if warning := _too_many_threads(config.threads):
+                self.warnings.append(warning)
+            with about_memory():
+                self.engine, self._ranks = engine_with_ranks(config)
             self._give_out_events(kv_events, on_kv_events, rank)
         self.tokenizer.vocab = int(self.engine.info.vocab)
         hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
@@ -134,6 +142,18 @@ class LoadedModel:
         """Counters of the engine, with the names of model and cache format."""
         cache = self._scheme_file or self.engine.config.kv_cache_dtype
         return {"model": self.name, "kv_cache_dtype": cache, **self.engine.stats()}
+
+    def summary(self) -> EngineSummary:
+        """Device, weights, and what the cache holds."""
+        return summarize(self.engine.config, self.engine.info, self.stats(), self._arguments)
+
+
+def _too_many_threads(threads: int) -> str:
+    """A warning; empty: there are as many CPUs."""
+    cpus = len(os.sched_getaffinity(0))
+    if threads <= cpus:
+        return ""
+    return f"threads is {threads}, and this process may use {cpus} CPUs: more threads than CPUs slow each other down"
 
 
 def _check_draft_tokenizer(config: _core.EngineConfig, tokenizer: Tokenizer) -> None:

@@ -93,40 +93,55 @@ class ModelOptions(OptionGroup):
         "auto",
         "defaults of requests: auto (the model's generation_config.json), kvanta (none), or a folder with such a file",
         metavar="SOURCE",
+        group="sampling",
     )
     override_generation_config: Mapping[str, Any] = option(
-        "", "JSON with defaults of requests, in place of the file's", _json_object, metavar="JSON"
+        "", "JSON with defaults of requests, in place of the file's", _json_object, metavar="JSON", group="sampling"
     )
-    revision: str = option("", "branch, tag or commit of a hub id", metavar="REVISION")
-    tokenizer_revision: str = option("", "the same for the tokenizer", metavar="REVISION")
-    hf_token: str | bool = option("", "token for the hub", _token, metavar="TOKEN")
-    download_dir: str = option("", "folder of downloads from the hub", metavar="FOLDER")
-    load_format: str = option("auto", f"one of {', '.join(_LOAD_FORMATS)}", _load_format, metavar="FORMAT")
-    tokenizer_mode: str = option("auto", "auto, hf or fast, which are the same", _tokenizer_mode, metavar="MODE")
+    revision: str = option("", "branch, tag or commit of a hub id", metavar="REVISION", group="model")
+    tokenizer_revision: str = option("", "the same for the tokenizer", metavar="REVISION", group="model")
+    hf_token: str | bool = option("", "token for the hub", _token, metavar="TOKEN", group="model")
+    download_dir: str = option("", "folder of downloads from the hub", metavar="FOLDER", group="model")
+    load_format: str = option(
+        "auto", f"one of {', '.join(_LOAD_FORMATS)}", _load_format, metavar="FORMAT", group="model"
+    )
+    tokenizer_mode: str = option(
+        "auto", "auto, hf or fast, which are the same", _tokenizer_mode, metavar="MODE", group="model"
+    )
     default_chat_template_kwargs: Mapping[str, Any] = option(
-        "", "JSON with variables of the chat template, for requests that do not give them", _json_object, metavar="JSON"
+        "",
+        "JSON with variables of the chat template, for requests that do not give them",
+        _json_object,
+        metavar="JSON",
+        group="model",
     )
     structured_outputs_config: Mapping[str, Any] = option(
         "",
         "JSON with disable_additional_properties [true], disable_any_whitespace [false] or backend",
         _json_object,
         metavar="JSON",
+        group="structured",
     )
     guided_decoding_backend: str = option(
-        "auto", "auto or guidance", _backend, aliases=("grammar_backend",), metavar="NAME"
+        "auto", "auto or guidance", _backend, aliases=("grammar_backend",), metavar="NAME", group="structured"
     )
     guided_decoding_disable_any_whitespace: bool = option(
-        False, "JSON without spaces between its parts", aliases=("constrained_json_disable_any_whitespace",)
+        False,
+        "JSON without spaces between its parts",
+        aliases=("constrained_json_disable_any_whitespace",),
+        group="structured",
     )
     guided_decoding_disable_additional_properties: bool = option(
-        False, "as by default: objects have the properties that the schema names, and no others"
+        False, "as by default: objects have the properties that the schema names, and no others", group="structured"
     )
     constrained_json_whitespace_pattern: str = option(
-        "", "regular expression of the space between the parts of JSON", metavar="REGEX"
+        "", "regular expression of the space between the parts of JSON", metavar="REGEX", group="structured"
     )
 
     auto_calibrate: bool = option(
-        True, "calibrate +query on included texts when a model has no matrices for it, once; kept in $KVANTA_HOME"
+        True,
+        "calibrate +query on included texts when a model has no matrices for it, once; kept in $KVANTA_HOME",
+        group="cache",
     )
     pooler_config: Mapping[str, Any] = option(
         "",
@@ -134,6 +149,7 @@ class ModelOptions(OptionGroup):
         _json_object,
         aliases=("override_pooler_config",),
         metavar="JSON",
+        group="model",
     )
 
     kv_events_config: Mapping[str, Any] = option(
@@ -142,8 +158,9 @@ class ModelOptions(OptionGroup):
         "docs/fleet.md has the keys",
         _json_object,
         metavar="JSON",
+        group="prefix",
     )
-    kv_events_endpoint: str = option("", "its endpoint alone, as in tcp://*:5557", metavar="ADDRESS")
+    kv_events_endpoint: str = option("", "its endpoint alone, as in tcp://*:5557", metavar="ADDRESS", group="prefix")
 
     @property
     def kv_events(self) -> KvEventsConfig | None:

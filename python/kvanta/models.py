@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError
 from kvanta.gguf_parts import model_name, part_paths
-from kvanta.home_folder import CONVERTER_VERSION, kvanta_home
+from kvanta.home_folder import CONVERTER_VERSION, kvanta_home, user_home
 from kvanta.tokenizer_files.files import check_not_a_pointer
 from kvanta.values import nearest, one_line
 
@@ -18,6 +18,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
 _EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]
 
@@ -60,10 +61,10 @@ def _gguf_folder(file: Path) -> Path:
 
 
 def _from_hub(name: str, files: list[str], hub: HubAccess = _DEFAULT_ACCESS) -> Path:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise InputError(f"there is no folder {name!r}, and a hub id needs the package huggingface_hub") from None
+    import huggingface_hub
+
+    if not (hub.folder or any(os.environ.get(each) for each in _HUB_FOLDERS)):
+        user_home("HF_HOME")
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -100,7 +101,9 @@ def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
     """None for a hub id."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
     if not isinstance(name, str) or not name:
-        raise InputError(f"MODEL is {one_line(model)}; give a folder, a .gguf file, or one of: {', '.join(NAMES)}")
+        raise InputError(
+            f"MODEL is {one_line(model)}; give a Hugging Face id, a folder, a .gguf file, or one of: {', '.join(NAMES)}"
+        )
     path = Path(name).expanduser()
     try:
         str(path).encode()  # what the C++ library takes
@@ -124,7 +127,8 @@ def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
     if _HUB_ID.fullmatch(name) and path.suffix.lower() != ".gguf":
         return None
     raise InputError(
-        f"there is no model {name!r}: not a folder, not a .gguf file, not one of: {', '.join(NAMES)}"
+        f"there is no model {name!r}: no folder, .gguf file or Hugging Face id (ORGANIZATION/MODEL), and not one of: "
+        f"{', '.join(NAMES)}"
         f"{nearest(name, NAMES)}"
     )
 

@@ -12,11 +12,33 @@ from decimal import Decimal
 from typing import Any, Self, TypeVar
 
 from kvanta.errors import InputError
+from kvanta.text_table import human_bytes
 from kvanta.values import one_line, truth
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _MAX_BYTES = 2**62
+
+# Group -> its line in the help of commands, in the order in which help lists them. --help=GROUP shows one.
+GROUPS: Mapping[str, str] = {
+    "server": "address, names and paths of the server",
+    "parsers": "tool calls and reasoning in the model's text",
+    "sampling": "how tokens are chosen, and where a text ends",
+    "model": "weights, tokenizer, chat template and downloads",
+    "cache": "format and size of the KV cache",
+    "batching": "sequences: how many at once, and how long",
+    "prefix": "cached prefixes, in memory, on disk and on other machines",
+    "speculation": "speculative decoding",
+    "structured": "JSON and other constrained texts",
+    "device": "CPU or GPU, threads, instruction set",
+    "parallel": "several processes, machines and replicas",
+    "access": "keys, hosts, web pages, HTTPS",
+    "limits": "limits of requests and connections",
+    "logging": "log and metrics",
+}
+# Commands whose --help shows an option; others show it with --help=GROUP.
+GENERATING = ("generate", "chat", "serve")
+EVERYWHERE = (*GENERATING, "eval", "plan", "calibrate", "bench engine")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +52,10 @@ class Option:
     help: str
     default: Any
     convert: Callable[[Any], Any]
+    group: str
+    """A key of GROUPS."""
+    shown: tuple[str, ...] = ()
+    """Commands whose --help shows the option without its group being asked for."""
     aliases: tuple[str, ...] = ()
     """Further names, as arguments and as flags."""
     choices: tuple[str, ...] = ()
@@ -54,6 +80,18 @@ class Option:
         """Command-line flags, the preferred one first."""
         return [*map(flag_of, self.names), *filter(None, [self.short_flag])]
 
+    def default_text(self, default: Any = None) -> str:
+        """A default as a user would write it: 16GiB for a size in bytes. Empty: the help says what it means.
+
+        `default`: in place of the option's own.
+        """
+        value = self.default if default is None else default
+        if self.is_list:
+            return " ".join(value)
+        if self.is_flag or value in ("", 0):
+            return ""
+        return human_bytes(value).replace(".0 ", "") if self.metavar == "SIZE" else str(value)
+
     def read(self, value: Any) -> Any:
         """The converted value. Raises InputError that names the option."""
         if self.is_flag:
@@ -61,17 +99,24 @@ class Option:
         try:
             converted = self.convert(value)
         except InputError as error:
-            raise InputError(f"{self.name}: {error}") from None
+            raise InputError(f"{self.name}: {error}", self.name) from None
         except TypeError:
-            raise InputError(f"{self.name} must be {self.metavar}, got {one_line(value)}") from None
+            raise InputError(f"{self.name} must be {self.metavar}, got {one_line(value)}", self.name) from None
         if self.choices and converted not in self.choices:
-            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}", self.name)
         return converted
 
 
-def option(default: Any, help: str, convert: Callable[[Any], Any] = str, **details: Any) -> Any:  # noqa: A002
+def option(
+    default: Any,
+    help: str,  # noqa: A002
+    convert: Callable[[Any], Any] = str,
+    *,
+    group: str,
+    **details: Any,
+) -> Any:
     """A dataclass field that declares an Option; `details` are Option's remaining fields."""
-    return field(default=default, metadata={"option": {"help": help, "convert": convert, **details}})
+    return field(default=default, metadata={"option": {"help": help, "convert": convert, "group": group, **details}})
 
 
 @dataclass

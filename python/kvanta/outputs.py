@@ -94,10 +94,14 @@ class CompletionOutput:
     """One text that follows a prompt."""
 
     index: int
+    """Number of the text, from 0; below SamplingParams.n."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    """New tokens, the one that ended the text included."""
     cumulative_logprob: float | None = None
+    """Sum of the tokens' log-probabilities; None without `logprobs`."""
     logprobs: list[TokenLogprobs] | FlatLogprobs | None = None
+    """Per new token, as SamplingParams.logprobs asks for."""
     finish_reason: str | None = None
     """"stop": a stop string, expression or token, or the end of the sequence; "length": max_tokens or the context;
     "repetition"; "abort"; "timeout".
@@ -139,6 +143,7 @@ class PoolingOutput:
     """A pooled hidden state."""
 
     data: NDArray[np.float32]
+    """[hidden_size], or the first `dimensions`."""
 
 
 @dataclass
@@ -154,7 +159,7 @@ class PoolingRequestOutput:
 
 @dataclass
 class EmbeddingOutput:
-    """The same as a list."""
+    """A pooled hidden state, as a list."""
 
     embedding: list[float]
 
@@ -180,6 +185,7 @@ class ScoringOutput:
     """Similarity of two texts."""
 
     score: float
+    """Cosine of the embeddings, in [-1, 1]."""
 
 
 @dataclass

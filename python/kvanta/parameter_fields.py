@@ -21,18 +21,21 @@ def parameter(
     *,
     help: str = "",  # noqa: A002
     metavar: str = "X",
+    common: bool = False,
     http: bool = True,
     accepted: str = "",
     refused: str = "",
     **own: Any,
 ) -> Any:
-    """`http`: the HTTP endpoints have the field under this name and with this type. `accepted`, `refused`: the reason,
-    if the field has no effect. `own`: for dataclasses.field.
+    """`common`: commands show the flag without being asked for its group. `http`: the HTTP endpoints have the field
+    under this name and with this type. `accepted`, `refused`: the reason, if the field has no effect. `own`: for
+    dataclasses.field.
     """
     metadata = {
         "check": check,
         "help": help,
         "metavar": metavar,
+        "common": common,
         "http": http,
         "accepted": accepted,
         "refused": refused,

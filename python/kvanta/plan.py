@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvanta import _core
-from kvanta.engine_options import draft_config, engine_config
+from kvanta.engine_config import draft_config, engine_config
 from kvanta.errors import InputError, ResourceError
 from kvanta.models import resolve_config
+from kvanta.text_table import human_bytes
 from kvanta.values import one_line, text
 
 _LEAST_MEMORY = 8 << 30
@@ -63,8 +64,8 @@ def plan(
     cache_bytes = memory - info.weight_bytes
     if cache_bytes <= 0:
         raise ResourceError(
-            f"{memory} bytes of memory leave no room for a cache: {folder.name!r} has {info.weight_bytes} bytes of "
-            "weights"
+            f"{human_bytes(memory)} of memory leave no room for a cache: {folder.name!r} has "
+            f"{human_bytes(info.weight_bytes)} of weights"
         )
 
     def cache_plan(name: str, others: Mapping[str, Any]) -> _core.CachePlan:

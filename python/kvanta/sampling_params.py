@@ -141,13 +141,17 @@ class SamplingParams(Parameters):
 
     n: int = parameter(1, _integer(1, 1024))
     """Texts per prompt; with a seed, text i uses seed + i."""
-    max_tokens: int | None = parameter(16, _integer_or_none(1), help="maximum new tokens", metavar="N")
+    max_tokens: int | None = parameter(16, _integer_or_none(1), help="maximum new tokens", metavar="N", common=True)
     """None: as many as the context holds."""
     min_tokens: int = parameter(0, _integer(0), help="new tokens before the model may stop", metavar="N")
     """No end-of-sequence or stop token is sampled, and no stop string searched, before."""
-    temperature: float = parameter(1.0, _number(0.0, _FLOAT32_MAX), help="0: the most likely token", metavar="T")
+    temperature: float = parameter(
+        1.0, _number(0.0, _FLOAT32_MAX), help="0: the most likely token", metavar="T", common=True
+    )
     top_k: int = parameter(0, _integer(-1), help="sample from the K most likely tokens; 0 or -1: all", metavar="K")
-    top_p: float = parameter(1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P")
+    top_p: float = parameter(
+        1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P", common=True
+    )
     min_p: float = parameter(
         0.0, _number(0.0, 1.0), help="minimum probability, as a share of the most likely token's", metavar="P"
     )
@@ -166,17 +170,18 @@ class SamplingParams(Parameters):
     seed: int | None = parameter(None, optional(_seed))
     """The same seed and prompt give the same tokens, whatever else is in the batch. None or, as in vLLM, -1: any."""
     stop: str | Sequence[str] | None = parameter(
-        None, optional(_stop), help="end before any of these texts", metavar="TEXT"
+        None, optional(_stop), help="end before any of these texts", metavar="TEXT", common=True
     )
     stop_token_ids: Sequence[int] | None = parameter(
         None, optional(_stop_tokens), help="end at any of these tokens", metavar="ID"
     )
     ignore_eos: bool = parameter(False, truth, help="go on after the model's end token")
     logit_bias: Mapping[int, float] | None = parameter(None, optional(_bias))
+    """Added to the logits of these token ids, before the temperature."""
     allowed_token_ids: Sequence[int] | None = parameter(None, optional(_allowed_tokens))
     """Only these tokens are sampled. The model's end token is one of them only if it is listed."""
     bad_words: Sequence[str] | None = parameter(None, optional(_bad_words), help="texts not to write", metavar="TEXT")
-    """Texts that are not written, as vLLM has it: their tokens, as at the beginning of a text and behind a space, are
+    """Texts that are not written, as vLLM has it: their tokens, as at the beginning of a text and after a space, are
     not sampled in a row. Other spellings in tokens are not found. With either of the two, ignore_eos means that the end
     token is not sampled.
     """
@@ -189,12 +194,14 @@ class SamplingParams(Parameters):
     prompt_logprobs: int | None = parameter(None, _integer_or_none(-1))
     """The same for every prompt token but the first."""
     skip_special_tokens: bool = parameter(True, truth)
+    """Special tokens are not part of the text."""
     include_stop_str_in_output: bool = parameter(False, truth)
+    """The stop string, or the stop token's text, that ended the text is part of it."""
     structured_outputs: StructuredOutputsParams | None = parameter(None, optional(_structured_outputs), http=False)
     """The constraint of the text: JSON, a regular expression, a choice, a grammar."""
 
     stop_regex: str | Sequence[str] | None = parameter(
-        None, optional(_patterns), help="end behind the first match of any of these expressions", metavar="PATTERN"
+        None, optional(_patterns), help="end after the first match of any of these expressions", metavar="PATTERN"
     )
     """As SGLang's: the match stays in the text. kvanta.stop_regex describes the syntax."""
     logprob_token_ids: Sequence[int] | None = parameter(None, optional(_scored_tokens))

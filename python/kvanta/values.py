@@ -85,6 +85,7 @@ def each_of(name: str, values: Any, kind: str) -> list[Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message: "; did you mean X?", or nothing when no name is similar."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    """The end of a message: "; did you mean X?", or nothing when no name is similar, dashes before names aside."""
+    names = {each.lstrip("-"): each for each in known}
+    matches = difflib.get_close_matches(name.lstrip("-"), names, n=1, cutoff=0.7)
+    return f"; did you mean {names[matches[0]]}?" if matches else ""

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/cgroup.h"
+#include "base/quote.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -81,7 +82,8 @@ class CpuDevice final : public Device {
     if (bytes >= kHugePage) {
       const int64_t available = AvailableBytes();
       if (bytes > static_cast<uint64_t>(available)) {
-        throw ResourceError(fmt::format("{} bytes of memory requested, {} available", bytes, available));
+        throw ResourceError(fmt::format("{} of memory requested, {} available",
+                                        FormatBytes(static_cast<int64_t>(bytes)), FormatBytes(available)));
       }
       auto mapping = std::make_shared<CpuReservation>(bytes);
       return {std::shared_ptr<void>(mapping, mapping->data()), bytes};

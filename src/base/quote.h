@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +16,9 @@ std::string Sanitize(std::string_view text, size_t limit = 120);
 
 // The same in single quotes.
 std::string Quote(std::string_view text, size_t limit = 120);
+
+// A size for people: "1.5 KiB"; plain bytes below 1024.
+std::string FormatBytes(int64_t bytes);
 
 // Levenshtein distance: insertions, deletions, substitutions.
 size_t EditDistance(std::string_view a, std::string_view b);

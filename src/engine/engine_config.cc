@@ -239,8 +239,8 @@ CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t
   if (config.kv_cache_memory_bytes > 0) {
     size.budget_bytes = config.kv_cache_memory_bytes;
     if (size.budget_bytes > available_bytes) {
-      throw ResourceError(fmt::format("kv_cache_memory_bytes = {}: only {} bytes of memory are available",
-                                      size.budget_bytes, available_bytes));
+      throw ResourceError(fmt::format("kv_cache_memory_bytes = {} ({}): only {} of memory are available",
+                                      size.budget_bytes, FormatBytes(size.budget_bytes), FormatBytes(available_bytes)));
     }
   } else {
     // Pages that a step holds beyond those that stay: exact ones until they close, windowed ones until they are passed.

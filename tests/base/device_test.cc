@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 
+#include "base/quote.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -20,7 +22,20 @@ TEST(CpuDevice, AllocatesAlignedZeros) {
 }
 
 TEST(CpuDevice, RefusesMoreThanThereIs) {
-  EXPECT_THROW(Cpu().Allocate(size_t{1} << 50), ResourceError);
+  try {
+    Cpu().Allocate(size_t{1} << 50);
+    FAIL() << "a petabyte was allocated";
+  } catch (const ResourceError& error) {
+    EXPECT_EQ(std::string(error.what()).find("1024.0 TiB of memory requested, "), 0U) << error.what();
+  }
+}
+
+TEST(FormatBytes, ChoosesTheUnit) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(FormatBytes(19398656), "18.5 MiB");
+  EXPECT_EQ(FormatBytes(int64_t{24} << 30), "24.0 GiB");
 }
 
 TEST(CpuDevice, ReservationGivesMemoryBackButKeepsNeighbours) {

@@ -1,4 +1,4 @@
-"""Names of commands and options: help, other names of `kvanta serve`, completion in shells."""
+"""Names of commands and options: help, other names of `kvanta serve`, misspelt ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from command_line import kvanta
 
 from kvanta import InputError, __version__, _core
 from kvanta.cli import generate, llama_cpp_options, serve
+from kvanta.compat_options import known_arguments
 
 
 def test_version_and_help() -> None:
@@ -32,29 +33,12 @@ def test_every_command_has_help(command: str) -> None:
     assert f"kvanta {command}" in done.stdout
 
 
-def test_help_of_a_command_lists_choices() -> None:
-    done = kvanta("help", "generate")
-    assert done.stdout == kvanta("generate", "--help").stdout
-    for choices in ("auto, bfloat16, float16, float32 [auto]", "auto, cpu, cuda [auto]"):
-        assert choices in done.stdout
-
-
 @pytest.mark.parametrize(
     "words", [["kvanta", "run"], ["kvanta.launch_server"], ["kvanta.entrypoints.openai.api_server"]]
 )
 def test_other_names_of_serve(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *words, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout == kvanta("serve", "--help").stdout
-
-
-def test_completion_in_bash() -> None:
-    script = kvanta("completion", "bash").stdout
-    script += 'complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kvanta; echo "${COMPREPLY[@]}"; }\n'
-    script += "complete_words kvanta ser; complete_words kvanta run --served\n"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["serve", "--served-model-name --served-model-names"]
-    assert "bashcompinit" in kvanta("completion", "zsh").stdout
-    assert "__fish_seen_subcommand_from chat' -l system" in kvanta("completion", "fish").stdout
 
 
 @pytest.mark.parametrize(
@@ -108,3 +92,34 @@ def test_short_flags_are_not_abbreviated(flag: str) -> None:
 def test_short_flags_of_vllm(words: list[str]) -> None:
     values = serve.parser().parse_exactly(["MODEL", *words])
     assert "2" in (values.nnodes, values.tensor_parallel_size)
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "expected"),
+    [
+        ("generate", "--bogus", None),
+        ("generate", "--config", None),
+        ("generate", "--kv-cache-dtyp", "--kv-cache-dtype"),
+        ("generate", "--max-token", "--max-tokens"),
+        ("generate", "--context-lenght", "--context-length"),
+        ("serve", "--model-impl2", None),  # --model-impl is vLLM's
+        ("serve", "--prot", "--port"),
+        ("serve", "-thread", "--threads"),
+    ],
+)
+def test_misspelt_options_get_own_ones(command: str, flag: str, expected: str | None) -> None:
+    parser = importlib.import_module(f"kvanta.cli.{command}").parser()
+    with pytest.raises(InputError, match=f"^unknown option {flag}") as raised:
+        parser.parse_exactly(["MODEL", flag, "1"])
+    found = re.search(r"did you mean (\S+)\?", str(raised.value))
+    assert (found[1] if found else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("kv_cache_dtyp", "kv_cache_dtype"), ("eplb_confg", None), ("uds2", None)]
+)
+def test_misspelt_arguments_get_own_ones(name: str, expected: str | None) -> None:
+    with pytest.raises(InputError, match=f"unknown engine option '{name}'") as raised:
+        known_arguments({name: 1})
+    found = re.search(r"did you mean (\S+)\?", str(raised.value))
+    assert (found[1] if found else None) == expected

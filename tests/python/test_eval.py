@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_checkpoints import write_checkpoint
 
 from kvanta import LLM, InputError
+from kvanta.cli import eval as eval_command
 from kvanta.cli import main
 from kvanta.divergence import kl_divergence, log_softmax
 from kvanta.evaluate import Evaluation, Settings, evaluate
@@ -23,6 +25,7 @@ from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.evaluate.passages import Passage, beginning_of, read_text, tokenize
 from kvanta.evaluate.predictions import predictions
 from kvanta.evaluate.search import Search
+from kvanta.formats import RECOMMENDED
 
 MODEL = "stories260k"
 SMALL = Settings(formats=["int8", "fp8"], context=128, tokens=512, engine={"threads": 1})
@@ -330,3 +333,41 @@ def test_a_long_text_is_not_read_to_its_end() -> None:
     assert tokenize(text, tokenizer, 10**7) == whole
     assert tokenize("a", tokenizer, 5) == tokenizer.encode("a", add_special_tokens=False)
     assert beginning_of(tokenizer) == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "formats", "recommended"),
+    [
+        (["--recommend", "kl_mean<9"], None, True),
+        (["--recommend", "kl_mean<9", "--formats", "all"], None, False),
+        (["--recommend", "kl_mean<9", "--formats", "fp8"], ["fp8"], True),
+        ([], None, False),
+        (["--formats", "all"], None, False),
+    ],
+)
+def test_formats_that_are_measured(words: list[str], formats: list[str] | None, recommended: bool) -> None:
+    settings = eval_command._settings(eval_command.parser().parse_exactly(["MODEL", *words]))
+    assert (settings.formats, settings.recommended) == (formats, recommended)
+
+
+def test_the_time_is_estimated_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--formats", "int8", "fp8", "t4"]) == 0
+    assert len(re.findall("^kvanta: 3 formats, about [0-9]+ seconds$", capsys.readouterr().err, re.MULTILINE)) == 1
+    assert main([*WORDS, "--formats", "int8"]) == 0
+    assert "about" not in capsys.readouterr().err
+
+
+def test_recommended_formats_of_a_model_that_takes_all(tmp_path: Path) -> None:
+    folder = str(write_checkpoint(tmp_path / "model"))
+    usable = EngineFactory.find(folder, 128, 1, {"device": "cpu"}).usable_formats
+    assert usable(None, recommended=True) == [*RECOMMENDED]
+    on_a_gpu = EngineFactory.find(folder, 128, 1, {"device": "cuda"}).usable_formats
+    assert on_a_gpu(None, recommended=True) == [name for name in RECOMMENDED if name not in ("t3", "klt3")]
+
+
+@pytest.mark.parametrize(
+    ("formats", "seconds", "expected"),
+    [(8, 2.0, "8 formats, about 16 seconds"), (29, 60.0, "29 formats, about 29 minutes")],
+)
+def test_estimate_of_the_time(formats: int, seconds: float, expected: str) -> None:
+    assert eval_command._estimate(formats, seconds) == expected

@@ -1,15 +1,13 @@
 """RAM below a GPU's memory: the option, its errors and its figures. That it works: tests/engine/gpu_offload_test.cc."""
 
 import math
-import socket
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from command_line import kvanta
 
 from kvanta import LLM
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.errors import InputError
 from kvanta.models import resolve_model
 
@@ -62,9 +60,8 @@ def test_without_it_there_are_no_metrics(counts: dict[str, Any]) -> None:
     assert not [family.name for family in families if "host_cache" in family.name]
 
 
-def test_its_metrics_and_the_servers_first_line(counts: dict[str, Any]) -> None:
+def test_its_metrics(counts: dict[str, Any]) -> None:
     metrics = pytest.importorskip("kvanta.server.metrics")
-    run = pytest.importorskip("kvanta.server.run")
     tokens = 1000
     host = {
         **counts["host"],
@@ -87,7 +84,3 @@ def test_its_metrics_and_the_servers_first_line(counts: dict[str, Any]) -> None:
     assert samples["kvanta:host_cache_used_bytes"] == 5000
     assert samples["kvanta:host_cache_limit_bytes"] == host["limit_bytes"]
     assert samples["kvanta:host_cache_evictions_total"] == 2
-    front = SimpleNamespace(loaded=SimpleNamespace(stats=lambda: with_ram), max_model_len=64)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        line = run._banner(SimpleNamespace(front=front, names=["m"]), listener, SimpleNamespace(ssl_certfile=None), 1.0)
-    assert "64 per sequence, and 1,000 in RAM; Ctrl-C stops" in line

@@ -1,5 +1,6 @@
 """LLM on what it cannot do: every bad call and option is one clear error, and the engine goes on."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 from stories import GREEDY, PROMPT
 
-from kvanta import LLM, InputError, ResourceError, SamplingParams
+import kvanta
+from kvanta import LLM, InputError, KvantaError, ResourceError, SamplingParams
 
 
 def test_a_format_that_the_heads_cannot_take() -> None:
@@ -160,3 +162,28 @@ def test_memory_that_does_not_suffice() -> None:
         LLM("stories260k", kv_cache_memory_bytes=1000)
     with pytest.raises(ResourceError):
         LLM("stories260k", kv_cache_memory_bytes="1000TiB")
+
+
+PUBLIC_ERRORS = [
+    error
+    for name in kvanta.__all__
+    if isinstance(error := getattr(kvanta, name), type) and issubclass(error, Exception) and error is not KvantaError
+]
+
+
+def test_public_errors_have_one_base() -> None:
+    names = {error.__name__ for error in PUBLIC_ERRORS}
+    assert names == {"InputError", "QueueFullError", "RankLostError", "ResourceError"}
+    for error in PUBLIC_ERRORS:
+        assert issubclass(error, KvantaError)
+        assert issubclass(error, ValueError), "programs that catch ValueError go on to work"
+        copy = pickle.loads(pickle.dumps(error("a reason")))  # as processes exchange them
+        assert type(copy) is error
+        assert str(copy) == "a reason"
+
+
+def test_errors_of_python_and_of_the_library_have_that_base() -> None:
+    with pytest.raises(KvantaError, match="int99"):
+        kvanta.formats.encode("int99", "k", [[0.0] * 32])
+    with pytest.raises(KvantaError, match="max_tokens"):
+        SamplingParams(max_tokens=-1)

@@ -4,7 +4,7 @@ import more_users
 import pytest
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 from kvanta.plan import plan
 

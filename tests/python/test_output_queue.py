@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 
 

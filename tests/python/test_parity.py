@@ -17,7 +17,8 @@ from kvanta import LLM, InputError, SamplingParams, _core
 from kvanta.cli import generate, serve
 from kvanta.cli.arguments import CommandParser
 from kvanta.compat_options import IGNORED, OPPOSITES, REFUSED, known_arguments
-from kvanta.engine_options import OPTIONS, EngineOptions, engine_config
+from kvanta.engine_config import engine_config
+from kvanta.engine_options import OPTIONS, EngineOptions
 from kvanta.options import OptionGroup, flag_of, option
 from kvanta.server import options as server_options
 from kvanta.server.errors import in_json
@@ -150,7 +151,7 @@ def test_defaults_of_the_engine_are_the_options_own() -> None:
 def test_an_option_is_added_in_one_place() -> None:
     @dataclasses.dataclass
     class Extended(OptionGroup):
-        swiftness: int = option(3, "how fast", int, aliases=("haste",), metavar="N")
+        swiftness: int = option(3, "how fast", int, aliases=("haste",), metavar="N", group="device")
 
     (added,) = Extended.options()
     assert added.flags == ["--swiftness", "--haste"]

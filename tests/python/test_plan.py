@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sizing
 import tiny_checkpoints
 
 from kvanta import LLM, InputError, ResourceError, SamplingParams, formats
@@ -252,3 +253,9 @@ def test_faults_are_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"{name} has no meaning here, got '1'"):
             plan("llama-3.1-8b", options={name: "1"})
     assert resolve_config("LLAMA-3.1-8B").path.name == "llama-3.1-8b.json"
+
+
+def test_the_table_of_sizes_is_what_plan_says() -> None:
+    file = Path(__file__).resolve().parents[2] / "docs/results/sizing.json"
+    report = json.loads(file.read_text())
+    assert report == {"context": sizing.CONTEXT, "rows": sizing.rows()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from formats_picture import FORMATS, ROOT, draw, read_rows
 
 from kvanta.evaluate.label_layout import place_labels
 from kvanta.loadgen.plot import latency_scale, plain_number, spread_ticks
@@ -55,3 +56,12 @@ def test_labels_cover_neither_each_other_nor_lines() -> None:
     for line, (box, label) in itertools.product(lines, zip(boxes, axes.texts, strict=True)):
         path = line.get_transform().transform_path(line.get_path())
         assert label.arrow_patch is line or not path.intersects_bbox(box)
+
+
+def test_the_picture_of_formats_names_every_format_once() -> None:
+    figure = draw(*read_rows(ROOT / "docs/results"))
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    labels = {label.get_text(): label.get_window_extent() for label in axes.texts}
+    assert labels.keys() == {*FORMATS, "llama.cpp q8_0", "llama.cpp q4_0"}
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(labels.values(), 2))

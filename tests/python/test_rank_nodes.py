@@ -22,7 +22,7 @@ import pytest
 from server_process import free_port
 
 from kvanta import LLM, InputError, RankLostError, ResourceError, SamplingParams
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.models import resolve_model
 from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes
 

@@ -142,6 +142,22 @@ def test_paths_without_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> No
     assert logged == ["/health", "/pingpong", "/openapi.json", "/health"]
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"), [([], ["/v1/models"]), ([""], ["/health", "/metrics", "/page/", "/v1/models"])]
+)
+def test_probes_and_the_page_get_no_line(
+    words: list[str], expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvanta.server")
+    flag = ["--disable-access-log-for-endpoints", *words] if words else []
+    values = read_options(given_options(parser().parse_exactly(["m", *flag]), OPTIONS))
+    with live_server(log_requests=True, unlogged_paths=values.disable_access_log_for_endpoints) as server:
+        for path in ("/health", "/metrics", "/page/", "/v1/models"):
+            server.client.get(path)
+    logged = [line.partition('"GET ')[2].split('"')[0] for line in caplog.messages if '"GET ' in line]
+    assert logged == expected
+
+
 def test_what_would_be_missed_is_refused() -> None:
     """Options whose value asks an operator something that can be seen; their defaults ask for nothing."""
     words = parser().parse_exactly

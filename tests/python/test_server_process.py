@@ -164,7 +164,7 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
         ((), "MODEL is missing"),
         (("nowhere",), "no model 'nowhere'"),
         (("stories260k", "--host", "999.1.1.1"), "host"),
-        (("stories260k", "--root-path", "foo"), "root_path: 'foo' does not begin with /"),
+        (("stories260k", "--root-path", "foo"), "--root-path: 'foo' does not begin with /"),
         (("stories260k", "--disable-access-log-for-endpoints", "/health,metrics"), "'metrics' does not begin with /"),
         (("stories260k", "--kv-cache-dtyp", "fp8"), "did you mean --kv-cache-dtype?"),
         (("stories260k", "--kv-cache-dtype", "fp9"), "fp9"),

@@ -14,8 +14,9 @@ import pytest
 from live_server import LiveServer, error_of, events, live_server
 
 from kvanta import _core
+from kvanta.json_file import finite_values
 from kvanta.server.errors import json_bytes
-from kvanta.server.time_slices import BodyReader, large_json_bytes
+from kvanta.server.time_slices import BodyReader, _pieces, json_pieces, large_json_bytes
 
 MOST_SECONDS = 5  # the machine that tests run on may be busy
 """Longest time between two answers to /ping. The work of each request on the event loop itself would take longer, or is
@@ -239,20 +240,47 @@ def test_a_large_answer_equals_its_stream(server: LiveServer) -> None:
     assert prompt_logprobs == [choice["prompt_logprobs"] for choice in whole]
 
 
-def test_json_in_slices_is_the_same_json() -> None:
-    values: list[Any] = [
-        {},
-        [],
-        {"a": []},
-        {"a": [1, 2, {"b": "é\ud800"}], "c": {"d": [[], [1]]}},
-        [{"x": None}] * 3,
-        list(range(9999)),
-        [["a"] * 5000, [], {}],
-        {"a": {"a": {"a": {"a": {"a": {"a": {"a": [{}]}}}}}}},
-        "text",
-    ]
-    for value in values:
-        assert large_json_bytes(value) == json_bytes(value)
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value, depth]
+    return value
+
+
+ENTRY = {"token": " é", "logprob": -0.1, "bytes": [195, 169], "top_logprobs": [{"token": "a", "logprob": -1e-05}] * 20}
+VALUES: dict[str, Any] = {
+    "empty": [{}, [], {"a": []}],
+    "a lone surrogate": {"a": [1, 2, {"b": "é\ud800"}], "c": {"d": [[], [1]]}},
+    "nulls": [{"x": None}] * 3,
+    "plain values": [list(range(9999)), [True, None, 0.1, -0.0, 1e300, 1e16, 1e-7, 5e-324] * 999],
+    "lists of different kinds": [["a"] * 5000, [], {}, "text", None],
+    "one batch and one entry": list(range(4097)),
+    "a prompt's log-probabilities": [None, *({"5": {"logprob": -1.5, "rank": index}} for index in range(5000))],
+    "log-probabilities": {"choices": [{"index": 0, "logprobs": {"content": [ENTRY] * 500}}] * 3, "usage": {"n": 1}},
+    "a wide object": {str(index): {"logprob": index / 7} for index in range(5000)},
+    "escapes": {'"\\\b\n\x00\x1f\x7f\u2028/': "\t<>"},
+    "integers": [2**64 - 1, 2**64, -(2**80), 2**53 + 1],
+    "keys that are no texts": {1: {2: 3}},
+    "deep nesting": _nested(400),
+    "what is not finite": [1.0, float("nan"), {"a": float("inf")}, [[-float("inf")]]],
+    "what is not finite, and a surrogate": [float("nan"), "\udfff"],
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_json_has_the_values_of_the_standard_library(value: Any) -> None:
+    expected = json.loads(json.dumps(finite_values(value), ensure_ascii=False).encode("utf-8", "replace"))
+    for written in (json_bytes(value), large_json_bytes(value), b"".join(json_pieces(value))):
+        assert json.loads(written) == expected
+
+
+def test_pieces_are_short() -> None:
+    """Each holds the interpreter as long as its values take."""
+    for name in ("log-probabilities", "a prompt's log-probabilities", "a wide object", "plain values"):
+        pieces = [*_pieces(VALUES[name], 0)]
+        assert max(map(len, pieces)) < 20 * 4096, name
+        assert 1 < len(pieces) < 20_000, name
+    assert len([*_pieces(VALUES["log-probabilities"], 0)]) < 100
 
 
 def test_many_token_ids_are_read(server: LiveServer) -> None:

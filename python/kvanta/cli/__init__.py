@@ -6,6 +6,7 @@ import errno
 import importlib
 import io
 import os
+import resource
 import sys
 import traceback
 import warnings
@@ -24,7 +25,7 @@ COMMANDS = {
     "cache": "what a folder of cached prefixes holds: ls, verify, clear",
     "convert": "a GGUF file to a folder in Hugging Face layout",
     "bench": "speed of the attention kernels, and of a server under load",
-    "completion": "a script that completes commands and options in bash, zsh or fish",
+    "completion": "a script for the shell, which completes commands, options and their values",
 }
 ALIASES = {"run": "serve"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -40,7 +41,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "kvanta help COMMAND, or kvanta COMMAND --help, lists its options; kvanta --version prints the version.",
+            "kvanta COMMAND --help lists the options that people use, --help-all every one.",
             "First look, without a network: kvanta generate stories260k 'Once upon a time'",
         ]
     )
@@ -51,7 +52,7 @@ def _run(words: Sequence[str]) -> int:
     from kvanta.values import nearest
 
     if len(words) > 1 and words[0] == "help":
-        words = [words[1], "--help"]
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0
@@ -65,7 +66,11 @@ def _run(words: Sequence[str]) -> int:
         what = "option" if words[0].startswith("-") else "command"
         raise InputError(f"unknown {what} {words[0]!r}{nearest(words[0], COMMANDS)}; commands: {', '.join(COMMANDS)}")
     command = importlib.import_module(f"kvanta.cli.{name}")
-    return int(command.run(command.parser().parse_exactly(words[1:])))
+    parser = command.parser()
+    try:
+        return int(command.run(parser.parse_exactly(words[1:])))
+    except InputError as error:
+        raise InputError(parser.with_flag(error)) from None
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -74,7 +79,7 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def report_errors(command: Callable[[], int]) -> int:
     """Runs `command` and turns what it raises into one line on stderr and an exit status."""
-    from kvanta.errors import InputError, ResourceError, reason_of
+    from kvanta.errors import InputError, KvantaError, reason_of
 
     warnings.showwarning = _show_warning
     for name in ("stdout", "stderr"):  # None where the shell has closed it
@@ -85,7 +90,7 @@ def report_errors(command: Callable[[], int]) -> int:
     try:
         status = command()
         sys.stdout.flush()
-    except (InputError, ResourceError) as error:
+    except KvantaError as error:
         print(f"kvanta: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
@@ -95,12 +100,18 @@ def report_errors(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            print(f"kvanta: error: too many open files: the limit is {limit} (ulimit -n)", file=sys.stderr)
+            return 1
         if error.errno not in _FULL:
             return _report_fault(error)
         print(f"kvanta: error: the output cannot be written: {reason_of(error)}", file=sys.stderr)
         return 1
     except MemoryError:
-        print("kvanta: error: there is not enough memory", file=sys.stderr)
+        from kvanta.memory_limits import memory_note
+
+        print(f"kvanta: error: there is not enough memory{memory_note()}", file=sys.stderr)
         return 1
     except Exception as error:  # a fault of ours, but still one line
         return _report_fault(error)

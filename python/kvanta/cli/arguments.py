@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+from kvanta.cli.foreign_options import ForeignOption, add_foreign_options, add_neutral_options
+from kvanta.cli.help_page import ALL, Section, ShowHelp, help_page, less_common, sections
 from kvanta.cli.llama_cpp_options import advice
-from kvanta.compat_options import IGNORED, LISTS, OPPOSITES, REFUSED, check_refused, flags_of, ignored_note
+from kvanta.compat_options import OPPOSITES
 from kvanta.engine_options import OPTIONS
 from kvanta.errors import InputError
 from kvanta.model_options import OPTIONS as MODEL_OPTIONS
-from kvanta.options import Option, flag_of
+from kvanta.options import GROUPS, Option, flag_of
 from kvanta.sampling_params import SamplingParams, flag_fields
-from kvanta.text_table import human_bytes
 from kvanta.values import nearest, one_line
 
 _ARGUMENT = "\0"  # marks words like options after "--", which parse_known_intermixed_args would take for options
@@ -25,10 +25,36 @@ _ARGUMENT = "\0"  # marks words like options after "--", which parse_known_inter
 class CommandParser(argparse.ArgumentParser):
     """Raises InputError instead of printing its usage, and names the option that is nearest to an unknown one."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        named.setdefault("allow_abbrev", False)
-        named.setdefault("formatter_class", _Formatter)
-        super().__init__(*arguments, **named)
+    def __init__(self, prog: str, description: str) -> None:
+        """`description`: paragraphs, and indented lines that stay as they are."""
+        super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=False)
+        self._positionals.title = "arguments"
+        self._about = dict(GROUPS)
+        self.add_argument("-h", "--help", action=ShowHelp, dest="common", help="the options that people use")
+        self.add_argument("--help-all", action=ShowHelp, dest=ALL, help="every option")
+
+    def group(self, name: str, about: str = "") -> argparse._ArgumentGroup:
+        """The options under a heading, which --help=NAME shows alone. `about`: what they are about."""
+        if about:
+            self._about[name] = about
+        found = [each for each in self._action_groups if each.title == name]
+        return found[0] if found else self.add_argument_group(name)
+
+    def help_text(self, group: str = "") -> str:
+        """The page of a group, of ALL options or, by default, of those that people use."""
+        groups = self._action_groups
+        known = [*(section.name for section in sections(groups)), ALL]
+        if group and group not in known:
+            self.error(f"--help={group}: unknown group{nearest(group, known)}; groups: {', '.join(known)}")
+        return help_page(self.prog, self.description or "", groups, group, self._about)
+
+    def format_help(self) -> str:
+        """Every option."""
+        return self.help_text(ALL)
+
+    def reference(self) -> list[Section]:
+        """Every option in the order of the help, for documents."""
+        return sections(self._action_groups)
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for everything that it does not like."""
@@ -37,6 +63,10 @@ class CommandParser(argparse.ArgumentParser):
     def parse_exactly(self, words: Sequence[str]) -> argparse.Namespace:
         """Like parse_args."""
         end = words.index("--") if "--" in words else len(words)
+        for word in words[:end]:
+            if word.startswith("--help="):
+                print(self.help_text(word.partition("=")[2]), end="")
+                self.exit()
         spelled, model = self._spelled(words[:end]), None
         if "--config" in self._option_string_actions:
             from kvanta.cli.config_file import with_config
@@ -92,9 +122,17 @@ class CommandParser(argparse.ArgumentParser):
         """Every option and argument."""
         return self._actions
 
+    def with_flag(self, error: InputError) -> str:
+        """The message, with the flag in place of the name of the option that it begins with."""
+        message, flag = str(error), flag_of(error.field or "")
+        if not error.field or flag not in self._option_string_actions:
+            return message
+        return re.sub(rf"^{re.escape(error.field)}\b", flag, message)
+
     def nearest(self, flag: str) -> str:
-        """The end of a message on an unknown flag."""
-        return nearest(flag, [known for action in self._actions for known in action.option_strings])
+        """The end of a message on an unknown flag: it offers the command's own options."""
+        own = [action for action in self._actions if not isinstance(action, ForeignOption)]
+        return nearest(flag, [known for action in own for known in action.option_strings])
 
     def action_of(self, word: str) -> argparse.Action | None:
         """The option that a word of the command line is, if it is one."""
@@ -155,11 +193,6 @@ _DASHED_VALUES = {
 }
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
-
-
 class ListOption(argparse.Action):
     """Values that replace the default; where the option is repeated, those of all places together."""
 
@@ -168,43 +201,14 @@ class ListOption(argparse.Action):
         setattr(namespace, self.dest, [*values] if before is self.default else [*before, *values])
 
 
-class _IgnoredOption(argparse.Action):
-    """Prints its line once."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        print(f"kvanta: {ignored_note(self.dest.removeprefix('ignored_'))}", file=sys.stderr)
-
-
-class _RefusedOption(argparse.Action):
-    """Accepts values that ask for nothing, as LLM does."""
-
-    def __call__(self, _: object, __: object, values: Any, option_string: str | None = None) -> None:
-        value = values if isinstance(values, str) else values[0] if len(values) == 1 else values or True
-        check_refused(self.dest.removeprefix("refused_"), value)
-
-
-class _NeutralOption(argparse.Action):
-    """An option of loading, for a command without them: its default is accepted."""
-
-    def __call__(self, _: object, __: object, value: Any, option_string: str | None = None) -> None:
-        name = self.dest.removeprefix("neutral_")
-        (option,) = (each for each in MODEL_OPTIONS if each.name == name)
-        if option.is_flag or option.read(value) != option.read(option.default):
-            raise InputError(
-                f"{name} is an option of kvanta serve, kvanta generate, kvanta chat and LLM, not of this command"
-            )
-
-
-class _NoOption(argparse.Action):
-    """--no-X of an ignored or refused switch."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        pass
+_MODEL_HELP = """\
+a Hugging Face id (ORGANIZATION/MODEL; its *.safetensors are downloaded once), a folder in that layout, a .gguf file (of
+several, any), stories260k or smollm2"""
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """MODEL, or --model / --model-path as the known servers have it."""
-    parser.add_argument("MODEL", nargs="?", help="folder in Hugging Face layout, .gguf file, stories260k or smollm2")
+    parser.add_argument("MODEL", nargs="?", help=_MODEL_HELP)
     parser.add_argument("--model", "--model-path", dest="model_option", metavar="MODEL", help=argparse.SUPPRESS)
 
 
@@ -212,7 +216,9 @@ def model_of(values: argparse.Namespace) -> str:
     """Moves a misplaced positional along: with --model, the first positional is what follows MODEL."""
     if values.model_option is None and values.MODEL is None:
         before = swallowed(values, "MODEL")
-        raise InputError(f"MODEL is missing: {before}give a folder, a .gguf file, stories260k or smollm2")
+        raise InputError(
+            f"MODEL is missing: {before}give a Hugging Face id, a folder, a .gguf file, stories260k or smollm2"
+        )
     if values.model_option is not None and values.MODEL is not None:
         if getattr(values, "PROMPT", ...) is not None:
             raise InputError(f"MODEL is given twice: {values.MODEL!r} and --model {values.model_option!r}")
@@ -228,63 +234,52 @@ def swallowed(values: argparse.Namespace, argument: str) -> str:
     return ""
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = (), loads: bool = False) -> None:
+def add_engine_options(
+    parser: CommandParser, *, own: Sequence[str] = (), loads: bool = False, defaults: Mapping[str, Any] | None = None
+) -> None:
     """Adds every engine option, and those of other engines except the command's `own` names.
 
-    `loads`: the command has the options of loading, too; else they are accepted when they ask for nothing.
+    `loads`: the command has the options of loading, too; else they are accepted when they ask for nothing. `defaults`:
+    the command's, in place of the options' own, for the help.
     """
-    add_options(parser.add_argument_group("engine options"), OPTIONS, OPPOSITES)
+    add_options(parser, OPTIONS, OPPOSITES, defaults)
     if loads:
-        add_options(parser.add_argument_group("model options"), MODEL_OPTIONS, {})
+        add_options(parser, MODEL_OPTIONS, {})
     else:
-        for option in MODEL_OPTIONS:
-            parser.add_argument(
-                *option.flags, dest=f"neutral_{option.name}", action=_NeutralOption, nargs="?", help=argparse.SUPPRESS
-            )
-    for name, takes_value in IGNORED.items():
-        if name in own:
-            continue
-        text = "accepted; no code of a model is ever run" if name == "trust_remote_code" else argparse.SUPPRESS
-        nargs = "+" if name in LISTS else None if takes_value else 0
-        parser.add_argument(*flags_of(name), dest=f"ignored_{name}", action=_IgnoredOption, nargs=nargs, help=text)
-    refused = [name for name in REFUSED if name not in own]
-    for name in refused:
-        nargs = None if REFUSED[name].takes_one_value else "*"
-        parser.add_argument(
-            *flags_of(name), dest=f"refused_{name}", action=_RefusedOption, nargs=nargs, help=argparse.SUPPRESS
-        )
-    for name in (*(name for name, takes_value in IGNORED.items() if not takes_value and name not in own), *refused):
-        parser.add_argument(flag_of(f"no_{name}"), action=_NoOption, nargs=0, help=argparse.SUPPRESS)
+        add_neutral_options(parser)
+    add_foreign_options(parser, own)
 
 
-def _shown_default(option: Option) -> str:
-    """A default as a user would write it: 16GiB for a size in bytes."""
-    if option.metavar == "SIZE" and isinstance(option.default, int):
-        return human_bytes(option.default).replace(".0 ", "")
-    return str(option.default)
-
-
-def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, str]) -> None:
-    """Adds a list of options, their aliases, and names for the opposite of some."""
+def add_options(
+    parser: CommandParser,
+    options: Sequence[Option],
+    opposites: Mapping[str, str],
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Adds a list of options to their groups, their aliases, and names for the opposite of some."""
+    command = parser.prog.partition(" ")[2]
     for option in options:
+        group = parser.group(option.group)
+        mark = (lambda action: action) if command in option.shown else less_common
         text = option.help.replace("%", "%%")
         if option.is_flag:
             action: Any = argparse.BooleanOptionalAction if option.default else "store_true"
             for index, flag in enumerate(option.flags):
                 shown = argparse.SUPPRESS if index else text
-                group.add_argument(flag, dest=option.name, action=action, default=None, help=shown)
+                mark(group.add_argument(flag, dest=option.name, action=action, default=None, help=shown))
                 if not option.default:
                     no = f"--no-{flag.removeprefix('--')}"
                     group.add_argument(no, dest=option.name, action="store_false", default=None, help=argparse.SUPPRESS)
             continue
         if any(choice not in text for choice in option.choices):
             text += f": {', '.join(option.choices)}"
-        text += f" [{_shown_default(option)}]" if option.default not in ("", 0, ()) and not option.is_list else ""
+        default = option.default_text((defaults or {}).get(option.name))
+        text += f" [{default}]" if default else ""
         many: Any = {"nargs": "+", "action": ListOption} if option.is_list else {}
-        group.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=text, **many)
+        mark(group.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=text, **many))
     for name, opposite in opposites.items():
         for flag, action in ((flag_of(name), "store_false"), (flag_of(f"no_{name}"), "store_true")):
-            group.add_argument(flag, dest=opposite, action=action, default=None, help=argparse.SUPPRESS)
+            parser.add_argument(flag, dest=opposite, action=action, default=None, help=argparse.SUPPRESS)
 
 
 def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict[str, Any]:
@@ -309,29 +304,27 @@ def engine_arguments(values: argparse.Namespace) -> dict[str, Any]:
     return given_options(values, [*OPTIONS, *loading])
 
 
-def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
+def add_sampling_fields(parser: CommandParser, defaults: Mapping[str, Any]) -> None:
     """Adds a flag for every field of SamplingParams that has a help text. `defaults`: in place of the fields' own, for
     the help.
     """
+    group = parser.group("sampling")
     hints = get_type_hints(SamplingParams)
     for field in flag_fields():
         default = defaults.get(field.name, field.default)
-        kinds = {bool: "flag", int: whole_number, float: real_number}
+        kinds: dict[Any, Any] = {bool: "flag", int: whole_number, float: real_number}
         (kind,) = {kinds[each] for each in _types_in(hints[field.name]) if each in kinds} or {str}
+        mark = (lambda action: action) if field.metadata["common"] else less_common
         if kind == "flag":
-            group.add_argument(flag_of(field.name), action="store_true", default=None, help=field.metadata["help"])
+            mark(
+                group.add_argument(flag_of(field.name), action="store_true", default=None, help=field.metadata["help"])
+            )
             continue
         several = Sequence in {get_origin(each) for each in get_args(hints[field.name])}
         many: Any = {"nargs": "+", "action": ListOption} if several else {}
         text = field.metadata["help"] + ("" if default is None else f" [{default:g}]")
-        group.add_argument(
-            flag_of(field.name),
-            type=kind,
-            default=None,
-            metavar=field.metadata["metavar"],
-            help=text,
-            **many,
-        )
+        metavar = field.metadata["metavar"]
+        mark(group.add_argument(flag_of(field.name), type=kind, default=None, metavar=metavar, help=text, **many))
 
 
 def sampling_arguments(values: argparse.Namespace) -> dict[str, Any]:

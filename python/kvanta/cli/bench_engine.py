@@ -18,7 +18,7 @@ from kvanta.cli.arguments import (
     whole_number,
 )
 from kvanta.cli.report import add_json, write_report
-from kvanta.engine_options import engine_config
+from kvanta.engine_config import engine_config
 from kvanta.errors import InputError, ResourceError
 from kvanta.loadgen import report, summary, workload
 from kvanta.loadgen.engine_load import EngineLoad, bench_engine
@@ -38,7 +38,7 @@ def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta bench engine", description=_DESCRIPTION)
     add_model(result)
-    load = result.add_argument_group("load")
+    load = result.group("load", "requests, their rate and their lengths")
     load.add_argument("--requests", type=whole_number, default=64, metavar="N", help="per run [64]")
     load.add_argument("--input-len", type=whole_number, default=256, metavar="N", help="tokens of a prompt [256]")
     load.add_argument("--output-len", type=whole_number, default=128, metavar="N", help="tokens of an answer [128]")

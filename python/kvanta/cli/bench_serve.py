@@ -37,7 +37,7 @@ def parser() -> CommandParser:
     result.add_argument("URL", nargs="?", help="URL of the server, with or without /v1")
     _add_load(result)
     _add_server(result)
-    shown = result.add_argument_group("report")
+    shown = result.group("report", "figures, names and plots")
     shown.add_argument(
         "--goodput",
         nargs="+",
@@ -57,8 +57,8 @@ def parser() -> CommandParser:
     return result
 
 
-def _add_load(result: argparse.ArgumentParser) -> None:
-    load = result.add_argument_group("load")
+def _add_load(result: CommandParser) -> None:
+    load = result.group("load", "requests, their rate and their lengths")
     load.add_argument(
         "--rate",
         type=real_number,
@@ -100,8 +100,8 @@ def _add_load(result: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_server(result: argparse.ArgumentParser) -> None:
-    server = result.add_argument_group("server")
+def _add_server(result: CommandParser) -> None:
+    server = result.group("server", "the server that is measured")
     server.add_argument("--model", metavar="NAME", help="as the server calls it [the first that it has]")
     server.add_argument("--api", choices=["completions", "chat"], default="completions", help="[completions]")
     server.add_argument(

@@ -78,7 +78,7 @@ def parser() -> CommandParser:
         help="declare the schemes of this file of `kvanta eval --search` in the copy, as ModelOpt does [fp8]",
     )
     add_json(result)
-    add_engine_options(result)
+    add_engine_options(result, defaults={"max_num_seqs": 1})
     return result
 
 

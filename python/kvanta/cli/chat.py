@@ -13,6 +13,7 @@ from kvanta.cli.arguments import (
     model_of,
     sampling_arguments,
 )
+from kvanta.cli.help_page import less_common
 from kvanta.llm import LLM
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.reasoning import FORMATS, format_name
@@ -21,6 +22,7 @@ from kvanta.terminal_chat.session import ChatSession
 
 # Unless the model's generation_config.json or an option says otherwise. max_tokens: what the context holds.
 _DEFAULTS = {"max_tokens": None, "temperature": 0.7}
+_ENGINE_DEFAULTS = {"max_num_seqs": 1}
 
 _DESCRIPTION = """\
 A conversation with a model in the terminal; /help lists its commands. In a pipe, each line is a message.
@@ -41,10 +43,18 @@ def parser() -> CommandParser:
         metavar="NAME",
         help=f"format of the model's reasoning: {', '.join(FORMATS)} (default: by the marks in its vocabulary)",
     )
-    add_sampling_fields(result.add_argument_group("sampling"), _DEFAULTS)
-    result.add_argument("--tokenizer", metavar="MODEL", help="take the tokenizer and the chat template from there")
-    result.add_argument("--chat-template", metavar="FILE", help="a Jinja2 file instead of the model's chat template")
-    add_engine_options(result, own=("reasoning_parser", "chat_template"), loads=True)
+    add_sampling_fields(result, _DEFAULTS)
+    less_common(
+        result.group("model").add_argument(
+            "--tokenizer", metavar="MODEL", help="model whose tokenizer and chat template are used instead"
+        )
+    )
+    less_common(
+        result.group("model").add_argument(
+            "--chat-template", metavar="FILE", help="file with a Jinja2 template in place of the model's own"
+        )
+    )
+    add_engine_options(result, own=("reasoning_parser", "chat_template"), loads=True, defaults=_ENGINE_DEFAULTS)
     return result
 
 
@@ -54,7 +64,7 @@ def run(values: argparse.Namespace) -> int:
     given = sampling_arguments(values)
     SamplingParams(**given)
     reasoning = format_name(values.reasoning_parser)
-    arguments = {"max_num_seqs": 1, **engine_arguments(values)}
+    arguments = {**_ENGINE_DEFAULTS, **engine_arguments(values)}
     llm = LLM(model, tokenizer=values.tokenizer, chat_template=values.chat_template, **arguments)
     sampling = {**_DEFAULTS, **llm.default_sampling, **given}
     conversation = Conversation(llm, sampling, system=values.system, reasoning_parser=reasoning)

@@ -1,80 +1,88 @@
-"""`kvanta completion SHELL`: a script that completes commands and their options."""
+"""`kvanta completion SHELL`: a script that completes commands, their options, and the values of options."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from kvanta import engine_options, formats, model_options
 from kvanta.cli import ALIASES, COMMANDS
 from kvanta.cli.arguments import CommandParser
+from kvanta.cli.bench import SUBJECTS
+from kvanta.server import options as server_options
+from kvanta.server.reasoning import FORMATS
+from kvanta.server.tool_calls import PARSERS
 
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 _DESCRIPTION = """\
-Prints a script that completes commands, options and file names. For the shell that is running:
+Prints a script that completes commands, options, their values and file names. For the shell that is running:
 
-  source <(kvanta completion bash)        source <(kvanta completion zsh)        kvanta completion fish | source"""
+  eval "$(kvanta completion bash)"       eval "$(kvanta completion zsh)"       kvanta completion fish | source"""
 
-_BASH = """\
-_kvanta() {{
-  local words="" current="${{COMP_WORDS[COMP_CWORD]}}"
-  if [[ $COMP_CWORD -eq 1 ]]; then
-    words={commands}
-  else
-    case "${{COMP_WORDS[1]}}" in
-{cases}
-    esac
-    [[ $current == -* ]] || words=""
-  fi
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
-}}
-complete -o default -F _kvanta kvanta
-"""
+_OPTIONS = (*engine_options.OPTIONS, *model_options.OPTIONS, *server_options.OPTIONS)
+_VALUES: Mapping[str, Sequence[str]] = {
+    **{option.name: option.choices for option in _OPTIONS if option.choices},
+    "tool_call_parser": tuple(PARSERS),
+    "reasoning_parser": tuple(FORMATS),
+}
 
 
 def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta completion", description=_DESCRIPTION)
-    result.add_argument("SHELL", choices=["bash", "zsh", "fish"], help="shell that reads the script")
+    result.add_argument("SHELL", choices=SHELLS, help=f"shell that reads the script: {', '.join(SHELLS)}")
     return result
 
 
-def _options() -> Mapping[str, Mapping[str, str]]:
-    """Command -> option -> its line in --help."""
-    listed: dict[str, dict[str, str]] = {}
-    for name in [*COMMANDS, *ALIASES]:
-        module = importlib.import_module(f"kvanta.cli.{ALIASES.get(name, name)}")
-        actions = [action for action in module.parser().actions if action.help != argparse.SUPPRESS]
-        listed[name] = {flag: action.help or "" for action in actions for flag in action.option_strings}
-    return listed
+def _parsers() -> Iterator[tuple[str, str, CommandParser]]:
+    """Name, help and parser of each command."""
+    for name, text in COMMANDS.items():
+        yield name, text, importlib.import_module(f"kvanta.cli.{name}").parser()
+    for name, target in ALIASES.items():
+        yield name, f"the same as {target}", importlib.import_module(f"kvanta.cli.{target}").parser()
 
 
-def _bash(options: Mapping[str, Mapping[str, str]]) -> str:
-    cases = (f"      {name}) words={shlex.quote(' '.join(flags))} ;;" for name, flags in options.items())
-    return _BASH.format(commands=shlex.quote(" ".join(options)), cases="\n".join(cases))
+def command_tree() -> argparse.ArgumentParser:
+    """One parser of all commands, whose options have the values that shells complete."""
+    tree = argparse.ArgumentParser(prog="kvanta", add_help=False)
+    tree.add_argument("-h", "--help", action="store_true", help="list the commands")
+    tree.add_argument("-V", "--version", action="store_true", help="print the version")
+    commands = tree.add_subparsers()
+    for name, text, command in _parsers():
+        if name != "bench":
+            _add(commands, name, text, command)
+            continue
+        subjects = commands.add_parser(name, help=text, add_help=False).add_subparsers()
+        for subject, subtext in SUBJECTS.items():
+            _add(subjects, subject, subtext, importlib.import_module(f"kvanta.cli.bench_{subject}").parser())
+    return tree
 
 
-def _fish(options: Mapping[str, Mapping[str, str]]) -> str:
-    lines = []
-    for name, flags in options.items():
-        text = COMMANDS.get(name) or f"the same as {ALIASES[name]}"
-        lines.append(f"complete -c kvanta -n __fish_use_subcommand -a {name} -d {shlex.quote(text)}")
-        for flag, described in flags.items():
-            kind = "-l" if flag.startswith("--") else "-s"
-            line = shlex.quote(" ".join(described.replace("%%", "%").split()))
-            lines.append(
-                f"complete -c kvanta -n '__fish_seen_subcommand_from {name}' {kind} {flag.lstrip('-')} -d {line}"
-            )
-    return "\n".join(lines) + "\n"
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, of: CommandParser
+) -> None:
+    import shtab
+
+    places = {
+        **dict.fromkeys(("MODEL", "FILE", "TRACE"), shtab.FILE),
+        **dict.fromkeys(("DIR", "FOLDER"), shtab.DIRECTORY),
+    }
+    names = [name for row in formats.table() for name in (row["name"], *row["aliases"])]
+    for action in of.actions:
+        kind = str(action.metavar or action.dest)
+        if action.dest in _VALUES:
+            action.choices = _VALUES[action.dest]
+        elif kind == "FORMAT" and action.dest != "load_format":
+            action.choices = names
+        elif kind in places:
+            action.complete = places[kind]  # type: ignore[attr-defined]
+    commands.add_parser(name, help=text, parents=[of], add_help=False)
 
 
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
-    options = _options()
-    if values.SHELL == "fish":
-        print(_fish(options), end="")
-        return 0
-    if values.SHELL == "zsh":
-        print("autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit")
-    print(_bash(options), end="")
+    import shtab
+
+    print(shtab.complete(command_tree(), values.SHELL))
     return 0

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from kvanta.cli.arguments import (
     real_number,
     whole_number,
 )
+from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, output_file, write_json_file, write_report
 from kvanta.engine_options import by_name
 from kvanta.errors import InputError
@@ -30,6 +32,8 @@ from kvanta.evaluate.recommend import parse_conditions, recommend
 from kvanta.evaluate.search import Found, Search, about
 from kvanta.evaluate.table import EvaluationTable
 from kvanta.scheme_file import is_scheme_file, write_scheme_file
+
+_EVERY = "all"  # in place of the names of formats
 
 _DESCRIPTION = """\
 Effect of each cache format on a model: its predictions on a text against those of the bf16 cache, computed by this
@@ -51,7 +55,7 @@ def parser() -> CommandParser:
         nargs="+",
         action=ListOption,
         metavar="FORMAT",
-        help="formats, schemes or scheme files [all quantized ones]",
+        help="formats, schemes or scheme files, or all [all quantized ones; of --recommend, those to try first]",
     )
     result.add_argument("--text", metavar="FILE", help="text to predict [a shipped one: Treasure Island]")
     result.add_argument(
@@ -72,6 +76,23 @@ def parser() -> CommandParser:
         help="weight_dtype of the reference, to see what --weight-dtype does [the same]",
     )
     result.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf"
+    )
+    result.add_argument(
+        "--recommend",
+        metavar="CONDITIONS",
+        help="name the smallest format that holds them, as in 'kl_mean<0.005,top1>0.97'",
+    )
+    add_json(result)
+    _add_tasks(result)
+    _add_search(result)
+    add_engine_options(result, defaults={"max_num_seqs": "1, or 4 with --tasks generation"})
+    return result
+
+
+def _add_tasks(result: CommandParser) -> None:
+    tasks = result.group("tasks", "predictions of a text, hidden facts, greedy answers")
+    tasks.add_argument(
         "--tasks",
         nargs="+",
         action=ListOption,
@@ -80,32 +101,34 @@ def parser() -> CommandParser:
         metavar="TASK",
         help=f"{' '.join(TASKS)} [kl]",
     )
-    result.add_argument(
-        "--depths",
-        type=real_number,
-        nargs="+",
-        action=ListOption,
-        default=[0, 25, 50, 75, 100],
-        metavar="PERCENT",
-        help="where needles are hidden [0 25 50 75 100]",
+    less_common(
+        tasks.add_argument(
+            "--depths",
+            type=real_number,
+            nargs="+",
+            action=ListOption,
+            default=[0, 25, 50, 75, 100],
+            metavar="PERCENT",
+            help="where needles are hidden [0 25 50 75 100]",
+        )
     )
-    result.add_argument("--needles", type=whole_number, default=2, metavar="N", help="facts per depth, 1 to 4 [2]")
-    result.add_argument(
-        "--generation-tokens",
-        type=whole_number,
-        default=256,
-        metavar="N",
-        help="maximum tokens of each greedy answer [256]",
+    less_common(
+        tasks.add_argument("--needles", type=whole_number, default=2, metavar="N", help="facts per depth, 1 to 4 [2]")
     )
-    result.add_argument(
-        "--plot", type=output_file, metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf"
+    less_common(
+        tasks.add_argument(
+            "--generation-tokens",
+            type=whole_number,
+            default=256,
+            metavar="N",
+            help="maximum tokens of each greedy answer [256]",
+        )
     )
-    result.add_argument(
-        "--recommend",
-        metavar="CONDITIONS",
-        help="name the smallest format that holds them, as in 'kl_mean<0.005,top1>0.97'",
-    )
-    result.add_argument(
+
+
+def _add_search(result: CommandParser) -> None:
+    search = result.group("search", "a scheme of its own for every layer and side")
+    search.add_argument(
         "--search",
         type=real_number,
         nargs="+",
@@ -113,36 +136,39 @@ def parser() -> CommandParser:
         metavar="BITS",
         help="find a scheme per layer and side of at most BITS per element; several share their measurements",
     )
-    result.add_argument(
+    search.add_argument(
         "--scheme",
         type=output_file,
         default="scheme.json",
         metavar="FILE",
         help="output file of --search; with several BITS, scheme-BITS.json [scheme.json]",
     )
-    result.add_argument(
-        "--search-tokens",
-        type=whole_number,
-        default=1024,
-        metavar="N",
-        help="tokens of text that --search reads [1024]",
+    less_common(
+        search.add_argument(
+            "--search-tokens",
+            type=whole_number,
+            default=1024,
+            metavar="N",
+            help="tokens of text that --search reads [1024]",
+        )
     )
-    result.add_argument(
-        "--search-formats",
-        nargs="+",
-        action=ListOption,
-        metavar="FORMAT",
-        help="candidates of --search, in addition to bf16 [all]",
+    less_common(
+        search.add_argument(
+            "--search-formats",
+            nargs="+",
+            action=ListOption,
+            metavar="FORMAT",
+            help="candidates of --search, in addition to bf16 [all]",
+        )
     )
-    result.add_argument(
-        "--search-modifiers",
-        default="",
-        metavar="MODIFIERS",
-        help="modifiers of every scheme of --search, such as +exact=2; +query goes to the keys that take it",
+    less_common(
+        search.add_argument(
+            "--search-modifiers",
+            default="",
+            metavar="MODIFIERS",
+            help="modifiers of every scheme of --search, such as +exact=2; +query goes to the keys that take it",
+        )
     )
-    add_json(result)
-    add_engine_options(result)
-    return result
 
 
 def _settings(values: argparse.Namespace) -> Settings:
@@ -153,8 +179,10 @@ def _settings(values: argparse.Namespace) -> Settings:
     context = values.context
     if context is None and longest is not None:
         context = by_name()["max_model_len"].read(longest)
+    every = formats == [_EVERY]
     return Settings(
-        formats=formats,
+        formats=None if every else formats,
+        recommended=values.recommend is not None and not every,
         text=values.text,
         context=context,
         tokens=Settings.tokens if values.tokens is None else values.tokens,
@@ -192,9 +220,12 @@ def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]
     evaluation.prepare()
     if to_terminal:
         print(f"{_title(evaluation)}\n\n{table.header()}", flush=True)
+    begin = time.perf_counter()
     try:
         for name, row in evaluation.run():
             keep()
+            if len(evaluation.rows) == 1 < len(evaluation.formats):
+                print(f"kvanta: {_estimate(len(evaluation.formats), time.perf_counter() - begin)}", file=sys.stderr)
             if to_terminal:
                 print(table.row(name, row), flush=True)
     except KeyboardInterrupt:
@@ -207,6 +238,13 @@ def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]
         for note in notes:
             print(f"kvanta: {note}", file=sys.stderr)
     return complete
+
+
+def _estimate(formats: int, seconds: float) -> str:
+    """`seconds`: of the first format."""
+    whole = formats * seconds
+    length = f"{whole:.0f} seconds" if whole < 90 else f"{whole / 60:.0f} minutes"
+    return f"{formats} formats, about {length}"
 
 
 def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: bool) -> dict[str, Found]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from shutil import get_terminal_size
+import textwrap
 from typing import Any
 
 from kvanta import attention, formats
 from kvanta.cli.arguments import CommandParser
+from kvanta.cli.help_page import page_width
 from kvanta.cli.report import add_json, write_report
 from kvanta.text_table import render_table
 
 _REFERENCE = "reference"
+_UNDER = " " * 6  # a description is below its row
 _DESCRIPTION = """\
 The cache formats that --kv-cache-dtype takes. K and V may differ: k=int8,v=int4. Modifiers: +hadamard -hadamard +mean
 +query +outliers=N +exact=none|open|2 +sink=N +edges=N, as in int8-hadamard or k=int8+mean,v=int4."""
@@ -24,25 +26,28 @@ def parser() -> CommandParser:
     return result
 
 
+def _description(row: dict[str, Any]) -> str:
+    """With the pages that stay in bf16, unless it names them."""
+    if row["exact"] != "open" or "exact" in row["summary"]:
+        return str(row["summary"])
+    return f"{row['summary']}; open {'and first ' if row['sink_pages'] else ''}page exact"
+
+
 def _text(report: dict[str, Any]) -> str:
     rows = []
     for row in report["formats"]:
-        exact = "open page" if row["exact"] == "open" else ""
-        if row["sink_pages"]:
-            exact += " + first page"
         devices = ", ".join(name for name in row["backends"] if name != _REFERENCE)
-        bits = f"{row['bits_per_element']:.4g}"
-        rows.append([row["name"], ", ".join(row["aliases"]), bits, devices, exact, row["summary"]])
-    table = render_table(
-        ["format", "aliases", "bits", "device", "kept in bf16", "description"],
-        rows,
-        left=(0, 1, 3, 4, 5),
-        limit=get_terminal_size((0, 0)).columns,
-    )
-    devices = "Devices attend to a format as it is stored. The reference, in double precision, attends to all of them."
-    backends = f"Backends of this machine: {', '.join(report['backends'])}"
-    sizes = "bits: per element at head_dim 128, scales included; of latents at 512 + 64 rotated channels."
-    return f"{table}\n\n{sizes}\n{devices}\n{backends}"
+        rows.append([row["name"], ", ".join(row["aliases"]), f"{row['bits_per_element']:.4g}", devices])
+    first, rule, *lines = render_table(["format", "aliases", "bits", "device"], rows, left=(0, 1, 3)).splitlines()
+    parts = [first, rule]
+    for line, row in zip(lines, report["formats"], strict=True):
+        parts += [line, textwrap.fill(_description(row), page_width(), initial_indent=_UNDER, subsequent_indent=_UNDER)]
+    notes = [
+        "bits: per element at head_dim 128, scales included; of latents at 512 + 64 rotated channels.",
+        "Devices attend to a format as it is stored. The reference, in double precision, attends to all of them.",
+        f"Backends of this machine: {', '.join(report['backends'])}",
+    ]
+    return "\n".join([*parts, "", *(textwrap.fill(note, page_width()) for note in notes)])
 
 
 def run(values: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from kvanta.cli.arguments import (
     swallowed,
 )
 from kvanta.cli.generation_report import GenerationMeter, closing_line
+from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, write_json_file, write_report
 from kvanta.errors import InputError
 from kvanta.llm import LLM
@@ -25,6 +26,7 @@ from kvanta.sampling_params import SamplingParams
 
 # Defaults that differ from those of SamplingParams; the model's own count only if --generation-config is given.
 _DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
+_ENGINE_DEFAULTS = {"max_num_seqs": 1}
 
 _DESCRIPTION = """\
 Text from a model, streamed. The text goes to the standard output, everything else to stderr.
@@ -45,10 +47,14 @@ def parser() -> CommandParser:
     )
     style.add_argument("--raw", action="store_true", help="continue the prompt as it is")
     result.add_argument("--system", metavar="TEXT", help="system message of the chat")
-    add_sampling_fields(result.add_argument_group("sampling"), _DEFAULTS)
-    result.add_argument("--tokenizer", metavar="MODEL", help="take the tokenizer and the chat template from there")
+    add_sampling_fields(result, _DEFAULTS)
+    less_common(
+        result.group("model").add_argument(
+            "--tokenizer", metavar="MODEL", help="model whose tokenizer and chat template are used instead"
+        )
+    )
     add_json(result)
-    add_engine_options(result, loads=True)
+    add_engine_options(result, loads=True, defaults=_ENGINE_DEFAULTS)
     return result
 
 
@@ -82,7 +88,7 @@ def run(values: argparse.Namespace) -> int:
     model = model_of(values)
     given = sampling_arguments(values)
     params = SamplingParams(**{**_DEFAULTS, **given})
-    arguments = {"max_num_seqs": 1, "tokenizer": values.tokenizer, **engine_arguments(values)}
+    arguments = {**_ENGINE_DEFAULTS, "tokenizer": values.tokenizer, **engine_arguments(values)}
     text = _read_prompt(values)
     if not text:
         before = "" if values.PROMPT is not None else swallowed(values, "PROMPT")

@@ -19,7 +19,7 @@ class GenerationMeter:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._page = -1
-        self._cache_bytes = 0
+        self._cache_bytes = self._exact_bytes = 0
         self._begin = self._first = self._end = time.perf_counter()
 
     def update(self, output: RequestOutput) -> None:
@@ -32,7 +32,10 @@ class GenerationMeter:
         page = (tokens - 1) // self._llm.config.page_size
         if page != self._page and not output.finished:
             self._page = page
-            self._cache_bytes = max(self._cache_bytes, int(self._llm.stats()["cache_used_bytes"]))
+            stats = self._llm.stats()
+            if stats["cache_used_bytes"] > self._cache_bytes:
+                self._cache_bytes = int(stats["cache_used_bytes"])
+                self._exact_bytes = sum(each["exact_pages_used"] * each["exact_page_bytes"] for each in stats["groups"])
 
     def report(self, output: RequestOutput) -> dict[str, Any]:
         """The figures, as `kvanta generate --json` writes them."""
@@ -54,6 +57,7 @@ class GenerationMeter:
             "kv_cache_dtype": stats["kv_cache_dtype"],
             "bytes_per_token": stats["bytes_per_token"],
             "cache_bytes": self._cache_bytes or None,
+            "exact_bytes": self._exact_bytes,
             "saturated": stats["saturated"],
             "unit_scales": bool(scales) and all(scale == 1.0 for scale in scales),
             "backend": stats["backend"],
@@ -64,6 +68,8 @@ class GenerationMeter:
 def closing_line(report: Mapping[str, Any]) -> str:
     """The figures in one line, and a second one about clipped values."""
     held = "" if report["cache_bytes"] is None else f", {human_bytes(report['cache_bytes'])} held"
+    if report["exact_bytes"]:
+        held += f", of it {human_bytes(report['exact_bytes'])} exact pages"
     drafted = report["draft_tokens"]
     drafts = f", {report['accepted_tokens']} of {drafted} draft tokens accepted" if drafted else ""
     where = f" on rank 0 of {report['ranks']}" if report["ranks"] > 1 else ""  # its own part of the cache

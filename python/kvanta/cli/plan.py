@@ -18,8 +18,10 @@ from kvanta.cli.arguments import (
     real_number,
     whole_number,
 )
+from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.engine_options import by_name
+from kvanta.engine_summary import stored_as
 from kvanta.errors import InputError
 from kvanta.fleet.report import DEFAULT_FORMATS, FleetQuestion, costs_by_format, draw_fleet, fleet_text, plan_fleet
 from kvanta.fleet.simulate import ROUTINGS
@@ -62,10 +64,14 @@ def parser() -> CommandParser:
 
 
 def _add_fleet(result: CommandParser) -> None:
-    group = result.add_argument_group("a fleet of replicas")
+    group = result.group("fleet", "replicas, simulated on a trace")
     group.add_argument("--fleet", metavar="TRACE", help="trace of Azure or Mooncake to simulate replicas on")
-    group.add_argument("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
-    group.add_argument(
+
+    def add(*flags: str, **details: Any) -> None:
+        less_common(group.add_argument(*flags, **details))
+
+    add("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
+    add(
         "--replicas",
         nargs="+",
         action=ListOption,
@@ -74,32 +80,29 @@ def _add_fleet(result: CommandParser) -> None:
         metavar="N",
         help="numbers of replicas [1 3 10]",
     )
-    group.add_argument(
+    add(
         "--routing",
         nargs="+",
         action=ListOption,
         choices=tuple(ROUTINGS),
         default=list(ROUTINGS),
-        help="how requests are divided among them (docs/plan.md) [all]",
+        metavar="ROUTING",
+        help=f"how requests are divided among them (docs/plan.md): {', '.join(ROUTINGS)} [all]",
     )
-    group.add_argument("--cpus", type=real_number, metavar="N", help="CPUs that the replicas share [each has its own]")
-    group.add_argument(
+    add("--cpus", type=real_number, metavar="N", help="CPUs that the replicas share [each has its own]")
+    add(
         "--target-ttft",
         type=real_number,
         metavar="S",
         help="also the replicas it takes until 99 %% of first tokens come within S seconds",
     )
-    group.add_argument("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")
-    group.add_argument(
-        "--requests", type=whole_number, metavar="N", help="number of requests, the first of the trace [all]"
-    )
-    group.add_argument(
-        "--time-scale", type=real_number, default=1.0, metavar="X", help="multiplies times of arrival [1]"
-    )
-    group.add_argument("--length-scale", type=real_number, default=1.0, metavar="X", help="multiplies lengths [1]")
-    group.add_argument("--max-input-len", type=whole_number, metavar="N", help="truncates longer prompts to N tokens")
-    group.add_argument("--max-output-len", type=whole_number, metavar="N", help="truncates longer answers to N tokens")
-    group.add_argument("--plot", type=output_file, metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
+    add("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")
+    add("--requests", type=whole_number, metavar="N", help="number of requests, the first of the trace [all]")
+    add("--time-scale", type=real_number, default=1.0, metavar="X", help="multiplies times of arrival [1]")
+    add("--length-scale", type=real_number, default=1.0, metavar="X", help="multiplies lengths [1]")
+    add("--max-input-len", type=whole_number, metavar="N", help="truncates longer prompts to N tokens")
+    add("--max-output-len", type=whole_number, metavar="N", help="truncates longer answers to N tokens")
+    add("--plot", type=output_file, metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
 
 
 def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -128,13 +131,6 @@ def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:
         draw_fleet(values.plot, fleet)
 
 
-def _stored_as(report: dict[str, Any]) -> str:
-    """Storage of the weights: --weight-dtype, or what a quantized checkpoint or GGUF file has, or the dtype."""
-    if report["weight_dtype"] != "auto":
-        return str(report["weight_dtype"])
-    return "quantized as stored" if report["weight_bytes"] < 1.5 * report["parameters"] else str(report["dtype"])
-
-
 def _text(report: dict[str, Any]) -> str:
     rows = [
         [
@@ -147,10 +143,11 @@ def _text(report: dict[str, Any]) -> str:
         ]
         for row in report["formats"]
     ]
+    weights = stored_as(report["weight_dtype"], report["dtype"], report["weight_bytes"], report["parameters"])
     title = (
         f"{report['model']} in {human_bytes(report['memory_bytes'])}: "
         f"{human_bytes(report['weight_bytes'])} of weights ({report['parameters'] / 1e9:.2f} billion, "
-        f"{_stored_as(report)}), "
+        f"{weights}), "
         f"{human_bytes(report['cache_bytes'])} of cache in pages of {report['page_size']} tokens"
     )
     header = ["format", "bits", "bytes/token", "tokens", f"users of {report['context']:,}", "to bf16"]

@@ -19,7 +19,7 @@ from kvanta.server.options import OPPOSITES, OPTIONS, read_options
 
 _DESCRIPTION = """\
 An HTTP server that speaks OpenAI's API: continuous batching, a prefix cache and metrics on any cache format. The
-command lines of vLLM, SGLang and Aphrodite work here: docs/serve.md lists every option and its other names.
+command lines of vLLM, SGLang and Aphrodite work here: docs/flags.md lists their options.
 
   kvanta serve smollm2 --kv-cache-dtype int4
   kvanta serve ./my-model --host 0.0.0.0 --port 8000 --api-key SECRET --max-model-len 4096
@@ -32,7 +32,7 @@ def parser() -> CommandParser:
     result = CommandParser(prog="kvanta serve", description=_DESCRIPTION)
     add_model(result)
     add_config(result)
-    add_options(result.add_argument_group("server options"), OPTIONS, OPPOSITES)
+    add_options(result, OPTIONS, OPPOSITES)
     add_engine_options(result, own=[*(name for option in OPTIONS for name in option.names), *OPPOSITES], loads=True)
     return result
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvanta import _core, formats
-from kvanta.engine_options import engine_config
+from kvanta import _core, attention, formats
+from kvanta.engine_config import engine_config
 from kvanta.errors import InputError
 from kvanta.llm import LLM
 from kvanta.models import resolve_model
@@ -87,23 +87,35 @@ class EngineFactory:
         """Sizes of the model."""
         return _core.read_model_info(str(self.folder), self.options.get("dtype") or "auto")
 
-    def usable_formats(self, names: Sequence[str] | None) -> list[str]:
-        """`names`, each of which the model must take, or all quantized formats that it can take."""
+    def usable_formats(self, names: Sequence[str] | None, *, recommended: bool = False) -> list[str]:
+        """`names`, each of which the model must take, or all quantized formats that it and the device take.
+
+        `recommended`: of these, the recommended ones, if the model takes any.
+        """
         if names is not None:
             for name in names:
                 self.plan(name)
             return list(dict.fromkeys(names))
-        usable = []
-        for row in formats.table():
-            try:
-                if row["code_bits"] < 16:
-                    self.plan(row["name"])
-                    usable.append(str(row["name"]))
-            except InputError:
-                continue  # heads of a size that this format does not take
+        usable = self._taken(formats.RECOMMENDED) if recommended else []
+        if not usable:
+            usable = self._taken([str(row["name"]) for row in formats.table() if row["code_bits"] < 16])
         if not usable:
             raise InputError(f"no quantized cache format fits the heads of {self.model!r}")
         return usable
+
+    def _taken(self, names: Sequence[str]) -> list[str]:
+        gpu = any(backend.startswith("cuda") for backend in attention.backends())
+        device = {"cpu": "cpu", "cuda": "cuda"}.get(str(self.options.get("device")), "cuda" if gpu else "cpu")
+        devices = {str(row["name"]): row["backends"] for row in formats.table()}
+        taken = []
+        for name in names:
+            try:
+                self.plan(name)
+            except InputError:
+                continue  # heads of a size that this format does not take
+            if device in devices.get(name.partition("+")[0], [device]):
+                taken.append(name)
+        return taken
 
     def options_identity(self) -> dict[str, Any]:
         """The options of the engines that are compared with a reference, as far as their results depend on them."""

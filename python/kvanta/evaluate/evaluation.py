@@ -14,6 +14,7 @@ from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.evaluate.generation_task import GenerationTask, make_prompts
 from kvanta.evaluate.needle_task import NeedleTask, hide
 from kvanta.evaluate.passages import SHIPPED_TEXT, Passage, beginning_of, read_text, tokenize, windows
+from kvanta.evaluate.reference import Progress
 from kvanta.evaluate.summary import bootstrap_unit
 from kvanta.evaluate.task import Task
 from kvanta.llm import LLM
@@ -30,6 +31,8 @@ class Settings:
 
     formats: Sequence[str] | None = None
     """Names, schemes or scheme files; None: all quantized formats that the model takes."""
+    recommended: bool = False
+    """In place of all formats, the recommended ones."""
     text: str | None = None
     """A file; None: the shipped text."""
     context: int | None = None
@@ -67,7 +70,7 @@ class Evaluation:
             by_name()["weight_dtype"].read(weights)
         self.factory = EngineFactory.find(model, settings.context, sequences, settings.engine, weights)
         self.factory.plan(settings.reference)
-        self.formats = self.factory.usable_formats(settings.formats)
+        self.formats = self.factory.usable_formats(settings.formats, recommended=settings.recommended)
         self.text_sha256: str | None = None
         self.text_tokens = 0
         """Tokens of the text that are read, before it is divided into windows; 0: no task reads it."""
@@ -111,20 +114,23 @@ class Evaluation:
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each format's name and figures, as soon as it is done; `rows` keeps them. After prepare."""
         tokens = sum(task.tokens for task in self._tasks)
-        for name in self.formats:
-            with progress_bar(tokens, name, " tokens") as bar:
-                llm, notes = self.factory.engine(name)
-                row: dict[str, Any] = {
-                    "bits_per_element": self.factory.plan(name).bits_per_element,
-                    "bytes_per_token": llm.stats()["bytes_per_token"],
-                }
-                for task in self._tasks:
-                    row |= task.measure(llm, bar.update)
-                row["saturated"] = llm.stats()["saturated"]
-                row["notes"] = notes
-            del llm  # its memory, before the next one is made
-            self.rows[name] = row
-            yield name, row
+        with progress_bar(tokens * len(self.formats), "", " tokens") as bar:
+            for index, name in enumerate(self.formats):
+                bar.set_description(f"{name} ({index + 1} of {len(self.formats)})")
+                self.rows[name] = self._measure(name, bar.update)
+                bar.n = tokens * (index + 1)  # a task may count fewer
+                bar.clear()  # for the line that the caller prints
+                yield name, self.rows[name]
+
+    def _measure(self, name: str, progress: Progress) -> dict[str, Any]:
+        llm, notes = self.factory.engine(name)
+        row: dict[str, Any] = {
+            "bits_per_element": self.factory.plan(name).bits_per_element,
+            "bytes_per_token": llm.stats()["bytes_per_token"],
+        }
+        for task in self._tasks:
+            row |= task.measure(llm, progress)
+        return {**row, "saturated": llm.stats()["saturated"], "notes": notes}
 
     def prepare(self) -> None:
         """The reference: `reference` has its figures."""

@@ -11,6 +11,7 @@ from kvanta.evaluate.label_layout import place_labels
 from kvanta.picture import check_picture, new_figure, save_figure
 
 _DOT, _FRONT = "#7a8794", "#0b6e99"
+_CROWDED = 16  # formats; the labels of more need a higher picture
 
 
 def check_plot(file: str, tasks: Sequence[str]) -> None:
@@ -35,7 +36,7 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
     """Draws the formats of an evaluation's report. Raises ResourceError if the file cannot be written."""
     rows = report["formats"]
     front = pareto_front(rows)
-    figure = new_figure(13, 5.6)
+    figure = new_figure(13, 5.6 if len(rows) <= _CROWDED else 8.5)
     left, right = figure.subplots(1, 2)
     figure.suptitle(
         f"{report['model']}: cache formats against {report['reference']}, {report['tokens']:,} tokens of "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvanta import _core
-from kvanta.errors import InputError, QueueFullError, ResourceError
+from kvanta.errors import InputError, KvantaError, QueueFullError
 from kvanta.loadgen.prompts import PromptMaker
 from kvanta.loadgen.records import LoadError, RequestRecord
 from kvanta.loadgen.runner import Clock, run_load
@@ -119,7 +119,7 @@ class _Desk:
             await pending.done.wait()
         except QueueFullError as error:
             raise LoadError("queue_full", str(error)) from None
-        except (InputError, ResourceError) as error:
+        except KvantaError as error:
             raise LoadError("refused", str(error)) from None
         finally:
             del self._pending[name]

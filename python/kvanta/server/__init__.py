@@ -6,7 +6,7 @@ import importlib.util
 
 from kvanta.errors import InputError
 
-_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "orjson")
 
 
 def check_packages() -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -91,6 +92,10 @@ def api_error(error: Exception) -> ApiError:
 
 def json_bytes(value: object) -> bytes:
     """JSON in UTF-8; a lone surrogate, which UTF-8 has not, becomes "?", and numbers that are not finite null."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # a lone surrogate, an integer of more than 64 bits, a key that is no text, very deep nesting
+        pass
     try:
         return _encode(value)
     except ValueError:  # a request's 1e999, which an answer repeats

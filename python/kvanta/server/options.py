@@ -102,8 +102,12 @@ def _keys(value: Any) -> list[str]:
 class ServerOptions(OptionGroup):
     """Every server option. To add one: a field here, and its use in server/run.py."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every network", metavar="HOST")
-    port: int = option(8000, "port to listen on; 0 takes a free one", _port, metavar="PORT")
+    host: str = option(
+        "127.0.0.1", "address to listen on; 0.0.0.0 for every network", metavar="HOST", group="server", shown=("serve",)
+    )
+    port: int = option(
+        8000, "port to listen on; 0 takes a free one", _port, metavar="PORT", group="server", shown=("serve",)
+    )
     api_key: list[str] = option(
         (),
         f"keys of clients; ${KEY_VARIABLE} keeps one out of the process list",
@@ -111,6 +115,8 @@ class ServerOptions(OptionGroup):
         aliases=("api_keys",),
         is_list=True,
         metavar="KEY",
+        group="access",
+        shown=("serve",),
     )
     served_model_name: list[str] = option(
         (),
@@ -119,25 +125,32 @@ class ServerOptions(OptionGroup):
         aliases=("served_model_names",),
         is_list=True,
         metavar="NAME",
+        group="server",
+        shown=("serve",),
     )
     tokenizer: str = option(
         "",
         "model whose tokenizer and chat template are used instead",
         aliases=("tokenizer_path",),
         metavar="MODEL",
+        group="model",
     )
-    chat_template: str = option("", "file with a Jinja2 template in place of the model's own", metavar="FILE")
+    chat_template: str = option(
+        "", "file with a Jinja2 template in place of the model's own", metavar="FILE", group="model"
+    )
     replicas: int = option(
         1,
         "engines with a cache each, by Ray Serve (pip install 'kvanta[ray]'); requests go where their prefix is cached",
         _positive,
         metavar="N",
+        group="parallel",
     )
     prefill_replicas: int = option(
         0,
         "further engines, which compute the prompts of the --replicas and pass their pages on by --kv-store",
         _count,
         metavar="N",
+        group="parallel",
     )
     replica_routing: str = option(
         "prefix-aware",
@@ -145,25 +158,30 @@ class ServerOptions(OptionGroup):
         str.lower,
         choices=ROUTINGS,
         metavar="ROUTING",
+        group="parallel",
     )
     request_timeout: float = option(
-        0, "seconds until a request is ended with status 504; 0: never", _seconds, metavar="S"
+        0, "seconds until a request is ended with status 504; 0: never", _seconds, metavar="S", group="limits"
     )
     shutdown_timeout: float = option(
-        60, "seconds that running requests may take to finish after SIGTERM", _seconds, metavar="S"
+        60, "seconds that running requests may take to finish after SIGTERM", _seconds, metavar="S", group="limits"
     )
-    max_logprobs: int = option(20, "maximum log-probabilities per token", _count, metavar="N")
+    max_logprobs: int = option(20, "maximum log-probabilities per token", _count, metavar="N", group="limits")
     tool_call_parser: str = option(
         "",
         f"syntax of the model's tool calls: {', '.join(PARSERS)}; without it they stay text",
         parser_name,
         metavar="NAME",
+        group="parsers",
+        shown=("serve",),
     )
     reasoning_parser: str = option(
         "",
         f"format of the model's reasoning: {', '.join(FORMATS)}; without it, it stays part of the text",
         format_name,
         metavar="NAME",
+        group="parsers",
+        shown=("serve",),
     )
     metrics_prefix: str = option(
         "kvanta",
@@ -171,6 +189,7 @@ class ServerOptions(OptionGroup):
         str.lower,
         choices=("kvanta", "vllm"),
         metavar="PREFIX",
+        group="logging",
     )
     scheduling_policy: str = option(
         "fcfs",
@@ -178,12 +197,19 @@ class ServerOptions(OptionGroup):
         str.lower,
         choices=("fcfs", "priority"),
         metavar="POLICY",
+        group="batching",
     )
-    enable_auto_tool_choice: bool = option(False, "as in vLLM; implied by --tool-call-parser")
-    max_body_bytes: int = option(4 << 20, "maximum size of a request's body", parse_bytes, metavar="SIZE")
-    h11_max_header_count: int = option(256, "maximum number of a request's headers", _positive, metavar="N")
-    max_connections: int = option(4096, "maximum connections at one time", _positive, metavar="N")
-    header_timeout: float = option(20, "seconds for a connection to send a request's header", _seconds, metavar="S")
+    enable_auto_tool_choice: bool = option(False, "as in vLLM; implied by --tool-call-parser", group="parsers")
+    max_body_bytes: int = option(
+        4 << 20, "maximum size of a request's body", parse_bytes, metavar="SIZE", group="limits"
+    )
+    h11_max_header_count: int = option(
+        256, "maximum number of a request's headers", _positive, metavar="N", group="limits"
+    )
+    max_connections: int = option(4096, "maximum connections at one time", _positive, metavar="N", group="limits")
+    header_timeout: float = option(
+        20, "seconds for a connection to send a request's header", _seconds, metavar="S", group="limits"
+    )
     allowed_hosts: list[str] = option(
         (),
         "names under which clients may call the server, in addition to loopback ones and HOST; * for all; checked on a "
@@ -191,12 +217,14 @@ class ServerOptions(OptionGroup):
         _words,
         is_list=True,
         metavar="NAME",
+        group="access",
     )
     forwarded_allow_ips: str = option(
         "",
         "addresses of proxies whose X-Forwarded-For is trusted, with commas between; * for all",
         _proxies,
         metavar="ADDRESSES",
+        group="access",
     )
     allowed_origins: list[str] = option(
         (),
@@ -205,14 +233,20 @@ class ServerOptions(OptionGroup):
         aliases=("cors_origins",),
         is_list=True,
         metavar="ORIGIN",
+        group="access",
     )
-    allow_credentials: bool = option(False, "CORS: let pages send cookies and keys")
-    allowed_methods: list[str] = option(("*",), "CORS: methods", _words, is_list=True, metavar="METHOD")
-    allowed_headers: list[str] = option(("*",), "CORS: headers", _words, is_list=True, metavar="HEADER")
-    ssl_keyfile: str = option("", "private key for HTTPS", metavar="FILE")
-    ssl_certfile: str = option("", "certificate for HTTPS", metavar="FILE")
+    allow_credentials: bool = option(False, "CORS: let pages send cookies and keys", group="access")
+    allowed_methods: list[str] = option(("*",), "CORS: methods", _words, is_list=True, metavar="METHOD", group="access")
+    allowed_headers: list[str] = option(("*",), "CORS: headers", _words, is_list=True, metavar="HEADER", group="access")
+    ssl_keyfile: str = option("", "private key for HTTPS", metavar="FILE", group="access")
+    ssl_certfile: str = option("", "certificate for HTTPS", metavar="FILE", group="access")
     root_path: str = option(
-        "", "path prefix at which a proxy serves this server", _path, aliases=("fastapi_root_path",), metavar="PATH"
+        "",
+        "path prefix at which a proxy serves this server",
+        _path,
+        aliases=("fastapi_root_path",),
+        metavar="PATH",
+        group="server",
     )
     log_level: str = option(
         "info",
@@ -221,17 +255,19 @@ class ServerOptions(OptionGroup):
         aliases=("uvicorn_log_level", "log_level_http"),
         choices=_LEVELS,
         metavar="LEVEL",
+        group="logging",
     )
-    log_requests: bool = option(True, "one line per request")
+    log_requests: bool = option(True, "one line per request", group="logging")
     disable_access_log_for_endpoints: list[str] = option(
-        (),
-        "paths whose requests get no line, such as /health,/metrics, with everything below them",
+        ("/health", "/ping", "/metrics", "/page"),
+        "paths whose requests get no line, with everything below them; '' for none",
         _paths,
         aliases=("uvicorn_access_log_exclude_prefixes",),
         is_list=True,
         metavar="PATH",
+        group="logging",
     )
-    disable_fastapi_docs: bool = option(False, "no /openapi.json")
+    disable_fastapi_docs: bool = option(False, "no /openapi.json", group="server")
 
 
 OPTIONS: tuple[Option, ...] = ServerOptions.options()

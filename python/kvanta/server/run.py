@@ -63,6 +63,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
         address = listener.getsockname()[0]
         service = make_service(front, model, options, allowed_hosts(options, address))
+        _log.info("%s", loaded.summary())
         _log_parsers(service)
         _warn_if_public(options, address)
         app = make_app(service, cors=cors_of(options))
@@ -288,13 +289,8 @@ def _log_parsers(service: Service) -> None:
 
 
 def _banner(service: Service, listener: socket.socket, options: ServerOptions, seconds: float) -> str:
-    stats = service.front.loaded.stats()
     host, port = listener.getsockname()[:2]
     scheme = "https" if options.ssl_certfile else "http"
-    tokens = int(stats["cache_budget_bytes"] / stats["bytes_per_token"])
     address = f"[{host}]" if ":" in host else host
     where = f"{scheme}://{address}:{port}, loaded in {seconds:.1f} s"
-    lengths = f"{tokens:,} tokens, {service.front.max_model_len:,} per sequence"
-    if stats["host"]["enabled"]:
-        lengths += f", and {int(stats['host']['limit_bytes'] / stats['bytes_per_token']):,} in RAM"
-    return f"serving {service.names[0]} on {where}: {stats['kv_cache_dtype']} cache of {lengths}; Ctrl-C stops"
+    return f"serving {service.names[0]} on {where}; Ctrl-C stops"

@@ -28,9 +28,8 @@ _SMALL = 2**15
 """Bytes of a body that is read in about a millisecond, whatever it has."""
 _SLICE = 4096
 _PIECE = 2**19
-_MAX_DEPTH = 6
-_LONG = 64
-"""Entries of a list that is written in pieces at any depth."""
+_MAX_DEPTH = 20
+_CONTAINERS = frozenset({dict, list})
 
 
 class Pace:
@@ -144,27 +143,50 @@ def discard(tree: object) -> None:
 
 
 def _pieces(value: object, depth: int) -> Iterator[bytes]:
-    if (
-        isinstance(value, dict)
-        and depth < _MAX_DEPTH
-        and any(isinstance(each, (dict, list)) for each in value.values())
-    ):
+    """Each has at most _SLICE values, texts and keys aside; entries of a list are written together up to that."""
+    if not isinstance(value, (dict, list)) or depth > _MAX_DEPTH or _size(value, _SLICE) <= _SLICE:
+        yield json_bytes(value)
+    elif isinstance(value, dict):
         for index, (key, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + json_bytes(str(key)) + b":"
             yield from _pieces(each, depth + 1)
         yield b"}"
-    elif isinstance(value, list) and len(value) > _SLICE and not isinstance(value[0], (dict, list)):
-        for begin in range(0, len(value), _SLICE):
-            yield (b"," if begin else b"[") + json_bytes(value[begin : begin + _SLICE])[1:-1]
-        yield b"]"
-    elif (
-        isinstance(value, list)
-        and (depth < _MAX_DEPTH or len(value) > _LONG)
-        and any(isinstance(each, (dict, list)) for each in value)
-    ):
-        for index, each in enumerate(value):
-            yield b"," if index else b"["
-            yield from _pieces(each, depth + 1)
-        yield b"]"
     else:
-        yield json_bytes(value)
+        yield b"["
+        for index, (begin, end) in enumerate(_batches(value)):
+            if index:
+                yield b","
+            if end - begin > 1:
+                yield json_bytes(value[begin:end])[1:-1]
+            else:
+                yield from _pieces(value[begin], depth + 1)
+        yield b"]"
+
+
+def _batches(entries: list[Any]) -> Iterator[tuple[int, int]]:
+    """Ranges of entries that have at most _SLICE values together, or of a single one."""
+    if _CONTAINERS.isdisjoint(map(type, entries)):
+        yield from ((begin, min(begin + _SLICE, len(entries))) for begin in range(0, len(entries), _SLICE))
+        return
+    begin = size = 0
+    for index, entry in enumerate(entries):
+        added = 1 + (_size(entry, _SLICE) if isinstance(entry, (dict, list)) else 0)
+        if index > begin and size + added > _SLICE:
+            yield begin, index
+            begin, size = index, 0
+        size += added
+    yield begin, len(entries)
+
+
+def _size(value: dict[Any, Any] | list[Any], most: int, depth: int = 0) -> int:
+    """Number of values in a tree, or some number above `most`."""
+    children = value.values() if isinstance(value, dict) else value
+    size = len(value)
+    if depth == _MAX_DEPTH or size > most or _CONTAINERS.isdisjoint(map(type, children)):
+        return size
+    for child in children:
+        if isinstance(child, (dict, list)):
+            size += _size(child, most - size, depth + 1)
+            if size > most:
+                break
+    return size

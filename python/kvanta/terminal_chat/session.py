@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from kvanta.cli.generation_report import GenerationMeter, closing_line
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, KvantaError
 from kvanta.outputs import RequestOutput
 from kvanta.sampling_params import flag_fields
 from kvanta.server.call_reader import Found
@@ -62,7 +62,7 @@ class ChatSession:
                     break
                 try:
                     self._handle(line)
-                except (InputError, ResourceError) as error:
+                except KvantaError as error:
                     if not self._input.interactive:
                         raise
                     self._say(f"kvanta: {error}")

@@ -42,6 +42,7 @@ def report(*words: str | Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.rotation("folder", 3, 0)
 def test_plan_and_calibrate(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = report("plan", folder, "--memory", "1GiB", "--context", "128", tmp_path / "plan.json")
     names = {row["name"] for row in planned["formats"]}
@@ -62,6 +63,7 @@ def test_plan_and_calibrate(folder: Path, tmp_path: Path, capsys: pytest.Capture
     assert np.isfinite(llm.logits(range(3, 90))).all()
 
 
+@pytest.mark.rotation("folder", 3, 1)
 def test_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
     words = ["--formats", "int8", "int4", "--context", "128", "--tokens", "128"]
@@ -72,6 +74,7 @@ def test_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert rows["int8"]["bits_per_element"] > rows["int4"]["bits_per_element"]
 
 
+@pytest.mark.rotation("folder", 3, 2)
 def test_serve(folder: Path) -> None:
     llm = LLM(folder, threads=1, kv_cache_memory_bytes="8MiB", max_model_len=128)
     logits = llm.logits([1, 5, 6, 7])[-1]

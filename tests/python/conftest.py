@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_hub import FakeHub, fake_hub
 from model_support import RecordSupport, recorder
 from stories import GREEDY, PROMPT
+from tiny_gguf import TinyModel, write_gguf
 
 from kvanta import LLM
+from kvanta.models import SHIPPED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests/oracle", "tools", "benchmarks")]
@@ -99,6 +103,19 @@ def llm() -> LLM:
 @pytest.fixture(scope="module")
 def story(llm: LLM) -> list[int]:
     return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub with stories260k, as a public repository and as a gated one, and with a tiny GGUF file."""
+    with fake_hub(tmp_path) as running:
+        files = {path.name: path for path in (SHIPPED / "stories260k").iterdir() if path.is_file()}
+        running.add("org/stories", files)
+        running.add("org/gated", files)
+        running.private.add("org/gated")
+        model = TinyModel()
+        running.add("org/tiny-GGUF", {"tiny.gguf": write_gguf(tmp_path / "tiny.gguf", model, model.weights())})
+        yield running
 
 
 @pytest.fixture

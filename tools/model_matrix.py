@@ -47,7 +47,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("GGUF Q3_K", "GGUF Q2_K", "GGUF IQ4_NL", "GGUF IQ4_XS", "GGUF MXFP4"),
     ),
 }
-# What the cells depend on, except for the tests that record them (tests/python/test_*.py that use record_support).
+# Files and folders that the cells depend on, without the tests that record them.
 INPUTS = (
     *("src", "include", "python/bindings", "tests/emulated", "requirements/oracle.txt", "requirements/constraints.txt"),
     *(f"python/kvanta/{name}" for name in ("calibration", "evaluate", "gguf_convert", "tokenizer_files")),

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Writes the matrix architecture x weights x device from reports of tests that ran.
 
-    pytest tests/python --junitxml build/logs/pytest.xml
+    pytest tests/python --all-models --junitxml build/logs/pytest.xml
     tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test
     tools/model_matrix.py build/logs/pytest.xml --check
 
 Tests of models say in the report's properties what their success shows (tests/python/model_support.py); those that
 failed or were skipped show nothing. The rows by CPU unit are those of the tests of linear layers in kernels_test.
---check changes nothing and fails if the report shows other cells than docs/results/models.json has.
+--check changes nothing and fails if the report shows other cells than docs/results/models.json has. The report must be
+of a run with --all-models, except for --check --rotation: there, cells of tests that did not run may be missing.
+--inputs lists the files and folders whose change calls for --all-models.
 """
 
 from __future__ import annotations
@@ -45,6 +47,18 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("GGUF Q3_K", "GGUF Q2_K", "GGUF IQ4_NL", "GGUF IQ4_XS", "GGUF MXFP4"),
     ),
 }
+# Files and folders that the cells depend on, without the tests that record them.
+INPUTS = (
+    *("src", "include", "python/bindings", "tests/emulated", "requirements/oracle.txt", "requirements/constraints.txt"),
+    *(f"python/kvanta/{name}" for name in ("calibration", "evaluate", "gguf_convert", "tokenizer_files")),
+    *(f"python/kvanta/{name}.py" for name in ("gguf_parts", "loaded_model", "model_folder", "models", "plan")),
+    *("python/kvanta/engine_options.py", "python/kvanta/safetensors_writer.py"),
+    *(f"python/kvanta/cli/{name}.py" for name in ("calibrate", "eval", "plan", "serve")),
+    *(f"tests/python/{name}.py" for name in ("conftest", "logits_oracle", "tolerance", "live_server", "model_support")),
+    *(f"tests/python/{name}.py" for name in ("tiny_checkpoints", "tiny_classes", "tiny_gguf", "tiny_models")),
+    *("tests/python/tiny_multimodal.py", "tests/python/quantized_checkpoints.py", "tests/python/quantized_packing.py"),
+    *(f"tests/python/gguf_{name}.py" for name in ("gemma4", "hybrids", "keys", "models", "moe_models")),
+)
 # The longer names first: one is the beginning of another.
 UNITS = (
     *("avx512_emulated", "avx512fp16_emulated", "zen4_emulated", "amx_emulated"),
@@ -115,21 +129,61 @@ def kernel_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def inputs() -> list[str]:
+    """INPUTS, and the tests that have the mark `rotation` or record cells."""
+    tests = sorted((ROOT / "tests" / "python").glob("test_*.py"))
+    marks = ("mark.rotation(", "record_support")
+    found = [file for file in tests if any(mark in file.read_text(encoding="utf-8") for mark in marks)]
+    return [*INPUTS, *(file.relative_to(ROOT).as_posix() for file in found)]
+
+
+def differences(
+    key: str, rows: list[dict[str, Any]], stored: list[dict[str, Any]], is_partial: bool
+) -> list[tuple[dict[str, Any] | None, dict[str, Any] | None]]:
+    """Rows of the tests with those of the file that are others. `is_partial`: tests of some cells did not run."""
+    if not is_partial:
+        return [(row, old) for row, old in itertools.zip_longest(rows, stored) if row != old]
+    name = {"architectures": "architecture", "weights": "weights"}[key]
+    known = {old[name]: old for old in stored}
+    pairs = [(row, known.get(row[name])) for row in rows]
+    return [(row, old) for row, old in pairs if old is None or not _is_part(row, old)]
+
+
+def _is_part(row: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """True if the file has each cell of the row; of numbers of architectures, as many or more."""
+    for field, value in row.items():
+        if isinstance(value, Mapping):
+            if not value.items() <= old.get(field, {}).items():
+                return False
+        elif isinstance(value, int):
+            if value > old.get(field, 0):
+                return False
+        elif value != old.get(field):
+            return False
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, help="of pytest --junitxml")
+    parser.add_argument("report", type=Path, nargs="?", help="of pytest --junitxml")
     parser.add_argument("--kernels", type=Path, metavar="PROGRAM", help="kernels_test; without it, its rows stay")
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "models.json")
     parser.add_argument("--check", action="store_true", help="change nothing, fail if the file has other cells")
+    parser.add_argument("--rotation", action="store_true", help="with --check: the run was one without --all-models")
+    parser.add_argument("--inputs", action="store_true", help="list what the cells depend on, one path a line")
     options = parser.parse_args()
+    if options.inputs:
+        print("\n".join(inputs()))
+        return 0
+    if options.report is None or (options.rotation and not options.check):
+        parser.error("a report is needed; --rotation is for --check" if options.report else "a report is needed")
     cells = list(read_cells(options.report))
     shown = {"architectures": architecture_rows(cells), "weights": weight_rows(cells)}
     stored = json.loads(options.json.read_text(encoding="utf-8")) if options.json.is_file() else {}
     if options.check:
         different = 0
         for key, rows in shown.items():
-            pairs = itertools.zip_longest(rows, stored.get(key, []))
-            changed = [(row, old) for row, old in pairs if row != old]
+            changed = differences(key, rows, stored.get(key, []), options.rotation)
             different += len(changed)
             for row, old in changed:
                 print(f"{options.json.name}: {key} has {json.dumps(old)}; the tests show {json.dumps(row)}")

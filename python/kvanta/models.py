@@ -82,12 +82,22 @@ def _from_hub(name: str, files: list[str], hub: HubAccess = _DEFAULT_ACCESS) -> 
         raise ResourceError(f"there is no folder {name!r}, and the hub does not give it: {reason}") from None
 
 
+def _checkpoint_from_hub(name: str, hub: HubAccess) -> Path:
+    folder = _from_hub(name, _HUB_FILES, hub)
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{name!r} has no config.json on the hub; if it has GGUF files, download one of them (hf download {name} "
+            "FILE.gguf --local-dir .) and give the file as MODEL"
+        )
+    return folder
+
+
 def resolve_model(model: str | os.PathLike[str], hub: HubAccess = _DEFAULT_ACCESS) -> ModelFolder:
     """Finds, or downloads and converts, what `model` means. Raises InputError or ResourceError."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
     local = _local_model(model)
     if local is None:
-        return ModelFolder(str(name), _from_hub(str(name), _HUB_FILES, hub))
+        return ModelFolder(str(name), _checkpoint_from_hub(str(name), hub))
     snapshot = local.path.parent.name == "snapshots" and local.path.name == hub.revision  # of the hub's own cache
     if hub.revision and not snapshot:
         raise InputError(

@@ -41,6 +41,18 @@ TEST(Engine, GreedySamplesTheArgmaxOfItsLogits) {
   EXPECT_GT(std::set<int32_t>(result.tokens.begin(), result.tokens.end()).size(), 3u) << "too dull to test anything";
 }
 
+TEST(Engine, ASeedDecidesTheTokensWhateverTheId) {
+  Engine engine(TinyConfig(Model(), "int8"));
+  const auto tokens = [&engine](const char* id, uint64_t seed) {
+    Request request{.id = id, .prompt = {5, 6, 7}, .sampling = Greedy(20)};
+    request.sampling.temperature = 1.0F;
+    request.sampling.seed = seed;
+    return RunOne(engine, request).tokens;
+  };
+  EXPECT_EQ(tokens("a", 1), tokens("b", 1));
+  EXPECT_NE(tokens("a", 1), tokens("a", 2));
+}
+
 // Prefill multiplies many rows at once, decode one: integer dots must not make a difference.
 TEST(Engine, QuantizedWeightsGiveARowTheSameBitsInAnyBatch) {
   for (const char* type : {"int8", "int4"}) {

@@ -1,4 +1,4 @@
-"""The command kvanta as a user meets it: in a process of its own."""
+"""The command kvanta as a user meets it: answers, errors, exit status."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, kvanta
+from command_line import SMALL, kvanta, kvanta_process
 from tiny_checkpoints import write_checkpoint
 from tiny_gguf import TinyModel, write_gguf
 
@@ -24,13 +24,13 @@ from kvanta.cli.report import write_report
 def test_options_are_checked_before_the_model_is_looked_for() -> None:
     """A hub id would be downloaded first."""
     for words in (["generate", "organization/model", "x"], ["serve", "organization/model", "--port", "0"]):
-        done = kvanta(*words, "--dtype", "float17", HF_HUB_OFFLINE="1")
+        done = kvanta(*words, "--dtype", "float17")
         assert done.returncode == 2
         assert "dtype must be one of auto" in done.stderr.splitlines()[-1]
 
 
 def test_generate() -> None:
-    done = kvanta("generate", "stories260k", "Once upon a time", "--max-tokens", "12", *SMALL)
+    done = kvanta_process("generate", "stories260k", "Once upon a time", "--max-tokens", "12", *SMALL)
     assert done.returncode == 0
     assert done.stdout.startswith(", there was a little girl")
     assert done.stdout.endswith("\n")
@@ -41,7 +41,8 @@ def test_generate() -> None:
 
 
 def test_generate_reads_the_prompt_from_stdin() -> None:
-    piped = kvanta("generate", "--model-path", "stories260k", "--max-tokens", "12", *SMALL, stdin="Once upon a time\n")
+    words = ["generate", "--model-path", "stories260k", "--max-tokens", "12", *SMALL]
+    piped = kvanta_process(*words, stdin="Once upon a time\n")
     given = kvanta("generate", "stories260k", "Once upon a time", "--max-tokens", "12", *SMALL)
     assert piped.stdout == given.stdout
 
@@ -209,7 +210,7 @@ BAD: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize(("words", "reason"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line_and_status_2(words: list[str], reason: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_status_2(words: list[str], reason: str) -> None:
     done = kvanta(*words)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -218,8 +219,15 @@ def test_bad_input_is_one_line_and_status_2(words: list[str], reason: str, tmp_p
     assert re.search(reason, line)
 
 
+@pytest.mark.parametrize("case", ["no such option", "a dtype that is not UTF-8", "prompt too long"])
+def test_a_process_says_what_main_does(case: str) -> None:
+    words, _ = BAD[case]
+    process, here = kvanta_process(*words), kvanta(*words)
+    assert (process.returncode, process.stdout, process.stderr) == (2, here.stdout, here.stderr)
+
+
 def test_a_cache_folder_whose_name_is_not_utf8() -> None:
-    done = kvanta("cache", "ls", os.fsdecode(b"/tmp/\xff"))
+    done = kvanta_process("cache", "ls", os.fsdecode(b"/tmp/\xff"))
     assert done.returncode == 2
     assert "DIR must be a text of valid Unicode" in done.stderr
 
@@ -246,11 +254,11 @@ def test_a_folder_whose_name_is_not_utf8(command: str, tmp_path: Path) -> None:
 
 
 def test_a_terminal_without_unicode() -> None:
-    done = kvanta("plan", "stories260k", PYTHONIOENCODING="ascii")
+    done = kvanta_process("plan", "stories260k", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "?" in done.stdout
     words = ["generate", "stories260k", "\u65e5\u672c", "--max-tokens", "3", *SMALL, "--json", "-"]
-    report = kvanta(*words, PYTHONIOENCODING="ascii").stdout
+    report = kvanta_process(*words, PYTHONIOENCODING="ascii").stdout
     assert json.loads(report)["token_ids"] == json.loads(kvanta(*words).stdout)["token_ids"]
 
 

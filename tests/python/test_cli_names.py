@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import kvanta
+from command_line import kvanta, kvanta_process
 
 from kvanta import InputError, __version__, _core
 from kvanta.cli import generate, llama_cpp_options, serve
@@ -16,7 +16,7 @@ from kvanta.compat_options import known_arguments
 
 
 def test_version_and_help() -> None:
-    assert kvanta("--version").stdout == f"kvanta {__version__}\n"
+    assert kvanta_process("--version").stdout == f"kvanta {__version__}\n"
     for words in ([], ["--help"]):
         done = kvanta(*words)
         assert done.returncode == 0

@@ -42,6 +42,7 @@ def report(*words: str | Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.rotation("folder", 3, 0)
 def test_plan_and_calibrate(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = report("plan", folder, "--memory", "1GiB", "--context", "128", tmp_path / "plan.json")
     names = {row["name"] for row in planned["formats"]}
@@ -57,11 +58,13 @@ def test_plan_and_calibrate(folder: Path, tmp_path: Path, capsys: pytest.Capture
         calibrated = report(*words, tmp_path / "calibrated.json")
         llm = LLM(folder, kv_cache_dtype="fp8", quantization_param_path=str(scales), **options)
         assert len(calibrated["layers"]) == llm.model_info.layers
-    # The gate of a shared expert is one row of a panel of 16.
-    assert planned["weight_bytes"] <= llm.stats()["weight_bytes"] < 1.01 * planned["weight_bytes"]
+    # The gate of a shared expert is one row of a panel of 16; AMX's panels have 32, and latents 80 rows.
+    padded = 1.03 if llm.stats()["isa"] == "amx" else 1.01
+    assert planned["weight_bytes"] <= llm.stats()["weight_bytes"] < padded * planned["weight_bytes"]
     assert np.isfinite(llm.logits(range(3, 90))).all()
 
 
+@pytest.mark.rotation("folder", 3, 1)
 def test_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
     words = ["--formats", "int8", "int4", "--context", "128", "--tokens", "128"]
@@ -72,6 +75,7 @@ def test_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert rows["int8"]["bits_per_element"] > rows["int4"]["bits_per_element"]
 
 
+@pytest.mark.rotation("folder", 3, 2)
 def test_serve(folder: Path) -> None:
     llm = LLM(folder, threads=1, kv_cache_memory_bytes="8MiB", max_model_len=128)
     logits = llm.logits([1, 5, 6, 7])[-1]

@@ -48,6 +48,7 @@ def shortest_config(architecture: str, config: dict[str, Any]) -> dict[str, Any]
     return config
 
 
+@pytest.mark.rotation("architecture", 3, 0)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_absent_keys_are_the_defaults_of_transformers(architecture: str, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.make_model(architecture), tmp_path)

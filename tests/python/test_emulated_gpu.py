@@ -61,6 +61,7 @@ def divergence(folder: Path, dtype: str, cache: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+@pytest.mark.rotation("architecture", 3, 0)
 @pytest.mark.parametrize("architecture", _core.architectures())
 def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_classes.make_of_class(architecture, **tiny_classes.experts(4, 2))

@@ -184,6 +184,7 @@ def make(tmp_path: Path, model: str, kind: Kind = Kind.F32, **kinds: Kind) -> tu
     return gguf_models.write(source, tmp_path / "m.gguf", kind, kinds), source
 
 
+@pytest.mark.rotation("model", 2, "kind")
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("model", MODELS)
 def test_float32_logits_equal_transformers(
@@ -212,6 +213,7 @@ def test_types_of_tensors(kind: str, tmp_path: Path, record_support: RecordSuppo
     record_support(file, f"GGUF {kind}")
 
 
+@pytest.mark.rotation("model", 3, 0)
 @pytest.mark.parametrize("model", MODELS)
 def test_blocks_of_4_bits(model: str, tmp_path: Path, record_support: RecordSupport) -> None:
     """Kept and multiplied in every architecture's layers: Q4_0, and GPT-OSS's experts in MXFP4."""

@@ -130,7 +130,6 @@ def test_killed_and_restarted_under_load(redis: RedisProcess, cold: LLM) -> None
     assert len(told) < turn / 2
     redis.kill()
     redis.start()
-    time.sleep(4)  # longer than the pause after the last failures
     fresh = LLM("stories260k", **_OPTIONS, kv_store=f"redis://127.0.0.1:{redis.port}")
     _answer(fresh, prompts[0])
     fresh._engine.flush_prefix_cache()

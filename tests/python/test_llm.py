@@ -1,6 +1,5 @@
 """LLM on the shipped model: generate, chat, stream, stop, seeds, log-probabilities, logits, stats."""
 
-import contextlib
 import gc
 import threading
 from typing import Any
@@ -313,14 +312,6 @@ def test_stats(llm: LLM) -> None:
     assert stats["generated_tokens"] >= 24
     assert len(stats["layers"]) == 5
     assert stats["threads"] == 1
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "fp8_e5m2", "int8", "k=int8,v=bf16"])
-def test_every_format_that_the_model_takes(name: str) -> None:
-    with pytest.warns(UserWarning, match="scale") if "fp8" in name else contextlib.nullcontext():
-        llm = LLM("stories260k", kv_cache_dtype=name, kv_cache_memory_bytes="8MiB", threads=1)
-    (output,) = llm.generate(PROMPT, GREEDY)
-    assert output.outputs[0].text.startswith(", there was a little")
 
 
 def test_aliases_and_options_of_other_engines() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import model_matrix
 import pytest
 import quantized_checkpoints as layouts
-from model_matrix import architecture_rows, column_of, kernel_rows, read_cells, weight_rows
+from model_matrix import architecture_rows, column_of, differences, kernel_rows, read_cells, weight_rows
 from model_support import PROPERTY, recorder
 from support_matrix import ROOT
 
@@ -68,6 +68,52 @@ def test_what_a_test_records_is_read_if_it_passed(tmp_path: Path) -> None:
         }
     ]
     assert weight_rows(cells) == [{"weights": "awq", "cpu": 1}]
+
+
+STORED = [
+    {"architecture": "A", "cpu": {"floats": "passed", "fp8": "passed"}, "gpu_emulated": {"floats": "refused"}},
+    {"architecture": "B", "cpu": {"floats": "passed"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "is_known"),
+    [
+        ({"architecture": "B", "cpu": {"floats": "passed"}}, True),
+        ({"architecture": "A", "cpu": {"fp8": "passed"}}, True),
+        ({"architecture": "A", "gpu_emulated": {"floats": "passed"}}, False),
+        ({"architecture": "A", "cpu": {"fp8": "refused"}}, False),
+        ({"architecture": "A", "cpu": {"int4": "passed"}}, False),
+        ({"architecture": "A", "cpu": {}, "refusal": "no such layers"}, False),
+        ({"architecture": "C", "cpu": {"floats": "passed"}}, False),
+    ],
+)
+def test_a_run_in_rotation_may_lack_cells_but_has_no_others(row: dict[str, Any], is_known: bool) -> None:
+    assert (differences("architectures", [row], STORED, is_partial=True) == []) == is_known
+    assert differences("architectures", [row, STORED[1]], STORED, is_partial=False) != []
+    assert differences("architectures", STORED, STORED, is_partial=False) == []
+
+
+@pytest.mark.parametrize(("count", "is_known"), [(2, True), (3, True), (4, False)])
+def test_a_run_in_rotation_shows_no_more_architectures(count: int, is_known: bool) -> None:
+    stored = [{"weights": "awq", "cpu": 3}]
+    assert (differences("weights", [{"weights": "awq", "cpu": count}], stored, is_partial=True) == []) == is_known
+
+
+def test_the_command_checks_a_part_or_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any) -> None:
+    cell = {"architecture": "LlamaForCausalLM", "weights": "awq", "device": "cpu"}
+    report = tmp_path / "report.xml"
+    properties = f"<properties><property name='{PROPERTY}' value='{json.dumps(cell)}'/></properties>"
+    report.write_text(f"<testsuite><testcase>{properties}</testcase></testsuite>")
+    for words, status in ((["--rotation"], 0), ([], 1)):
+        monkeypatch.setattr("sys.argv", ["model_matrix.py", str(report), "--check", *words])
+        assert model_matrix.main() == status
+
+
+def test_inputs_exist_and_hold_the_tests_in_rotation() -> None:
+    paths = model_matrix.inputs()
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert {"tests/python/test_quantized_architectures.py", "tests/python/test_config_defaults.py"} <= set(paths)
 
 
 def test_new_weights_need_a_column() -> None:

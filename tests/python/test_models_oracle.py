@@ -184,6 +184,7 @@ def test_plan_counts_the_parameters(architecture: str, tmp_path: Path) -> None:
     assert plan(str(tmp_path), 2**30)["parameters"] == expected
 
 
+@pytest.mark.rotation("case", 3, 0)
 def test_first_generation_of_config(case: tuple[Path, NDArray[np.float32]], tmp_path: Path) -> None:
     folder, expected = case
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -209,6 +210,7 @@ def errors_in_16_bits(
     return rms_error(found, exact) / cost, rms_error(found, rounded) / cost
 
 
+@pytest.mark.rotation("architecture", 2, "cache")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("cache", "weights", "inputs"), SIXTEEN_BITS)
 def test_logits_in_16_bits(
@@ -253,6 +255,7 @@ def test_latents_in_16_bits(cache: str, weights: torch.dtype, inputs: torch.dtyp
     assert to_exact < tolerance.LATENT_ROUNDING_RATIO
 
 
+@pytest.mark.rotation("architecture", 2, "name")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("weights", "name"), [(torch.bfloat16, "BF16"), (torch.float16, "F16")])
 def test_16_bit_checkpoints_in_float32(

@@ -145,6 +145,7 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_sup
     record_support(tmp_path, "F32")
 
 
+@pytest.mark.rotation("architecture", 2, "name")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("weights", "name"), [(torch.bfloat16, "BF16"), (torch.float16, "F16")])
 def test_16_bit_checkpoints_in_float32(
@@ -157,6 +158,7 @@ def test_16_bit_checkpoints_in_float32(
     record_support(tmp_path, name)
 
 
+@pytest.mark.rotation("architecture", 3, 0)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
     """Over several models: one row that gets another expert outweighs all rounding of a model.

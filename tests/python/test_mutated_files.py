@@ -210,13 +210,15 @@ PARSERS: dict[str, Parser] = {
     "safetensors index": Parser("model.safetensors.index.json", shards, check_model_folder),
     "scheme file": Parser("scheme.json", scheme_file, read_schemes),
     "tokenizer.json": tokenizer_of(stories, "tokenizer.json"),
-    **{name: Parser("config.json", config_of(name), read_info, examples=50) for name in _core.architectures()},
 }
+CLASSES = {name: Parser("config.json", config_of(name), read_info, examples=50) for name in _core.architectures()}
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize(
+    "name", [*PARSERS, *(pytest.param(name, marks=pytest.mark.rotation("name", 4, 0)) for name in CLASSES)]
+)
 def test_a_mutated_file_is_read_or_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parser = PARSERS[name]
+    parser = (PARSERS | CLASSES)[name]
     if name == "tiktoken":
         tokenizer_files.family(monkeypatch, tokenizer_files.GPT4_PATTERN)
     folder = tmp_path / "model"

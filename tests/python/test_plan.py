@@ -177,6 +177,7 @@ LAYER_MAPS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.rotation("options", 2, "window")
 @pytest.mark.parametrize("options", LAYER_MAPS.values(), ids=LAYER_MAPS.keys())
 @pytest.mark.parametrize("window", [0, 100])
 def test_the_engine_holds_as_many_sequences_as_planned(

@@ -30,6 +30,7 @@ def load_twin(folder: Path, architecture: str) -> transformers.PreTrainedModel:
     return model
 
 
+@pytest.mark.rotation("architecture", 4, "layout")
 @pytest.mark.parametrize("layout", ["fp8_blocks", "ct_int8", "awq", "modelopt_nvfp4"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_equal_those_of_the_dequantized_weights(

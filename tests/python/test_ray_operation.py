@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import importlib.util
 import json
+import os
+import signal
 import socket
 import subprocess
 import threading
-import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from live_server import events
 
-from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams
+from kvanta import LLM, SamplingParams
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed", allow_module_level=True)
@@ -26,17 +26,11 @@ if importlib.util.find_spec("ray") is None:
 
 import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig
-from server_process import KVANTA, free_port
+from redis_process import RedisProcess, running_redis
+from server_process import KVANTA, descendants, free_port, server_process
+from test_roles import BODY, OPTIONS, PROMPT_TOKENS, prompt, wanted
 
 import kvanta.ray
-from kvanta import _core
-from kvanta.generation import ConstraintRecipe
-from kvanta.prompts import TokenPrompt
-from kvanta.ray.autoscaling import CACHE_OCCUPANCY, ByRequestsAndCache
-from kvanta.ray.engine_replica import EngineReplica
-from kvanta.ray.messages import EngineRequest, OtherEngineError, RemoteOutput, fields_of, identity_of, pack_recipe
-from kvanta.structured_output import GrammarCompiler
 
 SIZES: dict[str, Any] = {"block_size": 16, "threads": 1, "kv_cache_memory_bytes": "8MiB"}
 ARGUMENTS: dict[str, Any] = {
@@ -56,6 +50,7 @@ class Application:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.ray_address: str = ray.get_runtime_context().gcs_address
         self._changes: dict[str, Any] | None = None
 
     def deploy(self, **changes: Any) -> None:
@@ -68,6 +63,11 @@ class Application:
         """The same, unless the test before has left this configuration."""
         if changes != self._changes:
             self.deploy(**changes)
+
+    def delete(self) -> None:
+        """Ends all replicas; Ray goes on."""
+        self._changes = None
+        serve.delete("kvanta")
 
 
 @pytest.fixture(scope="module")
@@ -232,104 +232,47 @@ def test_full_caches_call_for_replicas(application: Application) -> None:
     replicas_of(lambda all_: len(all_) == 1)
 
 
-def context(requests: float, *occupancy: float) -> Any:
-    config = AutoscalingConfig(min_replicas=1, max_replicas=10, target_ongoing_requests=8)
-    metrics = {CACHE_OCCUPANCY: dict(enumerate(occupancy))} if occupancy else None
-    return types.SimpleNamespace(config=config, total_num_requests=requests, aggregated_metrics=metrics)
-
-
-def test_the_policy_takes_the_larger_need() -> None:
-    policy = ByRequestsAndCache(target_cache_occupancy=0.5)
-    assert policy(context(24))[0] == 3
-    assert policy(context(8, 0.9, 0.6))[0] == pytest.approx(3)
-    assert policy(context(40, 0.9, 0.6))[0] == 5
-
-
-@pytest.mark.parametrize("target", [0, 1.5, "much", True])
-def test_bad_targets_are_named(target: Any) -> None:
-    with pytest.raises(InputError, match="target_cache_occupancy must be above 0"):
-        kvanta.ray.app(model="m", replicas="auto", autoscaling_config={"target_cache_occupancy": target})
-
-
-def request_for(identity: str) -> EngineRequest:
-    return EngineRequest("x", [5, 6, 7], {**fields_of(_core.SamplingParams()), "max_tokens": 2}, identity=identity)
-
-
-async def ask_replica(kv_cache_dtype: str, identity: str | None) -> list[RemoteOutput]:
-    """Outputs of a replica in this process; `identity`: None for its own."""
-    replica = EngineReplica("stories260k", {**SIZES, "kv_cache_dtype": kv_cache_dtype})
-    own = (await replica.describe())["identity"]
-    return await outputs_of(replica, request_for(own if identity is None else identity))
-
-
-async def outputs_of(replica: EngineReplica, request: EngineRequest) -> list[RemoteOutput]:
-    return [output async for outputs in replica.generate(request) for output in outputs]
+def prefill_replicas() -> list[int]:
+    """Processes; those of the cluster are descendants of this one."""
+    names = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in descendants(os.getpid())}
+    return [each for each, name in names.items() if b"PrefillReplica" in name]
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For replicas in this process."""
-    rank = types.SimpleNamespace(rank=types.SimpleNamespace(rank=0))
-    monkeypatch.setattr(serve, "get_replica_context", lambda: rank)
+def redis(tmp_path: Path) -> Iterator[RedisProcess]:
+    with running_redis(tmp_path) as process:
+        yield process
 
 
-@pytest.mark.usefixtures("in_process")
-def test_a_replica_without_a_prefix_cache() -> None:
-    async def run() -> tuple[Any, bytes]:
-        replica = EngineReplica("stories260k", {**SIZES, "enable_prefix_caching": False})
-        own = (await replica.describe())["identity"]
-        outputs = await outputs_of(replica, request_for(own))
-        return outputs[-1].finish, replica.record_routing_stats()["pages"]
+def test_a_server_with_replicas_by_role_on_this_cluster(application: Application, redis: RedisProcess) -> None:
+    """A prompt goes to a prefill replica first; after its death, prompts are computed where they are needed.
 
-    assert asyncio.run(run()) == (_core.FinishReason.LENGTH, b"")
+    The last one: a server that ends takes Ray Serve down.
+    """
+    application.delete()
+    alone = LLM("stories260k", **OPTIONS)
+    port = free_port()
+    words = ["--block-size", "16", "--kv-cache-dtype", "int8", "--kv-cache-memory-bytes", "1MiB", "--threads", "1"]
+    store = ["--kv-store", f"redis://127.0.0.1:{redis.port}", "--prefill-replicas", "1"]
+    command = [*KVANTA, "stories260k", "--port", str(port), *words, *store]
+    environment = {"RAY_ADDRESS": application.ray_address}
+    with (
+        server_process(command, port, environment=environment) as process,
+        httpx2.Client(base_url=process.url, timeout=60) as client,
+    ):
 
+        def ask(stem: int) -> int:
+            answer = client.post("/v1/completions", json={**BODY, "prompt": prompt(stem)}).json()
+            assert answer["choices"][0]["token_ids"] == wanted(alone, prompt(stem))
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-@pytest.mark.usefixtures("in_process")
-def test_a_replica_goes_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a caller that leaves meanwhile leaves nothing behind."""
-    pytest.importorskip("llguidance")
-    compiling, released = threading.Event(), threading.Event()
-
-    def slow(self: GrammarCompiler, grammar: str, kind: str) -> Any:
-        compiling.set()
-        assert released.wait(60), "nothing else has run"
-        return compile_one(self, grammar, kind)
-
-    compile_one = GrammarCompiler._matcher
-    monkeypatch.setattr(GrammarCompiler, "_matcher", slow)
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["cat", "dog"]))
-    recipe = pack_recipe(ConstraintRecipe(TokenPrompt("a", [5]), params, [], None))
-
-    async def run() -> list[Any]:
-        replica = EngineReplica("stories260k", SIZES)
-        own = (await replica.describe())["identity"]
-        constrained = dataclasses.replace(request_for(own), constraint=recipe)
-        waiting, leaving = (asyncio.create_task(outputs_of(replica, constrained)) for _ in range(2))
-        while not compiling.is_set():
-            await asyncio.sleep(0)
-        others = await outputs_of(replica, request_for(own))
-        leaving.cancel()
-        await asyncio.wait([leaving])
-        released.set()
-        finishes = [others[-1].finish, (await waiting)[-1].finish, leaving.cancelled()]
-        assert replica._outputs == {}
-        return finishes
-
-    assert asyncio.run(run()) == [_core.FinishReason.LENGTH, _core.FinishReason.LENGTH, True]
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_replica_refuses_requests_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another cache format, or of another version."""
-    assert asyncio.run(ask_replica("int8", None))[-1].finish == _core.FinishReason.LENGTH
-    engine = LLM("stories260k", kv_cache_dtype="int8", **SIZES)._engine
-    other = LLM("stories260k", kv_cache_dtype="int4_per_token_head", **SIZES)._engine
-    assert identity_of(engine) != identity_of(other)
-    with pytest.raises(OtherEngineError):
-        asyncio.run(ask_replica("int8", identity_of(other)))
-    mine = identity_of(engine)
-    monkeypatch.setattr(kvanta, "__version__", "0.0.1")
-    assert identity_of(engine) != mine
+        # A prompt waits some seconds for a prefill replica to report, which a slow one may miss.
+        assert any(ask(stem) >= 0.95 * PROMPT_TOKENS for stem in range(10, 30))
+        assert ask(7) >= 0.95 * PROMPT_TOKENS
+        [victim] = prefill_replicas()
+        os.kill(victim, signal.SIGKILL)
+        ask(8)
+        ask(9)
 
 
 def test_a_port_that_is_taken_ends_the_command_at_once() -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from live_server import live_server
 from redis_process import RedisProcess, running_redis
-from server_process import KVANTA, descendants, free_port, server_process
 
 from kvanta import LLM, InputError, SamplingParams
 
@@ -98,33 +92,6 @@ def test_sglangs_name_of_the_option(redis: RedisProcess) -> None:
     llm = LLM("stories260k", **OPTIONS, kv_store=url, disaggregation_mode="prefill")
     assert llm.config.role == "prefill"
     assert LLM("stories260k", **OPTIONS, disaggregation_mode="null").config.role == "both"
-
-
-def prefill_replicas(pid: int) -> list[int]:
-    return [each for each in descendants(pid) if b"PrefillReplica" in Path(f"/proc/{each}/cmdline").read_bytes()]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_replicas_by_role(redis: RedisProcess, alone: LLM) -> None:
-    """A prompt goes to a prefill replica first; after its death, prompts are computed where they are needed."""
-    port = free_port()
-    words = ["--block-size", "16", "--kv-cache-dtype", "int8", "--kv-cache-memory-bytes", "1MiB", "--threads", "1"]
-    store = ["--kv-store", f"redis://127.0.0.1:{redis.port}/5", "--prefill-replicas", "1"]
-    command = [*KVANTA, "stories260k", "--port", str(port), *words, *store]
-    with server_process(command, port) as process, httpx2.Client(base_url=process.url, timeout=60) as client:
-
-        def ask(stem: int) -> int:
-            answer = client.post("/v1/completions", json={**BODY, "prompt": prompt(stem)}).json()
-            assert answer["choices"][0]["token_ids"] == wanted(alone, prompt(stem))
-            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-        # A prompt waits some seconds for a prefill replica to report, which a slow one may miss.
-        assert any(ask(stem) >= 0.95 * PROMPT_TOKENS for stem in range(10, 30))
-        assert ask(7) >= 0.95 * PROMPT_TOKENS
-        [victim] = prefill_replicas(process.pid)
-        os.kill(victim, signal.SIGKILL)
-        ask(8)
-        ask(9)
 
 
 def test_prefill_replicas_need_a_store() -> None:

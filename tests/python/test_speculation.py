@@ -92,8 +92,13 @@ def test_streams_yield_the_same_text(llm: LLM, speculating: LLM) -> None:
 
 
 def test_constrained_requests_decode_plainly(speculating: LLM) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=40, structured_outputs=REGEX)
-    assert speculating.generate(REPETITIVE, params)[0].outputs[0].num_draft_tokens == 0
+    """The same text is drafted where its tokens are likely instead of demanded."""
+    constrained = SamplingParams(temperature=0.0, max_tokens=40, structured_outputs=REGEX)
+    (answer,) = speculating.generate(REPETITIVE, constrained)[0].outputs
+    assert (answer.text, answer.num_draft_tokens) == ("red ball " * 4, 0)
+    likely = dict.fromkeys(answer.token_ids, 100.0)
+    free = SamplingParams(temperature=0.0, max_tokens=len(answer.token_ids), logit_bias=likely)
+    assert speculating.generate(REPETITIVE, free)[0].outputs[0].num_draft_tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -106,19 +106,21 @@ def run(values: argparse.Namespace) -> int:
     with progress_bar(len(values.weights) * len(threads) * (1 + len(shapes)), "measuring", "layer") as bar:
         for weights in values.weights:
             for count in threads:
+                measured: list[dict[str, Any]] = []
+                for size_in, size_out in shapes:
+                    measured += _core.run_linear_bench(
+                        weights, values.isa, count, size_in, size_out, values.rows, values.seconds
+                    )
+                    bar.update()
+                # After the layers, whose sizes may be refused: it takes seconds.
                 read, operations = _core.linear_limits(weights, values.isa, count)
                 limit = {"weights": weights, "threads": count}
                 limits.append({**limit, "read_bytes_per_second": read, "operations_per_second": operations})
                 bar.update()
-                for size_in, size_out in shapes:
-                    measured = _core.run_linear_bench(
-                        weights, values.isa, count, size_in, size_out, values.rows, values.seconds
-                    )
-                    for row in measured:
-                        row["share_of_read"] = row["bytes_per_second"] / read
-                        row["share_of_peak"] = row["operations_per_second"] / operations
-                    rows += measured
-                    bar.update()
+                for row in measured:
+                    row["share_of_read"] = row["bytes_per_second"] / read
+                    row["share_of_peak"] = row["operations_per_second"] / operations
+                rows += measured
     machine = {"cpu": cpu_name(), "cpus": cpus, "system": platform.platform()}
     lines = [_limit_line(limit) for limit in limits]
     header = ["weights", "isa", "threads", "layer", "rows", "ms", "GB/s", "of memory", "GFLOP/s", "of peak"]

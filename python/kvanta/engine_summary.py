@@ -69,7 +69,7 @@ def summarize(
         backend=stats["backend"],
         threads=stats["threads"],
         processes=_core.rank_count(config),
-        replicas=stats.get("replicas", 1),
+        replicas=max(1, stats.get("replicas", 1)),  # 0: none has reported yet
         weight_bytes=stats["weight_bytes"],
         weights=stored_as(str(arguments.get("weight_dtype") or "auto"), info.dtype, info.weight_bytes, info.parameters),
         kv_cache_dtype=stats["kv_cache_dtype"],

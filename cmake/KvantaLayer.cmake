@@ -128,7 +128,7 @@ function(kvanta_isa_sources variable)
       if(isa MATCHES "^(portable|neon|dotprod|i8mm)$")
         list(APPEND options -O2 -ftree-vectorize)  # as fast, and compiled in two thirds of the time
       elseif(isa MATCHES "^avx512|^zen4$" AND path MATCHES "/kernels/cpu/")
-        list(APPEND options -O1)  # as fast (docs/adr/0077), and compiled in two thirds of the time
+        list(APPEND options -O1)  # as fast (docs/adr/0075), and compiled in two thirds of the time
       endif()
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each
@@ -176,7 +176,7 @@ function(kvanta_layer name)
   set_target_properties(kvanta_${name} PROPERTIES UNITY_BUILD ${KVANTA_UNITY} UNITY_BUILD_BATCH_SIZE 16)
   kvanta_precompile(kvanta_${name})
   if(name MATCHES "^(parallel|store|models|observe|engine)$" AND CMAKE_BUILD_TYPE STREQUAL "Release")
-    target_compile_options(kvanta_${name} PRIVATE -O1)  # as fast (docs/adr/0077): what takes time there is called, not written
+    target_compile_options(kvanta_${name} PRIVATE -O1)  # as fast (docs/adr/0075): what takes time there is called, not written
   endif()
   target_link_libraries(kvanta_${name} PUBLIC kvanta_options PRIVATE nlohmann_json::nlohmann_json Threads::Threads)
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/base/fmt_instances.cc PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)

@@ -5,6 +5,8 @@
 # Debian's tools take precedence: with a pip-installed cmake before them, every build folder would depend on a shim.
 export PATH="$PWD/.venv/bin:/usr/bin:/bin:$PATH"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# Containers often set it: every one of hundreds of processes would then compile torch and Ray anew.
+export PYTHONDONTWRITEBYTECODE=
 # Hits for the same file compiled in another clone of the repository.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 

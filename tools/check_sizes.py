@@ -27,7 +27,7 @@ EXCEPTIONS: dict[str, int] = {
 
 def is_source(path: Path) -> bool:
     """True for source suffixes, and for files without a suffix that start with `#!`."""
-    if path.suffix not in SUFFIXES or "__pycache__" in path.parts or not path.is_file():
+    if path.suffix not in SUFFIXES or "__pycache__" in path.parts or path.is_symlink() or not path.is_file():
         return False
     return path.suffix != "" or path.read_bytes()[:2] == b"#!"
 

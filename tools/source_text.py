@@ -38,7 +38,7 @@ class SourceText:
 
 def sources(root: Path, folders: Iterable[str]) -> list[Path]:
     """C++ and Python files below these folders of `root`, sorted."""
-    files = {file for folder in folders for file in (root / folder).rglob("*")}
+    files = {file for folder in folders for file in (root / folder).rglob("*") if not file.is_symlink()}
     suffixes = CPP_SUFFIXES | PYTHON_SUFFIXES
     return sorted(file for file in files if file.suffix in suffixes and "__pycache__" not in file.parts)
 

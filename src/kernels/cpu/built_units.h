@@ -13,7 +13,7 @@ namespace kvanta::kernels {
 
 inline constexpr std::string_view kLeftOutUnits[] = {KVANTA_LEFT_OUT_UNITS ""};
 
-// Whether isa_<unit>.cc is compiled; the table of another one must not be referred to.
+// True if isa_<unit>.cc is compiled; the table of another unit must not be referred to.
 constexpr bool IsBuilt(std::string_view unit) {
   return std::ranges::find(kLeftOutUnits, unit) == std::end(kLeftOutUnits);
 }

@@ -26,6 +26,7 @@ passed_mark() {
     for compiler in c++ clang++-14 clang-tidy-14 aarch64-linux-gnu-g++; do "$compiler" --version 2>/dev/null || true; done
     grep -m 1 -E '^(flags|Features)' /proc/cpuinfo
     env | grep -E '^(KVANTA_|CXX|CFLAGS|LDFLAGS)' | sort || true
+    # shellcheck disable=SC2016
     section_packages build test cross | xargs dpkg-query -W -f '${Package} ${Version}\n' 2>/dev/null || true
   } | sha256sum | sed "s|^\([0-9a-f]*\).*|$passed_folder/$1-\1|"
 }

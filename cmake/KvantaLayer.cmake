@@ -66,14 +66,14 @@ if(EXISTS /proc/cpuinfo)
 endif()
 
 # KVANTA_UNITS: instruction sets to compile kernels for. "all": those of the architecture, one of which is chosen at run
-# time. "native": this CPU's best one (src/kernels/cpu/select.cc has the order) and what that one is built on, for a build
-# that stays on the machine.
-set(KVANTA_UNITS "all" CACHE STRING "Instruction sets of the CPU kernels: all, or native for this CPU's best one")
-if(NOT KVANTA_UNITS MATCHES "^(all|native)$")
-  message(FATAL_ERROR "KVANTA_UNITS=${KVANTA_UNITS}; expected all or native")
+# time. For a build that stays on the machine, a list: "native", this CPU's best one (src/kernels/cpu/select.cc has the order)
+# and what that one is built on; "native;portable" for work on the sources, as scripts/dev builds it.
+set(KVANTA_UNITS "all" CACHE STRING "Instruction sets of the CPU kernels: all, native or native;portable")
+if(NOT KVANTA_UNITS MATCHES "^(all|native|native;portable)$")
+  message(FATAL_ERROR "KVANTA_UNITS=${KVANTA_UNITS}; expected all, native or native;portable")
 endif()
 set(KVANTA_LEFT_OUT_UNITS "")  # src/kernels/cpu/built_units.h tells the files that list units
-if(KVANTA_UNITS STREQUAL "native" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT CMAKE_CROSSCOMPILING)
+if("native" IN_LIST KVANTA_UNITS AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT CMAKE_CROSSCOMPILING)
   set(native avx512)
   foreach(flag avx512f avx512bw avx512vl avx512dq avx512vbmi avx512_vnni)
     if(NOT cpu_flags MATCHES " ${flag} ")
@@ -94,8 +94,8 @@ if(KVANTA_UNITS STREQUAL "native" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|A
     list(APPEND native avx512fp16)
   endif()
   set(KVANTA_LEFT_OUT_UNITS amx zen4 avx512fp16 avx512 avx2 portable)
-  list(REMOVE_ITEM KVANTA_LEFT_OUT_UNITS ${native})
-  message(STATUS "Units: ${native}")
+  list(REMOVE_ITEM KVANTA_LEFT_OUT_UNITS ${native} ${KVANTA_UNITS})
+  message(STATUS "Units left out: ${KVANTA_LEFT_OUT_UNITS}")
 endif()
 
 # kvanta_isa_sources(VARIABLE): removes other architectures' files from a list of sources, and sets the flags of ISA units.
@@ -147,10 +147,10 @@ function(kvanta_isa_sources variable)
   set(${variable} ${kept} PARENT_SCOPE)
 endfunction()
 
-# kvanta_precompile(TARGET): standard headers and those of fmt, precompiled once for all layers. In native builds alone:
+# kvanta_precompile(TARGET): standard headers and those of fmt, precompiled once for all layers. In native builds for use alone:
 # objects depend on the build folder then, and the cache of the compiler helps no other one.
 function(kvanta_precompile target)
-  if(NOT KVANTA_UNITS STREQUAL "native")
+  if(KVANTA_UNITS STREQUAL "all" OR KVANTA_SANITIZE)
     return()
   elseif(TARGET kvanta_precompiled)
     target_precompile_headers(${target} REUSE_FROM kvanta_precompiled)

@@ -136,11 +136,14 @@ setup_package() {
   .venv/bin/python -m pip install --progress-bar off --no-deps --force-reinstall build/wheel/kvanta-*.whl
 }
 
-# build_native TARGET...: builds these in build/native, for this machine alone: kernels for its CPU and the portable ones.
+# build_native TARGET...: builds these in build/native, for this machine alone, with the kernels of $native_units
+# (KVANTA_UNITS in cmake/KvantaLayer.cmake).
+native_units=native
 build_native() {
-  [[ build/native/build.ninja -nt CMakePresets.json ]] || {
-    cmake --preset native -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DKVANTA_BUILD_TESTS=OFF
-  }
+  local cache=build/native/CMakeCache.txt
+  if [[ ! $cache -nt CMakePresets.json ]] || ! grep -q "^KVANTA_UNITS:STRING=$native_units" "$cache"; then
+    cmake --preset native -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DKVANTA_BUILD_TESTS=OFF -DKVANTA_UNITS="$native_units"
+  fi
   cmake --build build/native --target "$@"
 }
 

@@ -40,7 +40,9 @@ std::string ErrorOf(const char* isa) {
 
 TEST(SelectIsa, EveryRunnableUnitByName) {
   ASSERT_FALSE(RunnableIsas().empty());
-  if (IsBuilt("portable")) EXPECT_STREQ(RunnableIsas().back(), "portable");
+  if (IsBuilt("portable")) {
+    EXPECT_STREQ(RunnableIsas().back(), "portable");
+  }
   for (const char* isa : RunnableIsas()) EXPECT_STREQ(SelectIsa(isa).name, isa);
 }
 

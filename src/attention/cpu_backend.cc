@@ -10,6 +10,7 @@
 #include "attention/tile_attention.h"
 #include "attention/work_list.h"
 #include "kernels/cpu/select.h"
+#include "kernels/ops.h"
 
 namespace kvanta::attention {
 namespace {
@@ -164,7 +165,8 @@ std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig con
 }
 
 bool CpuSupports(const formats::LayerScheme& layer) noexcept {
-  return Attends(*kernels::PortableTable().attention, layer);
+  // Every unit attends to the same formats; the last one needs no permission of the system.
+  return Attends(*kernels::SelectIsa(kernels::RunnableIsas().back()).attention, layer);
 }
 
 }  // namespace kvanta::attention

@@ -10,6 +10,7 @@
 #include "attention/cache_harness.h"
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/attention/reference/attention.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 UNIT = re.compile(r"(?:^|/)isa_(\w+)\.cc\.o(?:bj)?$")
-TABLE = re.compile(r"kvanta::kernels::\w+(Table|BlockKernels|QuantizedKernels)\(\)$")
+TABLE = re.compile(r"kvanta::kernels::\w+(Table|LinearKernels)\(\)$")
 # Per-object copies that the C++ runtime needs; they have no code.
 RUNTIME = re.compile(r"DW\.ref\.|__odr_asan")
 

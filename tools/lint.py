@@ -118,7 +118,7 @@ def main() -> int:
     everything = {path for path in everything if OTHER_CPUS not in path}
     if missing := sorted((wanted or everything) - set(paths)):
         parser.error(
-            f"no compile command of {', '.join(missing[:4])} ({len(missing)} files); a build by fours "
+            f"no compile command of {', '.join(missing[:4])} ({len(missing)} files); a unity build "
             "(KVANTA_UNITY) has none: run cmake --preset debug"
         )
     keys = {path: key_of(path, commands[path]) for path in paths}

@@ -122,7 +122,7 @@ def check_program(words: list[str]) -> None:
     for word in words[index + 1 :]:
         flag = word.strip("[]").partition("=")[0]
         if flag.startswith("--"):
-            known = any(f"{flag}{end}" in text for end in ('"', ")", "]", " "))
+            known = any(f"{flag}{end}" in text for end in ('"', ")", "]", " ", "="))
             assert known or flag[2:].replace("-", "_") in EngineOptions.__dataclass_fields__, f"{words}: {flag}"
 
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Installation shared by scripts/test and scripts/demo; sourced, not run. Every function installs only what is missing, so
+# Installation shared by the scripts; sourced, not run. Every function installs only what is missing, so
 # a second call takes about a second. Expects `set -euo pipefail` and the repository's root as the current folder.
 
 # Debian's tools take precedence: with a pip-installed cmake before them, every build folder would depend on a shim.
@@ -140,8 +140,10 @@ setup_package() {
 # (KVANTA_UNITS in cmake/KvantaLayer.cmake).
 native_units=native
 build_native() {
-  local cache=build/native/CMakeCache.txt
-  if [[ ! $cache -nt CMakePresets.json ]] || ! grep -q "^KVANTA_UNITS:STRING=$native_units" "$cache"; then
+  local ninja=build/native/build.ninja
+  if [[ ! $ninja -nt CMakePresets.json || ! $ninja -nt .venv/pyvenv.cfg ]] ||
+    ! grep -q "^KVANTA_UNITS:STRING=$native_units" build/native/CMakeCache.txt; then
+    rm -rf build/native/CMakeCache.txt build/native/python/bindings/_core*
     cmake --preset native -DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DKVANTA_BUILD_TESTS=OFF -DKVANTA_UNITS="$native_units"
   fi
   # Dependencies from the compiler spare a run of the preprocessor for each file; precompiled headers need the second.
@@ -155,7 +157,7 @@ build_in_place() {
   ln -sfn ../../build/native/python/bindings/_core.pyi python/kvanta/_core.pyi
   ln -sfn ../../models python/kvanta/shipped
   local extension
-  extension=$(cd build/native/python/bindings && ls _core*.so)
+  extension=$(basename build/native/python/bindings/_core*.so)
   find python/kvanta -maxdepth 1 -name '_core*.so' ! -name "$extension" -delete  # of another Python
   ln -sfn "../../build/native/python/bindings/$extension" "python/kvanta/$extension"
 }

@@ -17,15 +17,19 @@ reads() { step_reads[$1]="${*:2}"; }
 passed_folder=${XDG_CACHE_HOME:-$HOME/.cache}/kvanta/passed
 run_all=false
 
-# passed_mark NAME: the file that says that a step has passed with the present files, compilers and CPU.
+# passed_mark NAME: the file that says that a step has passed with the present files, compilers, CPU and GPU; nothing where
+# git lists no files, as in an unpacked archive.
 passed_mark() {
-  local paths
+  local paths files
   read -ra paths <<<"${step_reads[$1]} scripts"
+  files=$(git ls-files --cached --others --exclude-standard -- "${paths[@]}" 2>/dev/null) || return 0
+  [[ -n $files ]] || return 0
   {
-    git ls-files -z --cached --others --exclude-standard -- "${paths[@]}" | sort -z | xargs -0 sha256sum 2>/dev/null
-    for compiler in c++ clang++-14 clang-tidy-14 aarch64-linux-gnu-g++; do "$compiler" --version 2>/dev/null || true; done
+    sort <<<"$files" | tr '\n' '\0' | xargs -0 sha256sum 2>/dev/null || true
+    for compiler in c++ clang++-14 clang-tidy-14 aarch64-linux-gnu-g++ nvcc; do "$compiler" --version 2>/dev/null || true; done
+    compgen -G '/dev/nvidia[0-9]*' || true
     grep -m 1 -E '^(flags|Features)' /proc/cpuinfo
-    env | grep -E '^(KVANTA_|CXX|CFLAGS|LDFLAGS)' | sort || true
+    env | grep -E '^(KVANTA_|CUDA_|CXX|CFLAGS|LDFLAGS)' | sort || true
     # shellcheck disable=SC2016
     section_packages build test cross | xargs dpkg-query -W -f '${Package} ${Version}\n' 2>/dev/null || true
   } | sha256sum | sed "s|^\([0-9a-f]*\).*|$passed_folder/$1-\1|"
@@ -43,8 +47,9 @@ closing_lines() {
 progress_line() {
   local line left=
   line=$(tail -n 1 "$1" | tr -d '\r')
-  if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] && ((10#${BASH_REMATCH[1]} * 8 >= 10#${BASH_REMATCH[2]})); then
-    left=$(($2 * (BASH_REMATCH[2] - BASH_REMATCH[1]) / BASH_REMATCH[1]))
+  if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] && ((10#${BASH_REMATCH[1]} > 0)) &&
+    ((10#${BASH_REMATCH[1]} * 8 >= 10#${BASH_REMATCH[2]})); then
+    left=$(($2 * (10#${BASH_REMATCH[2]} - 10#${BASH_REMATCH[1]}) / 10#${BASH_REMATCH[1]}))
     line="${BASH_REMATCH[0]} about $(minutes $left) left ${line#*\]}"
   fi
   printf '      %s  %.100s' "$(minutes "$2")" "$line"
@@ -99,7 +104,7 @@ finish_step() {
   case $rc in
     0)
       step_state[$name]=passed && echo "      ${which}passed in $took"
-      if [[ -n ${step_reads[$name]:-} && $(passed_mark "$name") == "${step_mark[$name]}" ]]; then
+      if [[ -n ${step_mark[$name]:-} && $(passed_mark "$name") == "${step_mark[$name]}" ]]; then
         mkdir -p "$passed_folder" && date >"${step_mark[$name]}"
       fi
       ;;
@@ -131,7 +136,7 @@ run_steps() {
     fi
     if [[ -n ${step_reads[$name]:-} ]]; then
       step_mark[$name]=$(passed_mark "$name")
-      if ! $run_all && [[ -e ${step_mark[$name]} ]]; then
+      if ! $run_all && [[ -n ${step_mark[$name]} && -e ${step_mark[$name]} ]]; then
         step_state[$name]=passed
         echo "      nothing that it reads has changed since it passed ($(<"${step_mark[$name]}"))"
         step_times+=("$(printf '%6s  %-8s %s' - unchanged "$name")")

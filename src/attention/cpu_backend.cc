@@ -164,7 +164,7 @@ std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig con
   return std::make_unique<CpuBackend>(pool, std::move(config), std::move(threads), isa);
 }
 
-bool CpuSupports(const formats::LayerScheme& layer) noexcept {
+bool CpuSupports(const formats::LayerScheme& layer) {
   // Every unit attends to the same formats; the last one needs no permission of the system.
   return Attends(*kernels::SelectIsa(kernels::RunnableIsas().back()).attention, layer);
 }

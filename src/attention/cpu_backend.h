@@ -22,6 +22,6 @@ std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig con
                                         std::shared_ptr<ThreadPool> threads, const kernels::IsaTable& isa);
 
 // True if there are kernels for the layer's formats: on every instruction set, or on none.
-bool CpuSupports(const formats::LayerScheme& layer) noexcept;
+bool CpuSupports(const formats::LayerScheme& layer);
 
 }  // namespace kvanta::attention

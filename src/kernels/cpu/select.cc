@@ -53,6 +53,9 @@ std::span<const char* const> RunnableIsas() {
     for (const Unit& unit : kUnits) {
       if (unit.IsRunnable()) runnable.push_back(unit.table().name);
     }
+    if (runnable.empty()) {
+      throw InputError("this build has kernels only for another machine's CPU (KVANTA_UNITS=native): build it here");
+    }
     return runnable;
   }();
   return names;
@@ -63,11 +66,8 @@ const IsaTable& SelectIsa(std::string_view isa) {
   if (isa == "auto") {
     const char* forced = std::getenv("KVANTA_ISA");
     if (forced == nullptr || *forced == '\0' || std::string_view(forced) == "auto") {
-      const auto* best =
-          std::ranges::find_if(kUnits, [](const Unit& unit) { return unit.IsRunnable() && unit.Enable(); });
-      if (best != std::end(kUnits)) return best->table();
-      throw InputError(
-          "this build has kernels for the CPU of another machine alone (KVANTA_UNITS=native): build it here");
+      RunnableIsas();  // throws where there is none
+      return std::ranges::find_if(kUnits, [](const Unit& unit) { return unit.IsRunnable() && unit.Enable(); })->table();
     }
     isa = forced;
     source = "KVANTA_ISA";

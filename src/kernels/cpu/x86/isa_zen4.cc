@@ -5,7 +5,7 @@
 //     first one holds one of its few miss buffers for as long as memory takes, and reads that only miss the first-level
 //     cache wait.
 // Sanitized and emulated builds share the kernels of the AVX-512 unit that differ in the prefetch alone: they compile
-// slowly.
+// slowly. So do native builds, where the AVX-512 unit has the prefetches of this one (cmake/KvantaLayer.cmake).
 #if defined(KVANTA_SANITIZED) || defined(KVANTA_EMULATE_AVX512)
 #define KVANTA_SHARES_AVX512 1
 #endif

@@ -42,11 +42,12 @@ closing_lines() {
   grep -E '^[0-9]+% tests passed|^=+ .*(passed|failed|error).* =+$|^(summary|warning): ' "$1" | tail -n 8 || true
 }
 
-# progress_line LOG SECONDS: the last line of a log; if it counts, as ninja's [31/84] does, with an estimate from the time
-# that the counted ones have taken.
+# progress_line LOG SECONDS: the last line of a log, or the last one that counts, as ninja's [31/84] does, with an estimate
+# from the time that the counted ones have taken.
 progress_line() {
   local line left=
-  line=$(tail -n 1 "$1" | tr -d '\r')
+  line=$(tail -n 100 "$1" | grep '^\[[0-9]*/[0-9]*\]' | tail -n 1 || true)
+  [[ -n $line ]] || line=$(tail -n 1 "$1" | tr -d '\r')
   if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] && ((10#${BASH_REMATCH[1]} > 0)) &&
     ((10#${BASH_REMATCH[1]} * 8 >= 10#${BASH_REMATCH[2]})); then
     left=$(($2 * (10#${BASH_REMATCH[2]} - 10#${BASH_REMATCH[1]}) / 10#${BASH_REMATCH[1]}))

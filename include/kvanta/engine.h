@@ -32,8 +32,22 @@ struct EngineConfig {
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
   int max_num_seqs = 64;                                // sequences that run at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
-  int max_queued_requests = 0;                          // waiting requests, above which Add refuses; 0: no limit
-  int page_size = 64;                                   // tokens: 16, 32, 64, 128
+  // Milliseconds that a step may take while a sequence decodes, so that its stream does not stall beside prompts, and
+  // four times as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value: the
+  // larger of 100 and twice what the step takes without prompts, while the engine's own thread runs steps.
+  std::optional<double> max_step_ms;
+  // Order of prompts: "shortest": those that need least come first, but none waits for others longer than
+  // max_prompt_delay; "fcfs": in order of arrival, as without a limit of time. Smaller Request::priority always comes
+  // first.
+  std::string scheduling_policy = "shortest";
+  double max_prompt_delay = 0;   // seconds; 0: four times what the prompt takes alone
+  std::string fair_by = "none";  // "none"; else each Request::user has an equal part of the tokens
+  // Prompts that are computed at the same time; those of more tokens than the threshold are long, and a step has at
+  // most so many tokens of each. 0: no limit.
+  int max_num_partial_prefills = 0, max_long_partial_prefills = 0;
+  int64_t long_prefill_token_threshold = 0;
+  int max_queued_requests = 0;        // waiting requests, above which Add refuses; 0: no limit
+  int page_size = 64;                 // tokens: 16, 32, 64, 128
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
   // With device "cuda": page-locked memory of the host that keeps copies of closed pages, so that those evicted from
@@ -107,6 +121,13 @@ struct EngineConfig {
     visit("max_model_len", &EngineConfig::max_model_len, 0);
     visit("max_num_seqs", &EngineConfig::max_num_seqs, 1);
     visit("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens);
+    visit("max_step_ms", &EngineConfig::max_step_ms);
+    visit("scheduling_policy", &EngineConfig::scheduling_policy);
+    visit("max_prompt_delay", &EngineConfig::max_prompt_delay, 0);
+    visit("fair_by", &EngineConfig::fair_by);
+    visit("max_num_partial_prefills", &EngineConfig::max_num_partial_prefills, 0);
+    visit("max_long_partial_prefills", &EngineConfig::max_long_partial_prefills, 0);
+    visit("long_prefill_token_threshold", &EngineConfig::long_prefill_token_threshold, 0);
     visit("max_queued_requests", &EngineConfig::max_queued_requests, 0);
     visit("page_size", &EngineConfig::page_size);
     visit("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes, 0);
@@ -154,6 +175,7 @@ struct Request {
   std::optional<PoolingParams> pooling = {};
   std::string cache_salt = {};                       // isolates prefix sharing
   int priority = 0;                                  // smaller runs first
+  std::string user = {};                             // with EngineConfig::fair_by
   std::shared_ptr<TokenConstraint> constraint = {};  // needs EngineConfig::fill_masks; null: any token
   double timeout_seconds = 0;                        // since Add; then the request ends with kTimeout. 0: none
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -61,8 +62,16 @@ struct EngineStats {
     const auto bound = std::lower_bound(kStepTokenBounds.begin(), kStepTokenBounds.end(), tokens);
     ++step_tokens[static_cast<size_t>(bound - kStepTokenBounds.begin())];
   }
-  int64_t prefix_queries = 0;    // prompt tokens looked up in the prefix cache
-  int64_t prefix_evictions = 0;  // pages evicted from the prefix cache
+  // Steps whose time was predicted, and those within 15 % of it.
+  int64_t steps_predicted = 0, steps_predicted_well = 0;
+  void CountPrediction(double expected, double seconds) noexcept {
+    if (expected <= 0) return;
+    ++steps_predicted;
+    if (std::abs(expected - seconds) <= 0.15 * seconds) ++steps_predicted_well;
+  }
+  double prompt_seconds_left = 0;  // that the prompts of unfinished requests take, by that prediction
+  int64_t prefix_queries = 0;      // prompt tokens looked up in the prefix cache
+  int64_t prefix_evictions = 0;    // pages evicted from the prefix cache
   int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
   int64_t refused = 0;  // by Add with QueueFullError
   // Speculative decoding: drafts verified, their tokens, and those that became output; accepted_per_position[i]: drafts
@@ -115,6 +124,11 @@ struct EngineStats {
     gauge("waiting", &S::waiting, "num_requests_waiting", "Sequences in the queue.");
     counter("preemptions", &S::preemptions, "num_preemptions", "Sequences sent back to wait for pages.");
     counter("steps", &S::steps, "engine_steps", "Forward passes.");
+    counter("steps_predicted", &S::steps_predicted, "predicted_steps", "Steps whose time was predicted.");
+    counter("steps_predicted_well", &S::steps_predicted_well, "well_predicted_steps",
+            "Steps that took what was predicted, within 15 %.");
+    gauge("prompt_seconds_left", &S::prompt_seconds_left, "prompt_queue_seconds",
+          "Time that the prompts of unfinished requests still take.");
     value("prompt_tokens", &S::prompt_tokens);
     counter("cached_tokens", &S::cached_tokens, "prefix_cache_hits", "Prompt tokens found in the prefix cache.");
     counter("generated_tokens", &S::generated_tokens, "generation_tokens", "New tokens.");

@@ -151,7 +151,7 @@ struct EngineOwner {
 
 void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling,
          std::string cache_salt, int priority, double timeout_seconds, const ConstraintHandle* constraint,
-         std::optional<PoolingParams> pooling, std::vector<int32_t> generated) {
+         std::optional<PoolingParams> pooling, std::vector<int32_t> generated, std::string user) {
   owner.engine->Add({.id = std::move(id),
                      .prompt = std::move(prompt),
                      .generated = std::move(generated),
@@ -159,6 +159,7 @@ void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, Sampli
                      .pooling = pooling,
                      .cache_salt = std::move(cache_salt),
                      .priority = priority,
+                     .user = std::move(user),
                      .constraint = constraint == nullptr ? nullptr : constraint->constraint,
                      .timeout_seconds = timeout_seconds});
 }
@@ -279,7 +280,7 @@ void BindEngine(nb::module_& module) {
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
       .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0,
            "timeout_seconds"_a = 0.0, "constraint"_a.none() = nb::none(), "pooling"_a.none() = nb::none(),
-           "generated"_a = std::vector<int32_t>(), ReleaseGil(),
+           "generated"_a = std::vector<int32_t>(), "user"_a = "", ReleaseGil(),
            "Queues a request. Raises InputError, QueueFullError, or ResourceError while stop(drain=True) waits.")
       .def(
           "abort",

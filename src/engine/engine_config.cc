@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <initializer_list>
+#include <string_view>
 #include <type_traits>
 
 #include "base/quote.h"
@@ -38,6 +41,11 @@ void CheckLimits(const char* option, T value, T min, T max) {
   if (!(value >= min && value <= max)) {
     throw InputError(fmt::format("{} = {}: must be between {} and {}", option, value, min, max));
   }
+}
+
+void CheckChoice(const char* option, const std::string& value, std::initializer_list<std::string_view> choices) {
+  if (std::ranges::find(choices, value) != choices.end()) return;
+  throw InputError(fmt::format("{} {} is unknown; there are: {}", option, Quote(value), fmt::join(choices, ", ")));
 }
 
 // Longest sequence, at most `limit` tokens, that fits in `budget_bytes` alone.
@@ -175,6 +183,11 @@ void CheckConfig(const EngineConfig& config) {
       CheckLimits<T>(option, config.*member, static_cast<T>(limits)...);
     }
   });
+  if (config.max_step_ms && !(std::isfinite(*config.max_step_ms) && *config.max_step_ms >= 0)) {
+    throw InputError(fmt::format("max_step_ms = {}: must be finite and at least 0 (no limit)", *config.max_step_ms));
+  }
+  CheckChoice("scheduling_policy", config.scheduling_policy, {"shortest", "fcfs", "priority"});
+  CheckChoice("fair_by", config.fair_by, {"none", "user", "api-key"});
   if (config.max_num_batched_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_num_batched_tokens, config.page_size));
@@ -200,9 +213,7 @@ void CheckConfig(const EngineConfig& config) {
           fmt::format("kv_store = {}: needs enable_prefix_caching", Quote(store::RedactUrl(config.kv_store))));
     }
   }
-  if (config.role != "both" && config.role != "prefill" && config.role != "decode") {
-    throw InputError(fmt::format("role {} is unknown; there are: both, prefill, decode", Quote(config.role)));
-  }
+  CheckChoice("role", config.role, {"both", "prefill", "decode"});
   if (config.role != "both" && config.kv_store.empty() && config.kv_cache_dir.empty()) {
     throw InputError(
         fmt::format("role = {}: needs kv_store or kv_cache_dir, where prompts' pages are passed on", config.role));

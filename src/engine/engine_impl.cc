@@ -64,7 +64,14 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
           .max_sequences = config.max_num_seqs,
           .max_step_tokens = std::max(config.page_size, config.max_num_batched_tokens / config.pipeline_parallel_size),
           .page_size = config.page_size,
-          .steps_in_flight = config.pipeline_parallel_size},
+          .steps_in_flight = config.pipeline_parallel_size,
+          .max_step_seconds = config.max_step_ms.value_or(0) / 1000,
+          .prompts = {.shortest_first = config.scheduling_policy != "fcfs",
+                      .max_delay = config.max_prompt_delay,
+                      .fair = config.fair_by != "none"},
+          .max_partial_prompts = config.max_num_partial_prefills,
+          .max_long_partial_prompts = config.max_long_partial_prefills,
+          .long_prompt_tokens = config.long_prefill_token_threshold},
       *cache_);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens,
                                              engine::MaxLogitRows(config), !config.enforce_eager);

@@ -81,12 +81,14 @@ class Engine::Impl {
   bool StepLocked(std::vector<RequestOutput>& outputs);
   void DrainInbox(std::vector<RequestOutput>& outputs);
   void ExpireRequests(double now, std::vector<RequestOutput>& outputs);
-  void Schedule(StepBatch& batch, std::vector<RequestOutput>& outputs);
+  void Schedule(StepBatch& batch, double start, std::vector<RequestOutput>& outputs);
   void BeginStep(StepBatch& batch, double now, std::vector<RequestOutput>& outputs);
   // Finishes all of a pipeline's steps; the next step returns their outputs.
   void FinishStepsInFlight();
   void FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs);
   void RecordStepSeconds(const StepBatch& batch);
+  std::optional<scheduler::StepClock> ClockOf(double start) const;
+  void RecordStepCost(const StepBatch& batch);
   void RunChunks(StepBatch& batch, double now);
   void AddItem(StepBatch& batch, const scheduler::Chunk& chunk);
   void SampleRows(StepBatch& batch);
@@ -137,6 +139,8 @@ class Engine::Impl {
   bool measure_scales_ = false;                    // on the first prompt
 
   engine::StepsInFlight steps_;
+  double last_step_end_ = 0;
+  bool serves_ = false;                            // the engine's own thread runs the step
   std::optional<engine::SpecDecode> spec_decode_;  // none without components_.proposer
   std::unique_ptr<engine::GrammarBitmasks> masks_;
   std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate

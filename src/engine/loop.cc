@@ -76,6 +76,7 @@ bool Engine::Impl::LoopStep(const StepCallback& callback, std::vector<RequestOut
   double forward = 0;
   {
     const StepLock step_lock(*this);
+    serves_ = true;
     forward -= counters_.seconds_forward;
     worked = StepLocked(outputs);
     forward += counters_.seconds_forward;
@@ -130,6 +131,7 @@ bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
   for (;;) {
     {
       const StepLock step_lock(*this);
+      serves_ = false;
       if (StepLocked(outputs)) break;
       if (!IsLoading()) return false;
     }

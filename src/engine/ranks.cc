@@ -58,8 +58,8 @@ std::string Identity(const EngineConfig& config, const std::string& fingerprint,
   EngineConfig::VisitOptions([&](std::string_view option, auto member, auto... /*limits*/) {
     if (std::ranges::find(kOwnOptions, option) != kOwnOptions.end()) return;
     const auto& value = config.*member;
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, std::optional<bool>>) {
-      text += fmt::format("{} = {}\n", option, value.has_value() ? static_cast<int>(*value) : -1);
+    if constexpr (requires { value.has_value(); }) {
+      text += value ? fmt::format("{} = {}\n", option, *value) : fmt::format("{} = none\n", option);
     } else {
       text += fmt::format("{} = {}\n", option, value);
     }

@@ -56,9 +56,11 @@ struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestS
     tokens.reserve(request.prompt.size() + static_cast<size_t>(std::min(request.sampling.max_tokens, 1024)));
     tokens.insert(tokens.end(), request.generated.begin(), request.generated.end());
     priority = request.priority;
+    user = request.user;
+    logits_of_prompt = WantsPromptLogprobs();
     skip_prefix_match = WantsPromptLogprobs() || request.sampling.skip_reading_prefix_cache;
     if (WantsPromptLogprobs()) prompt_logprobs.resize(request.prompt.size());
-    times.added = Now();
+    times.added = added = Now();
     if (request.timeout_seconds > 0) deadline = times.added + request.timeout_seconds;
   }
 

@@ -27,7 +27,7 @@ float SpecDecode::Propose(std::span<scheduler::Chunk> chunks, const scheduler::S
     sequences += RequestState::Of(*chunk.sequence).MaySpeculate() ? 1 : 0;
   }
   const float min_acceptance = MinAcceptance(sequences, kMaxStepRows - rows_left, DraftCost());
-  rows_left = std::min(rows_left, scheduler.BudgetLeft());
+  rows_left = std::min({rows_left, scheduler.BudgetLeft(), scheduler.DraftRowsLeft()});
   if (sequences == 0 || rows_left <= 0) return min_acceptance;
   try {
     ProposeFor(chunks, scheduler, rows_left, sequences, min_acceptance);

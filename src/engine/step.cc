@@ -17,7 +17,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   StepBatch& next = steps_.Next();
   try {
     WorkOnLoads();
-    Schedule(next, outputs);
+    Schedule(next, start, outputs);
   } catch (const std::exception& error) {  // out of memory, which no single request can be blamed for
     while (!requests_.empty()) Fail(*requests_.begin()->second, error, outputs);
     return true;
@@ -79,6 +79,7 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
   }
   const int64_t generated = counters_.generated_tokens;
   AcceptRows(batch, outputs);
+  RecordStepCost(batch);
   batch.requests.clear();
   ++counters_.steps;
   counters_.prompt_tokens += batch.prompt_tokens;
@@ -93,9 +94,26 @@ void Engine::Impl::RecordStepSeconds(const StepBatch& batch) {
   if (spec_decode_) spec_decode_->RecordStep(rows, batch.seconds);
 }
 
-void Engine::Impl::Schedule(StepBatch& batch, std::vector<RequestOutput>& outputs) {
+// The clock of a step that began at `start`; none if steps may take any time.
+std::optional<scheduler::StepClock> Engine::Impl::ClockOf(double start) const {
+  const std::optional<double>& limit = components_.config.max_step_ms;
+  if (limit ? *limit == 0 : !serves_) return std::nullopt;
+  const double now = Now();
+  return scheduler::StepClock{.now = now, .spent = now - start};
+}
+
+// Records what the step took from its own begin, or from the end of the step before it in a pipeline, to its end.
+void Engine::Impl::RecordStepCost(const StepBatch& batch) {
+  const double now = Now();
+  const double seconds = now - std::max(batch.begin, last_step_end_);
+  last_step_end_ = now;
+  counters_.CountPrediction(batch.expected_seconds, seconds);
+  scheduler_->Cost().Record(batch.work, seconds);
+}
+
+void Engine::Impl::Schedule(StepBatch& batch, double step_start, std::vector<RequestOutput>& outputs) {
   const double start = Now();
-  const auto scheduled = scheduler_->Schedule();
+  const auto scheduled = scheduler_->Schedule(ClockOf(step_start));
   batch.chunks.clear();
   for (const bool pooled : {false, true}) {  // embeddings are the last ones
     std::ranges::copy_if(scheduled, std::back_inserter(batch.chunks), [&](const scheduler::Chunk& chunk) {
@@ -137,6 +155,13 @@ void Engine::Impl::RunChunks(StepBatch& batch, double now) {
     request.counted = std::max(request.counted, prompt_end);
   }
   const double start = Now();
+  batch.begin = start;
+  batch.work = {};
+  for (const runner::RunItem& item : batch.items) {
+    scheduler_->Cost().Add(batch.work, item.start, std::ssize(item.tokens), 0);
+  }
+  batch.work.logits = static_cast<double>(batch.rows.size());
+  batch.expected_seconds = scheduler_->Cost().Seconds(batch.work);
   batch.ticket = runner_->Begin(batch.items, *backend_);
   batch.seconds = Now() - start;
   counters_.seconds_forward += batch.seconds;

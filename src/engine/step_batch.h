@@ -24,6 +24,8 @@ struct StepBatch {
   int64_t prompt_tokens = 0;  // of its tokens, without those that are computed again after a preemption
   runner::Runner::Ticket ticket = 0;
   double seconds = 0;  // its forward pass and logits took on this rank
+  scheduler::StepWork work;
+  double begin = 0, expected_seconds = 0;  // of the whole step
 };
 
 // Ring buffer of the steps in flight: one, or one of each stage of a pipeline.

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cassert>
+#include <bit>
+#include <iterator>
 
 #include "base/math.h"
 #include "kvanta/error.h"
@@ -23,10 +24,18 @@ bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
   return true;
 }
 
+constexpr double kPromptSeconds = 0.06;   // of a step in which sequences decode, at least
+constexpr double kIdleSeconds = 0.1;      // likewise, while none does,
+constexpr double kIdleSteps = 4;          // times this
+constexpr int64_t kFirstRows = 16;        // of the first step, which nothing is known about
+constexpr int64_t kGrowth = 4;            // times the most rows of a step until now: beyond, its time is a guess
+constexpr int64_t kRowUnit = 8;           // rows that kernels compute together
+constexpr int64_t kMeasuredPrompt = 128;  // tokens of a chunk, of which the time of a prompt's token is known
+
 }  // namespace
 
 Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache)
-    : config_(config), cache_(cache), reservations_(cache) {
+    : config_(config), cache_(cache), reservations_(cache), cost_(cache.spec), order_(config.prompts) {
   if (config.max_step_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_step_tokens, config.page_size));
@@ -38,12 +47,15 @@ Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache)
 
 void Scheduler::Add(Sequence& sequence) {
   sequence.arrival = arrivals_++;
+  order_.Add(sequence);
   InsertInQueue(waiting_, &sequence);
 }
 
 void Scheduler::Remove(Sequence& sequence) {
   reservations_.End(sequence);
   if (!EraseFrom(running_, &sequence)) EraseFrom(waiting_, &sequence);
+  sequence.running = false;
+  order_.Remove(sequence);
   if (blocked_.sequence == &sequence) blocked_ = {};  // its address may become another sequence's
   blocked_prepare_ = {};                              // it may have been before that one
   sequence.pages.Finish(sequence.tokens);
@@ -54,18 +66,48 @@ bool Scheduler::HasPromptChunk() const {
   return std::ranges::any_of(chunks_, [](const Chunk& chunk) { return chunk.tokens > 1 || !chunk.last; });
 }
 
-// Largest chunk within `budget` that ends on a page boundary or at the sequence's end; 0 if there is none. Exception: a
-// step's first prompt takes the whole budget if alignment would waste more than half of it; otherwise decoding
-// sequences that leave less than a page would starve prefill.
-int64_t Scheduler::ChunkTokens(const Sequence& sequence, int64_t budget) const {
+// Rows of logits of the next `tokens` tokens.
+int64_t Scheduler::LogitRows(const Sequence& sequence, int64_t tokens) const noexcept {
+  return sequence.logits_of_prompt ? tokens : tokens == sequence.Remaining() ? 1 : 0;
+}
+
+// The most of the next `most` tokens for which the step has time; at least kRowUnit of a step's first prompt.
+int64_t Scheduler::TokensInTime(const Sequence& sequence, int64_t most) const {
+  const auto rows = static_cast<int64_t>(work_.rows);
+  const int64_t known = std::max(kFirstRows, kGrowth * cost_.MeasuredRows());
+  most = std::min(most, std::max<int64_t>(0, known - rows));
+  int64_t fits = HasPromptChunk() ? 0 : std::min(most, kRowUnit);
+  for (int64_t above = most + 1; above - fits > 1;) {
+    const int64_t tokens = fits + (above - fits) / 2;
+    StepWork work = work_;
+    cost_.Add(work, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
+    (cost_.Seconds(work) <= seconds_ ? fits : above) = tokens;
+  }
+  if (fits == most || fits <= kRowUnit) return fits;
+  const int64_t unit = std::max(kRowUnit, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows + fits))) / 4);
+  return std::max(kRowUnit, (rows + fits) / unit * unit - rows);
+}
+
+// Largest chunk within the budgets that ends on a page boundary or at the sequence's end; 0 if there is none.
+// Exceptions: a step's first prompt takes the whole budget if alignment would waste more than half of it; otherwise
+// decoding sequences that leave less than a page would starve prefill. With a clock, chunks below two pages are not
+// aligned at all.
+int64_t Scheduler::ChunkTokens(const Sequence& sequence) const {
   const int64_t remaining = sequence.Remaining();
+  int64_t budget = budget_;
+  if (config_.long_prompt_tokens > 0 && remaining > 1) budget = std::min(budget, config_.long_prompt_tokens);
+  if (seconds_ < kNoLimit && remaining > 1) budget = TokensInTime(sequence, std::min(remaining, budget));
   if (remaining <= budget) return remaining;
+  if (seconds_ < kNoLimit && budget < 2 * config_.page_size) return budget;
   const int64_t start = sequence.pages.Length();
   const int64_t aligned = (start + budget) / config_.page_size * config_.page_size - start;
   return 2 * aligned < budget && !HasPromptChunk() ? budget : std::max<int64_t>(0, aligned);
 }
 
 void Scheduler::Append(Sequence& sequence, int64_t tokens) {
+  const double before = cost_.Seconds(work_);
+  cost_.Add(work_, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
+  order_.Charge(sequence, tokens, cost_.Seconds(work_) - before, sequence.Remaining() > 1);
   chunks_.push_back({&sequence, sequence.pages.Length(), static_cast<int>(tokens), tokens == sequence.Remaining()});
   budget_ -= tokens;
 }
@@ -76,9 +118,12 @@ void Scheduler::Preempt(Sequence& sequence) {
   if (chunk != chunks_.end()) {
     budget_ += chunk->tokens;
     chunks_.erase(chunk);
+    work_ = {};
+    for (const Chunk& each : chunks_) cost_.Add(work_, each.start, each.tokens, LogitRows(*each.sequence, each.tokens));
   }
   sequence.pages.Finish(sequence.tokens);
   EraseFrom(running_, &sequence);
+  sequence.running = false;
   InsertInQueue(waiting_, &sequence);
   ++sequence.preemptions;
   ++preemptions_;
@@ -104,21 +149,101 @@ bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
   }
 }
 
-void Scheduler::ScheduleRunning(bool decodes) {
-  const int64_t limit = decodes ? CeilDiv(Running(), config_.steps_in_flight) : Running();
+void Scheduler::ScheduleRunning(Sequence& sequence) {
+  int64_t tokens = ChunkTokens(sequence);
+  if (tokens > 0 && ReserveOrPreempt(sequence, tokens)) Append(sequence, tokens);
+}
+
+void Scheduler::ScheduleDecodes() {
+  const int64_t limit = CeilDiv(Running(), config_.steps_in_flight);
   // Preemption removes only the current and later sequences, so the index stays valid.
   for (size_t i = 0; i < running_.size() && std::ssize(chunks_) < limit;) {
     Sequence& sequence = *running_[i];
-    const bool decode = sequence.Remaining() == 1;
-    int64_t tokens = decode == decodes && sequence.pages.Reserved() == 0 ? ChunkTokens(sequence, budget_) : 0;
-    if (tokens == 0) {
-      ++i;
-      continue;
+    if (sequence.Remaining() == 1 && sequence.pages.Reserved() == 0) ScheduleRunning(sequence);
+    if (i < running_.size() && running_[i] == &sequence) ++i;
+  }
+}
+
+// Sets the time that the step may take, in which all sequences that decode have a token already.
+void Scheduler::LimitTime(const StepClock& clock) {
+  const double part = 1.0 / config_.steps_in_flight;
+  const bool has_streams = std::ranges::any_of(running_, [](const Sequence* each) { return each->Remaining() <= 1; });
+  const double decodes = has_streams ? cost_.Seconds(work_) : PromptSeconds(0, 1);
+  const double given = config_.max_step_seconds * part;
+  stream_seconds_ = (given > 0 ? given : std::max(2 * decodes, decodes + kPromptSeconds * part)) - clock.spent;
+  const double idle = kIdleSteps * (given > 0 ? given : std::max(2 * decodes, kIdleSeconds * part)) - clock.spent;
+  seconds_ = has_streams ? stream_seconds_ : idle;
+}
+
+double Scheduler::PromptSeconds(int64_t start, int64_t tokens) const noexcept {
+  StepWork chunk;
+  cost_.Add(chunk, start, tokens, 0);
+  return cost_.Seconds(chunk);
+}
+
+double Scheduler::PromptTokenSeconds() const noexcept {
+  return PromptSeconds(0, kMeasuredPrompt) / static_cast<double>(kMeasuredPrompt);
+}
+
+double Scheduler::PromptSecondsLeft() const noexcept {
+  int64_t tokens = 0;
+  for (const auto* queue : {&running_, &waiting_}) {
+    for (const Sequence* each : *queue) tokens += each->Remaining() > 1 ? each->Remaining() : 0;
+  }
+  return static_cast<double>(tokens) * PromptTokenSeconds();
+}
+
+// A sequence whose prompt needs further steps, or this one.
+bool Scheduler::IsPartial(const Sequence& sequence) const noexcept {
+  return sequence.running && sequence.Remaining() > 1;
+}
+
+bool Scheduler::IsLong(const Sequence& sequence) const noexcept {
+  return config_.long_prompt_tokens > 0 && std::ssize(sequence.tokens) > config_.long_prompt_tokens;
+}
+
+// True if the limits of prompts that are computed at the same time allow one more.
+bool Scheduler::MayStart(const Sequence& sequence) const noexcept {
+  const auto partial = std::ranges::count_if(running_, [&](const Sequence* each) { return IsPartial(*each); });
+  if (config_.max_partial_prompts > 0 && partial >= config_.max_partial_prompts) return false;
+  if (config_.max_long_partial_prompts == 0 || !IsLong(sequence)) return true;
+  const auto are_long =
+      std::ranges::count_if(running_, [&](const Sequence* each) { return IsPartial(*each) && IsLong(*each); });
+  return are_long < config_.max_long_partial_prompts;
+}
+
+void Scheduler::SchedulePrompts(const std::optional<StepClock>& clock, bool admits) {
+  const int64_t preemptions = preemptions_;
+  // No admission in a step that preempted, and none after one that failed, except that loading sequences let others
+  // pass once their memory is reserved, or until they are scheduled.
+  const auto may_admit = [&] { return admits && preemptions == preemptions_ && Running() < config_.max_sequences; };
+  prompts_.clear();
+  std::ranges::copy_if(running_, std::back_inserter(prompts_),
+                       [](const Sequence* each) { return each->Remaining() > 1 && each->pages.Reserved() == 0; });
+  if (may_admit()) {
+    std::ranges::copy_if(waiting_, std::back_inserter(prompts_), [](const Sequence* each) {
+      return (!each->loading || each->awaits_memory) && !each->sampling;
+    });
+  }
+  const bool by_order = clock || config_.prompts.fair;
+  if (by_order && !prompts_.empty()) {
+    order_.Begin(prompts_, clock ? std::optional(clock->now) : std::nullopt, PromptTokenSeconds());
+  }
+  const auto before = [&](const Sequence* a, const Sequence* b) { return order_.Before(*a, *b); };
+  size_t next = 0;
+  while (budget_ > 0 && next < prompts_.size()) {
+    if (by_order)
+      std::iter_swap(prompts_.begin() + static_cast<ptrdiff_t>(next),
+                     std::min_element(prompts_.begin() + static_cast<ptrdiff_t>(next), prompts_.end(), before));
+    Sequence& sequence = *prompts_[next++];
+    if (sequence.running) {
+      ScheduleRunning(sequence);
+    } else if (may_admit()) {
+      admits = TryAdmit(sequence);
     }
-    if (ReserveOrPreempt(sequence, tokens)) {
-      Append(sequence, tokens);
-      ++i;
-    }
+    if (!clock || chunks_.empty()) continue;
+    if (chunks_.back().last) seconds_ = std::min(seconds_, stream_seconds_);  // its first token waits for the step
+    if (cost_.Seconds(work_) >= seconds_) return;
   }
 }
 
@@ -129,7 +254,7 @@ Scheduler::Blocked Scheduler::StateOf(const Sequence& sequence) const noexcept {
 // Attaches the cached prefix and admits the sequence if its other tokens fit in the available memory.
 bool Scheduler::Admit(Sequence& sequence) {
   const int64_t matched = sequence.skip_prefix_match ? 0 : sequence.pages.MatchPrefix(sequence.tokens);
-  int64_t tokens = ChunkTokens(sequence, budget_);
+  int64_t tokens = ChunkTokens(sequence);
   if (tokens == 0) {
     sequence.pages.Clear();
     return false;
@@ -162,6 +287,7 @@ bool Scheduler::Admit(Sequence& sequence) {
   }
   reservations_.End(sequence);  // its pages have references of their own
   InsertInQueue(running_, &sequence);
+  sequence.running = true;
   Append(sequence, tokens);
   return true;
 }
@@ -180,55 +306,67 @@ bool Scheduler::Prepare(Sequence& sequence) {
   return done;
 }
 
-Sequence* Scheduler::TakeWaiting() {
-  const auto first = std::ranges::find_if(
-      waiting_, [](const Sequence* each) { return (!each->loading || each->awaits_memory) && !each->sampling; });
-  if (first == waiting_.end() || (*first)->awaits_memory) return nullptr;
-  Sequence* sequence = *first;
-  waiting_.erase(first);
-  return sequence;
+// False if no other sequence may be admitted in this step.
+bool Scheduler::TryAdmit(Sequence& sequence) {
+  if (sequence.awaits_memory) return false;
+  if (!MayStart(sequence)) return true;
+  if (cache_.spec.MaxBytes(static_cast<int64_t>(sequence.tokens.size())) > cache_.pool.BudgetBytes()) {
+    Refuse(sequence);
+    return true;
+  }
+  if (StateOf(sequence).NoBetterThan(blocked_)) return false;
+  EraseFrom(waiting_, &sequence);
+  if (Admit(sequence)) return true;
+  InsertInQueue(waiting_, &sequence);
+  return false;
 }
 
 void Scheduler::Refuse(Sequence& sequence) {
+  EraseFrom(waiting_, &sequence);
   reservations_.End(sequence);
   unschedulable_.push_back(&sequence);
 }
 
-std::span<const Chunk> Scheduler::Schedule() {
+std::span<const Chunk> Scheduler::Schedule(const std::optional<StepClock>& clock) {
   chunks_.clear();
   unschedulable_.clear();
   budget_ = config_.max_step_tokens;
+  work_ = {};
+  seconds_ = kNoLimit;
   const int64_t preemptions = preemptions_;
-  ScheduleRunning(true);
-  ScheduleRunning(false);
-  // No admission in a step that preempted, and strictly in queue order, except that loading sequences let others pass
-  // once their memory is reserved, or until they are scheduled.
-  while (preemptions == preemptions_ && budget_ > 0 && Running() < config_.max_sequences) {
-    Sequence* first = TakeWaiting();
-    if (first == nullptr) break;
-    if (cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) > cache_.pool.BudgetBytes()) {
-      Refuse(*first);
-      continue;
-    }
-    if (!StateOf(*first).NoBetterThan(blocked_) && Admit(*first)) continue;
-    InsertInQueue(waiting_, first);
-    break;
-  }
+  ScheduleDecodes();
+  if (clock) LimitTime(*clock);
+  SchedulePrompts(clock, preemptions == preemptions_);
   reservations_.Trim();
   if (!chunks_.empty() || !running_.empty()) return chunks_;
   // The first sequence has the cache to itself and does not fit. If preemption just emptied the running queue, it is
   // tried again with all pages freed.
-  if (Sequence* first = TakeWaiting(); first != nullptr) {
-    budget_ = config_.max_step_tokens;
-    const bool fits = cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) <= cache_.pool.BudgetBytes();
-    if (fits && Admit(*first)) return chunks_;
-    if (fits && reservations_.HasBefore(*first)) {
-      InsertInQueue(waiting_, first);  // what has the memory will run, or give it up
-    } else {
-      Refuse(*first);
-    }
-  }
+  const auto first = std::ranges::find_if(
+      waiting_, [](const Sequence* each) { return (!each->loading || each->awaits_memory) && !each->sampling; });
+  if (first == waiting_.end() || (*first)->awaits_memory) return chunks_;
+  Sequence& sequence = **first;
+  budget_ = config_.max_step_tokens;
+  const bool fits = cache_.spec.MaxBytes(static_cast<int64_t>(sequence.tokens.size())) <= cache_.pool.BudgetBytes();
+  waiting_.erase(first);
+  if (fits && Admit(sequence)) return chunks_;
+  InsertInQueue(waiting_, &sequence);
+  if (!fits || !reservations_.HasBefore(sequence))
+    Refuse(sequence);  // else what has the memory will run, or give it up
   return chunks_;
+}
+
+int64_t Scheduler::DraftRowsLeft() const noexcept {
+  if (seconds_ == kNoLimit) return budget_;
+  int64_t fits = 0;
+  const int64_t known = std::max(kFirstRows, kGrowth * cost_.MeasuredRows()) - static_cast<int64_t>(work_.rows);
+  for (int64_t above = std::clamp<int64_t>(known, 0, budget_) + 1; above - fits > 1;) {
+    const int64_t rows = fits + (above - fits) / 2;
+    StepWork work = work_;
+    work.rows += static_cast<double>(rows);
+    work.logits += static_cast<double>(rows);
+    (cost_.Seconds(work) <= seconds_ ? fits : above) = rows;
+  }
+  return fits;
 }
 
 int64_t Scheduler::DraftSlots(const Chunk& chunk) const noexcept {

@@ -1,7 +1,11 @@
 // Scheduler with continuous batching and chunked prefill. A step contains decoding sequences first (one token each),
-// then page-aligned prefill chunks of running sequences, then newly admitted sequences, within a token budget and the
-// available pages. When pages run out, the last sequence in the queue is preempted: its pages are freed and it is
-// recomputed later (its closed pages may still be in the prefix cache).
+// then chunks of prompts, within a budget of tokens and of time and the available pages. When pages run out, the last
+// sequence in the queue is preempted: its pages are freed and it is recomputed later (its closed pages may still be in
+// the prefix cache).
+//
+// With a clock, steps end in time for the streams that wait for their next token, and prompts share them
+// (prompt_order.h). Without one, chunks are page-aligned, and prompts run in the order of the queue. Results do not
+// depend on how a prompt is divided.
 //
 // A waiting sequence may be prepared: while pages of its prefix are loaded, and until it runs, its memory is reserved.
 //
@@ -10,12 +14,16 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "cache/kv_cache_manager.h"
+#include "scheduler/prompt_order.h"
 #include "scheduler/reservations.h"
 #include "scheduler/sequence.h"
+#include "scheduler/step_cost.h"
 
 namespace kvanta::scheduler {
 
@@ -25,6 +33,21 @@ struct SchedulerConfig {
   int page_size = 64;
   // Steps that the engine has in flight at once, in a pipeline of ranks. Decoding sequences are spread among them.
   int steps_in_flight = 1;
+  // Seconds that a step may take while a sequence decodes; four times as many while none does, so that a prompt that
+  // comes is soon looked at. 0: twice what the step takes without prompts, or 60 ms more than that; and without
+  // sequences that decode 0.4 s, or eight times what a step of one token takes. The larger counts.
+  double max_step_seconds = 0;
+  PromptOrderConfig prompts;
+  // Prompts that are computed at the same time, as in vLLM; 0: any number. Prompts of more tokens than
+  // long_prompt_tokens are long (0: none is), and a step computes at most so many tokens of them.
+  int max_partial_prompts = 0, max_long_partial_prompts = 0;
+  int64_t long_prompt_tokens = 0;
+};
+
+// The time at which a step is scheduled, for Scheduler::Schedule.
+struct StepClock {
+  double now = 0;    // seconds
+  double spent = 0;  // of the step's time: on what came before
 };
 
 // Tokens [start, start + tokens) of a sequence; their pages are reserved.
@@ -33,7 +56,7 @@ struct Chunk {
   int64_t start = 0;
   int tokens = 0;
   bool last = false;  // ends at the sequence's last token: sample the next one
-  int drafts = 0;     // draft tokens that are computed behind it, set by the caller
+  int drafts = 0;     // draft tokens that are computed after it, set by the caller
 };
 
 class Scheduler {
@@ -55,13 +78,17 @@ class Scheduler {
   bool EndLastPreparation(const Sequence* sequence = nullptr) noexcept { return reservations_.EndLastBehind(sequence); }
   int64_t Prepared() const noexcept { return reservations_.Count(); }
 
-  // Chunks of the next step, with pages reserved; valid until the next call.
-  std::span<const Chunk> Schedule();
+  // Chunks of the next step, with pages reserved; valid until the next call. Without a clock, its time is not limited.
+  std::span<const Chunk> Schedule(const std::optional<StepClock>& clock = {});
+  // What steps take. The caller records every step.
+  StepCost& Cost() noexcept { return cost_; }
   // Draft tokens that may be computed behind a chunk of the last Schedule(). They leave the chunk's last page open, for
   // a closed page is immutable; so they need no further pages, and rejecting them frees none.
   int64_t DraftSlots(const Chunk& chunk) const noexcept;
   // Tokens left in the budget of the last Schedule().
   int64_t BudgetLeft() const noexcept { return budget_; }
+  // The most rows that the last Schedule() leaves time for, each with logits, for drafts of decoding sequences.
+  int64_t DraftRowsLeft() const noexcept;
   // Sequences that do not fit even alone, found by the last Schedule(): removed from the queues, pages freed.
   std::span<Sequence* const> Unschedulable() const noexcept { return unschedulable_; }
   // Commits the step after its K and V were written to the cache, or will be before those of the steps that follow.
@@ -73,11 +100,15 @@ class Scheduler {
   int64_t Running() const noexcept { return static_cast<int64_t>(running_.size()); }
   int64_t Waiting() const noexcept { return static_cast<int64_t>(waiting_.size()); }
   int64_t Preemptions() const noexcept { return preemptions_; }
+  // Seconds that the prompts of both queues take, as predicted: what a prompt that comes now may have to wait.
+  double PromptSecondsLeft() const noexcept;
   // Prompt tokens looked up in the prefix cache on admission, and tokens found.
   int64_t PrefixQueries() const noexcept { return prefix_queries_; }
   int64_t PrefixHits() const noexcept { return prefix_hits_; }
 
  private:
+  static constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
   // State in which a waiting sequence was not admitted or prepared. It is not tried again until the state improves.
   struct Blocked {
     const Sequence* sequence = nullptr;
@@ -89,13 +120,22 @@ class Scheduler {
     }
   };
 
-  // Removes the first waiting sequence that may be admitted; null if there is none.
-  Sequence* TakeWaiting();
   Blocked StateOf(const Sequence& sequence) const noexcept;
   bool HasPromptChunk() const;
-  int64_t ChunkTokens(const Sequence& sequence, int64_t budget) const;
+  int64_t ChunkTokens(const Sequence& sequence) const;
+  int64_t TokensInTime(const Sequence& sequence, int64_t most) const;
+  int64_t LogitRows(const Sequence& sequence, int64_t tokens) const noexcept;
+  bool IsPartial(const Sequence& sequence) const noexcept;
+  bool IsLong(const Sequence& sequence) const noexcept;
+  bool MayStart(const Sequence& sequence) const noexcept;
   bool ReserveOrPreempt(Sequence& sequence, int64_t& tokens);
-  void ScheduleRunning(bool decodes);
+  void ScheduleDecodes();
+  void LimitTime(const StepClock& clock);
+  double PromptSeconds(int64_t start, int64_t tokens) const noexcept;
+  double PromptTokenSeconds() const noexcept;
+  void SchedulePrompts(const std::optional<StepClock>& clock, bool admits);
+  void ScheduleRunning(Sequence& sequence);
+  bool TryAdmit(Sequence& sequence);
   bool Admit(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void Refuse(Sequence& sequence);
@@ -104,12 +144,18 @@ class Scheduler {
   SchedulerConfig config_;
   cache::KvCacheManager& cache_;
   Reservations reservations_;
+  StepCost cost_;
+  PromptOrder order_;
   std::vector<Sequence*> running_;  // both queues are sorted by (priority, arrival)
   std::vector<Sequence*> waiting_;
   std::vector<Chunk> chunks_;
   std::vector<Sequence*> unschedulable_;
-  int64_t budget_ = 0;  // tokens left in the step
-  Blocked blocked_;     // admission
+  std::vector<Sequence*> prompts_;  // that may have a chunk in this step, scratch
+  int64_t budget_ = 0;              // tokens left in the step
+  StepWork work_;                   // of chunks_
+  double seconds_ = kNoLimit;       // that they may take
+  double stream_seconds_ = 0;       // that they may take in a step that some sequence waits for
+  Blocked blocked_;                 // admission
   Blocked blocked_prepare_;
   int64_t arrivals_ = 0;
   int64_t preemptions_ = 0;

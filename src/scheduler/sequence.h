@@ -30,9 +30,13 @@ struct Sequence {
   std::vector<int32_t> tokens;     // prompt and output
   int64_t arrival = 0;             // order of Add; set by the scheduler
   int priority = 0;                // smaller runs first
+  double added = 0;                // when it began to wait, in seconds of the clock of Schedule()
+  std::string user;                // who shares steps with others, with SchedulerConfig::fair
+  bool logits_of_prompt = false;   // logits of every prompt token are requested
   bool skip_prefix_match = false;  // compute every token, because its logits are requested
   bool loading = false;            // waits for pages of its prefix: not admitted yet, and lets others pass
   bool awaits_memory = false;      // loading, and its memory cannot be reserved yet: lets nobody pass
+  bool running = false;            // set by the scheduler: it has pages, or will have with the step
   bool sampling = false;           // a step that has not ended samples behind its last token: not scheduled until then
   int64_t cached_tokens = -1;      // prefix cache hit at the first admission; -1: not admitted yet
   int preemptions = 0;

@@ -77,8 +77,8 @@ TEST_P(BitEquality, HoldsForPrefixHits) {
   EXPECT_GT(hits, kPrefixCases / 3);
 }
 
-// Each request alone in an engine without a prefix cache, against the same among others in a cache too small for them:
-// tokens and log-probabilities (sums over all logits) have the same bits.
+// Each request alone in an engine without a prefix cache, against the same among others in a cache too small for them,
+// in schedules that mostly follow the clock: tokens and log-probabilities (sums over all logits) have the same bits.
 TEST_P(BitEquality, HoldsForAnyBatchAndPreemption) {
   EngineConfig alone_config = Config();
   alone_config.enable_prefix_caching = false;
@@ -95,6 +95,7 @@ TEST_P(BitEquality, HoldsForAnyBatchAndPreemption) {
     config.threads = round % 3 + 1;
     config.max_num_batched_tokens = round % 2 == 0 ? 64 : config.page_size + 1 + static_cast<int>(random() % 60);
     config.enable_prefix_caching = round % 4 != 3;
+    ScheduleBy(round, config);
     const CachePlan plan = PlanCacheBytes(config);
     config.kv_cache_memory_bytes = ScarceMemory(plan);
     Engine crowd(config);
@@ -123,7 +124,7 @@ TEST_P(BitEquality, HoldsForAnyBatchAndPreemption) {
     EXPECT_EQ(crowd.Stats().cache_used_bytes, 0) << "references leaked";
   }
   if (kShare > 1) return;                             // how often either happens in few rounds is chance
-  EXPECT_GT(preemptions, GetParam().hybrid ? 2 : 5);  // windows leave more room
+  EXPECT_GT(preemptions, GetParam().hybrid ? 0 : 3);  // windows leave more room
   EXPECT_GT(hits, 50);
 }
 

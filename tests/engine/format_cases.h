@@ -77,6 +77,18 @@ inline int64_t ScarceMemory(const CachePlan& plan) {
   return 10 * plan.page_bytes + 5 * plan.exact_pages_per_sequence * plan.exact_page_bytes;
 }
 
+// One of many schedules, most of which follow the clock: no result may depend on it.
+inline void ScheduleBy(int number, EngineConfig& config) {
+  constexpr double kStepMs[] = {0, 0.05, 0.3, 1, 10};
+  config.max_step_ms = kStepMs[number % 5];
+  config.scheduling_policy = number % 7 == 3 ? "fcfs" : "shortest";
+  config.max_prompt_delay = number % 3 == 0 ? 0.005 : 0;
+  config.fair_by = number % 2 == 0 ? "user" : "none";
+  config.max_num_partial_prefills = number % 4;
+  config.long_prefill_token_threshold = number % 3 == 1 ? 20 : 0;
+  config.max_long_partial_prefills = number % 6 == 4 ? 1 : 0;
+}
+
 inline std::string NameOf(const ::testing::TestParamInfo<FormatCase>& tested) {
   std::string name = tested.param.format;
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
@@ -122,6 +134,7 @@ inline Request RandomRequest(std::mt19937_64& random, const std::vector<std::vec
   const auto tail = RandomTokens(random, static_cast<int64_t>(random() % 30 + 1));
   request.prompt.insert(request.prompt.end(), tail.begin(), tail.end());
   request.priority = static_cast<int>(random() % 2);
+  request.user = std::to_string(number % 3);
   request.cache_salt = random() % 8 == 0 ? "salt" : "";
   SamplingParams& params = request.sampling;
   params.max_tokens = static_cast<int>(random() % 80 + 1);

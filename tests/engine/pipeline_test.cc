@@ -78,6 +78,7 @@ TEST_P(PipelineTest, RequestsHaveTheirBitsAndEndOnce) {
   for (int i = 0; i < 3; ++i) stems.push_back(RandomTokens(random, 3 * config.page_size));
   const CachePlan plan = PlanCacheBytes(config);
   config.kv_cache_memory_bytes = plan.sequence_bytes + plan.page_bytes + 2 * plan.exact_page_bytes;
+  if (ranks % 2 == 0) config.max_step_ms = 100;
   Pipeline pipeline(config, ranks, 0.3);
   Engine::Impl& engine = *pipeline.engine;
   std::vector<Request> requests;

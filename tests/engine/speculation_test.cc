@@ -31,6 +31,7 @@ TEST_P(SpeculationOver, KeepsEveryBit) {
     EngineConfig config = ConfigOf(GetParam());
     config.threads = number == 0 ? 1 : 2;
     config.kv_cache_memory_bytes = ScarceMemory(PlanCacheBytes(config));
+    if (error_rate > 0.3) config.max_step_ms = 100;
     SpeculatingEngine speculating(config, error_rate, number == 0 ? 7 : 4);
     std::vector<Request> requests;
     std::map<std::string, Collected> want;

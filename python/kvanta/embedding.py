@@ -44,13 +44,14 @@ class Embedding:
         cache_salt: str = "",
         priority: int = 0,
         timeout_seconds: float = 0.0,
+        user: str = "",
     ) -> None:
         """Queues the prompt. `cache_salt`: instead of the prompt's own. Raises InputError or QueueFullError."""
         sampling = _core.SamplingParams()
         sampling.skip_reading_prefix_cache = bool(self._params.skip_reading_prefix_cache)
         pooling = self._params.engine_params()
         prompt, salt = self.output.prompt_token_ids, cache_salt or self._cache_salt
-        engine.add(self.name, prompt, sampling, salt, priority, timeout_seconds, None, pooling)
+        engine.add(self.name, prompt, sampling, salt, priority, timeout_seconds, None, pooling, user=user)
 
     def take(self, engine_output: _core.EngineOutput) -> str:
         """Takes the engine's output; there is no text. Raises ResourceError if the engine failed."""

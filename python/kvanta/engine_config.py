@@ -32,6 +32,8 @@ def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConf
     values = EngineOptions.read(_without_scheme_file(folder, arguments))
     _merge_speculative_keys(values)
     values.speculative_config = _with_draft_folder(values.speculative_config)
+    if values.max_step_ms == "auto":
+        values.max_step_ms = None
     for each in OPTIONS:
         if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS):
             _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))

@@ -133,8 +133,11 @@ class Generation:
         cache_salt: str = "",
         priority: int = 0,
         timeout_seconds: float = 0.0,
+        user: str = "",
     ) -> None:
         """Queues every text. `seeds`: for parameters without one. `cache_salt`: instead of the prompt's.
+
+        `user`: whose part of the tokens the texts take, with the option fair_by.
 
         Raises InputError on the first text, QueueFullError on any.
         """
@@ -144,7 +147,7 @@ class Generation:
             seed = seeds.getrandbits(64) if self.params.seed is None else (self.params.seed + index) % 2**64
             sampling = _engine_params(self.params, index, seed, max_new_tokens)
             constraint = self._constraints.get(name)
-            engine.add(name, prompt, sampling, salt, priority, timeout_seconds, constraint)
+            engine.add(name, prompt, sampling, salt, priority, timeout_seconds, constraint, user=user)
 
     def take(self, engine_output: _core.EngineOutput) -> str:
         """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""

@@ -125,7 +125,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "disable_prefill_cuda_graph disable_shared_experts_fusion enable_amd_monokernel "
         "enable_bf16x3_router_gemm enable_chunked_prefill enable_cudagraph_gc enable_cumem_allocator enable_dbo "
         "enable_decoder_swa_bounded_replay enable_deepseek_v4_fp4_indexer enable_dsa_fused_indexer "
-        "enable_dynamic_batch_tokenizer enable_dynamic_chunking enable_encoder_swa_bounded_replay "
+        "enable_dynamic_batch_tokenizer enable_encoder_swa_bounded_replay "
         "enable_flashinfer_autotune enable_fused_qk_norm_rope enable_hisparse enable_lean_attention "
         "enable_linear_replayssm enable_mamba_shared_prefix_checkpoint enable_mixed_chunk "
         "enable_nvidia_megakernel enable_shm_tensor_arena enable_single_batch_overlap enable_tf32_matmul "
@@ -196,12 +196,12 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "enable_prefill_delayer enable_tokenizer_batch_encode long_prefill_token_threshold_adaptive "
         "scheduler_reserve_full_isl skip_server_warmup",
         "detokenizer_worker_num dynamic_batch_tokenizer_batch_size dynamic_batch_tokenizer_batch_timeout "
-        "gc_threshold long_prefill_token_threshold max_num_active_seqs max_num_scheduled_tokens "
+        "gc_threshold max_num_active_seqs max_num_scheduled_tokens "
         "max_prefill_tokens min_free_slots_delay prefill_decode_interval prefill_decode_interval_min_bs "
         "prefill_delayer_max_delay_ms prefill_delayer_max_delay_passes prefill_delayer_queue_min_ratio "
         "prefill_delayer_token_usage_low_watermark prefill_max_requests prefill_schedule_interval "
         "priority_scheduling_preemption_threshold renderer_num_workers retraction_policy "
-        "schedule_conservativeness schedule_policy scheduler_recv_interval scheduling_policy "
+        "schedule_conservativeness scheduler_recv_interval "
         "tokenizer_worker_num warmups",
     ),
     Group(
@@ -234,7 +234,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "it is always so here",
-        "enable_cache_report enable_deterministic_inference enable_fp32_lm_head enable_metrics "
+        "enable_cache_report enable_deterministic_inference enable_dynamic_chunking enable_fp32_lm_head enable_metrics "
         "enable_prompt_tokens_details enable_request_id_headers enable_server_load_tracking "
         "enable_tokenizer_info_endpoint exclude_tools_when_tool_choice_none incremental_streaming_output "
         "triton_attention_reduce_in_fp32",

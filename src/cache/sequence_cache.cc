@@ -60,6 +60,13 @@ int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
   return length_;
 }
 
+int64_t SequenceCache::CachedTokens(std::span<const int32_t> tokens) const {
+  if (!manager_.prefix || sharing_ == Sharing::kPrivate || tokens.empty()) return 0;
+  std::vector<uint8_t> present;
+  const int64_t page_size = manager_.spec.page_size;
+  return page_size * manager_.prefix->Present(tokens, salt_, (std::ssize(tokens) - 1) / page_size, present);
+}
+
 void SequenceCache::HoldPrefix(std::span<const int32_t> tokens, HeldRecords& held) const {
   SequenceCache prefix(manager_, salt_, sharing_);
   prefix.MatchPrefix(tokens);

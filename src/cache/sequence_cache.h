@@ -31,6 +31,8 @@ class SequenceCache {
   // Attaches the longest cached prefix of `tokens` in whole pages that leaves at least one token to compute and for
   // which every group has the records that the next query reads. Requires an empty sequence. Returns Length().
   int64_t MatchPrefix(std::span<const int32_t> tokens);
+  // Tokens of the longest prefix of `tokens` whose pages are cached: MatchPrefix attaches at most so many.
+  int64_t CachedTokens(std::span<const int32_t> tokens) const;
   // Holds the records that MatchPrefix would attach.
   void HoldPrefix(std::span<const int32_t> tokens, HeldRecords& held) const;
 

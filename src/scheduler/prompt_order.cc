@@ -48,9 +48,11 @@ void PromptOrder::Begin(std::span<Sequence* const> prompts, std::optional<double
 }
 
 double PromptOrder::Length(const Sequence& sequence) const noexcept {
-  const auto remaining = static_cast<double>(sequence.Remaining());
+  // What is cached takes no time.
+  const int64_t done = std::max(sequence.pages.Length(), sequence.prefix_tokens);
+  const auto remaining = static_cast<double>(std::ssize(sequence.tokens) - done);
   if (token_seconds_ <= 0) return remaining;
-  const auto length = static_cast<double>(sequence.tokens.size());
+  const auto length = static_cast<double>(std::ssize(sequence.tokens) - sequence.prefix_tokens);
   const double max_delay = config_.max_delay > 0 ? config_.max_delay : kAloneTimes * length * token_seconds_;
   return remaining - (now_ - sequence.added) / max_delay * length;
 }

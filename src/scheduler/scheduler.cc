@@ -45,10 +45,15 @@ Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache)
   }
 }
 
+void Scheduler::Wait(Sequence& sequence) {
+  sequence.prefix_tokens = sequence.skip_prefix_match ? 0 : sequence.pages.CachedTokens(sequence.tokens);
+  InsertInQueue(waiting_, &sequence);
+}
+
 void Scheduler::Add(Sequence& sequence) {
   sequence.arrival = arrivals_++;
   order_.Add(sequence);
-  InsertInQueue(waiting_, &sequence);
+  Wait(sequence);
 }
 
 void Scheduler::Remove(Sequence& sequence) {
@@ -124,7 +129,7 @@ void Scheduler::Preempt(Sequence& sequence) {
   sequence.pages.Finish(sequence.tokens);
   EraseFrom(running_, &sequence);
   sequence.running = false;
-  InsertInQueue(waiting_, &sequence);
+  Wait(sequence);
   ++sequence.preemptions;
   ++preemptions_;
 }

@@ -138,6 +138,7 @@ class Scheduler {
   bool TryAdmit(Sequence& sequence);
   bool Admit(Sequence& sequence);
   void Preempt(Sequence& sequence);
+  void Wait(Sequence& sequence);
   void Refuse(Sequence& sequence);
   void Append(Sequence& sequence, int64_t tokens);
 

@@ -60,7 +60,6 @@ def test_options() -> None:
         {"max_body_bytes": "1"},
         {"max_connections": "0"},
         {"header_timeout": "0"},
-        {"scheduling_policy": "random"},
         {"forwarded_allow_ips": "proxy.lan"},
         {"forwarded_allow_ips": "10.0.0.1/8"},  # it has host bits
         {"forwarded_allow_ips": "*,10.0.0.1"},

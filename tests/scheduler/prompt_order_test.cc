@@ -46,6 +46,14 @@ TEST(PromptOrder, TakesTheShortestFirst) {
   EXPECT_EQ(&prompts.First(1), &small);
 }
 
+TEST(PromptOrder, LeavesCachedTokensOut) {
+  Prompts prompts;
+  prompts.Add(100, 0);
+  Sequence& cached = prompts.Add(1000, 0);
+  cached.prefix_tokens = 960;
+  EXPECT_EQ(&prompts.First(1), &cached);
+}
+
 TEST(PromptOrder, TakesPrioritiesBeforeLengths) {
   Prompts prompts;
   prompts.Add(40, 0);

@@ -97,6 +97,7 @@ class EngineReplica:
             constraint,
             None if request.pooling is None else set_fields(_core.PoolingParams(), request.pooling),
             request.generated,
+            request.user,
         )
 
     def _constraint(self, recipe: bytes) -> _core.TokenConstraint:

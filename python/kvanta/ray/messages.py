@@ -36,6 +36,7 @@ class EngineRequest:
     """A ConstraintRecipe, by pack_recipe; empty: none."""
     pooling: dict[str, Any] | None = None
     generated: list[int] = field(default_factory=list)
+    user: str = ""
     identity: str = ""
     """Of the engine that the request is meant for, by identity_of."""
 
@@ -61,6 +62,7 @@ def prompt_of(request: EngineRequest) -> EngineRequest:
         request.cache_salt,
         request.priority,
         request.timeout_seconds,
+        user=request.user,
         identity=request.identity,
     )
 

@@ -98,6 +98,7 @@ class ReplicatedEngine:
         timeout_seconds: float = 0.0,
         constraint: bytes | None = None,
         pooling: _core.PoolingParams | None = None,
+        user: str = "",
     ) -> None:
         """Queues a request; from any thread. Raises InputError for bad parameters."""
         sampling.validate(int(self.info.vocab))
@@ -111,6 +112,7 @@ class ReplicatedEngine:
             constraint or b"",
             None if pooling is None else fields_of(pooling),
             identity=self._identity,
+            user=user,
         )
         assert self._loop is not None
         with self._lock:

@@ -157,7 +157,7 @@ class AccessControl:
         path = route_path(scope)
         try:
             self._check_header(scope, headers)
-            self._check_key(path, headers)
+            self._check_key(path, headers, scope)
             self._check_encoding(headers)
             self._check_length(headers)
         except ApiError as error:
@@ -181,7 +181,7 @@ class AccessControl:
                 code="host_not_allowed",
             )
 
-    def _check_key(self, path: str, headers: Headers) -> None:
+    def _check_key(self, path: str, headers: Headers, scope: Scope) -> None:
         if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -195,6 +195,7 @@ class AccessControl:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        scope.setdefault("state", {})["api_key"] = given.hex()
 
     def _check_encoding(self, headers: Headers) -> None:
         coding = headers.get("content-encoding", "").lower()

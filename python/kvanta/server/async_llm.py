@@ -160,6 +160,7 @@ class AsyncLLM:
         at_once: bool = False,
         cache_salt: str = "",
         priority: int = 0,
+        user: str = "",
         shape: TextShape | None = None,
     ) -> GenerationJob:
         """Queues the `n` texts of every prompt that `encode` makes. When it raises, nothing is queued.
@@ -201,7 +202,7 @@ class AsyncLLM:
 
         def add() -> None:
             for generation in generations:
-                generation.add_to(engine, self._seeds, cache_salt, priority, self._time_limit)
+                generation.add_to(engine, self._seeds, cache_salt, priority, self._time_limit, user)
 
         for _ in generations:
             self.metrics.observe_params(params)
@@ -217,6 +218,7 @@ class AsyncLLM:
         arrival: float,
         cache_salt: str = "",
         priority: int = 0,
+        user: str = "",
     ) -> EmbeddingJob:
         """Queues prompts whose hidden states are pooled. When it raises, nothing is queued.
 
@@ -235,7 +237,7 @@ class AsyncLLM:
 
         def add() -> None:
             for embedding in embeddings:
-                embedding.add_to(engine, cache_salt, priority, limit)
+                embedding.add_to(engine, cache_salt, priority, limit, user)
 
         await self._queue(job, add, sum(len(prompt.token_ids) for prompt in prompts))
         return job

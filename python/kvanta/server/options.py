@@ -191,14 +191,6 @@ class ServerOptions(OptionGroup):
         metavar="PREFIX",
         group="logging",
     )
-    scheduling_policy: str = option(
-        "fcfs",
-        "fcfs: in order of arrival; priority: requests may have a priority",
-        str.lower,
-        choices=("fcfs", "priority"),
-        metavar="POLICY",
-        group="batching",
-    )
     enable_auto_tool_choice: bool = option(False, "as in vLLM; implied by --tool-call-parser", group="parsers")
     max_body_bytes: int = option(
         4 << 20, "maximum size of a request's body", parse_bytes, metavar="SIZE", group="limits"

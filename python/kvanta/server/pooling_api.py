@@ -124,7 +124,7 @@ async def _pooled(
     service.check_model(request.model)
     front = service.front
     params = request.pooling_params(front.loaded.default_pooling)
-    fields = service.engine_fields(request)
+    fields = service.engine_fields(http, request)
 
     def encode() -> list[TokenPrompt]:
         entries: list[TokenPrompt] = []

@@ -27,6 +27,8 @@ from kvanta.values import one_line, text, truth, whole_number
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
 _TEXT = {"type": "string"}
+_MAX_USER = 256
+"""Characters of a user's name that count."""
 
 Prompts = Annotated[
     Any,
@@ -59,6 +61,18 @@ class QueueFields(Body):
 
     cache_salt: str | None = None
     priority: int | None = None
+
+    @property
+    def end_user(self) -> str:
+        """Whom the client asks for, as it names them; empty: nobody in particular."""
+        extra = self.model_extra or {}
+        metadata = extra.get("metadata")
+        names = (
+            getattr(self, "safety_identifier", None) or extra.get("safety_identifier"),
+            getattr(self, "user", None) or extra.get("user"),
+            metadata.get("user_id") if isinstance(metadata, dict) else None,  # Anthropic's name
+        )
+        return next((name for name in names if isinstance(name, str) and name), "")[:_MAX_USER]
 
     def engine_fields(self) -> dict[str, Any]:
         """Arguments of the engine in addition to the parameters."""

@@ -49,6 +49,8 @@ class Service:
     """Names under which clients may call the server; None: any."""
     priorities: bool = False
     """Requests may have a priority."""
+    fair_by: str = "none"
+    """Whom the engine serves equally: none, user or api-key."""
     log_requests: bool = True
     unlogged_paths: list[str] = field(default_factory=list)
     """Paths without a line per request, with everything below them."""
@@ -78,12 +80,16 @@ class Service:
         """Result of `make`, which reads the fields of a request: on another thread where they are large."""
         return make() if len(await http.body()) <= _AT_ONCE else await self.front.off_loop(make)
 
-    def engine_fields(self, request: QueueFields) -> dict[str, Any]:
+    def engine_fields(self, http: Request, request: QueueFields) -> dict[str, Any]:
         """Arguments of the engine in addition to the parameters. Raises ApiError or InputError."""
         fields = request.engine_fields()
         if fields["priority"] != 0 and not self.priorities:
             message = f"priority needs a server with --scheduling-policy priority, got {fields['priority']}"
             raise ApiError(400, message, param="priority")
+        if self.fair_by == "user":
+            fields["user"] = request.end_user
+        elif self.fair_by == "api-key":
+            fields["user"] = getattr(http.state, "api_key", "")
         return fields
 
     async def split(self, given: Any, name: str = "prompt") -> list[Any]:
@@ -103,7 +109,7 @@ class Service:
         shape: TextShape | None = None,
     ) -> Response:
         """`encode` makes `count` prompts; `answer` gets the request's id and job."""
-        fields = self.engine_fields(request)
+        fields = self.engine_fields(http, request)
         give_back = self.front.admit(count * params.n)
         at_once = len(await http.body()) <= _AT_ONCE
         try:

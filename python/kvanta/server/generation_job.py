@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from kvanta import _core
 from kvanta.generation import Generation
-from kvanta.outputs import CompletionOutput
+from kvanta.outputs import CompletionOutput, FlatLogprobs
 from kvanta.server.engine_job import EngineJob
 from kvanta.server.errors import api_error
 from kvanta.server.metrics import Metrics
+from kvanta.server.time_slices import discard_values
 
 
 @dataclass
@@ -104,8 +105,9 @@ class GenerationJob(EngineJob):
         tokens = len(self.outputs[choice].token_ids)
         metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
         metrics.generated_tokens.observe(tokens)
-        if name in self._progress:
-            metrics.observe_progress(self._progress[name], len(generation.output.prompt_token_ids), tokens)
+        progress = self._progress.pop(name, None)
+        if progress is not None:
+            metrics.observe_progress(progress, len(generation.output.prompt_token_ids), tokens)
         if generation.output.finished:
             metrics.longest_text.observe(max(len(each.token_ids) for each in generation.output.outputs))
 
@@ -114,6 +116,18 @@ class GenerationJob(EngineJob):
         output = self.outputs[choice]
         tokens = len(output.token_ids)
         return Delta(choice, output.text, 0, tokens, output.finish_reason, output.stop_reason)
+
+    def discard_logprobs(self) -> None:
+        """Frees the log-probabilities of a job that has ended, on a thread that lets others run in between.
+
+        The tokens stay: the log counts them.
+        """
+        found = [output.logprobs for output in self.outputs]
+        found += [generation.output.prompt_logprobs for generation in self.generations]
+        for logprobs in found:
+            if isinstance(logprobs, FlatLogprobs):
+                for values in vars(logprobs).values():
+                    discard_values(values)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """New content as it arrives; pieces since the last read are joined. Ends at once when the job is cancelled.

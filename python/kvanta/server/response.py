@@ -105,11 +105,17 @@ class GenerationResponse(ABC):
 
     async def body(self, off_loop: OffLoop) -> list[bytes]:
         """The whole answer in JSON, in pieces, when the job is finished."""
-        entries = self._entries(self._completion_tokens(), len(self._job.outputs))
-        entries += self._prompt_entries + self._echoed_entries
-        if entries <= _MAX_ENTRIES:
+        if self._all_entries() + self._echoed_entries <= _MAX_ENTRIES:
             return [json_bytes(self.whole())]
         return await off_loop(lambda: large_body(self.whole()))
+
+    async def discard(self, off_loop: OffLoop) -> None:
+        """Frees what is large when the job has ended: the connection would free it in one step of the event loop."""
+        if self._all_entries() > _MAX_ENTRIES:
+            await off_loop(self._job.discard_logprobs)
+
+    def _all_entries(self) -> int:
+        return self._entries(self._completion_tokens(), len(self._job.outputs)) + self._prompt_entries
 
     async def events(self, off_loop: OffLoop) -> AsyncIterator[bytes]:
         """Until the job is finished."""
@@ -139,6 +145,7 @@ class GenerationResponse(ABC):
             last = self._last_events()
         for data in last:
             yield data
+        await self.discard(off_loop)
 
     def _delta_entries(self, delta: Delta) -> int:
         """Size of a delta's events."""

@@ -128,10 +128,15 @@ class Service:
         if request.stream:
             return EventStream(writer.events(self.front.write), job)
         async with cancelled_with_client(http.receive, job):
-            await job.finish()
-            if job.cancelled:
-                return Response(status_code=CLIENT_GONE)
-            return JsonPieces(await writer.body(self.front.write))
+            try:
+                await job.finish()
+                return (
+                    Response(status_code=CLIENT_GONE)
+                    if job.cancelled
+                    else JsonPieces(await writer.body(self.front.write))
+                )
+            finally:
+                await writer.discard(self.front.write)
 
     async def completion(
         self,

@@ -122,15 +122,21 @@ class GenerationJob(EngineJob):
 
         The tokens stay: the log counts them.
         """
-        found = [output.logprobs for output in self.outputs]
+        found: list[object] = [output.logprobs for output in self.outputs]
         found += [generation.output.prompt_logprobs for generation in self.generations]
         for logprobs in found:
             if isinstance(logprobs, FlatLogprobs):
                 for values in vars(logprobs).values():
                     discard_values(values)
 
+    def nudge(self) -> None:
+        """Lets the reader of `deltas` go on, even if there is nothing new."""
+        self._wake.set()
+
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """New content as it arrives; pieces since the last read are joined. Ends at once when the job is cancelled.
+        """New content as it arrives; pieces since the last read are joined. Nothing after a `nudge`.
+
+        Ends at once when the job is cancelled.
 
         Raises ApiError when the job failed.
         """
@@ -146,6 +152,8 @@ class GenerationJob(EngineJob):
                 raise self._error
             if self.cancelled or (not self.open and not self._pending):  # what was not due never will be
                 return
+            if not due:
+                yield []
 
     def _is_due(self, delta: Delta) -> bool:
         """The content is the first, or the last, or as much as `stream_interval` asks for.

@@ -54,6 +54,8 @@ class Service:
     """Paths without a line per request, with everything below them."""
     max_headers: int = 256
     """Number of headers that a request may have."""
+    stream_ping_seconds: float = 15.0
+    """Time without an event after which a stream sends a ping; 0: never."""
     has_docs: bool = True
     """The server answers /openapi.json."""
     tool_call_parser: str = ""
@@ -126,7 +128,7 @@ class Service:
             raise
         http.state.answer = writer
         if request.stream:
-            return EventStream(writer.events(self.front.write), job)
+            return EventStream(writer.events(self.front.write, self.stream_ping_seconds), job)
         async with cancelled_with_client(http.receive, job):
             try:
                 await job.finish()

@@ -1,4 +1,4 @@
-r"""What several users feel of one server: stalls of streams, waits of short prompts, starvation, fairness.
+r"""Stalls of streams, waits of short prompts, starvation and fairness, as several users of one server feel them.
 
     python benchmarks/many_users.py --serve "Kvanta=kvanta serve MODEL --kv-cache-dtype int4" \
         "without the clock=kvanta serve MODEL --kv-cache-dtype int4 --max-step-ms 0" \

@@ -182,7 +182,7 @@ async def many(user: User, shape: Shape) -> dict[str, Any]:
         task.cancel()
     await asyncio.gather(task, *(each for _, each in shorts), return_exceptions=True)
     records = [record for record, _ in shorts if record.succeeded]
-    figures = {"long_s": None, "long_alone_s": long_alone.ttft_s, "long_times_alone": None}
+    figures: dict[str, float | None] = {"long_s": None, "long_alone_s": long_alone.ttft_s, "long_times_alone": None}
     if not starved:
         figures = _beside_alone("long", answered(long), long_alone)
     return {
@@ -212,7 +212,7 @@ async def users(user: User, shape: Shape, other: User | None = None) -> dict[str
     }
 
 
-def _beside_alone(name: str, record: RequestRecord, alone: RequestRecord) -> dict[str, float]:
+def _beside_alone(name: str, record: RequestRecord, alone: RequestRecord) -> dict[str, float | None]:
     """Times to the first token."""
     return {
         f"{name}_s": record.ttft_s,

@@ -72,7 +72,7 @@ class AloneLatencies:
 
     @classmethod
     def of(cls, record: RequestRecord) -> AloneLatencies:
-        """Those of a request that has succeeded."""
+        """Figures of a request that has succeeded."""
         gaps = record.gaps_s or [0.0]
         return cls(record.input_tokens, 1000 * record.ttft_s, 1000 * (record.tpot_s or 0.0), 1000 * median(gaps))
 

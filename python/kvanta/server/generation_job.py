@@ -96,6 +96,7 @@ class GenerationJob(EngineJob):
             metrics.queue_seconds.observe(times.scheduled - times.added)
         else:
             metrics.inter_token.observe(now - last)
+            metrics.largest_gap.observe(now - last, now)
         self._last_token[name] = now
         self._progress[name] = engine_output
 

@@ -16,6 +16,10 @@ command where it takes one ("kvanta serve" is this Python's, and gets its port b
 
     --serve "llama.cpp=llama-server -m MODEL.gguf -c 40000 -np 8 --port {port}" "vLLM=V/bin/vllm serve M --port {port}"
 
+--loads NAME=OPTIONS measures goodput under a load as well, by `kvanta bench serve` with these options:
+
+    --loads "chat=--trace chat.jsonl --rate 2 --slo ttft=5x,itl=3x" "agents=--trace agents.jsonl --slo ttft=5x,itl=3x"
+
 Two users are told apart by the field `user`, or by --keys. Figures are medians of --repeats. Scenes of an earlier run
 with the same settings stay in the JSON file, so that versions and servers can be measured one by one.
 """
@@ -26,9 +30,11 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -46,6 +52,7 @@ from kvanta.picture import check_picture, new_figure, save_figure
 ROOT = Path(__file__).resolve().parents[1]
 _TIMEOUT_S = 3600.0
 _SERIES = "gaps"
+_LOAD_FIGURES = ("goodput", "ttft_ms", "itl_ms", "completed", "failed", "duration_s", "output_throughput")
 
 
 def commit() -> str:
@@ -89,6 +96,22 @@ async def measure(url: str, scenes: Sequence[str], shape: Shape, repeats: int, k
     return figures
 
 
+def measure_load(url: str, options: str, repeats: int, keys: Sequence[str]) -> dict[str, Any]:
+    """Figures of `kvanta bench serve` with these options: of the run whose goodput is in the middle."""
+    runs = []
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "report.json"
+        words = [sys.executable, "-m", "kvanta", "bench", "serve", url, *shlex.split(options), "--json", str(file)]
+        for _ in range(repeats):
+            environment = {**os.environ, **({"OPENAI_API_KEY": keys[0]} if keys else {})}
+            subprocess.run(words, check=True, env=environment)
+            report = json.loads(file.read_text(encoding="utf-8"))
+            (run,) = report["runs"]
+            runs.append({**{name: run[name] for name in _LOAD_FIGURES}, "alone": report["alone"]})
+    runs.sort(key=lambda run: float(run["goodput"]["request_throughput"]))
+    return {"cpu": cpu_name(), "commit": commit(), "repeats": repeats, "options": options, **runs[len(runs) // 2]}
+
+
 def write_plot(file: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Gaps of streams over time, a panel for each row that has them. Raises ResourceError."""
     shown = [row for row in rows if "stalls" in row]
@@ -121,7 +144,8 @@ def _options() -> argparse.Namespace:
     where.add_argument("--draw", action="store_true", help="only draw --plot from --json")
     parser.add_argument("--label", default="server", help="name of the server of --url")
     parser.add_argument("--keys", nargs="+", default=[], metavar="KEY", help="API key, or one for each of two users")
-    parser.add_argument("--scenes", nargs="+", choices=list(SCENES), default=list(SCENES))
+    parser.add_argument("--scenes", nargs="+", choices=[*SCENES, "none"], default=list(SCENES))
+    parser.add_argument("--loads", nargs="+", default=[], metavar="NAME=OPTIONS", help="loads of kvanta bench serve")
     parser.add_argument("--repeats", type=int, default=1)
     for each in fields(Shape):
         kind = float if isinstance(each.default, float) else int
@@ -133,9 +157,13 @@ def _options() -> argparse.Namespace:
         parser.error("--draw needs --json, which it reads, and --plot")
     if len(options.keys) > 2:
         parser.error(f"--keys: two users have {len(options.keys)} keys")
-    for server in options.serve or ():
-        if "=" not in server:
-            parser.error(f"--serve: {server!r} is no LABEL=COMMAND")
+    for named in (*(options.serve or ()), *options.loads):
+        if "=" not in named:
+            parser.error(f"{named!r} has no name before a =")
+    for load in options.loads:
+        if "--goodput" not in load and "--slo" not in load:
+            parser.error(f"--loads: {load!r} has no --slo")
+    options.scenes = [scene for scene in options.scenes if scene != "none"]
     if options.plot:
         check_picture(options.plot)
     return options
@@ -154,7 +182,10 @@ def main() -> int:
         print(f"{label}: {command or options.url}", flush=True)
         with served(command) if command else contextlib.nullcontext(options.url) as url:
             figures = asyncio.run(measure(url, options.scenes, shape, options.repeats, options.keys))
-        rows[label] = {**rows.get(label, {}), "label": label, "command": command or None, **figures}
+            loads = dict(rows.get(label, {}).get("loads", {}))
+            for name, _, words in (load.partition("=") for load in options.loads):
+                loads[name] = measure_load(url, words, options.repeats, options.keys)
+        rows[label] = {**rows.get(label, {}), "label": label, "command": command or None, **figures, "loads": loads}
         if options.json:  # a later server may fail after hours
             text = json.dumps({**settings, "rows": list(rows.values())}, ensure_ascii=False)
             options.json.write_text(text + "\n", encoding="utf-8")

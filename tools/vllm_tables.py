@@ -21,6 +21,10 @@ VLLM_TABLES = {
             ("the long one (times alone)", "short.long_times_alone", ".2f"),
             ("long one beside many short ones (times alone)", "many.long_times_alone", ".2f"),
             ("one prompt beside another user's many (times alone)", "users.one_times_alone", ".1f"),
+            *(
+                (f"goodput, {load} (requests/s)", f"loads.{load}.goodput.request_throughput", ".3f")
+                for load in ("conversation", "chat", "agents")
+            ),
         ),
     ),
     "vllm-cpu": Table(

@@ -52,12 +52,17 @@ def test_every_scene_on_a_small_server(tmp_path: Path, monkeypatch: pytest.Monke
         where = ["--url", server.url, "--keys", "a", "b", "--json", str(report)]
         run(monkeypatch, *where, "--label", "one", "--repeats", "2")
         run(monkeypatch, *where, "--label", "two", "--scenes", "stalls", "--plot", str(picture))
+        load = "--requests 3 --input-len 20 --output-len 4 --slo ttft=60,e2e=1e6x"
+        run(monkeypatch, *where, "--label", "two", "--scenes", "none", "--loads", f"three={load}")
         front = server.front
         requests = server.on_loop(lambda: sum(front.metrics.outcomes.values()))
     one, two = json.loads(report.read_text())["rows"]
     assert (one["label"], two["label"]) == ("one", "two")
-    assert one.keys() == {"label", "command", "stalls", "short", "many", "users"}
-    assert two.keys() == {"label", "command", "stalls"}
+    assert one.keys() == {"label", "command", "stalls", "short", "many", "users", "loads"}
+    assert two.keys() == {"label", "command", "stalls", "loads"}
+    assert two["loads"]["three"]["options"] == load
+    assert two["loads"]["three"]["goodput"]["requests"] == 3
+    assert two["loads"]["three"]["alone"][0]["input_tokens"] == 20
     for scene in ("stalls", "short", "many", "users"):
         assert one[scene]["cpu"]
         assert one[scene]["repeats"] == 2

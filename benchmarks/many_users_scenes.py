@@ -130,8 +130,11 @@ def _since(record: RequestRecord, count: int, sent: float) -> list[float]:
 def stall_figures(
     streams: Sequence[Sequence[float]], sent: float, first: float, alone_s: float, prompt_tokens: int
 ) -> dict[str, Any]:
-    """`streams`: moments of each one's chunks. The prompt was sent at `sent`, and `first` is its first token's time."""
-    gaps = [list(itertools.pairwise(news)) for news in streams]
+    """`streams`: moments of each one's chunks. The prompt was sent at `sent`, and `first` is its first token's time.
+
+    Chunks that were read at one moment have no gap between them: that would be a figure of this process.
+    """
+    gaps = [list(itertools.pairwise(sorted(set(news)))) for news in streams]
     before = [end - begin for each in gaps for begin, end in each if end <= sent]
     during = [end - begin for each in gaps for begin, end in each if end > sent and begin < first]
     if not before or not during:
@@ -226,7 +229,7 @@ SCENES: Mapping[str, Scene] = {"stalls": stalls, "short": short, "many": many, "
 
 
 def median_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians of numbers over repeated runs, of each part of a distribution, too; all else is the middle run's."""
+    """Medians over repeated runs, also of parts of a distribution; true if once true; else the middle run's value."""
     ordered = sorted(runs, key=lambda run: float(run.get("largest_ms") or next(_numbers(run))))
     middle = ordered[len(ordered) // 2]
     merged: dict[str, Any] = {}
@@ -234,7 +237,9 @@ def median_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [run[name] for run in runs]
         if all(isinstance(each, Mapping) for each in values):
             merged[name] = {key: median(each[key] for each in values) for key in value}
-        elif all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in values):
+        elif isinstance(value, bool):
+            merged[name] = any(values)
+        elif all(isinstance(each, (int, float)) for each in values):
             merged[name] = median(values)
         else:
             merged[name] = value

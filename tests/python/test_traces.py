@@ -83,6 +83,15 @@ def test_burstgpt(tmp_path: Path) -> None:
     assert lengths(read(tmp_path, BURSTGPT_2)) == [(47, 9)]
 
 
+def test_the_first_requests_of_a_file_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvanta.loadgen.traces.MAX_REQUESTS", 2)
+    with pytest.raises(InputError, match="more than 2 requests"):
+        read(tmp_path, AZURE)
+    header, *rows = AZURE.splitlines()
+    for mixed in (rows, rows[::-1]):
+        assert lengths(read(tmp_path, "\n".join([header, *mixed]), requests=2)) == [(374, 44), (396, 109)]
+
+
 def test_lengths_without_times_take_drawn_ones(tmp_path: Path) -> None:
     trace = read(tmp_path, LENGTHS)
     assert trace.source["kind"] == "lengths"

@@ -11,9 +11,11 @@ Lengths, as of ShareGPT's conversations: JSON lines with input_length and output
 from __future__ import annotations
 
 import csv
+import heapq
 import itertools
 import json
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ MOONCAKE_BLOCK = 512
 _LONGEST_LINE = 1 << 20
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+_time_of = operator.attrgetter("time_s")
 LENGTHS = "lengths"
 """The format without times."""
 
@@ -65,7 +68,12 @@ def read_trace(
     try:
         with Path(file).open(encoding="utf-8-sig", newline="") as lines:
             kind = _detect(lines, file) if trace_format == "auto" else trace_format
-            rows = list(itertools.islice(_READERS[kind](lines, str(file)), MAX_REQUESTS + 1))
+            found = _READERS[kind](lines, str(file))
+            limit = MAX_REQUESTS + 1
+            if requests is None:
+                rows = sorted(itertools.islice(found, limit), key=_time_of)
+            else:  # BurstGPT's files have more than MAX_REQUESTS rows
+                rows = heapq.nsmallest(min(requests, limit), found, key=_time_of)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte, or not UTF-8
         if isinstance(error, InputError):
             raise
@@ -75,8 +83,6 @@ def read_trace(
         raise InputError(f"the trace {os.fspath(file)!r} has no requests")
     if len(rows) > MAX_REQUESTS:
         raise InputError(f"the trace {os.fspath(file)!r} has more than {MAX_REQUESTS:,} requests")
-    rows.sort(key=lambda row: row.time_s)
-    rows = rows[:requests]
     block_tokens = max(1, round(MOONCAKE_BLOCK * length_scale))
     planned = [
         PlannedRequest(

@@ -282,6 +282,47 @@ def test_counters_of_the_server_are_differences(capsys: pytest.CaptureFixture[st
     assert report["runs"][0]["goodput"]["share"] == 1
 
 
+def test_goodput_by_the_time_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command measures it before the load, one request after the other, and with prompts of their own."""
+    words = ["--input-len", "100", "--length-spread", "0.5", "--output-len", "50", "--requests", "30"]
+    with FakeServer() as server:
+        report = bench(server, *words, "--slo", "ttft=1e6x,itl=1e3", "e2e=600", capsys=capsys)
+        alone, load = server.bodies[:5], server.bodies[5:]
+    assert report["runs"][0]["goodput"]["targets_times_alone"] == {"ttft": 1e6}
+    assert report["runs"][0]["goodput"]["targets_ms"] == {"itl": 1e6, "e2e": 600_000.0}
+    assert report["runs"][0]["goodput"]["share"] == 1
+    lengths = [len(body["prompt"]) for body in alone]
+    assert [each["input_tokens"] for each in report["alone"]] == lengths == sorted(set(lengths))
+    loaded = [len(body["prompt"]) for body in load]
+    assert (lengths[0], lengths[-1], len(loaded)) == (min(loaded), max(loaded), 30)
+    assert {body["max_tokens"] for body in alone} == {33}
+    assert not {tuple(body["prompt"][:20]) for body in alone} & {tuple(body["prompt"][:20]) for body in load}
+    with FakeServer() as server:
+        report = bench(server, *FEW, "--slo", "ttft=600", capsys=capsys)
+        assert len(server.bodies) == 4
+    assert report["alone"] is None
+
+
+def test_a_request_alone_that_fails_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    async def full(body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield error(429, "full")
+
+    with FakeServer(answers={0: full}) as server:
+        assert main(["bench", "serve", server.url, *FEW, "--slo", "ttft=5x"]) == 1
+    assert "a request alone, of 20 tokens: http_429: full" in capsys.readouterr().err
+
+
+def test_lengths_without_times_are_sent_at_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "lengths.jsonl"
+    trace.write_text('{"input_length": 20, "output_length": 4}\n{"input_length": 30, "output_length": 6}\n')
+    with FakeServer() as server:
+        words = ["--trace", str(trace), "--rate", "500", "--burstiness", "2", "--concurrency", "1"]
+        report = bench(server, *words, capsys=capsys)
+    assert (report["workload"]["kind"], report["workload"]["burstiness"]) == ("lengths", 2)
+    assert report["runs"][0]["rate"] == 500
+    assert [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies] == [(20, 4), (30, 6)]
+
+
 def test_reports_beside_each_other_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, picture = tmp_path / "first.json", tmp_path / "load.svg"
     words = [*FEW, "--rate", "200", "400"]
@@ -316,6 +357,7 @@ BAD = {
     "a seed below 0": (["http://x", "--seed", "-1"], "seed: -1"),
     "no places": (["http://x", "--concurrency", "0"], "concurrency is 0"),
     "an odd target": (["http://x", "--goodput", "speed:1"], "names none of ttft, tpot, e2e"),
+    "a target twice": (["http://x", "--goodput", "itl:1", "--slo", "ttft=1,itl=1"], "SLO target itl is given twice"),
     "an odd body": (["http://x", "--extra-body", "[]"], "--extra-body"),
     "an odd key": (["http://x", "--api-key", "a\nb"], "API key"),
     "no time": (["http://x", "--timeout", "0"], "timeout must be above 0, got 0"),

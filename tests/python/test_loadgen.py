@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvanta.errors import InputError
+from kvanta.loadgen.goodput import AloneLatencies, Goodput, Target, lengths_alone, parse_targets
 from kvanta.loadgen.prompts import WORDS, PromptMaker
 from kvanta.loadgen.records import ERROR_KINDS, LoadError, RequestRecord
 from kvanta.loadgen.report import read_report, text_of
 from kvanta.loadgen.server_metrics import parse_metrics
 from kvanta.loadgen.sse import EventReader
-from kvanta.loadgen.summary import parse_targets, peak_concurrency, summarize
+from kvanta.loadgen.summary import peak_concurrency, summarize
 from kvanta.loadgen.workload import PlannedRequest, Workload, arrival_times, synthetic
 
 
@@ -129,7 +131,7 @@ def test_figures_of_a_run() -> None:
     lone = record(1, news_s=[3.0], output_tokens=1, done_s=3.0, cached_tokens=6)
     lost = record(2, news_s=[], done_s=1.25, error=LoadError("http_429", "too\nmany"))
     silent = record(3, news_s=[], done_s=1.5)
-    report = summarize([record(0), lone, lost, silent], 4.0, {"ttft": 600.0, "tpot": 300.0})
+    report = summarize([record(0), lone, lost, silent], 4.0, Goodput(parse_targets(["ttft:600", "tpot:300"])))
     assert [report[name] for name in ("requests", "completed", "failed", "short_answers")] == [4, 2, 2, 1]
     assert [report[name] for name in ("input_tokens", "output_tokens", "cached_tokens")] == [20, 4, 6]
     assert (report["request_throughput"], report["output_throughput"], report["total_throughput"]) == (0.5, 1.0, 6.0)
@@ -159,7 +161,9 @@ def test_every_key_and_kind_of_error_is_documented() -> None:
 
 
 def test_a_run_without_answers_has_figures_too() -> None:
-    report = summarize([record(0, news_s=[], error=LoadError("connect", "no"))], 0.0, {"ttft": 1.0})
+    report = summarize(
+        [record(0, news_s=[], error=LoadError("connect", "no"))], 0.0, Goodput(parse_targets(["ttft:1"]))
+    )
     assert report["ttft_ms"] is None
     assert report["goodput"]["share"] == 0
     json.dumps(report, allow_nan=False)
@@ -170,12 +174,58 @@ def test_one_request_after_the_other_is_a_concurrency_of_1() -> None:
 
 
 def test_goodput_targets() -> None:
-    assert parse_targets(["ttft:500", "tpot:50", "e2el:1e4"]) == {"ttft": 500.0, "tpot": 50.0, "e2e": 10000.0}
+    targets = parse_targets(["ttft:500", "tpot:50", "e2el:1e4"])
+    assert targets == {"ttft": Target(500.0), "tpot": Target(50.0), "e2e": Target(10000.0)}
     for text in ("ttft", "ttft:", "ttft:fast", "ttft:-1", "ttft:nan", "ttft:inf", "speed:1", ""):
         with pytest.raises(InputError, match="goodput target"):
             parse_targets([text])
     with pytest.raises(InputError, match="twice"):
         parse_targets(["e2e:1", "e2el:1"])
+    assert parse_targets([], ["ttft=1,itl=0.2", "e2e=3x"]) == {
+        "ttft": Target(1000.0), "itl": Target(200.0), "e2e": Target(3.0, is_multiple=True)
+    }  # fmt: skip
+    for text in ("ttft:1", "ttft=", "itl=x", "itl=0x", "ttft=1,", "speed=1"):
+        with pytest.raises(InputError, match="SLO target"):
+            parse_targets([], [text])
+    with pytest.raises(InputError, match="goodput target"):
+        parse_targets(["ttft:2x"])
+    with pytest.raises(InputError, match="SLO target ttft is given twice"):
+        parse_targets(["ttft:500"], ["ttft=1"])
+
+
+def met(slo: str, *records: RequestRecord, alone: Sequence[AloneLatencies] = ()) -> list[int]:
+    """Indices of the records that meet the targets."""
+    goodput = Goodput(parse_targets([], [slo]), alone)
+    return [each.index for each in records if goodput.figures([each], 1, 1.0)["requests"]]
+
+
+def test_the_largest_gap_counts() -> None:
+    even = record(0, news_s=[1.5, 1.75, 2.0])
+    stalled = record(1, news_s=[1.5, 1.75, 2.0625])
+    lone = record(2, news_s=[3.0], output_tokens=1)
+    assert met("itl=0.26", even, stalled, lone) == [0, 2]
+    assert met("itl=0.32,ttft=1", even, stalled, lone) == [0, 1]
+
+
+def test_targets_are_multiples_of_a_request_alone_of_the_same_length() -> None:
+    alone = [AloneLatencies(10, 100.0, 30.0, 50.0), AloneLatencies(30, 300.0, 40.0, 70.0)]
+    half_a_second = [record(0, input_tokens=10), record(1, input_tokens=20), record(2, input_tokens=30)]
+    assert met("ttft=2.4x", *half_a_second, alone=alone) == [1 + 1]  # 500 of 720 ms, of 480 and 240 ms
+    assert met("ttft=2.6x", *half_a_second, alone=alone) == [1, 2]
+    assert met("itl=6x", *half_a_second, alone=alone) == [2]  # 400 of 420 ms, of 360 and 300 ms
+    assert met("e2e=6.2x", record(0), alone=alone) == []  # 1 s of 6.2 * (100 + 2 * 30) ms
+    assert met("e2e=6.3x", record(0), alone=alone) == [0]
+    assert Goodput(parse_targets([], ["ttft=5x,itl=1"]), alone).figures([record(0)], 2, 4.0) == {
+        "targets_ms": {"itl": 1000.0}, "targets_times_alone": {"ttft": 5.0},
+        "requests": 1, "share": 0.5, "request_throughput": 0.25,
+    }  # fmt: skip
+
+
+def test_lengths_that_are_measured_alone() -> None:
+    assert lengths_alone([7, 3, 7]) == [3, 7]
+    assert lengths_alone(range(1, 101)) == [1, 26, 51, 75, 100]
+    figures = AloneLatencies.of(record(0, news_s=[1.5, 1.75, 2.75]))
+    assert figures == AloneLatencies(10, 500.0, 625.0, 625.0)
 
 
 @given(

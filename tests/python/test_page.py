@@ -143,6 +143,7 @@ kvanta:sampled_kl_divergence_nats_count{model_name="a"} 4
 kvanta:time_to_first_token_seconds_bucket{le="0.1",model_name="a"} ${fast}
 kvanta:time_to_first_token_seconds_bucket{le="0.5",model_name="a"} ${fast + slow}
 kvanta:time_to_first_token_seconds_bucket{le="+Inf",model_name="a"} ${fast + slow}
+kvanta:inter_token_latency_max_seconds{model_name="a"} ${slow / 10}
 damaged{ 7
 kvanta:odd{name="a \\"b\\\\ }"} 5 1700000000
 kvanta:none NaN
@@ -204,7 +205,7 @@ for (const chart of ["tiers", "disk", "traffic", "faults"]) { // without disk an
 assert.equal(shown.prefix.hit, 50);
 assert.deepEqual(shown.cache, { int4: 2, exact: 1 });
 assert.ok(Math.abs(shown.first.median - 200) < 1e-6); // 7.5 of 15: a quarter of the way from 0.1 to 0.5
-assert.equal(shown.next.median, null);
+assert.deepEqual(shown.next, { median: null, "99 %": null, "largest, lately": 1000 });
 assert.deepEqual(shown.divergence, { lately: null, "so far": 0.25 });
 assert.equal(budget(now), 8);
 assert.equal(budget(new Map()), null);

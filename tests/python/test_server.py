@@ -284,6 +284,7 @@ def test_metrics(server: LiveServer) -> None:
     assert grown["kvanta:generation_tokens_total"] == 10
     assert grown["kvanta:time_to_first_token_seconds_count"] == 2
     assert grown["kvanta:inter_token_latency_seconds_count"] == 8
+    assert 0 < after["kvanta:inter_token_latency_max_seconds"] < 60
     assert grown["kvanta:e2e_request_latency_seconds_bucket/+Inf"] == 2
     assert grown["kvanta:request_prompt_tokens_sum"] == 202
     assert grown["kvanta:request_success_total/length"] == 2

@@ -14,6 +14,7 @@ from live_server import LiveServer, live_server
 from loop_work import loop_work
 
 from kvanta.server.errors import json_bytes
+from kvanta.server.generation_job import GenerationJob
 from kvanta.server.time_slices import discard, json_pieces
 
 LONGEST_BODY = "[" + ",".join(["7"] * 300_000) + "]"
@@ -162,3 +163,25 @@ def test_a_discarded_tree_is_empty_but_for_lists_of_values() -> None:
     tree = {"ids": ids, "lists": lists, "more": [{"ids": ids}] * 10_000}
     discard(tree)
     assert (tree, ids, lists) == ({}, [1, 2, 3], [])
+
+
+@pytest.mark.parametrize("name", ["logprobs of prompts", "streams of logprobs", "a stream of logprobs"])
+def test_log_probabilities_are_freed_on_another_thread(
+    server: LiveServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the connection would free all of them in one callback when it is lost."""
+    freed: list[tuple[GenerationJob, int]] = []
+    discard_logprobs = GenerationJob.discard_logprobs
+
+    def recorded(job: GenerationJob) -> None:
+        discard_logprobs(job)
+        freed.append((job, threading.get_ident()))
+
+    monkeypatch.setattr(GenerationJob, "discard_logprobs", recorded)
+    path, body, status = REQUESTS[name]
+    assert send(server, path, body) == status
+    thread = server.on_loop(threading.get_ident)
+    ((job, freeing_thread),) = freed
+    assert freeing_thread != thread
+    assert all(output.token_ids and not output.logprobs for output in job.outputs)
+    assert not any(generation.output.prompt_logprobs for generation in job.generations)

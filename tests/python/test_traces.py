@@ -1,4 +1,4 @@
-"""Serving traces in Azure's and Mooncake's formats, whole and damaged."""
+"""Serving traces in each format, whole and damaged."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,22 @@ MOONCAKE = """\
 {"timestamp": 27482, "input_length": 513, "output_length": 1, "hash_ids": [0, 4]}
 """
 
+BURSTGPT = """\
+Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45.5,ChatGPT,1087,0,1087,Conversation log
+118,GPT-4,417,276,693,API log
+"""
+BURSTGPT_2 = """\
+Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+10.0,,3.5,GPT-4,47,9,56,API log
+"""
+LENGTHS = """\
+{"input_length": 24, "output_length": 150}
+{"input_length": 700, "output_length": 20}
+{"input_length": 9, "output_length": 400}
+"""
+
 
 def read(folder: Path, content: str | bytes, **options: Any) -> Workload:
     file = folder / "trace"
@@ -57,6 +73,38 @@ def test_azure_of_2024_and_in_any_order(tmp_path: Path) -> None:
     header, first, second, third = AZURE.splitlines()
     mixed = read(tmp_path, "\n".join([header, third, "", first, second]))
     assert mixed == read(tmp_path, AZURE)
+
+
+def test_burstgpt(tmp_path: Path) -> None:
+    trace = read(tmp_path, BURSTGPT)
+    assert trace.source["kind"] == "burstgpt"
+    assert lengths(trace) == [(472, 18), (417, 276)]  # without the request that failed
+    assert [each.arrival_s for each in trace.requests] == [0, 113]
+    assert lengths(read(tmp_path, BURSTGPT_2)) == [(47, 9)]
+
+
+def test_the_first_requests_of_a_file_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvanta.loadgen.traces.MAX_REQUESTS", 2)
+    with pytest.raises(InputError, match="more than 2 requests"):
+        read(tmp_path, AZURE)
+    header, *rows = AZURE.splitlines()
+    for mixed in (rows, rows[::-1]):
+        assert lengths(read(tmp_path, "\n".join([header, *mixed]), requests=2)) == [(374, 44), (396, 109)]
+
+
+def test_lengths_without_times_take_drawn_ones(tmp_path: Path) -> None:
+    trace = read(tmp_path, LENGTHS)
+    assert trace.source["kind"] == "lengths"
+    assert lengths(trace) == [(24, 150), (700, 20), (9, 400)]
+    assert trace.mean_rate == float("inf")
+    drawn = trace.arriving(2.0, 1.0, 7)
+    assert lengths(drawn) == lengths(trace)
+    times = [each.arrival_s for each in drawn.requests]
+    assert times[0] == 0 < times[1] < times[2]
+    assert drawn == trace.arriving(2.0, 1.0, 7) != trace.arriving(2.0, 1.0, 8)
+    assert drawn.source["seed"] == 7
+    with pytest.raises(InputError, match="rate must be above 0"):
+        trace.arriving(0.0, 1.0, 7)
 
 
 def test_mooncake(tmp_path: Path) -> None:
@@ -111,7 +159,11 @@ BAD = {
     "half an object": (MOONCAKE + '{"timestamp": 1', "4: .* is not a JSON object"),
     "not an object": (MOONCAKE + "[1]", r"4: \[1\] is not a JSON object"),
     "deeply nested": (MOONCAKE + "[" * 200_000, "4: .* is not a JSON object"),
-    "no timestamp": ('{"input_length": 1, "output_length": 1}', "1: no 'timestamp'"),
+    "no timestamp": ('{"input_length": 1, "output_length": 1, "hash_ids": []}', "1: no 'timestamp'"),
+    "a second time missing": (MOONCAKE + '{"input_length": 1, "output_length": 1}', "4: no 'timestamp'"),
+    "an answer missing": ('{"input_length": 1}', "1: no 'output_length'"),
+    "an odd time": (BURSTGPT + "noon,x,1,1,2,y\n", "5: Timestamp must be seconds from 0 on, got 'noon'"),
+    "BurstGPT's column missing": ("Timestamp,Model,Request tokens\n", "1: no column Response tokens"),
     "a time that is none": (line(timestamp=float("nan")), "1: timestamp must .* got nan"),
     "a time before the start": (line(timestamp=-1), "1: timestamp must .* got -1"),
     "a length that is a word": (line(input_length="many"), "1: input_length must .*got 'many'"),

@@ -20,8 +20,9 @@ from kvanta.cli.arguments import (
 from kvanta.cli.report import add_json, write_report
 from kvanta.engine_config import engine_config
 from kvanta.errors import InputError, ResourceError
-from kvanta.loadgen import report, summary, workload
+from kvanta.loadgen import report, workload
 from kvanta.loadgen.engine_load import EngineLoad, bench_engine
+from kvanta.loadgen.goodput import Goodput, parse_targets
 from kvanta.models import resolve_model
 from kvanta.progress import progress_bar
 from kvanta.text_table import render_table
@@ -85,7 +86,8 @@ def _load(values: argparse.Namespace, rate: float | None) -> EngineLoad:
 
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
-    targets = summary.parse_targets(values.goodput)
+    targets = parse_targets(values.goodput)
+    goodput = Goodput(targets) if targets else None
     if values.concurrency is not None and values.concurrency < 1:
         raise InputError(f"the concurrency is {values.concurrency}; it must be at least 1")
     rates: list[float | None] = values.rate or [None]
@@ -96,7 +98,7 @@ def run(values: argparse.Namespace) -> int:
     config.profile = values.profile
     add_query_matrices(config, folder.name, arguments, allowed=True)
     with progress_bar(sum(len(load.workload.requests) for load in loads), "requests", "request") as bar:
-        engine, runs = bench_engine(config, loads, seed=values.load_seed, targets=targets, finished=bar.update)
+        engine, runs = bench_engine(config, loads, seed=values.load_seed, goodput=goodput, finished=bar.update)
     result = {
         "url": "engine",
         "model": folder.name,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
 from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError, ResourceError
-from kvanta.loadgen import plot, report, summary, traces, workload
+from kvanta.loadgen import plot, report, traces, workload
+from kvanta.loadgen.goodput import Target, parse_targets
 from kvanta.picture import check_picture
 from kvanta.progress import progress_bar
 
@@ -26,6 +27,7 @@ lengths are exact. Figures are explained in docs/bench-serve.md.
 
   kvanta bench serve http://127.0.0.1:8000 --requests 64 --input-len 256 --output-len 128
   kvanta bench serve http://127.0.0.1:8000 --rate 1 2 4 8 --goodput ttft:500 tpot:50 --json int4.json
+  kvanta bench serve http://127.0.0.1:8000 --rate 2 --slo ttft=5x,itl=3x
   kvanta bench serve http://127.0.0.1:8000 --trace AzureLLMInferenceTrace_conv.csv --requests 500 --max-input-len 2048
   kvanta bench serve --beside bf16.json int8.json int4.json --plot load.png"""
 _REQUESTS, _INPUT, _OUTPUT = 100, 256, 128
@@ -44,7 +46,15 @@ def parser() -> CommandParser:
         action=ListOption,
         default=[],
         metavar="TARGET",
-        help="in ms, as ttft:500 tpot:50 e2e:5000",
+        help="in ms, as ttft:500 tpot:50 itl:200 e2e:5000",
+    )
+    shown.add_argument(
+        "--slo",
+        nargs="+",
+        action=ListOption,
+        default=[],
+        metavar="TARGET",
+        help="the same in seconds, as ttft=1,itl=0.2, or as multiples of the time alone, as ttft=5x,itl=3x",
     )
     shown.add_argument("--label", metavar="NAME", help="name of this server [its cache's format, or the model]")
     shown.add_argument(
@@ -86,7 +96,11 @@ def _add_load(result: CommandParser) -> None:
     load.add_argument(
         "--seed", type=whole_number, default=0, metavar="N", help="seed of lengths, arrivals and prompts [0]"
     )
-    load.add_argument("--trace", metavar="FILE", help="arrivals and lengths of a real trace, Azure's or Mooncake's")
+    load.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="arrivals and lengths of a trace, or lengths alone: " + ", ".join(traces.FORMATS),
+    )
     load.add_argument("--trace-format", choices=["auto", *traces.FORMATS], default="auto", help="[auto]")
     load.add_argument(
         "--time-scale", type=real_number, metavar="F", help="a trace's times are multiplied: 2 is half the load [1]"
@@ -116,7 +130,7 @@ def _add_server(result: CommandParser) -> None:
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     earlier = [report.read_report(file) for file in values.beside]
-    targets = summary.parse_targets(values.goodput)
+    targets = parse_targets(values.goodput, values.slo)
     if values.plot is not None:
         check_picture(values.plot)
     if values.URL is None:
@@ -136,7 +150,7 @@ def run(values: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(values: argparse.Namespace, targets: dict[str, float]) -> dict[str, Any]:
+def _measure(values: argparse.Namespace, targets: dict[str, Target]) -> dict[str, Any]:
     try:
         from kvanta.loadgen.bench import Load, bench_server
     except ModuleNotFoundError as error:
@@ -219,7 +233,7 @@ def _ids(model: str | None) -> tuple[int, ...]:
 
 def _workload(values: argparse.Namespace, load: Load) -> workload.Workload:
     of_trace = ("time_scale", "length_scale", "max_input_len", "max_output_len")
-    of_synthetic = ("burstiness", "input_len", "output_len", "length_spread", "shared_prefix_len")
+    of_synthetic = ("input_len", "output_len", "length_spread", "shared_prefix_len")
     wrong = of_synthetic if values.trace is not None else of_trace
     for name in wrong:
         if getattr(values, name) is not None:
@@ -245,6 +259,13 @@ def _workload(values: argparse.Namespace, load: Load) -> workload.Workload:
         max_input=values.max_input_len,
         max_output=values.max_output_len,
     )
+    if read.source["kind"] == traces.LENGTHS:
+        if values.time_scale is not None:
+            raise InputError("--time-scale has a meaning only for a trace with times; this one has lengths alone")
+        rate = math.inf if load.rate is None else load.rate
+        return read.arriving(rate, _or(values.burstiness, 1.0), values.seed)
+    if values.burstiness is not None:
+        raise InputError("--burstiness has a meaning only where the trace has no times of its own")
     if load.rate is not None:
         if values.time_scale is not None:
             raise InputError("--rate and --time-scale both say how fast the trace is replayed; give one of them")

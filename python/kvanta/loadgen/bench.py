@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvanta.errors import InputError
+import aiohttp
+
+from kvanta.errors import InputError, ResourceError
 from kvanta.loadgen.client import open_session
-from kvanta.loadgen.records import RequestRecord
+from kvanta.loadgen.goodput import TOKENS_ALONE, AloneLatencies, Goodput, lengths_alone
+from kvanta.loadgen.goodput import Target as LatencyTarget
+from kvanta.loadgen.prompts import PromptMaker
+from kvanta.loadgen.records import LoadError, RequestRecord
 from kvanta.loadgen.runner import Clock, run_load
 from kvanta.loadgen.server_metrics import read_metrics
 from kvanta.loadgen.summary import summarize
@@ -44,7 +49,7 @@ async def bench_server(
     loads: Sequence[Load],
     *,
     seed: int = 0,
-    targets: Mapping[str, float] | None = None,
+    targets: Mapping[str, LatencyTarget] | None = None,
     label: str | None = None,
     finished: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
@@ -63,6 +68,10 @@ async def bench_server(
         workloads = [workload_at(load) for load in loads]
         for workload in workloads:
             _check_lengths(workload, target)
+        alone: list[AloneLatencies] = []
+        if any(each.is_multiple for each in (targets or {}).values()):
+            alone = await _measure_alone(session, target, maker, workloads)
+        goodput = Goodput(targets, alone) if targets else None
         runs = []
         metrics = await read_metrics(session, target.base)
         for number, (load, workload) in enumerate(zip(loads, workloads, strict=True)):
@@ -76,7 +85,7 @@ async def bench_server(
                 {
                     "rate": _finite(load.rate if load.rate is not None else workload.mean_rate),
                     "concurrency": load.concurrency,
-                    **summarize(records, seconds, targets),
+                    **summarize(records, seconds, goodput),
                     "server": metrics.since(earlier),
                 }
             )
@@ -92,8 +101,29 @@ async def bench_server(
         "prompts": target.prompt_kind,
         "exact_lengths": target.exact,
         "workload": workloads[0].source,
+        "alone": [asdict(each) for each in alone] or None,
         "runs": runs,
     }
+
+
+async def _measure_alone(
+    session: aiohttp.ClientSession, target: Target, maker: PromptMaker, workloads: Sequence[Workload]
+) -> list[AloneLatencies]:
+    """Latencies of one request at a time, on the server that is idle before the runs, with prompts of their own."""
+    requests = [request for workload in workloads for request in workload.requests]
+    tokens = min(TOKENS_ALONE, max(request.output_tokens for request in requests))
+    lengths = lengths_alone([request.input_tokens for request in requests])
+    planned = [PlannedRequest(index, 0.0, length, tokens) for index, length in enumerate(lengths)]
+
+    async def send(request: PlannedRequest, record: RequestRecord, clock: Clock) -> None:
+        await target.send(session, target.prompt(maker, request, len(workloads)), record, clock)
+
+    records, _ = await run_load(Workload(tuple(planned), {}), send, concurrency=1)
+    for record in records:
+        if not record.succeeded:
+            error = record.error or LoadError("bad_response", "the answer has no token")
+            raise ResourceError(f"a request alone, of {record.input_tokens} tokens: {error.kind}: {error.detail}")
+    return sorted(map(AloneLatencies.of, records), key=lambda each: each.input_tokens)
 
 
 def _finite(rate: float) -> float | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvanta import _core
 from kvanta.errors import InputError, KvantaError, QueueFullError
+from kvanta.loadgen.goodput import Goodput
 from kvanta.loadgen.prompts import PromptMaker
 from kvanta.loadgen.records import LoadError, RequestRecord
 from kvanta.loadgen.runner import Clock, run_load
@@ -37,7 +38,7 @@ def bench_engine(
     loads: Sequence[EngineLoad],
     *,
     seed: int = 0,
-    targets: Mapping[str, float] | None = None,
+    goodput: Goodput | None = None,
     finished: Callable[[], object] = lambda: None,
 ) -> tuple[_core.Engine, list[dict[str, Any]]]:
     """The engine, stopped, and a run for each load: the keys of docs/bench-serve.md, and those of _engine_figures."""
@@ -53,7 +54,7 @@ def bench_engine(
     descriptor = engine.start_with_queue()
     try:
         runs = [
-            asyncio.run(_run(engine, desk, descriptor, number, load, targets, finished))
+            asyncio.run(_run(engine, desk, descriptor, number, load, goodput, finished))
             for number, load in enumerate(loads)
         ]
     finally:
@@ -67,7 +68,7 @@ async def _run(
     descriptor: int,
     number: int,
     load: EngineLoad,
-    targets: Mapping[str, float] | None,
+    goodput: Goodput | None,
     finished: Callable[[], object],
 ) -> dict[str, Any]:
     before = engine.stats()
@@ -78,7 +79,7 @@ async def _run(
     return {
         "rate": load.rate,
         "concurrency": load.concurrency,
-        **summarize(records, seconds, targets),
+        **summarize(records, seconds, goodput),
         "engine": {**_engine_figures(before, after), **_full_steps(engine, after["steps"] - before["steps"])},
     }
 

@@ -56,7 +56,8 @@ def _cells(label: str, run: Mapping[str, Any], extra: Sequence[str]) -> list[str
     if "cached_tokens" in extra:
         cells.append(f"{run['cached_tokens'] / max(1, run['input_tokens']):.0%}")
     if "goodput" in extra:
-        cells.append(f"{run['goodput']['share']:.0%}" if run["goodput"] else "-")
+        goodput = run["goodput"]
+        cells.append(f"{goodput['request_throughput']:.3g}/s ({goodput['share']:.0%})" if goodput else "-")
     return cells
 
 

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kvanta.errors import InputError
+from kvanta.loadgen.goodput import Goodput
 from kvanta.loadgen.records import RequestRecord
 
 PERCENTILES = (50, 90, 95, 99)
-TARGETS = ("ttft", "tpot", "e2e")
-_OTHER_NAMES = {"e2el": "e2e"}
 
 
-def parse_targets(texts: Sequence[str]) -> dict[str, float]:
-    """Milliseconds by name from ["ttft:500", "tpot:50"]."""
-    targets: dict[str, float] = {}
-    for text in texts:
-        name, _, value = text.partition(":")
-        name = _OTHER_NAMES.get(name, name)
-        if name not in TARGETS:
-            raise InputError(f"the goodput target {text!r} names none of {', '.join(TARGETS)}; an example: ttft:500")
-        if name in targets:
-            raise InputError(f"the goodput target {name} is given twice")
-        try:
-            targets[name] = float(value)
-        except ValueError:
-            targets[name] = 0.0
-        if not 0 < targets[name] < float("inf"):
-            raise InputError(
-                f"the goodput target {text!r} has no number of milliseconds above 0; an example: {name}:500"
-            )
-    return targets
-
-
-def summarize(
-    records: Sequence[RequestRecord], duration_s: float, targets: Mapping[str, float] | None = None
-) -> dict[str, Any]:
+def summarize(records: Sequence[RequestRecord], duration_s: float, goodput: Goodput | None = None) -> dict[str, Any]:
     """See docs/bench-serve.md for the keys. Latencies are those of requests that have succeeded."""
     good = [record for record in records if record.succeeded]
     seconds = max(duration_s, 1e-9)
@@ -62,7 +37,7 @@ def summarize(
         "e2e_ms": distribution([each.e2e_s for each in good]),
         "queue_ms": distribution([each.sent_s - each.ready_s for each in good]),
         "generator_lag_ms": distribution([each.ready_s - each.due_s for each in records]),
-        "goodput": _goodput(good, len(records), seconds, targets) if targets else None,
+        "goodput": goodput.figures(good, len(records), seconds) if goodput else None,
         "errors": _errors(records),
     }
 
@@ -86,20 +61,6 @@ def distribution(seconds: Sequence[float]) -> dict[str, float] | None:
     points = np.percentile(values, PERCENTILES)
     named = {f"p{point}": float(value) for point, value in zip(PERCENTILES, points, strict=True)}
     return {"mean": float(values.mean()), **named, "max": float(values.max())}
-
-
-def _goodput(good: Sequence[RequestRecord], sent: int, seconds: float, targets: Mapping[str, float]) -> dict[str, Any]:
-    def meets(record: RequestRecord) -> bool:
-        figures = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2e": record.e2e_s}
-        return all(1000 * figures[name] <= most for name, most in targets.items())
-
-    count = sum(map(meets, good))
-    return {
-        "targets_ms": dict(targets),
-        "requests": count,
-        "share": count / sent if sent else 0.0,
-        "request_throughput": count / seconds,
-    }
 
 
 def _errors(records: Sequence[RequestRecord]) -> dict[str, dict[str, Any]]:

@@ -1,18 +1,23 @@
 """Real serving traces as workloads: arrival times and lengths, and for Mooncake's also which prompt parts are shared.
 
 Azure (Splitwise, ISCA 2024): CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens; of 2023 and 2024.
+BurstGPT (KDD 2025): CSV with the columns Timestamp in seconds, Request tokens, Response tokens. Requests that failed
+have a response of no tokens, and are left out.
 Mooncake (FAST 2025): JSON lines with timestamp in milliseconds, input_length, output_length and hash_ids, one id for
 each 512 tokens of the prompt; requests with equal leading ids have that part of the prompt in common.
+Lengths, as of ShareGPT's conversations: JSON lines with input_length and output_length, and no times.
 """
 
 from __future__ import annotations
 
 import csv
+import heapq
 import itertools
 import json
 import math
+import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +30,10 @@ from kvanta.values import one_line
 MOONCAKE_BLOCK = 512
 _LONGEST_LINE = 1 << 20
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+_time_of = operator.attrgetter("time_s")
+LENGTHS = "lengths"
+"""The format without times."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,12 @@ def read_trace(
     try:
         with Path(file).open(encoding="utf-8-sig", newline="") as lines:
             kind = _detect(lines, file) if trace_format == "auto" else trace_format
-            rows = list(itertools.islice(_READERS[kind](lines, str(file)), MAX_REQUESTS + 1))
+            found = _READERS[kind](lines, str(file))
+            limit = MAX_REQUESTS + 1
+            if requests is None:
+                rows = sorted(itertools.islice(found, limit), key=_time_of)
+            else:  # BurstGPT's files have more than MAX_REQUESTS rows
+                rows = heapq.nsmallest(min(requests, limit), found, key=_time_of)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte, or not UTF-8
         if isinstance(error, InputError):
             raise
@@ -69,8 +83,6 @@ def read_trace(
         raise InputError(f"the trace {os.fspath(file)!r} has no requests")
     if len(rows) > MAX_REQUESTS:
         raise InputError(f"the trace {os.fspath(file)!r} has more than {MAX_REQUESTS:,} requests")
-    rows.sort(key=lambda row: row.time_s)
-    rows = rows[:requests]
     block_tokens = max(1, round(MOONCAKE_BLOCK * length_scale))
     planned = [
         PlannedRequest(
@@ -102,12 +114,16 @@ def _detect(lines: TextIO, file: str | os.PathLike[str]) -> str:
     start = lines.read(4096).lstrip()
     lines.seek(0)
     if start.startswith("{"):
-        return "mooncake"
+        first = start.partition("\n")[0]
+        return "mooncake" if '"timestamp"' in first or '"hash_ids"' in first else LENGTHS
     if start.startswith(_AZURE_COLUMNS[0]):
         return "azure"
+    if start.startswith(_BURSTGPT_COLUMNS[0]):
+        return "burstgpt"
     raise InputError(
         f"the trace {os.fspath(file)!r} begins with {one_line(start[:40])}: neither Azure's header "
-        f"({','.join(_AZURE_COLUMNS)}) nor a JSON object as Mooncake's lines are"
+        f"({','.join(_AZURE_COLUMNS)}) nor BurstGPT's ({', '.join(_BURSTGPT_COLUMNS)}) nor a JSON object as Mooncake's "
+        "lines are"
     )
 
 
@@ -123,24 +139,28 @@ def _bounded(lines: TextIO, file: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _azure(lines: TextIO, file: str) -> Iterator[_Row]:
-    rows = _bounded(lines, file)
+def _table(lines: TextIO, file: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of a CSV file by the names in its header, with the numbers of their lines."""
     header: list[str] | None = None
-    zone: tuple[bool, int] | None = None
-    for number, line in rows:
+    for number, line in _bounded(lines, file):
         try:
             (cells,) = csv.reader([line], strict=True)
         except (csv.Error, ValueError) as error:
             raise InputError(f"{file}:{number}: {error}") from None
         if header is None:
             header = [cell.strip() for cell in cells]
-            missing = [name for name in _AZURE_COLUMNS if name not in header]
+            missing = [name for name in columns if name not in header]
             if missing:
                 raise InputError(f"{file}:{number}: no column {missing[0]} in the header {one_line(line.strip())}")
             continue
         if len(cells) != len(header):
             raise InputError(f"{file}:{number}: {len(cells)} columns, the header has {len(header)}")
-        row = dict(zip(header, cells, strict=True))
+        yield number, dict(zip(header, cells, strict=True))
+
+
+def _azure(lines: TextIO, file: str) -> Iterator[_Row]:
+    zone: tuple[bool, int] | None = None
+    for number, row in _table(lines, file, _AZURE_COLUMNS):
         time = _moment(row["TIMESTAMP"], file, number)
         if zone is not None and zone[0] != (time.tzinfo is not None):
             raise InputError(f"{file}:{number}: a time with a zone and, in line {zone[1]}, one without")
@@ -152,6 +172,19 @@ def _azure(lines: TextIO, file: str) -> Iterator[_Row]:
         )
 
 
+def _burstgpt(lines: TextIO, file: str) -> Iterator[_Row]:
+    for number, row in _table(lines, file, _BURSTGPT_COLUMNS):
+        try:
+            time = float(row["Timestamp"])
+        except ValueError:
+            time = math.nan
+        if not 0 <= time < 1e12:
+            raise InputError(f"{file}:{number}: Timestamp must be seconds from 0 on, got {one_line(row['Timestamp'])}")
+        prompt, answer = (_tokens(row[name], name, file, number) for name in _BURSTGPT_COLUMNS[1:])
+        if answer > 0:
+            yield _Row(time, prompt, answer)
+
+
 def _moment(text: str, file: str, number: int) -> datetime:
     try:
         return datetime.fromisoformat(text.strip())
@@ -161,7 +194,8 @@ def _moment(text: str, file: str, number: int) -> datetime:
         ) from None
 
 
-def _mooncake(lines: TextIO, file: str) -> Iterator[_Row]:
+def _objects(lines: TextIO, file: str, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """JSON objects with these keys, with the numbers of their lines."""
     for number, line in _bounded(lines, file):
         try:
             row = json.loads(line)
@@ -169,9 +203,21 @@ def _mooncake(lines: TextIO, file: str) -> Iterator[_Row]:
             raise InputError(f"{file}:{number}: {one_line(line.strip())} is not a JSON object") from None
         if not isinstance(row, Mapping):
             raise InputError(f"{file}:{number}: {one_line(row)} is not a JSON object")
-        absent = [name for name in ("timestamp", "input_length", "output_length") if name not in row]
+        absent = [name for name in names if name not in row]
         if absent:
             raise InputError(f"{file}:{number}: no {absent[0]!r}")
+        yield number, row
+
+
+def _lengths(lines: TextIO, file: str) -> Iterator[_Row]:
+    names = ("input_length", "output_length")
+    for number, row in _objects(lines, file, names):
+        prompt, answer = (_tokens(row[name], name, file, number) for name in names)
+        yield _Row(0.0, prompt, answer)
+
+
+def _mooncake(lines: TextIO, file: str) -> Iterator[_Row]:
+    for number, row in _objects(lines, file, ("timestamp", "input_length", "output_length")):
         tokens = _tokens(row["input_length"], "input_length", file, number)
         time = row["timestamp"]
         if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < 1e15:
@@ -200,5 +246,10 @@ def _tokens(value: Any, name: str, file: str, number: int) -> int:
     return int(text)
 
 
-_READERS: dict[str, Callable[[TextIO, str], Iterator[_Row]]] = {"azure": _azure, "mooncake": _mooncake}
+_READERS: dict[str, Callable[[TextIO, str], Iterator[_Row]]] = {
+    "azure": _azure,
+    "burstgpt": _burstgpt,
+    "mooncake": _mooncake,
+    LENGTHS: _lengths,
+}
 FORMATS = tuple(_READERS)

@@ -53,6 +53,13 @@ class Workload:
             )
         return self.stretched(self.mean_rate / rate)
 
+    def arriving(self, rate: float, burstiness: float, seed: int) -> Workload:
+        """The same requests in the same order at other times, which are drawn as those of `synthetic`."""
+        _check_arrivals(rate, burstiness, seed)
+        times = arrival_times(len(self.requests), rate, burstiness, np.random.default_rng([seed, 1]))
+        moved = tuple(replace(each, arrival_s=time) for each, time in zip(self.requests, times, strict=True))
+        return Workload(moved, {**self.source, "burstiness": burstiness, "seed": seed})
+
     def stretched(self, factor: float) -> Workload:
         """The same requests, their arrival times multiplied by `factor`."""
         if not 0 <= factor < float("inf"):
@@ -91,10 +98,7 @@ def synthetic(
     _check("output tokens", output_tokens, 1, MAX_TOKENS)
     _check("shared prefix", shared_prefix, 0, MAX_TOKENS)
     _check("spread", spread, 0.0, 1.0)
-    check_rate(rate)
-    if not 0.01 <= burstiness <= 1000:
-        raise InputError(f"the burstiness must be in 0.01..1000, got {burstiness:g}; 1 is a Poisson process")
-    check_seed(seed)
+    _check_arrivals(rate, burstiness, seed)
     random = np.random.default_rng([seed, 1])
     times = arrival_times(requests, rate, burstiness, random)
     inputs, outputs = (_lengths(mean, spread, requests, random) for mean in (input_tokens, output_tokens))
@@ -120,6 +124,13 @@ def synthetic(
             "seed": seed,
         },
     )
+
+
+def _check_arrivals(rate: float, burstiness: float, seed: int) -> None:
+    check_rate(rate)
+    if not 0.01 <= burstiness <= 1000:
+        raise InputError(f"the burstiness must be in 0.01..1000, got {burstiness:g}; 1 is a Poisson process")
+    check_seed(seed)
 
 
 def check_rate(rate: float) -> None:

@@ -28,6 +28,7 @@ def make_service(front: AsyncLLM, model: str, options: ServerOptions, hosts: All
         log_requests=options.log_requests,
         unlogged_paths=options.disable_access_log_for_endpoints,
         max_headers=options.h11_max_header_count,
+        stream_ping_seconds=options.stream_ping_seconds,
         has_docs=not options.disable_fastapi_docs,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,

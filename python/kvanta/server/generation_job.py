@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from kvanta import _core
 from kvanta.generation import Generation
-from kvanta.outputs import CompletionOutput
+from kvanta.outputs import CompletionOutput, FlatLogprobs
 from kvanta.server.engine_job import EngineJob
 from kvanta.server.errors import api_error
 from kvanta.server.metrics import Metrics
+from kvanta.server.time_slices import discard_values
 
 
 @dataclass
@@ -95,6 +96,7 @@ class GenerationJob(EngineJob):
             metrics.queue_seconds.observe(times.scheduled - times.added)
         else:
             metrics.inter_token.observe(now - last)
+            metrics.largest_gap.observe(now - last, now)
         self._last_token[name] = now
         self._progress[name] = engine_output
 
@@ -104,8 +106,9 @@ class GenerationJob(EngineJob):
         tokens = len(self.outputs[choice].token_ids)
         metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
         metrics.generated_tokens.observe(tokens)
-        if name in self._progress:
-            metrics.observe_progress(self._progress[name], len(generation.output.prompt_token_ids), tokens)
+        progress = self._progress.pop(name, None)
+        if progress is not None:
+            metrics.observe_progress(progress, len(generation.output.prompt_token_ids), tokens)
         if generation.output.finished:
             metrics.longest_text.observe(max(len(each.token_ids) for each in generation.output.outputs))
 
@@ -115,8 +118,26 @@ class GenerationJob(EngineJob):
         tokens = len(output.token_ids)
         return Delta(choice, output.text, 0, tokens, output.finish_reason, output.stop_reason)
 
+    def discard_logprobs(self) -> None:
+        """Frees the log-probabilities of a job that has ended, on a thread that lets others run in between.
+
+        The tokens stay: the log counts them.
+        """
+        found: list[object] = [output.logprobs for output in self.outputs]
+        found += [generation.output.prompt_logprobs for generation in self.generations]
+        for logprobs in found:
+            if isinstance(logprobs, FlatLogprobs):
+                for values in vars(logprobs).values():
+                    discard_values(values)
+
+    def nudge(self) -> None:
+        """Lets the reader of `deltas` go on, even if there is nothing new."""
+        self._wake.set()
+
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """New content as it arrives; pieces since the last read are joined. Ends at once when the job is cancelled.
+        """New content as it arrives; pieces since the last read are joined. Nothing after a `nudge`.
+
+        Ends at once when the job is cancelled.
 
         Raises ApiError when the job failed.
         """
@@ -132,6 +153,8 @@ class GenerationJob(EngineJob):
                 raise self._error
             if self.cancelled or (not self.open and not self._pending):  # what was not due never will be
                 return
+            if not due:
+                yield []
 
     def _is_due(self, delta: Delta) -> bool:
         """The content is the first, or the last, or as much as `stream_interval` asks for.

@@ -16,6 +16,7 @@ from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.messages_request import FIELD_NAMES, CountTokensRequest, MessagesRequest
 from kvanta.server.protocol import ChatRequest
 from kvanta.server.request_fields import MESSAGES_REFUSED, check_refused
+from kvanta.server.response import named_event
 from kvanta.server.service import Service
 from kvanta.server.translated import renamed_errors
 
@@ -73,6 +74,8 @@ def anthropic_model(service: Service, name: str, created: int) -> dict[str, Any]
 
 class BlocksResponse(PartsResponse):
     """Blocks: thinking, text, uses of tools."""
+
+    ping = named_event({"type": "ping"})
 
     def __init__(
         self, request_id: str, model: str, request: ChatRequest, job: GenerationJob, shape: AnswerShape

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import operator
+import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -88,6 +89,27 @@ class Histogram:
         return family
 
 
+class RecentMaximum:
+    """The maximum of the last one or two periods."""
+
+    def __init__(self, period_s: float = 30.0) -> None:
+        self._period = period_s
+        self._begin = 0.0
+        self._current = self._previous = 0.0
+
+    def observe(self, value: float, now: float) -> None:
+        """Counts one value. `now`: time.perf_counter()."""
+        if now - self._begin >= self._period:
+            self._previous = self._current if now - self._begin < 2 * self._period else 0.0
+            self._begin, self._current = now, 0.0
+        self._current = max(self._current, value)
+
+    def value(self, now: float) -> float:
+        """0 if there was none."""
+        self.observe(0.0, now)
+        return max(self._current, self._previous)
+
+
 class Metrics(Collector):
     """Written by the event loop's thread alone; `stats` gives the engine's counters."""
 
@@ -102,6 +124,7 @@ class Metrics(Collector):
         self.time_to_first_token = Histogram(_SECONDS)
         self.queue_seconds = Histogram(_SECONDS)
         self.inter_token = Histogram(_SECONDS)
+        self.largest_gap = RecentMaximum()
         self.request_seconds = Histogram(_SECONDS)
         self.prompt_tokens = Histogram(_TOKENS)
         self.generated_tokens = Histogram(_TOKENS)
@@ -263,6 +286,11 @@ class Metrics(Collector):
         )
         yield self.inter_token.family(
             "kvanta:inter_token_latency_seconds", "Between two tokens of a sequence.", self._model
+        )
+        yield self._gauge(
+            "inter_token_latency_max_seconds",
+            "Longest time between two tokens of a sequence in the last half or whole minute.",
+            self.largest_gap.value(time.perf_counter()),
         )
         yield self.request_seconds.family(
             "kvanta:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", self._model

@@ -166,6 +166,14 @@ class ServerOptions(OptionGroup):
     shutdown_timeout: float = option(
         60, "seconds that running requests may take to finish after SIGTERM", _seconds, metavar="S", group="limits"
     )
+    stream_ping_seconds: float = option(
+        15,
+        "seconds without an event after which a stream sends a comment that keeps its connection open; 0: never",
+        _seconds,
+        aliases=("sse_ping_interval",),
+        metavar="S",
+        group="server",
+    )
     max_logprobs: int = option(20, "maximum log-probabilities per token", _count, metavar="N", group="limits")
     tool_call_parser: str = option(
         "",

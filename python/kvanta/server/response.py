@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from kvanta.server.errors import ApiError, json_bytes
 from kvanta.server.generation_job import Delta, GenerationJob
+from kvanta.server.idle_timer import IdleTimer
 from kvanta.server.protocol import SamplingFields
 from kvanta.server.time_slices import Pace, discard, json_pieces, large_json_bytes
 
@@ -46,6 +47,9 @@ def large_body(whole: object) -> list[bytes]:
 
 class GenerationResponse(ABC):
     """A response of any endpoint; subclasses write its body and its events."""
+
+    ping: bytes = b": ping\n\n"
+    """What a stream sends while there is nothing else: a comment, which every reader of events ignores."""
 
     def __init__(self, job: GenerationJob) -> None:
         self._job = job
@@ -105,14 +109,20 @@ class GenerationResponse(ABC):
 
     async def body(self, off_loop: OffLoop) -> list[bytes]:
         """The whole answer in JSON, in pieces, when the job is finished."""
-        entries = self._entries(self._completion_tokens(), len(self._job.outputs))
-        entries += self._prompt_entries + self._echoed_entries
-        if entries <= _MAX_ENTRIES:
+        if self._all_entries() + self._echoed_entries <= _MAX_ENTRIES:
             return [json_bytes(self.whole())]
         return await off_loop(lambda: large_body(self.whole()))
 
-    async def events(self, off_loop: OffLoop) -> AsyncIterator[bytes]:
-        """Until the job is finished."""
+    async def discard(self, off_loop: OffLoop) -> None:
+        """Frees what is large when the job has ended: the connection would free it in one step of the event loop."""
+        if self._all_entries() > _MAX_ENTRIES:
+            await off_loop(self._job.discard_logprobs)
+
+    def _all_entries(self) -> int:
+        return self._entries(self._completion_tokens(), len(self._job.outputs)) + self._prompt_entries
+
+    async def events(self, off_loop: OffLoop, ping_seconds: float) -> AsyncGenerator[bytes, None]:
+        """Until the job is finished; a ping whenever nothing else has been sent for so many seconds (0: never)."""
         pace = Pace()
         if self._echoed_entries <= _MAX_ENTRIES:
             first = self._first_events(json_bytes)
@@ -122,23 +132,29 @@ class GenerationResponse(ABC):
             yield data
             await pace.rest()
         try:
-            async for deltas in self._job.deltas():
-                events = []
-                for delta in deltas:
-                    if self._delta_entries(delta) <= _MAX_ENTRIES:
-                        events.append(self._delta_events(delta, json_bytes))
-                    else:
-                        events.append(await off_loop(functools.partial(self._delta_events, delta, large_json_bytes)))
-                    await pace.rest()
-                data = b"".join(events)
-                if data:
-                    yield data
+            with IdleTimer(ping_seconds, self._job.nudge) as idle:
+                async for deltas in self._job.deltas():
+                    data = await self._events_of(deltas, off_loop, pace) or (self.ping if idle.expired else b"")
+                    if data:
+                        yield data
+                        idle.restart()
         except ApiError as error:
             last = self._error_events(error)
         else:
             last = self._last_events()
         for data in last:
             yield data
+        await self.discard(off_loop)
+
+    async def _events_of(self, deltas: Sequence[Delta], off_loop: OffLoop, pace: Pace) -> bytes:
+        events = []
+        for delta in deltas:
+            if self._delta_entries(delta) <= _MAX_ENTRIES:
+                events.append(self._delta_events(delta, json_bytes))
+            else:
+                events.append(await off_loop(functools.partial(self._delta_events, delta, large_json_bytes)))
+            await pace.rest()
+        return b"".join(events)
 
     def _delta_entries(self, delta: Delta) -> int:
         """Size of a delta's events."""

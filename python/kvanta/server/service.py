@@ -56,6 +56,8 @@ class Service:
     """Paths without a line per request, with everything below them."""
     max_headers: int = 256
     """Number of headers that a request may have."""
+    stream_ping_seconds: float = 15.0
+    """Time without an event after which a stream sends a ping; 0: never."""
     has_docs: bool = True
     """The server answers /openapi.json."""
     tool_call_parser: str = ""
@@ -132,12 +134,17 @@ class Service:
             raise
         http.state.answer = writer
         if request.stream:
-            return EventStream(writer.events(self.front.write), job)
+            return EventStream(writer.events(self.front.write, self.stream_ping_seconds), job)
         async with cancelled_with_client(http.receive, job):
-            await job.finish()
-            if job.cancelled:
-                return Response(status_code=CLIENT_GONE)
-            return JsonPieces(await writer.body(self.front.write))
+            try:
+                await job.finish()
+                return (
+                    Response(status_code=CLIENT_GONE)
+                    if job.cancelled
+                    else JsonPieces(await writer.body(self.front.write))
+                )
+            finally:
+                await writer.discard(self.front.write)
 
     async def completion(
         self,

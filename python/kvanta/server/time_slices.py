@@ -142,6 +142,12 @@ def discard(tree: object) -> None:
                 del each[-_SLICE:]
 
 
+def discard_values(values: list[Any]) -> None:
+    """Empties a list of plain values that nobody else has, also in steps."""
+    while values:
+        del values[-_SLICE:]
+
+
 def _pieces(value: object, depth: int) -> Iterator[bytes]:
     """Each has at most _SLICE values, texts and keys aside; entries of a list are written together up to that."""
     if not isinstance(value, (dict, list)) or depth > _MAX_DEPTH or _size(value, _SLICE) <= _SLICE:

@@ -100,6 +100,7 @@ export function readings(before, now, seconds, format = "this format") {
     next: {
       "median": milliseconds("inter_token_latency_seconds", 0.5),
       "99 %": milliseconds("inter_token_latency_seconds", 0.99),
+      "largest, lately": scaled(total(now, "kvanta:inter_token_latency_max_seconds"), 1000) || null,
     },
     divergence: {
       "lately": gainedMean(before, now, "kvanta:sampled_kl_divergence_nats"),

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvanta.batching_options import BatchingOptions
 from kvanta.errors import InputError
 from kvanta.options import (
     EVERYWHERE,
     GENERATING,
     Option,
-    OptionGroup,
     json_text,
     option,
     parse_bytes,
@@ -31,25 +31,10 @@ def _dtype(value: Any) -> str:
     return _DTYPE_NAMES.get(name.lower(), name)
 
 
-def _length(value: Any) -> int:
-    """A number of tokens; auto and -1 ask for the model's own limit."""
-    return 0 if str(value).lower() in ("auto", "-1") else parse_tokens(value)
-
-
 def _method(value: Any) -> str:
     """SGLang writes methods in capitals, and calls a draft model STANDALONE."""
     name = str(value).lower()
     return {"none": "", "standalone": "draft_model"}.get(name, name)
-
-
-def _step_ms(value: Any) -> float | str:
-    return "auto" if str(value).lower() == "auto" else parse_number(value)
-
-
-def _policy(value: Any) -> str:
-    """SGLang's lpm and dfs-weight ask for what cached prefixes leave least of, which `shortest` counts alone."""
-    name = str(value).lower()
-    return {"lpm": "shortest", "dfs-weight": "shortest"}.get(name, name)
 
 
 def _store_url(value: Any) -> str:
@@ -74,8 +59,8 @@ def _role(value: Any) -> str:
 
 
 @dataclass
-class EngineOptions(OptionGroup):
-    """Every engine option. To add one: a field here, and its meaning in the C++ EngineConfig."""
+class EngineOptions(BatchingOptions):
+    """Every engine option. To add one: a field here or in a base class, and its meaning in the C++ EngineConfig."""
 
     kv_cache_dtype: str = option(
         "auto",
@@ -97,92 +82,6 @@ class EngineOptions(OptionGroup):
     )
     quantization_param_path: str = option("", "file with scales, or matrices of +query", metavar="FILE", group="cache")
     calculate_kv_scales: bool = option(False, "take static scales from the first prompt", group="cache")
-    max_model_len: int | None = option(
-        0,
-        "maximum tokens of one sequence, as in 32k (default, auto: the model's limit)",
-        _length,
-        aliases=("context_length",),
-        metavar="N",
-        group="batching",
-        shown=GENERATING,
-    )
-    max_num_seqs: int | None = option(
-        64,
-        "maximum sequences that run at once",
-        parse_integer,
-        aliases=("max_running_requests",),
-        metavar="N",
-        group="batching",
-        shown=("serve", "bench engine"),
-    )
-    max_num_batched_tokens: int | None = option(
-        512,
-        "maximum tokens computed in one step",
-        parse_tokens,
-        aliases=("chunked_prefill_size",),
-        metavar="N",
-        group="batching",
-    )
-    max_step_ms: float | str | None = option(
-        "auto",
-        "milliseconds that a step may take while sequences decode, so that prompts stall no stream; 0: no limit "
-        "(auto: twice a decode step's own time, at least 60 more than it, on a server; 0 for LLM)",
-        _step_ms,
-        metavar="MS",
-        group="batching",
-        shown=("serve",),
-    )
-    scheduling_policy: str = option(
-        "shortest",
-        "order of prompts: shortest: what remains, and none waits long; fcfs: order of arrival; priority: as shortest, "
-        "and requests may have a priority",
-        _policy,
-        aliases=("schedule_policy",),
-        choices=("shortest", "fcfs", "priority"),
-        metavar="POLICY",
-        group="batching",
-    )
-    max_prompt_delay: float | None = option(
-        0,
-        "seconds that a prompt may wait for shorter ones (default: four times what it takes alone)",
-        parse_number,
-        metavar="S",
-        group="batching",
-    )
-    fair_by: str = option(
-        "none",
-        "equal parts of the tokens for each user (the field `user`) or API key: none, user, api-key",
-        str.lower,
-        choices=("none", "user", "api-key"),
-        metavar="WHOM",
-        group="batching",
-        shown=("serve",),
-    )
-    max_num_partial_prefills: int | None = option(
-        0, "prompts that are computed at the same time (0: no limit)", parse_integer, metavar="N", group="batching"
-    )
-    max_long_partial_prefills: int | None = option(
-        0,
-        "of these, prompts of more than long_prefill_token_threshold tokens (0: no limit)",
-        parse_integer,
-        metavar="N",
-        group="batching",
-    )
-    long_prefill_token_threshold: int | None = option(
-        0,
-        "tokens above which a prompt is long, and that a step computes of it at most (0: no limit)",
-        parse_tokens,
-        metavar="N",
-        group="batching",
-    )
-    max_queued_requests: int | None = option(
-        0,
-        "maximum requests that wait to run; more are refused (0: no limit)",
-        parse_integer,
-        aliases=("max_num_queued_reqs",),
-        metavar="N",
-        group="batching",
-    )
     block_size: int | None = option(
         64,
         "tokens of a cache page: 16, 32, 64 or 128",

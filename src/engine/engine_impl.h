@@ -88,7 +88,7 @@ class Engine::Impl {
   void FinishStep(StepBatch& batch, std::vector<RequestOutput>& outputs);
   void RecordStepSeconds(const StepBatch& batch);
   std::optional<scheduler::StepClock> ClockOf(double start) const;
-  void RecordStepCost(const StepBatch& batch);
+  void RecordStepTime(const StepBatch& batch);
   void RunChunks(StepBatch& batch, double now);
   void AddItem(StepBatch& batch, const scheduler::Chunk& chunk);
   void SampleRows(StepBatch& batch);

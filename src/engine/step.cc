@@ -79,7 +79,7 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
   }
   const int64_t generated = counters_.generated_tokens;
   AcceptRows(batch, outputs);
-  RecordStepCost(batch);
+  RecordStepTime(batch);
   batch.requests.clear();
   ++counters_.steps;
   counters_.prompt_tokens += batch.prompt_tokens;
@@ -103,12 +103,12 @@ std::optional<scheduler::StepClock> Engine::Impl::ClockOf(double start) const {
 }
 
 // Records what the step took from its own begin, or from the end of the step before it in a pipeline, to its end.
-void Engine::Impl::RecordStepCost(const StepBatch& batch) {
+void Engine::Impl::RecordStepTime(const StepBatch& batch) {
   const double now = Now();
   const double seconds = now - std::max(batch.begin, last_step_end_);
   last_step_end_ = now;
   counters_.CountPrediction(batch.expected_seconds, seconds);
-  scheduler_->Cost().Record(batch.work, seconds);
+  scheduler_->TimeModel().Record(batch.work, seconds);
 }
 
 void Engine::Impl::Schedule(StepBatch& batch, double step_start, std::vector<RequestOutput>& outputs) {
@@ -158,10 +158,10 @@ void Engine::Impl::RunChunks(StepBatch& batch, double now) {
   batch.begin = start;
   batch.work = {};
   for (const runner::RunItem& item : batch.items) {
-    scheduler_->Cost().Add(batch.work, item.start, std::ssize(item.tokens), 0);
+    scheduler_->TimeModel().Add(batch.work, item.start, std::ssize(item.tokens), 0);
   }
   batch.work.logits = static_cast<double>(batch.rows.size());
-  batch.expected_seconds = scheduler_->Cost().Seconds(batch.work);
+  batch.expected_seconds = scheduler_->TimeModel().Seconds(batch.work);
   batch.ticket = runner_->Begin(batch.items, *backend_);
   batch.seconds = Now() - start;
   counters_.seconds_forward += batch.seconds;

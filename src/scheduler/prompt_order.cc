@@ -18,11 +18,11 @@ void PromptOrder::Add(const Sequence& sequence) {
   User& user = users_[sequence.user];
   if (user.sequences++ > 0) return;
   // A user who comes back has no claim on the time of those who stayed.
-  double least = std::numeric_limits<double>::infinity();
+  double lowest = std::numeric_limits<double>::infinity();
   for (const auto& [name, other] : users_) {
-    if (&other != &user && other.sequences > 0) least = std::min(least, other.served);
+    if (&other != &user && other.sequences > 0) lowest = std::min(lowest, other.served);
   }
-  if (least != std::numeric_limits<double>::infinity()) user.served = std::max(user.served, least);
+  if (lowest != std::numeric_limits<double>::infinity()) user.served = std::max(user.served, lowest);
 }
 
 void PromptOrder::Remove(const Sequence& sequence) noexcept {
@@ -48,7 +48,7 @@ void PromptOrder::Begin(std::span<Sequence* const> prompts, std::optional<double
 }
 
 double PromptOrder::Length(const Sequence& sequence) const noexcept {
-  // What is cached takes no time.
+  // Cached tokens take no time.
   const int64_t done = std::max(sequence.pages.Length(), sequence.prefix_tokens);
   const auto remaining = static_cast<double>(std::ssize(sequence.tokens) - done);
   if (token_seconds_ <= 0) return remaining;

@@ -28,14 +28,14 @@ constexpr double kPromptSeconds = 0.06;   // of a step in which sequences decode
 constexpr double kIdleSeconds = 0.1;      // likewise, while none does,
 constexpr double kIdleSteps = 4;          // times this
 constexpr int64_t kFirstRows = 16;        // of the first step, which nothing is known about
-constexpr int64_t kGrowth = 4;            // times the most rows of a step until now: beyond, its time is a guess
+constexpr int64_t kGrowth = 4;            // times the rows of the largest step until now: beyond, its time is a guess
 constexpr int64_t kRowUnit = 8;           // rows that kernels compute together
 constexpr int64_t kMeasuredPrompt = 128;  // tokens of a chunk, of which the time of a prompt's token is known
 
 }  // namespace
 
 Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache)
-    : config_(config), cache_(cache), reservations_(cache), cost_(cache.spec), order_(config.prompts) {
+    : config_(config), cache_(cache), reservations_(cache), times_(cache.spec), order_(config.prompts) {
   if (config.max_step_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_step_tokens, config.page_size));
@@ -76,19 +76,19 @@ int64_t Scheduler::LogitRows(const Sequence& sequence, int64_t tokens) const noe
   return sequence.logits_of_prompt ? tokens : tokens == sequence.Remaining() ? 1 : 0;
 }
 
-// The most of the next `most` tokens for which the step has time; at least kRowUnit of a step's first prompt.
-int64_t Scheduler::TokensInTime(const Sequence& sequence, int64_t most) const {
+// As many of the next `limit` tokens as the step has time for; at least kRowUnit of a step's first prompt.
+int64_t Scheduler::TokensInTime(const Sequence& sequence, int64_t limit) const {
   const auto rows = static_cast<int64_t>(work_.rows);
-  const int64_t known = std::max(kFirstRows, kGrowth * cost_.MeasuredRows());
-  most = std::min(most, std::max<int64_t>(0, known - rows));
-  int64_t fits = HasPromptChunk() ? 0 : std::min(most, kRowUnit);
-  for (int64_t above = most + 1; above - fits > 1;) {
+  const int64_t known = std::max(kFirstRows, kGrowth * times_.MeasuredRows());
+  limit = std::min(limit, std::max<int64_t>(0, known - rows));
+  int64_t fits = HasPromptChunk() ? 0 : std::min(limit, kRowUnit);
+  for (int64_t above = limit + 1; above - fits > 1;) {
     const int64_t tokens = fits + (above - fits) / 2;
     StepWork work = work_;
-    cost_.Add(work, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
-    (cost_.Seconds(work) <= seconds_ ? fits : above) = tokens;
+    times_.Add(work, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
+    (times_.Seconds(work) <= seconds_ ? fits : above) = tokens;
   }
-  if (fits == most || fits <= kRowUnit) return fits;
+  if (fits == limit || fits <= kRowUnit) return fits;
   const int64_t unit = std::max(kRowUnit, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows + fits))) / 4);
   return std::max(kRowUnit, (rows + fits) / unit * unit - rows);
 }
@@ -110,9 +110,9 @@ int64_t Scheduler::ChunkTokens(const Sequence& sequence) const {
 }
 
 void Scheduler::Append(Sequence& sequence, int64_t tokens) {
-  const double before = cost_.Seconds(work_);
-  cost_.Add(work_, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
-  order_.Charge(sequence, tokens, cost_.Seconds(work_) - before, sequence.Remaining() > 1);
+  const double before = times_.Seconds(work_);
+  times_.Add(work_, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
+  order_.Charge(sequence, tokens, times_.Seconds(work_) - before, sequence.Remaining() > 1);
   chunks_.push_back({&sequence, sequence.pages.Length(), static_cast<int>(tokens), tokens == sequence.Remaining()});
   budget_ -= tokens;
 }
@@ -124,7 +124,8 @@ void Scheduler::Preempt(Sequence& sequence) {
     budget_ += chunk->tokens;
     chunks_.erase(chunk);
     work_ = {};
-    for (const Chunk& each : chunks_) cost_.Add(work_, each.start, each.tokens, LogitRows(*each.sequence, each.tokens));
+    for (const Chunk& each : chunks_)
+      times_.Add(work_, each.start, each.tokens, LogitRows(*each.sequence, each.tokens));
   }
   sequence.pages.Finish(sequence.tokens);
   EraseFrom(running_, &sequence);
@@ -173,7 +174,7 @@ void Scheduler::ScheduleDecodes() {
 void Scheduler::LimitTime(const StepClock& clock) {
   const double part = 1.0 / config_.steps_in_flight;
   const bool has_streams = std::ranges::any_of(running_, [](const Sequence* each) { return each->Remaining() <= 1; });
-  const double decodes = has_streams ? cost_.Seconds(work_) : PromptSeconds(0, 1);
+  const double decodes = has_streams ? times_.Seconds(work_) : PromptSeconds(0, 1);
   const double given = config_.max_step_seconds * part;
   stream_seconds_ = (given > 0 ? given : std::max(2 * decodes, decodes + kPromptSeconds * part)) - clock.spent;
   const double idle = kIdleSteps * (given > 0 ? given : std::max(2 * decodes, kIdleSeconds * part)) - clock.spent;
@@ -182,8 +183,8 @@ void Scheduler::LimitTime(const StepClock& clock) {
 
 double Scheduler::PromptSeconds(int64_t start, int64_t tokens) const noexcept {
   StepWork chunk;
-  cost_.Add(chunk, start, tokens, 0);
-  return cost_.Seconds(chunk);
+  times_.Add(chunk, start, tokens, 0);
+  return times_.Seconds(chunk);
 }
 
 double Scheduler::PromptTokenSeconds() const noexcept {
@@ -248,7 +249,7 @@ void Scheduler::SchedulePrompts(const std::optional<StepClock>& clock, bool admi
     }
     if (!clock || chunks_.empty()) continue;
     if (chunks_.back().last) seconds_ = std::min(seconds_, stream_seconds_);  // its first token waits for the step
-    if (cost_.Seconds(work_) >= seconds_) return;
+    if (times_.Seconds(work_) >= seconds_) return;
   }
 }
 
@@ -363,13 +364,13 @@ std::span<const Chunk> Scheduler::Schedule(const std::optional<StepClock>& clock
 int64_t Scheduler::DraftRowsLeft() const noexcept {
   if (seconds_ == kNoLimit) return budget_;
   int64_t fits = 0;
-  const int64_t known = std::max(kFirstRows, kGrowth * cost_.MeasuredRows()) - static_cast<int64_t>(work_.rows);
+  const int64_t known = std::max(kFirstRows, kGrowth * times_.MeasuredRows()) - static_cast<int64_t>(work_.rows);
   for (int64_t above = std::clamp<int64_t>(known, 0, budget_) + 1; above - fits > 1;) {
     const int64_t rows = fits + (above - fits) / 2;
     StepWork work = work_;
     work.rows += static_cast<double>(rows);
     work.logits += static_cast<double>(rows);
-    (cost_.Seconds(work) <= seconds_ ? fits : above) = rows;
+    (times_.Seconds(work) <= seconds_ ? fits : above) = rows;
   }
   return fits;
 }

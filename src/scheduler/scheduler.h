@@ -23,7 +23,7 @@
 #include "scheduler/prompt_order.h"
 #include "scheduler/reservations.h"
 #include "scheduler/sequence.h"
-#include "scheduler/step_cost.h"
+#include "scheduler/step_time_model.h"
 
 namespace kvanta::scheduler {
 
@@ -80,8 +80,8 @@ class Scheduler {
 
   // Chunks of the next step, with pages reserved; valid until the next call. Without a clock, its time is not limited.
   std::span<const Chunk> Schedule(const std::optional<StepClock>& clock = {});
-  // What steps take. The caller records every step.
-  StepCost& Cost() noexcept { return cost_; }
+  // Predicts what steps take. The caller records every step.
+  StepTimeModel& TimeModel() noexcept { return times_; }
   // Draft tokens that may be computed behind a chunk of the last Schedule(). They leave the chunk's last page open, for
   // a closed page is immutable; so they need no further pages, and rejecting them frees none.
   int64_t DraftSlots(const Chunk& chunk) const noexcept;
@@ -123,7 +123,7 @@ class Scheduler {
   Blocked StateOf(const Sequence& sequence) const noexcept;
   bool HasPromptChunk() const;
   int64_t ChunkTokens(const Sequence& sequence) const;
-  int64_t TokensInTime(const Sequence& sequence, int64_t most) const;
+  int64_t TokensInTime(const Sequence& sequence, int64_t limit) const;
   int64_t LogitRows(const Sequence& sequence, int64_t tokens) const noexcept;
   bool IsPartial(const Sequence& sequence) const noexcept;
   bool IsLong(const Sequence& sequence) const noexcept;
@@ -145,7 +145,7 @@ class Scheduler {
   SchedulerConfig config_;
   cache::KvCacheManager& cache_;
   Reservations reservations_;
-  StepCost cost_;
+  StepTimeModel times_;
   PromptOrder order_;
   std::vector<Sequence*> running_;  // both queues are sorted by (priority, arrival)
   std::vector<Sequence*> waiting_;

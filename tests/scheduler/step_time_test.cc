@@ -28,8 +28,8 @@ struct TimedWorld : World {
       for (const int64_t rows : {1, 4, 16, 64, 256, 512}) {
         for (const int64_t start : {0, 500}) {
           StepWork work;
-          scheduler.Cost().Add(work, start, rows, 0);
-          scheduler.Cost().Record(work, Seconds(rows));
+          scheduler.TimeModel().Add(work, start, rows, 0);
+          scheduler.TimeModel().Record(work, Seconds(rows));
         }
       }
     }
@@ -45,7 +45,7 @@ struct TimedWorld : World {
     tokens.clear();
     for (const Chunk& chunk : chunks) {
       rows += chunk.tokens;
-      scheduler.Cost().Add(work, chunk.start, chunk.tokens, chunk.last ? 1 : 0);
+      scheduler.TimeModel().Add(work, chunk.start, chunk.tokens, chunk.last ? 1 : 0);
       if (chunk.last) sampled.push_back(chunk.sequence);
       tokens.emplace_back(chunk.sequence, chunk.tokens);
     }
@@ -53,7 +53,7 @@ struct TimedWorld : World {
     for (Sequence* sequence : sampled) sequence->tokens.push_back(7);
     if (rows == 0) return 0;
     now += Seconds(rows);
-    scheduler.Cost().Record(work, Seconds(rows));
+    scheduler.TimeModel().Record(work, Seconds(rows));
     return Seconds(rows);
   }
   int TokensOf(const Sequence& sequence) const {
@@ -174,17 +174,17 @@ TEST(StepTime, RowsGrowFromStepToStep) {
   World world(Config(8, 512), 1 << 24, false, 0, false);
   auto prompt = world.Make(4000);
   world.scheduler.Add(*prompt);
-  int64_t most = 4;
+  int64_t rows = 4;
   for (int step = 0; step < 4; ++step) {
     const auto chunks = world.scheduler.Schedule(StepClock{});
     ASSERT_EQ(chunks.size(), 1u);
-    EXPECT_LE(chunks[0].tokens, 4 * most);
-    EXPECT_GE(chunks[0].tokens, std::min<int64_t>(512, 4 * most) / 2);
-    most = chunks[0].tokens;
+    EXPECT_LE(chunks[0].tokens, 4 * rows);
+    EXPECT_GE(chunks[0].tokens, std::min<int64_t>(512, 4 * rows) / 2);
+    rows = chunks[0].tokens;
     StepWork work;
-    world.scheduler.Cost().Add(work, chunks[0].start, chunks[0].tokens, 0);
+    world.scheduler.TimeModel().Add(work, chunks[0].start, chunks[0].tokens, 0);
     world.scheduler.Commit();
-    world.scheduler.Cost().Record(work, 1e-5 * static_cast<double>(chunks[0].tokens));
+    world.scheduler.TimeModel().Record(work, 1e-5 * static_cast<double>(chunks[0].tokens));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "scheduler/step_cost.h"
+#include "scheduler/step_time_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -27,7 +27,7 @@ double WindowPairs(double start, double end, double span) {
 
 }  // namespace
 
-StepCost::StepCost(const cache::KvCacheSpec& spec) {
+StepTimeModel::StepTimeModel(const cache::KvCacheSpec& spec) {
   double layers = 0;
   for (const cache::KvCacheGroup& group : spec.groups) {
     if (group.IsRecurrent()) continue;
@@ -37,7 +37,7 @@ StepCost::StepCost(const cache::KvCacheSpec& spec) {
   for (Group& group : groups_) group.share /= layers;
 }
 
-void StepCost::Add(StepWork& work, int64_t start, int64_t tokens, int64_t logits) const noexcept {
+void StepTimeModel::Add(StepWork& work, int64_t start, int64_t tokens, int64_t logits) const noexcept {
   work.rows += static_cast<double>(tokens);
   work.logits += static_cast<double>(logits);
   const auto begin = static_cast<double>(start), end = static_cast<double>(start + tokens);
@@ -48,7 +48,7 @@ void StepCost::Add(StepWork& work, int64_t start, int64_t tokens, int64_t logits
   }
 }
 
-StepCost::Features StepCost::FeaturesOf(const StepWork& work) const noexcept {
+StepTimeModel::Features StepTimeModel::FeaturesOf(const StepWork& work) const noexcept {
   const double rows = std::max(1.0, work.rows);
   Features features{{1, work.rows, work.pairs, work.loads, work.logits}};
   features.knot = std::min(static_cast<int>(std::log2(rows)), kKnots - 1);
@@ -56,18 +56,18 @@ StepCost::Features StepCost::FeaturesOf(const StepWork& work) const noexcept {
   return features;
 }
 
-double StepCost::Unloaded(const Features& features) const noexcept {
+double StepTimeModel::Unloaded(const Features& features) const noexcept {
   double seconds = 0;
   features.ForEach([&](int i, double factor) { seconds += coefficients_[static_cast<size_t>(i)] * factor; });
   return seconds;
 }
 
-double StepCost::Seconds(const StepWork& work) const noexcept {
+double StepTimeModel::Seconds(const StepWork& work) const noexcept {
   return measured_rows_ == 0 ? 0 : std::max(kBestRow * best_row_ * work.rows, load_ * Unloaded(FeaturesOf(work)));
 }
 
 // Before the first step, nothing is known but the order of magnitude: its time may be any part's.
-void StepCost::Begin(const StepWork& work, double seconds) noexcept {
+void StepTimeModel::Begin(const StepWork& work, double seconds) noexcept {
   const double row = seconds / std::max(1.0, work.rows);
   for (int knot = 0; knot < kKnots; ++knot) {
     deviation_[static_cast<size_t>(kLinear + knot)] = kCorrection * std::max(seconds, row * std::exp2(knot));
@@ -84,7 +84,7 @@ void StepCost::Begin(const StepWork& work, double seconds) noexcept {
   }
 }
 
-void StepCost::Record(const StepWork& work, double seconds) noexcept {
+void StepTimeModel::Record(const StepWork& work, double seconds) noexcept {
   if (!(seconds > 0) || !(work.rows > 0)) return;
   if (measured_rows_ == 0) Begin(work, seconds);
   const Features features = FeaturesOf(work);
@@ -113,16 +113,16 @@ void StepCost::Record(const StepWork& work, double seconds) noexcept {
     }
   }
   for (int i = 0; i < kSize; ++i) {
-    const double most = deviation_[static_cast<size_t>(i)] * deviation_[static_cast<size_t>(i)];
+    const double prior = deviation_[static_cast<size_t>(i)] * deviation_[static_cast<size_t>(i)];
     double grow = std::sqrt(1 + kForgetting);
     const double own = Covariance(i, i) * grow * grow;
-    if (own > most) grow *= std::sqrt(most / own);
+    if (own > prior) grow *= std::sqrt(prior / own);
     for (int j = 0; j < kSize; ++j) {
       Covariance(i, j) *= grow;
       Covariance(j, i) *= grow;
     }
   }
-  // What the coefficients do not explain is the machine's load, in as far as they are certain themselves.
+  // The machine's load explains the rest, in as far as the coefficients are certain themselves.
   if (!is_first && expected > 0) {
     const double certain = noise * noise / total;
     load_ *= 1 + kLoadWeight * certain * std::clamp(error / expected, -0.5, 0.5);

@@ -27,9 +27,9 @@ struct StepWork {
   double logits = 0;  // rows of logits
 };
 
-class StepCost {
+class StepTimeModel {
  public:
-  explicit StepCost(const cache::KvCacheSpec& spec);
+  explicit StepTimeModel(const cache::KvCacheSpec& spec);
 
   // Adds tokens [start, start + tokens) of a sequence, `logits` of which have logits.
   void Add(StepWork& work, int64_t start, int64_t tokens, int64_t logits) const noexcept;

@@ -1,4 +1,4 @@
-#include "scheduler/step_cost.h"
+#include "scheduler/step_time_model.h"
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ cache::KvCacheSpec Spec(std::vector<cache::Visibility> layers = {}) {
   return cache::KvCacheSpec(layout, layers);
 }
 
-StepWork Work(const StepCost& cost, int64_t decodes, int64_t context, int64_t prompt, int64_t start) {
+StepWork Work(const StepTimeModel& cost, int64_t decodes, int64_t context, int64_t prompt, int64_t start) {
   StepWork work;
   for (int64_t i = 0; i < decodes; ++i) cost.Add(work, context, 1, 1);
   if (prompt > 0) cost.Add(work, start, prompt, 0);
@@ -39,14 +39,14 @@ StepWork Work(const StepCost& cost, int64_t decodes, int64_t context, int64_t pr
 }
 
 // A step as a server has them: some sequences decode, and most often there is a part of a prompt.
-StepWork RandomWork(const StepCost& cost, std::mt19937_64& random) {
+StepWork RandomWork(const StepTimeModel& cost, std::mt19937_64& random) {
   const auto decodes = static_cast<int64_t>(random() % 8);
   const int64_t prompt = decodes > 0 && random() % 3 == 0 ? 0 : int64_t{8} << random() % 6;
   return Work(cost, decodes, static_cast<int64_t>(random() % 4000), prompt, static_cast<int64_t>(random() % 8000));
 }
 
 // Share of `steps` steps that were predicted within 15 %, after 50 others.
-double ShareWithin(StepCost& cost, const Machine& machine, std::mt19937_64& random, int steps) {
+double ShareWithin(StepTimeModel& cost, const Machine& machine, std::mt19937_64& random, int steps) {
   std::normal_distribution<double> noise(1, 0.03);
   int good = 0;
   for (int step = -50; step < steps; ++step) {
@@ -58,8 +58,8 @@ double ShareWithin(StepCost& cost, const Machine& machine, std::mt19937_64& rand
   return static_cast<double>(good) / steps;
 }
 
-TEST(StepCost, CountsTheWorkOfASequence) {
-  StepCost cost(Spec());
+TEST(StepTimeModel, CountsTheWorkOfASequence) {
+  StepTimeModel cost(Spec());
   StepWork work;
   cost.Add(work, 100, 3, 1);
   EXPECT_EQ(work.rows, 3);
@@ -68,8 +68,8 @@ TEST(StepCost, CountsTheWorkOfASequence) {
   EXPECT_EQ(work.pairs, 101 + 102 + 103);
 }
 
-TEST(StepCost, CountsWhatAWindowShows) {
-  StepCost cost(Spec({cache::SlidingWindow(10), {}}));  // two groups, which count half each
+TEST(StepTimeModel, CountsWhatAWindowShows) {
+  StepTimeModel cost(Spec({cache::SlidingWindow(10), {}}));  // two groups, which count half each
   StepWork work;
   cost.Add(work, 8, 4, 0);
   EXPECT_EQ(work.pairs, 0.5 * (9 + 10 + 10 + 10) + 0.5 * (9 + 10 + 11 + 12));
@@ -79,33 +79,33 @@ TEST(StepCost, CountsWhatAWindowShows) {
   EXPECT_EQ(work.loads, 0.5 * 14 + 0.5 * 1004);
 }
 
-TEST(StepCost, PredictsNothingBeforeAStep) {
-  StepCost cost(Spec());
+TEST(StepTimeModel, PredictsNothingBeforeAStep) {
+  StepTimeModel cost(Spec());
   EXPECT_EQ(cost.Seconds(Work(cost, 1, 10, 0, 0)), 0);
   EXPECT_EQ(cost.MeasuredRows(), 0);
 }
 
-TEST(StepCost, LearnsAMachine) {
+TEST(StepTimeModel, LearnsAMachine) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     std::mt19937_64 random(seed);
-    StepCost cost(Spec());
+    StepTimeModel cost(Spec());
     EXPECT_GE(ShareWithin(cost, Machine(), random, 300), 0.95) << seed;
   }
 }
 
-TEST(StepCost, FollowsAMachineThatBecomesSlower) {
+TEST(StepTimeModel, FollowsAMachineThatBecomesSlower) {
   std::mt19937_64 random(1);
-  StepCost cost(Spec());
+  StepTimeModel cost(Spec());
   EXPECT_GE(ShareWithin(cost, Machine(), random, 300), 0.95);
   const Machine slow{.weights = 0.08, .row = 0.006, .pair = 4e-7, .load = 2e-6, .logit = 0.001};
   EXPECT_GE(ShareWithin(cost, slow, random, 300), 0.95);
 }
 
 // The process was stopped for a minute in a step, early or late: it says nothing about the steps to come.
-TEST(StepCost, ForgetsAStall) {
+TEST(StepTimeModel, ForgetsAStall) {
   for (const int before : {60, 400}) {
     std::mt19937_64 random(2);
-    StepCost cost(Spec());
+    StepTimeModel cost(Spec());
     const Machine machine;
     for (int step = 0; step < before; ++step) {
       const StepWork work = RandomWork(cost, random);
@@ -129,10 +129,10 @@ TEST(StepCost, ForgetsAStall) {
 }
 
 // Steps of few rows say nothing about those of hundreds; these must not seem to be free.
-TEST(StepCost, NeverPredictsRowsThatAreNearlyFree) {
+TEST(StepTimeModel, NeverPredictsRowsThatAreNearlyFree) {
   std::mt19937_64 random(3);
   std::normal_distribution<double> noise(1, 0.1);
-  StepCost cost(Spec());
+  StepTimeModel cost(Spec());
   const Machine machine;
   const auto record = [&](int64_t decodes, int64_t prompt) {
     const StepWork work = Work(cost, decodes, static_cast<int64_t>(random() % 4000), prompt, 0);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <ranges>
 
 #include "base/math.h"
 #include "kvanta/error.h"
@@ -135,6 +136,18 @@ void Scheduler::Preempt(Sequence& sequence) {
   ++preemptions_;
 }
 
+// Of the sequences after `sequence` that come last by priority, the one that takes least time to bring back, and the
+// last one of equals; `sequence` itself if there is none. What others share with it stays in the cache.
+Sequence& Scheduler::Cheapest(Sequence& sequence) const noexcept {
+  const auto cost = [](const Sequence& each) { return each.pages.Length() - each.prefix_tokens; };
+  Sequence* cheapest = running_.back();
+  for (Sequence* each : running_ | std::views::reverse) {
+    if (each->priority != running_.back()->priority || !RunsBefore(sequence, *each)) break;
+    if (cost(*each) < cost(*cheapest)) cheapest = each;
+  }
+  return *cheapest;
+}
+
 // Reserves `tokens`. If pages run out, first shrinks a prefill chunk page by page, then ends preparations and preempts
 // sequences later in the queue, never earlier ones. Returns false if `sequence` itself was preempted.
 bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
@@ -148,10 +161,10 @@ bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
       tokens = std::max(one_page, (start / config_.page_size + (pages + 1) / 2) * config_.page_size - start);
       continue;
     }
-    Sequence* last = running_.back();
-    if (reservations_.EndLastBehind(last)) continue;
-    Preempt(*last);
-    if (last == &sequence) return false;
+    if (reservations_.EndLastBehind(running_.back())) continue;
+    Sequence& victim = Cheapest(sequence);
+    Preempt(victim);
+    if (&victim == &sequence) return false;
   }
 }
 

@@ -1,7 +1,7 @@
 // Scheduler with continuous batching and chunked prefill. A step contains decoding sequences first (one token each),
-// then chunks of prompts, within a budget of tokens and of time and the available pages. When pages run out, the last
-// sequence in the queue is preempted: its pages are freed and it is recomputed later (its closed pages may still be in
-// the prefix cache).
+// then chunks of prompts, within a budget of tokens and of time and the available pages. When pages run out, of the
+// sequences that are later in the queue, the one with least to compute again is preempted: its pages are freed and it
+// is recomputed later (its closed pages may still be in the prefix cache).
 //
 // With a clock, steps end in time for the streams that wait for their next token, and prompts share them
 // (prompt_order.h). Without one, chunks are page-aligned, and prompts run in the order of the queue. Results do not
@@ -137,6 +137,7 @@ class Scheduler {
   void ScheduleRunning(Sequence& sequence);
   bool TryAdmit(Sequence& sequence);
   bool Admit(Sequence& sequence);
+  Sequence& Cheapest(Sequence& sequence) const noexcept;
   void Preempt(Sequence& sequence);
   void Wait(Sequence& sequence);
   void Refuse(Sequence& sequence);

@@ -182,6 +182,21 @@ TEST(Scheduler, PreemptsTheLastInLineAndNeverTheFirst) {
   EXPECT_EQ(world.scheduler.Preemptions(), second->preemptions);
 }
 
+TEST(Scheduler, PreemptsWhatIsCheapestToBringBack) {
+  World world(Config(4, 256), 9 * 1024, false, 0, false);
+  auto first = world.Make(kPage, 1), cheap = world.Make(kPage, 2), large = world.Make(3 * kPage, 3);
+  for (Sequence* sequence : {first.get(), cheap.get(), large.get()}) world.scheduler.Add(*sequence);
+  while (world.scheduler.Preemptions() == 0) {
+    ASSERT_FALSE(world.scheduler.Schedule().empty());
+    world.scheduler.Commit();
+    for (Sequence* sequence : {first.get(), cheap.get(), large.get()}) {
+      if (sequence->Remaining() == 0) sequence->tokens.push_back(7);
+    }
+  }
+  EXPECT_EQ(cheap->preemptions, 1) << "the last one has three times as many tokens";
+  EXPECT_EQ(large->preemptions, 0);
+}
+
 TEST(Scheduler, HandsBackWhatCanNeverFit) {
   World world(Config(4, 64), 4 * 1024 + 3072);
   auto sequence = world.Make(100 * kPage);

@@ -69,9 +69,10 @@ struct EngineStats {
     ++steps_predicted;
     if (std::abs(expected - seconds) <= 0.15 * seconds) ++steps_predicted_well;
   }
-  double prompt_seconds_left = 0;  // that the prompts of unfinished requests take, by that prediction
-  int64_t prefix_queries = 0;      // prompt tokens looked up in the prefix cache
-  int64_t prefix_evictions = 0;    // pages evicted from the prefix cache
+  double prompt_token_seconds = 0;  // of one token of a prompt, by that prediction
+  double prompt_seconds_left = 0;   // likewise, of the prompts of unfinished requests
+  int64_t prefix_queries = 0;       // prompt tokens looked up in the prefix cache
+  int64_t prefix_evictions = 0;     // pages evicted from the prefix cache
   int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
   int64_t refused = 0;  // by Add with QueueFullError
   // Speculative decoding: drafts verified, their tokens, and those that became output; accepted_per_position[i]: drafts
@@ -127,6 +128,8 @@ struct EngineStats {
     counter("steps_predicted", &S::steps_predicted, "predicted_steps", "Steps whose time was predicted.");
     counter("steps_predicted_well", &S::steps_predicted_well, "well_predicted_steps",
             "Steps that took what was predicted, within 15 %.");
+    gauge("prompt_token_seconds", &S::prompt_token_seconds, "prompt_token_seconds",
+          "Time that one token of a prompt takes.");
     gauge("prompt_seconds_left", &S::prompt_seconds_left, "prompt_queue_seconds",
           "Time that the prompts of unfinished requests still take.");
     value("prompt_tokens", &S::prompt_tokens);

@@ -31,6 +31,7 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.running = scheduler_->Running();
   counters_.waiting = scheduler_->Waiting();
   counters_.preemptions = scheduler_->Preemptions();
+  counters_.prompt_token_seconds = scheduler_->PromptTokenSeconds();
   counters_.prompt_seconds_left = scheduler_->PromptSecondsLeft();
   counters_.prefix_queries = scheduler_->PrefixQueries();
   counters_.cached_tokens = scheduler_->PrefixHits();

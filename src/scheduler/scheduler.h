@@ -100,6 +100,8 @@ class Scheduler {
   int64_t Running() const noexcept { return static_cast<int64_t>(running_.size()); }
   int64_t Waiting() const noexcept { return static_cast<int64_t>(waiting_.size()); }
   int64_t Preemptions() const noexcept { return preemptions_; }
+  // Seconds that one token of a prompt takes, as predicted; 0: not known.
+  double PromptTokenSeconds() const noexcept;
   // Seconds that the prompts of both queues take, as predicted: what a prompt that comes now may have to wait.
   double PromptSecondsLeft() const noexcept;
   // Prompt tokens looked up in the prefix cache on admission, and tokens found.
@@ -132,7 +134,6 @@ class Scheduler {
   void ScheduleDecodes();
   void LimitTime(const StepClock& clock);
   double PromptSeconds(int64_t start, int64_t tokens) const noexcept;
-  double PromptTokenSeconds() const noexcept;
   void SchedulePrompts(const std::optional<StepClock>& clock, bool admits);
   void ScheduleRunning(Sequence& sequence);
   bool TryAdmit(Sequence& sequence);

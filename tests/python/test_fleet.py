@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_one_request_takes_its_prompt_and_its_steps() -> None:
     assert report["ttft_p50_s"] == pytest.approx(0.25)
     assert report["seconds"] == pytest.approx(0.25 + 4 * 0.01)
     assert report["hit_rate"] == 0
+
+
+def test_prompts_do_not_stall_streams_and_short_ones_pass() -> None:
+    stream, long, short = (0.0, 50, 200, ()), (0.1, 4000, 1, ()), (0.5, 40, 1, ())
+    by_time = simulate(workload_of(stream, long, short), fleet_of())
+    any_time = simulate(workload_of(stream, long, short), fleet_of(costs=dataclasses.replace(COSTS, max_step_s=0)))
+    assert by_time["ttft_p50_s"] < 0.2, "of the short prompt"
+    assert any_time["ttft_p50_s"] > 3
+    assert by_time["seconds"] == pytest.approx(any_time["seconds"], rel=0.3)
 
 
 def test_depth_and_batches_cost() -> None:

@@ -127,6 +127,16 @@ def test_the_replica_with_the_least_to_do_is_first() -> None:
     prompt_backlog.forget("x")
 
 
+@pytest.mark.parametrize(("seconds", "first"), [(0.03, "a"), (0.05, "b")])
+def test_a_slow_replica_has_more_to_do(seconds: float, first: str) -> None:
+    router = Router({"a": 0, "b": 0})
+    router._token_seconds = {"a": seconds, "b": 0.01}
+    prompt = [7] * 640
+    router._pages["a"].send(list(page_hashes(prompt, PAGE, ""))[:30])
+    assert choose(router, prompt)[0] == first, "a has three quarters of the prompt, and takes longer for the rest"
+    prompt_backlog.forget("x")
+
+
 def test_prompts_without_a_first_token_count_by_their_length() -> None:
     router = Router({"a": 0, "b": 0})
     router._pages["b"].report(b"8 bytes.")  # of equal ones, a is emptier

@@ -48,10 +48,27 @@ class ReplicaCosts:
     """On shared CPUs: that on a token."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_step_s: float | None = None
+    """Time that a step may take while sequences decode, as --max-step-ms: 0: any; None: the engine's own limit."""
 
     def prefill_s(self, tokens: int, depth: int) -> float:
         """Prompt tokens in a step, behind `depth` others."""
         return tokens * (self.prefill_token_s + self.prefill_depth_s * (depth + tokens / 2))
+
+    def prefill_tokens(self, seconds: float, depth: int) -> int:
+        """Prompt tokens that a step computes in so many seconds, behind `depth` others."""
+        first, growth = self.prefill_token_s + self.prefill_depth_s * depth, self.prefill_depth_s / 2
+        if growth * seconds < 1e-9 * first**2:
+            return int(seconds / first)
+        return int((math.sqrt(first**2 + 4 * growth * max(0.0, seconds)) - first) / (2 * growth))
+
+    def step_limit_s(self, decodes_s: float, streams: bool) -> float:
+        """Time of a step whose sequences take decodes_s to decode, as src/scheduler/scheduler.cc limits it."""
+        if self.max_step_s == 0:
+            return math.inf
+        if streams:
+            return self.max_step_s or max(2 * decodes_s, decodes_s + _PROMPT_S)
+        return 4 * (self.max_step_s or max(2 * self.step_s, _IDLE_S))
 
     def decode_s(self, sequences: int, depth: float) -> float:
         """A step's sequences that decode, with `depth` tokens before them altogether; without the step itself."""
@@ -59,6 +76,7 @@ class ReplicaCosts:
         return max(0, sequences - 1) * self.decode_sequence_s + depth * self.decode_depth_s + sent
 
 
+_PROMPT_S, _IDLE_S = 0.06, 0.1
 _WHOLE = ("max_num_seqs", "max_num_batched_tokens")
 
 
@@ -77,6 +95,8 @@ def read_costs(source: str | Mapping[str, Any]) -> ReplicaCosts:
     if missing:
         raise InputError(f"{where}: {missing[0]} is missing")
     for name, value in values.items():
+        if value is None and name == "max_step_s":
+            continue
         number = type(value) is int if name in _WHOLE else type(value) in (int, float) and math.isfinite(value)
         lowest = 1 if name in _WHOLE else 0
         positive = name in ("step_s", "prefill_token_s", "load_bytes_per_s")

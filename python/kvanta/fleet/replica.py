@@ -11,6 +11,11 @@ from kvanta.fleet.cache import BlockCache
 from kvanta.fleet.costs import ReplicaCosts
 from kvanta.loadgen.workload import PlannedRequest
 
+_OVERTAKING_S = 0.5
+"""That others may take at once from the oldest prompt (src/scheduler/prompt_order.cc)."""
+_ROW_UNIT = 8
+"""Tokens that a step computes of its first prompt, whatever time is left."""
+
 
 @dataclass
 class SimulatedRequest:
@@ -84,6 +89,8 @@ class Replica:
     """Requests that are on their way to it."""
     backlog_tokens: int = 0
     """expected_tokens of requests without a first token."""
+    _overtaken_s: float = 0.0
+    """What others had while the oldest prompt could have run, less what that had."""
     _expected: Counter[int] = field(default_factory=Counter)
     _running_tokens: int = 0
     _current: _Step | None = None
@@ -138,9 +145,8 @@ class Replica:
 
     def _admit(self) -> None:
         """Starts waiting requests in order while a step has room; those whose pages are loaded let others pass."""
-        room = self.costs.max_num_batched_tokens - sum(max(1, request.tokens_to_compute) for request in self.running)
-        for request in list(self.waiting):
-            if len(self.running) >= self.costs.max_num_seqs or room <= 0:
+        for request in sorted(self.waiting, key=self._length) if self._by_time else list(self.waiting):
+            if len(self.running) >= self.costs.max_num_seqs or self._room(request) <= 0:
                 return
             needed = request.planned.input_tokens + request.planned.output_tokens
             if self.running and self._running_tokens + needed > self.capacity_tokens:
@@ -152,8 +158,35 @@ class Replica:
             self.waiting.remove(request)
             self.running.append(request)
             self._running_tokens += needed
-            room -= request.tokens_to_compute
             self._reserve()
+
+    def _room(self, request: SimulatedRequest) -> int:
+        """Tokens of a step that running sequences leave; a prompt that comes first has those of longer ones, too."""
+        room = self.costs.max_num_batched_tokens
+        for other in self.running:
+            if not self._by_time or not other.tokens_to_compute or self._length(other) <= self._length(request):
+                room -= max(1, other.tokens_to_compute)
+        return room
+
+    @property
+    def _by_time(self) -> bool:
+        return self.costs.max_step_s != 0
+
+    def _length(self, request: SimulatedRequest) -> float:
+        """Tokens that remain, less for each second of waiting: none after four times what the prompt takes alone."""
+        tokens = request.planned.input_tokens - request.cached_tokens
+        waited = self.now_s - request.planned.arrival_s
+        return request.tokens_to_compute - waited / (4 * self.costs.prefill_s(tokens, 0)) * tokens
+
+    def _prompts(self) -> list[SimulatedRequest]:
+        """Running requests with prompt tokens to compute, in the order in which they share a step."""
+        prompts = [request for request in self.running if request.tokens_to_compute > 0]
+        if not self._by_time or len(prompts) < 2:
+            return prompts
+        oldest = min(prompts, key=lambda request: request.planned.arrival_s)
+        return sorted(
+            prompts, key=lambda each: (self._overtaken_s >= _OVERTAKING_S and each is not oldest, self._length(each))
+        )
 
     def _look_up(self, request: SimulatedRequest) -> float:
         """Finds its cached tokens; the seconds until they are in memory."""
@@ -201,14 +234,25 @@ class Replica:
         depth = float(sum(request.depth for request in decoding))
         seconds = costs.decode_s(len(decoding), depth) + (costs.step_s if decoding else 0.0)
         budget = costs.max_num_batched_tokens - len(decoding)
-        prefilling = []
+        prefilling: list[tuple[SimulatedRequest, int]] = []
         prefill_s = 0.0
-        for request in self.running:
+        limit_s = costs.step_limit_s(seconds, bool(decoding))
+        prompts = self._prompts()
+        oldest = min(prompts, key=lambda request: request.planned.arrival_s, default=None)
+        for request in prompts:
             tokens = min(budget, request.tokens_to_compute)
+            if limit_s < math.inf:
+                in_time = costs.prefill_tokens(limit_s - seconds - prefill_s, request.depth)
+                tokens = min(tokens, in_time if prefilling else max(in_time, _ROW_UNIT))
             if tokens > 0:
-                prefill_s += costs.prefill_s(tokens, request.depth)
+                added = costs.prefill_s(tokens, request.depth)
+                prefill_s += added
                 prefilling.append((request, tokens))
                 budget -= tokens
+                self._overtaken_s += added if request is not oldest else -added
+                if tokens == request.tokens_to_compute:  # its first token waits for the step
+                    limit_s = min(limit_s, costs.step_limit_s(seconds, True))
+        self._overtaken_s = min(max(0.0, self._overtaken_s), 2 * _OVERTAKING_S)
         # Weights are read once for all: few prompt tokens cost no less than a step.
         return _Step(decoding, prefilling, max(seconds + prefill_s, costs.step_s))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -13,10 +14,10 @@ from kvanta.ray.prefix_index import ReplicaPages, page_hashes
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Costs a replica what it would have to compute before the prompt's first token, in tokens, and takes the least.
+    """Costs a replica the time that it would compute before the prompt's first token, and takes the least.
 
     That is the part of the prompt that it does not hold, a quarter of such parts of the prompts before it (whose first
-    token has not come), and `tokens_per_request` for each of its requests.
+    token has not come), and `tokens_per_request` for each of its requests: tokens, times what a token takes there.
     """
 
     def initialize_state(self, *, page_size: int = 64, tokens_per_request: int = TOKENS_PER_REQUEST) -> None:
@@ -25,13 +26,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._tokens_per_request = tokens_per_request
         self._pages: dict[ReplicaID, ReplicaPages] = {}
         self._identities: dict[ReplicaID, str] = {}
+        self._token_seconds: dict[ReplicaID, float] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Reads what the replicas have reported (record_routing_stats)."""
         super().update_replicas(replicas)
         known = {each.replica_id: each for each in replicas}
         self._pages = {replica: self._pages.get(replica) or ReplicaPages() for replica in known}
-        self._identities = {}
+        self._identities, self._token_seconds = {}, {}
         for replica, running in known.items():
             stats = running.routing_stats or {}
             if "identity" in stats:
@@ -39,6 +41,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             self._pages[replica].report(stats.get("pages", b""))
             if "engine" in stats:
                 self._latest[replica.unique_id] = stats["engine"]
+                self._token_seconds[replica] = stats["engine"].get("prompt_token_seconds") or 0.0
         for gone in self._latest.keys() - {replica.unique_id for replica in known}:
             del self._latest[gone]
 
@@ -84,11 +87,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         pages = {each.replica_id: self._pages.get(each.replica_id) or ReplicaPages() for each in candidates}
         lacks = {replica: tokens - held.matched(hashes) * self._page_size for replica, held in pages.items()}
 
+        slowness = self._slowness(candidates)
+
         def cost(candidate: RunningReplica) -> tuple[float, int]:
             replica = candidate.replica_id
             running = self.replica_queue_len_cache.get(replica) or 0
             before = BACKLOG_WEIGHT * prompt_backlog.of(replica) + running * self._tokens_per_request
-            return lacks[replica] + before, pages[replica].count
+            return slowness[replica] * (lacks[replica] + before), pages[replica].count
 
         ranked = sorted(candidates, key=cost)
         if ranked and request is not None:
@@ -96,6 +101,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if ranked and ranked[0].replica_id in self._pages:
             self._pages[ranked[0].replica_id].send(hashes)
         return [[replica] for replica in ranked]
+
+    def _slowness(self, candidates: list[RunningReplica]) -> dict[ReplicaID, float]:
+        """Time of a prompt's token in each replica, in those of the median; 1 where it is not known."""
+        seconds = {each.replica_id: self._token_seconds.get(each.replica_id) or 0.0 for each in candidates}
+        median = statistics.median([each for each in seconds.values() if each] or [1.0])
+        return {replica: (each or median) / median for replica, each in seconds.items()}
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """The first choice may have been full."""

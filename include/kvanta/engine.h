@@ -33,8 +33,8 @@ struct EngineConfig {
   int max_num_seqs = 64;                                // sequences that run at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
   // Milliseconds that a step may take while a sequence decodes, so that its stream does not stall beside prompts, and
-  // four times as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value: the
-  // larger of 100 and twice what the step takes without prompts, while the engine's own thread runs steps.
+  // four times as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value, while
+  // the engine's own thread runs steps: the larger of twice what the step takes without prompts and 40 more than that.
   std::optional<double> max_step_ms;
   // Order of prompts: "shortest": those that need least come first, but none waits for others longer than
   // max_prompt_delay; "fcfs": in order of arrival, as without a limit of time. Smaller Request::priority always comes

@@ -25,7 +25,9 @@ bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
   return true;
 }
 
-constexpr double kPromptSeconds = 0.06;   // of a step in which sequences decode, at least
+constexpr double kPromptSeconds = 0.04;   // for prompts in a step in which sequences decode, at least
+constexpr double kFewPrompts = 4;         // prompts, beyond which it grows with their number
+constexpr double kMaxShare = 6;           // times
 constexpr double kIdleSeconds = 0.1;      // likewise, while none does,
 constexpr double kIdleSteps = 4;          // times this
 constexpr int64_t kFirstRows = 16;        // of the first step, which nothing is known about
@@ -186,10 +188,15 @@ void Scheduler::ScheduleDecodes() {
 // Sets the time that the step may take, in which all sequences that decode have a token already.
 void Scheduler::LimitTime(const StepClock& clock) {
   const double part = 1.0 / config_.steps_in_flight;
-  const bool has_streams = std::ranges::any_of(running_, [](const Sequence* each) { return each->Remaining() <= 1; });
+  const auto streams = std::ranges::count_if(running_, [](const Sequence* each) { return each->Remaining() <= 1; });
+  const bool has_streams = streams > 0;
   const double decodes = has_streams ? times_.Seconds(work_) : PromptSeconds(0, 1);
   const double given = config_.max_step_seconds * part;
-  stream_seconds_ = (given > 0 ? given : std::max(2 * decodes, decodes + kPromptSeconds * part)) - clock.spent;
+  // Where many wait for a first token, the others wait longer for their next one: large chunks are efficient.
+  const auto prompts = static_cast<double>(Running() - streams + Waiting());
+  const double share = std::clamp(prompts / kFewPrompts, 1.0, kMaxShare);
+  const double automatic = std::max(2 * decodes, decodes + share * kPromptSeconds * part);
+  stream_seconds_ = (given > 0 ? given : automatic) - clock.spent;
   const double idle = kIdleSteps * (given > 0 ? given : std::max(2 * decodes, kIdleSeconds * part)) - clock.spent;
   seconds_ = has_streams ? stream_seconds_ : idle;
 }

@@ -80,11 +80,22 @@ TEST(StepTime, StreamsDoNotWaitForPrompts) {
   int steps = 0;
   for (; prompt->Remaining() > 1 && prompt->tokens.size() == 4000; ++steps) {
     const double seconds = world.Step();
-    EXPECT_LE(seconds, kStep + kRow + 0.06 * 1.15) << "60 ms for prompts";
+    EXPECT_LE(seconds, kStep + kRow + 0.04 * 1.15) << "40 ms for prompts";
     EXPECT_EQ(world.TokensOf(*stream), 1);
     EXPECT_GE(world.TokensOf(*prompt), std::min<int64_t>(8, 4000 - 8));
   }
-  EXPECT_LE(steps, 4000 / 20) << "the time is used";
+  EXPECT_LE(steps, 4000 / 15) << "the time is used";
+}
+
+TEST(StepTime, StepsAreLongerWhereManyPromptsWait) {
+  TimedWorld world(Config(64, 512));
+  auto stream = world.Add(5);
+  world.Step();
+  std::vector<std::unique_ptr<Sequence>> prompts;
+  for (int i = 0; i < 30; ++i) prompts.push_back(world.Add(1000, i));
+  const double seconds = world.Step();
+  EXPECT_GE(seconds, 0.2);
+  EXPECT_LE(seconds, kStep + kRow + 6 * 0.04 * 1.15);
 }
 
 TEST(StepTime, AGivenLimitHolds) {

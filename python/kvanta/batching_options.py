@@ -56,7 +56,7 @@ class BatchingOptions(OptionGroup):
     max_step_ms: float | str | None = option(
         "auto",
         "milliseconds that a step may take while sequences decode, so that prompts stall no stream; 0: no limit "
-        "(auto: twice a decode step's own time, at least 60 more than it, on a server; 0 for LLM)",
+        "(auto: twice a decode step's own time, at least 40 more than it, on a server; 0 for LLM)",
         _step_ms,
         metavar="MS",
         group="batching",

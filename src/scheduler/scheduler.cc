@@ -92,7 +92,8 @@ int64_t Scheduler::TokensInTime(const Sequence& sequence, int64_t limit) const {
     (times_.Seconds(work) <= seconds_ ? fits : above) = tokens;
   }
   if (fits == limit || fits <= kRowUnit) return fits;
-  const int64_t unit = std::max(kRowUnit, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows + fits))) / 4);
+  const int64_t unit =
+      std::max(kRowUnit / 2, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows + fits))) / 8);
   return std::max(kRowUnit, (rows + fits) / unit * unit - rows);
 }
 

@@ -34,7 +34,7 @@ struct SchedulerConfig {
   // Steps that the engine has in flight at once, in a pipeline of ranks. Decoding sequences are spread among them.
   int steps_in_flight = 1;
   // Seconds that a step may take while a sequence decodes; four times as many while none does, so that a prompt that
-  // comes is soon looked at. 0: twice what the step takes without prompts, or 60 ms more than that; and without
+  // comes is soon looked at. 0: twice what the step takes without prompts, or 40 ms more than that; and without
   // sequences that decode 0.4 s, or eight times what a step of one token takes. The larger counts.
   double max_step_seconds = 0;
   PromptOrderConfig prompts;

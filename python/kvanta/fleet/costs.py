@@ -62,12 +62,13 @@ class ReplicaCosts:
             return int(seconds / first)
         return int((math.sqrt(first**2 + 4 * growth * max(0.0, seconds)) - first) / (2 * growth))
 
-    def step_limit_s(self, decodes_s: float, streams: bool) -> float:
+    def step_limit_s(self, decodes_s: float, streams: bool, prompts: int) -> float:
         """Time of a step whose sequences take decodes_s to decode, as src/scheduler/scheduler.cc limits it."""
         if self.max_step_s == 0:
             return math.inf
         if streams:
-            return self.max_step_s or max(2 * decodes_s, decodes_s + _PROMPT_S)
+            share = min(max(prompts / _FEW_PROMPTS, 1.0), _MAX_SHARE)
+            return self.max_step_s or max(2 * decodes_s, decodes_s + share * _PROMPT_S)
         return 4 * (self.max_step_s or max(2 * self.step_s, _IDLE_S))
 
     def decode_s(self, sequences: int, depth: float) -> float:
@@ -76,7 +77,8 @@ class ReplicaCosts:
         return max(0, sequences - 1) * self.decode_sequence_s + depth * self.decode_depth_s + sent
 
 
-_PROMPT_S, _IDLE_S = 0.06, 0.1
+_PROMPT_S, _IDLE_S = 0.04, 0.1
+_FEW_PROMPTS, _MAX_SHARE = 4, 6
 _WHOLE = ("max_num_seqs", "max_num_batched_tokens")
 
 

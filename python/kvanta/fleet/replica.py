@@ -236,8 +236,9 @@ class Replica:
         budget = costs.max_num_batched_tokens - len(decoding)
         prefilling: list[tuple[SimulatedRequest, int]] = []
         prefill_s = 0.0
-        limit_s = costs.step_limit_s(seconds, bool(decoding))
         prompts = self._prompts()
+        waiting = len(prompts) + len(self.waiting)
+        limit_s = costs.step_limit_s(seconds, bool(decoding), waiting)
         oldest = min(prompts, key=lambda request: request.planned.arrival_s, default=None)
         for request in prompts:
             tokens = min(budget, request.tokens_to_compute)
@@ -251,7 +252,7 @@ class Replica:
                 budget -= tokens
                 self._overtaken_s += added if request is not oldest else -added
                 if tokens == request.tokens_to_compute:  # its first token waits for the step
-                    limit_s = min(limit_s, costs.step_limit_s(seconds, True))
+                    limit_s = min(limit_s, costs.step_limit_s(seconds, True, waiting))
         self._overtaken_s = min(max(0.0, self._overtaken_s), 2 * _OVERTAKING_S)
         # Weights are read once for all: few prompt tokens cost no less than a step.
         return _Step(decoding, prefilling, max(seconds + prefill_s, costs.step_s))

@@ -68,8 +68,8 @@ class QueueFields(Body):
         extra = self.model_extra or {}
         metadata = extra.get("metadata")
         names = (
-            getattr(self, "safety_identifier", None) or extra.get("safety_identifier"),
-            getattr(self, "user", None) or extra.get("user"),
+            extra.get("safety_identifier"),
+            extra.get("user"),
             metadata.get("user_id") if isinstance(metadata, dict) else None,  # Anthropic's name
         )
         return next((name for name in names if isinstance(name, str) and name), "")[:_MAX_USER]

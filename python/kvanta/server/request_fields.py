@@ -94,9 +94,9 @@ REFUSED: Mapping[str, Refused] = {
 # Fields without effect, by the reason.
 _IGNORED_GROUPS: Mapping[str, str] = {
     "it is for the client's own use": (
-        "conversation_id custom_labels external_trace_header metadata received_time request_id rid "
-        "safety_identifier session_id user"
+        "conversation_id custom_labels external_trace_header received_time request_id rid session_id"
     ),
+    "it names the user, for a server with `--fair-by user` alone": "metadata safety_identifier user",
     "requests have no pictures, sounds or films": (
         "image_max_dynamic_patch images_config max_dynamic_patch media_io_kwargs min_dynamic_patch mm_content_hashes "
         "mm_hashes mm_payload mm_processor_kwargs need_wait_for_mm_inputs num_items_assigned return_mm_kwargs "

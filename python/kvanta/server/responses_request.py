@@ -113,6 +113,8 @@ class ResponsesRequest(Body):
             "reasoning_effort": (self.reasoning or {}).get("effort"),
             "logprobs": self.has_logprobs,
             "top_logprobs": self.top_logprobs,
+            "user": self.user,
+            "safety_identifier": self.safety_identifier,
         }
         return as_chat(fields)
 

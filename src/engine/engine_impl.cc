@@ -109,6 +109,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   } else if (!config.kv_cache_dir.empty()) {
     store::MakeCacheFolder(config.kv_cache_dir);  // the first request, which opens it, would be late for an error
   }
+  if (const std::string warning = store::WarnOfOtherWriters(config.kv_cache_dir); !warning.empty()) Warn(warning);
   const std::lock_guard lock(mutex_);
   RefreshStats();
 }

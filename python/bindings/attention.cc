@@ -185,6 +185,9 @@ void BindAttention(nb::module_& module) {
         return kernels::MeasureReadBandwidth(threads, kernels::SelectIsa(isa)) / 1e9;
       },
       "threads"_a, "isa"_a, nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "selected_isa", [](const std::string& isa) { return kernels::SelectedIsa(isa); }, "isa"_a,
+      "Name of the CPU unit that runs for `isa`: a unit's name, or \"auto\", which KVANTA_ISA may override.");
   module.def("backend_names", &attention::BackendNames, "Backends that this machine runs, best first.");
   module.def(
       "run_array_attention", &RunArrays, "q"_a, "k"_a, "v"_a, "scheme"_a, "backend"_a, "query_start"_a, "page_size"_a,

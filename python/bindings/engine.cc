@@ -139,10 +139,6 @@ struct EngineOwner {
     const std::lock_guard lock(mutex);
     return queue;
   }
-  void SetQueue(std::shared_ptr<OutputQueue> started) {
-    const std::lock_guard lock(mutex);
-    queue = std::move(started);
-  }
 
   std::unique_ptr<Engine> engine;
   mutable std::mutex mutex;
@@ -183,8 +179,9 @@ void Start(EngineOwner& owner, nb::callable callback) {
 
 int StartWithQueue(EngineOwner& owner) {
   auto queue = std::make_shared<OutputQueue>();
+  const std::lock_guard lock(owner.mutex);  // a Stop() that finds the engine started finds its queue, too
   owner.engine->Start([queue](std::span<const RequestOutput> outputs) { queue->Push(outputs); });
-  owner.SetQueue(queue);
+  owner.queue = queue;
   return queue->Descriptor();
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +33,7 @@ def mix_tokens(llm: LLM) -> list[int]:
 
 def _file_name(fingerprint: str, config: _core.EngineConfig, eigen_channels: bool) -> str:
     """Name made of all that the matrices depend on, the computing unit included."""
-    isa = os.environ.get("KVANTA_ISA", "") if config.isa == "auto" else config.isa
-    unit = "cuda" if config.device == "cuda" else f"cpu-{isa}" if isa else _core.backend_names()[0]
+    unit = "cuda" if config.device == "cuda" else f"cpu-{_core.selected_isa(config.isa)}"
     what = (
         fingerprint,
         hashlib.sha256((Path(config.model) / "config.json").read_bytes()).hexdigest(),

@@ -49,10 +49,18 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+MAX_TEMPLATE_BYTES = 1 << 20
+"""Published ones have at most 40 kB."""
+
+
 class ChatTemplate:
     """A compiled template; `special` holds the texts of bos_token, eos_token and so on, if the model has them."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        if len(source) > MAX_TEMPLATE_BYTES:
+            raise InputError(
+                f"the model's chat template has {len(source):,} characters, and at most {MAX_TEMPLATE_BYTES:,} are read"
+            )
         self.source = source
         environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]

@@ -22,6 +22,7 @@ from kvanta.models import resolve_model
 from kvanta.progress import progress_bar
 from kvanta.prompts import TokenPrompt, read_prompt
 from kvanta.sampling_params import SamplingParams
+from kvanta.terminal_chat.markdown import write_answer
 from kvanta.text_table import render_table
 
 TEXT = Path(__file__).parent / "texts" / "treasure_island.txt"
@@ -91,8 +92,7 @@ def _answer(llm: LLM, prompt: TokenPrompt, max_tokens: int) -> tuple[list[int], 
         if not tokens:
             first = time.perf_counter()
         tokens = output.outputs[0].token_ids
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        write_answer(piece)
     seconds = time.perf_counter() - first
     sys.stdout.write("\n\n")
     return tokens, (len(tokens) - 1) / seconds if len(tokens) > 1 else 0.0

@@ -12,11 +12,13 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.auto_query import add_query_matrices
+from kvanta.chat_template import MAX_TEMPLATE_BYTES
 from kvanta.engine_config import draft_config, engine_config
 from kvanta.engine_options import EngineOptions
 from kvanta.engine_summary import EngineSummary, summarize
 from kvanta.errors import InputError, reason_of
 from kvanta.generation_config import default_sampling, describe
+from kvanta.json_file import read_regular_file
 from kvanta.kv_events.config import KvEventsConfig
 from kvanta.kv_events.event_thread import EventConsumer, KvEventThread
 from kvanta.memory_limits import about_memory
@@ -178,6 +180,6 @@ def _read_template(source: str) -> str:
     if "{" in source and "}" in source:
         return source
     try:
-        return Path(source).read_text(encoding="utf-8")
+        return read_regular_file(Path(source), MAX_TEMPLATE_BYTES)
     except (OSError, ValueError) as error:
         raise InputError(f"the chat template {source!r} cannot be read: {reason_of(error)}") from None

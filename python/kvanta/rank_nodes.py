@@ -204,6 +204,26 @@ def _prove(connection: Connection, *, first: bool) -> None:
         step(connection, key)
 
 
+class _Refusals:
+    """Logs refused connections, at most one line a second: anyone who reaches the port can cause them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._silent = 0
+
+    def add(self, reason: str) -> None:
+        """Logs it, or counts it for the next line."""
+        with self._lock:
+            if time.monotonic() < self._next:
+                self._silent += 1
+                return
+            self._next = time.monotonic() + 1
+            more = f" (and {self._silent} more since the last line)" if self._silent else ""
+            self._silent = 0
+        _log.warning("a connection to master_port is refused: %s%s", reason, more)
+
+
 class NodeListener:
     """Node 0's end: waits for the other nodes."""
 
@@ -214,6 +234,8 @@ class NodeListener:
         self._links: dict[int, _Link] = {}
         self._lock = threading.Lock()
         self._ending = False
+        self._complete = threading.Event()
+        self._refusals = _Refusals()
         try:
             self._socket = socket.create_server((nodes.address, nodes.port), backlog=16)
         except OSError as error:
@@ -234,27 +256,31 @@ class NodeListener:
             self._ending = True
             links = list(self._links.values())
         self._accepting.join()
-        self._socket.close()
         for link in links:
             link.close()
 
     def _accept(self) -> None:
-        while not self._ending:
-            try:
-                end = self._socket.accept()[0]
-            except TimeoutError:
-                continue
-            except OSError:  # of the connection, or no file is left
-                time.sleep(_POLL_S)
-                continue
-            if not self._greetings.acquire(blocking=False):
-                end.close()
-                continue
-            try:
-                threading.Thread(target=self._greet, args=(_connection(end),), daemon=True).start()
-            except (OSError, RuntimeError):  # no thread is left
-                self._greetings.release()
-                end.close()
+        """Until all nodes have come: nobody else has to reach this port."""
+        with contextlib.closing(self._socket):
+            while not self._ending and not self._complete.is_set():
+                self._accept_one()
+
+    def _accept_one(self) -> None:
+        try:
+            end = self._socket.accept()[0]
+        except TimeoutError:
+            return
+        except OSError:  # of the connection, or no file is left
+            time.sleep(_POLL_S)
+            return
+        if not self._greetings.acquire(blocking=False):
+            end.close()
+            return
+        try:
+            threading.Thread(target=self._greet, args=(_connection(end),), daemon=True).start()
+        except (OSError, RuntimeError):  # no thread is left
+            self._greetings.release()
+            end.close()
 
     def _greet(self, connection: Connection) -> None:
         try:
@@ -266,10 +292,10 @@ class NodeListener:
             if not (error := self._difference(node, facts)):
                 self._join(node, connection)
                 return
-            _log.warning("node %d is refused: %.400s", node, error)
+            self._refusals.add(f"node {node}: {error:.400}")
             connection.send_bytes(json.dumps({"error": error}).encode())
         except (OSError, EOFError, ValueError, RecursionError, AuthenticationError) as error:
-            _log.warning("a connection to master_port is refused: %.200r", error)
+            self._refusals.add(f"{error!r:.200}")
         finally:
             self._greetings.release()
         connection.close()
@@ -293,6 +319,8 @@ class NodeListener:
             link = _Link(connection, self._folder, lambda done: self._on_end(node, done))
             self._links[node] = link
             link.start()
+            if len(self._links) == self._nodes.count - 1:
+                self._complete.set()
         _log.info("node %d has come", node)
 
     def _on_end(self, node: int, done: bool) -> None:

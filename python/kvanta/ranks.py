@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ _SCRIPT = str(Path(__file__).absolute().with_name("rank_process.py"))
 _GRACE = 5.0  # seconds for a rank to end by itself
 _GRACE_OF_LOST = 0.5  # where one does not answer
 _POLL_S = 0.1
+_PREFIX = "kvanta-ranks-"
+_LOCK = ".lock"
 
 
 def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankProcesses | None]:
@@ -41,11 +45,25 @@ def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankPro
         return _core.Engine(config), None
     ranks = RankProcesses(config)
     try:
-        with _own_cpus(ranks.cpus[0]):
-            return _core.Engine(config), ranks
+        with _exit_at_sigterm():
+            return ranks.make_engine(config), ranks
     except BaseException:
         ranks.close()
         raise
+
+
+@contextlib.contextmanager
+def _exit_at_sigterm() -> Iterator[None]:
+    """Raises SystemExit for a SIGTERM that would end the process at once, and leave its folder."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def serve_node(config: _core.EngineConfig) -> int:
@@ -85,10 +103,12 @@ class RankProcesses:
         """Of each rank of this machine; empty: there are fewer CPUs than ranks, and none has its own."""
         self.connection = NodeConnection(config, nodes) if nodes.rank > 0 else None
         """To node 0, of another node."""
-        self._folder = tempfile.mkdtemp(prefix="kvanta-ranks-")
+        _remove_left_folders()
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX)
+        lock = _lock(self._folder)
         self._ending = threading.Event()
         others: list[NodeListener | NodeConnection] = []
-        self.close = weakref.finalize(self, _end, self._folder, self.processes, self._ending, others)
+        self.close = weakref.finalize(self, _end, self._folder, lock, self.processes, self._ending, others)
         """Ends the processes."""
         if self.connection is not None:
             others.append(self.connection)
@@ -124,6 +144,29 @@ class RankProcesses:
                 with contextlib.suppress(OSError):
                     self._lose(RankLoss.read(file))
         return self._lost
+
+    def make_engine(self, config: _core.EngineConfig) -> _core.Engine:
+        """Rank 0's engine. It is made on another thread: this one sees signals while the engine waits for its ranks."""
+        made: list[_core.Engine | BaseException] = []
+
+        def make() -> None:
+            try:
+                with _own_cpus(self.cpus[0]):
+                    made.append(_core.Engine(config))
+            except BaseException as error:
+                made.append(error)
+
+        thread = threading.Thread(target=make, daemon=True)
+        thread.start()
+        try:
+            thread.join()
+        except BaseException:
+            report_lost(self._folder, self._size - 1, "rank 0 was interrupted")  # it then waits no longer
+            thread.join(_GRACE)
+            raise
+        if isinstance(made[0], BaseException):
+            raise made[0]
+        return made[0]
 
     def _lose(self, loss: RankLoss) -> None:
         self._lost = self._lost or f"rank {loss.rank} of {self._size} is lost: {loss.reason}"
@@ -170,8 +213,30 @@ def _watch(
     owner._lose(loss)
 
 
+def _lock(folder: str) -> int:
+    """Marks a folder as one that is in use, until the returned descriptor is closed or the process ends."""
+    unlocked = Path(folder, _LOCK + ".new")
+    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unlocked.rename(unlocked.with_name(_LOCK))
+    return descriptor
+
+
+def _remove_left_folders() -> None:
+    """Removes the folders of engines whose process has died without doing it."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # another user's, or in use
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent)
+            finally:
+                os.close(descriptor)
+
+
 def _end(
     folder: str,
+    lock: int,
     processes: list[subprocess.Popen[bytes]],
     ending: threading.Event,
     nodes: list[NodeListener | NodeConnection],
@@ -191,6 +256,7 @@ def _end(
             process.kill()
             process.wait()
     shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 def _fields_of(config: _core.EngineConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError, ResourceError, reason_of
+from kvanta.json_file import read_regular_file
 from kvanta.values import one_line
 
 _VERSION = 1
@@ -26,7 +27,7 @@ def read_scheme_file(file: str, layers: int) -> str:
 def read_layer_schemes(file: str, layers: int) -> list[str]:
     """The scheme of each layer. Raises InputError."""
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        content = json.loads(read_regular_file(Path(file)))
     except OSError as error:
         raise InputError(f"the scheme file {file!r} cannot be read: {reason_of(error)}") from None
     except (ValueError, RecursionError):

@@ -10,9 +10,10 @@ from typing import Any
 
 import tokenizers
 
-from kvanta.chat_template import ChatTemplate
+from kvanta.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
 from kvanta.detokenize import Detokenizer, TokenBytes
 from kvanta.errors import InputError
+from kvanta.json_file import read_regular_file
 from kvanta.tokenizer_files import read_description
 from kvanta.tokenizer_files.files import read_json
 from kvanta.values import one_line
@@ -106,7 +107,7 @@ class Tokenizer:
         for name, file in files.items():
             if file.is_file():
                 try:
-                    sources[name] = file.read_text(encoding="utf-8")
+                    sources[name] = read_regular_file(file, MAX_TEMPLATE_BYTES)
                 except (OSError, ValueError) as error:
                     raise InputError(f"{file} cannot be read: {error}") from None
         if not sources:

@@ -126,11 +126,11 @@ int ThreadPool::Threads() const noexcept {
 
 void ThreadPool::ForEach(int64_t tasks, TaskRef fn) {
   State& state = *state_;
+  const std::scoped_lock lock(state.one_region);  // for one task, too: worker 0 is one caller's at a time
   if (state.threads == 1 || tasks <= 1) {
     for (int64_t i = 0; i < tasks; ++i) fn(i, 0);
     return;
   }
-  const std::scoped_lock lock(state.one_region);
   state.task = &fn;
   state.tasks = tasks;
   state.next.store(0, std::memory_order_relaxed);

@@ -33,8 +33,8 @@ class ThreadPool {
   int Threads() const noexcept;
 
   // Calls fn(task, worker) for task in [0, tasks), worker in [0, Threads()); tasks are handed out dynamically in index
-  // order. fn must not call ForEach. Returns when all are done. If fn throws, tasks that have not begun are skipped,
-  // and the first exception is thrown here when the others are done.
+  // order. fn must not call ForEach. Returns when all are done; callers on several threads take turns. If fn throws,
+  // tasks that have not begun are skipped, and the first exception is thrown here when the others are done.
   void ForEach(int64_t tasks, TaskRef fn);
 
  private:

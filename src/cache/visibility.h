@@ -47,16 +47,27 @@ constexpr Visibility SlidingWindow(int window) noexcept {
   return window > 0 ? Visibility{VisibilityKind::kSlidingWindow, window} : Visibility{};
 }
 
+// Pages [first, end) of a sequence.
+template <class T>
+struct PageRange {
+  T first, end;
+
+  KVANTA_HD constexpr bool Contains(T page) const noexcept { return page >= first && page < end; }
+};
+
 // Page rule (docs/formats.md): pages that a query reads from their exact (bf16) record instead of the quantized one.
 struct ExactPageRule {
   int32_t open = 0;   // pages up to and including the query's own: 0, 1 (the open page) or 2
   int32_t sinks = 0;  // first pages of the sequence
 
   bool operator==(const ExactPageRule&) const = default;
-  // True if a query in page `own` reads the exact record of `page`.
-  KVANTA_HD constexpr bool Reads(int64_t own, int64_t page) const noexcept {
-    return page > own - open || (open != 0 && page < sinks);
+  // Pages that a query in page `own` reads from their quantized record. GPU kernels use T = int32_t.
+  template <class T>
+  KVANTA_HD constexpr PageRange<T> Quantized(T own) const noexcept {
+    return {open != 0 ? sinks : 0, own - open + 1};
   }
+  // True if a query in page `own` reads the exact record of `page`.
+  KVANTA_HD constexpr bool Reads(int64_t own, int64_t page) const noexcept { return !Quantized(own).Contains(page); }
 };
 
 }  // namespace kvanta::cache

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "attention/backends.h"
 #include "attention/gpu_backend.h"
@@ -22,12 +21,6 @@
 
 namespace kvanta::engine {
 namespace {
-
-std::string ChosenIsa(const std::string& isa) {
-  if (isa != "auto") return isa;
-  const char* forced = std::getenv("KVANTA_ISA");
-  return forced != nullptr && *forced != '\0' ? forced : kernels::RunnableIsas().front();
-}
 
 // The GPU of device "cuda": `given`, or this machine's. Throws InputError naming what is missing.
 std::shared_ptr<kernels::CudaContext> FindGpu(const EngineConfig& config, std::shared_ptr<kernels::CudaContext> given) {
@@ -93,7 +86,7 @@ void LoadScales(const EngineConfig& config, const models::ModelConfig& model, co
 // Joins the other ranks, and reduces layout and scales to this rank's part.
 void JoinAsRank(const RankPart& part, const models::ModelConfig& model, const std::vector<KvScheme>& schemes,
                 EngineConfig& config, EngineComponents& components) {
-  components.ranks = JoinRanks(config, components.model_identity, ChosenIsa(config.isa));
+  components.ranks = JoinRanks(config, components.model_identity, components.isa);
   KeepScalesOfRank(part, *components.ranks, components.scales);
   const std::vector<formats::CacheLayout> layouts = LayoutsOfRanks(config, model, schemes);
   components.layout = part.layers ? layouts[static_cast<size_t>(config.rank)] : layouts.front();
@@ -101,18 +94,18 @@ void JoinAsRank(const RankPart& part, const models::ModelConfig& model, const st
   config.kv_cache_memory_bytes = BudgetOfRank0(config.kv_cache_memory_bytes, layouts);
 }
 
-// gpu: null for the CPU.
-observe::BackendFactory MakeBackendFactory(const EngineConfig& config, std::shared_ptr<kernels::CudaContext> gpu,
+// gpu: null for the CPU, whose unit is `isa`.
+observe::BackendFactory MakeBackendFactory(const std::string& isa, std::shared_ptr<kernels::CudaContext> gpu,
                                            std::shared_ptr<ThreadPool> threads) {
   if (gpu) {
     return [gpu = std::move(gpu)](cache::PagePool& pages, attention::BackendConfig setup) {
       return attention::MakeGpuBackend(pages, std::move(setup), gpu);
     };
   }
-  const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
-  return [threads = std::move(threads), backend](cache::PagePool& pages, attention::BackendConfig setup) {
-    return attention::MakeBackend(backend, pages, std::move(setup), threads);
-  };
+  return
+      [threads = std::move(threads), backend = "cpu-" + isa](cache::PagePool& pages, attention::BackendConfig setup) {
+        return attention::MakeBackend(backend, pages, std::move(setup), threads);
+      };
 }
 
 // Replaces "auto" by the formats that it stood for.
@@ -152,20 +145,22 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
   LoadScales(config, model, checkpoint, components);
   const RankPart part = PartOfRank(config, model, schemes, config.rank);
+  const bool on_gpu = config.device == "cuda";
+  if (!on_gpu) components.isa = kernels::SelectedIsa(config.isa);
   if (RankCount(config) > 1) JoinAsRank(part, model, schemes, config, components);
   components.threads = std::make_shared<ThreadPool>(config.threads);
-  if (config.device == "cuda") {
+  if (on_gpu) {
     gpu = FindGpu(config, std::move(gpu));
     components.ops = kernels::MakeGpuOps(gpu, components.threads);
+    components.isa = gpu->Name();
   } else {
     gpu = nullptr;
-    components.ops = kernels::MakeCpuOps(components.threads, config.isa.c_str());
+    components.ops = kernels::MakeCpuOps(components.threads, components.isa.c_str());
   }
   if (config.profile) {
     components.profile = std::make_shared<observe::StepProfile>();
     components.ops = observe::Profiled(std::move(components.ops), components.profile);
   }
-  components.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
   const cache::KvCacheSpec spec(components.layout, LayerVisibility(part.model));
   const int64_t available = components.ops->device().AvailableBytes() / LocalRankCount(config);
@@ -183,7 +178,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                    .expert_parallel = config.enable_expert_parallel,
                                    .layers = part.layers});
   components.ranks->WaitForAll();
-  components.make_backend = MakeBackendFactory(config, gpu, components.threads);
+  components.make_backend = MakeBackendFactory(components.isa, gpu, components.threads);
   AddProposer(config, std::move(draft), components);
 
   components.info = MakeModelInfo(model, dtype, config.weight_dtype);

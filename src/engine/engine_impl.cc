@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "engine/cache_identity.h"
@@ -108,6 +109,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   } else if (!config.kv_cache_dir.empty()) {
     store::MakeCacheFolder(config.kv_cache_dir);  // the first request, which opens it, would be late for an error
   }
+  if (const std::string warning = store::WarnOfOtherWriters(config.kv_cache_dir); !warning.empty()) Warn(warning);
   const std::lock_guard lock(mutex_);
   RefreshStats();
 }
@@ -238,6 +240,7 @@ void Engine::Impl::FlushPrefixCache() {
 
 std::vector<KvEvent> Engine::Impl::TakeKvEvents(double timeout_seconds) {
   if (!kv_events_) throw InputError("TakeKvEvents needs kv_events_queue_size");
+  if (std::isnan(timeout_seconds)) throw InputError("timeout_seconds is NaN; expected a number of seconds");
   if (auto events = kv_events_->Take(timeout_seconds)) return *std::move(events);
   const StepLock step_lock(*this);
   return kv_events_->Restart();

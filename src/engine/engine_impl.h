@@ -124,7 +124,8 @@ class Engine::Impl {
 
   void Loop(const std::stop_token& stop, const StepCallback& callback);
   bool LoopStep(const StepCallback& callback, std::vector<RequestOutput>& outputs);
-  void StorePrompts(const std::vector<RequestOutput>& outputs);
+  // With the step lock.
+  void HoldPrompts(std::vector<RequestOutput>& outputs) noexcept;
   void RecordStepTiming(StepTiming timing);
 
   engine::EngineComponents components_;
@@ -162,6 +163,13 @@ class Engine::Impl {
   int64_t refused_ = 0;
   EngineStats stats_;
   std::deque<StepTiming> recent_steps_;
+
+  // Outputs that wait until pages are written, with the role prefill. Of the thread that runs steps.
+  struct HeldOutputs {
+    store::RecordStore::Writes writes;
+    std::vector<RequestOutput> outputs;
+  };
+  std::deque<HeldOutputs> held_;
 };
 
 // Grants scheduler, cache and model to one thread, in the order of requests. Releasing it carries out the aborts of the

@@ -1,5 +1,6 @@
 #include "engine/kv_event_log.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <utility>
@@ -101,8 +102,10 @@ void KvEventLog::Clear() noexcept {
 }
 
 std::optional<std::vector<KvEvent>> KvEventLog::Take(double seconds) {
+  constexpr double kMaxSeconds = 1e9;  // the clock counts nanoseconds in 64 bits
+  const std::chrono::duration<double> limit(std::clamp(seconds, 0.0, kMaxSeconds));
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return lost_ || !events_.empty(); });
+  changed_.wait_for(lock, limit, [&] { return lost_ || !events_.empty(); });
   if (lost_) return std::nullopt;
   return std::exchange(events_, {});
 }

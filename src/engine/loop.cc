@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "engine/engine_impl.h"
 #include "engine/error_text.h"
@@ -54,13 +55,13 @@ void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callbac
     try {
       if (LoopStep(callback, outputs)) continue;
       std::unique_lock lock(mutex_);
-      const auto has_work = [&] { return HasUpdates() || (draining_ && !queue_.HasUnfinished()); };
-      if (IsLoading()) {
+      const auto has_work = [&] { return HasUpdates() || (draining_ && !queue_.HasUnfinished() && held_.empty()); };
+      if (IsLoading() || !held_.empty()) {
         work_available_.wait_for(lock, stop, kLoadPoll, has_work);
       } else {
         work_available_.wait(lock, stop, has_work);
       }
-      if (draining_ && !queue_.HasUnfinished() && !queue_.HasOutputs()) return;
+      if (draining_ && !queue_.HasUnfinished() && !queue_.HasOutputs() && held_.empty()) return;
     } catch (const std::exception& error) {  // no memory for a step that has not begun, or for a warning
       Warn(engine::ErrorText(error));
       std::unique_lock lock(mutex_);
@@ -80,9 +81,9 @@ bool Engine::Impl::LoopStep(const StepCallback& callback, std::vector<RequestOut
     forward -= counters_.seconds_forward;
     worked = StepLocked(outputs);
     forward += counters_.seconds_forward;
+    HoldPrompts(outputs);
   }
   if (!outputs.empty()) {
-    StorePrompts(outputs);
     const double start = Now();
     try {
       callback(outputs);
@@ -132,20 +133,36 @@ bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
     {
       const StepLock step_lock(*this);
       serves_ = false;
-      if (StepLocked(outputs)) break;
-      if (!IsLoading()) return false;
+      const bool worked = StepLocked(outputs);
+      HoldPrompts(outputs);
+      if (worked || !outputs.empty()) return true;
+      if (!IsLoading() && held_.empty()) return false;
     }
     std::unique_lock lock(mutex_);
     work_available_.wait_for(lock, kLoadPoll, [&] { return HasUpdates(); });
   }
-  StorePrompts(outputs);
-  return true;
 }
 
-// With the role prefill, waits until the pages of the prompts that are done are stored.
-void Engine::Impl::StorePrompts(const std::vector<RequestOutput>& outputs) {
-  if (components_.config.role != "prefill") return;
-  if (std::ranges::any_of(outputs, [](const auto& output) { return !output.tokens.empty(); })) FlushPrefixCache();
+// With the role prefill: holds back outputs of prompts whose pages are being written, and adds those whose pages have
+// been. Without memory to hold them they are given out now: whoever loads the pages computes what is missing.
+void Engine::Impl::HoldPrompts(std::vector<RequestOutput>& outputs) noexcept {
+  if (components_.config.role != "prefill" || !tiers_) return;
+  const auto prompts = std::ranges::partition(outputs, [](const auto& output) { return output.tokens.empty(); });
+  try {
+    if (!prompts.empty()) {
+      std::vector<RequestOutput> held(prompts.size());
+      held_.push_back({.writes = tiers_->QueuedWrites(), .outputs = std::move(held)});
+      std::ranges::move(prompts, held_.back().outputs.begin());
+      outputs.erase(prompts.begin(), prompts.end());
+    }
+    while (!held_.empty() && tiers_->AreWritten(held_.front().writes)) {
+      std::vector<RequestOutput>& written = held_.front().outputs;
+      outputs.reserve(outputs.size() + written.size());
+      std::ranges::move(written, std::back_inserter(outputs));
+      held_.pop_front();
+    }
+  } catch (const std::exception&) {
+  }
 }
 
 }  // namespace kvanta

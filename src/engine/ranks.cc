@@ -318,6 +318,9 @@ int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value) {
   std::vector<uint8_t> message(sizeof(value));
   std::memcpy(message.data(), &value, sizeof(value));
   ranks.Broadcast(message);
+  if (message.size() != sizeof(value)) {
+    throw RankLostError(0, ranks.Size(), fmt::format("it sent {} bytes instead of a number", message.size()));
+  }
   std::memcpy(&value, message.data(), sizeof(value));
   return value;
 }

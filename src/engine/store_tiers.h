@@ -56,6 +56,8 @@ class StoreTiers final : public cache::RecordListener {
   void RecordStep(int64_t tokens, double seconds);
   // Waits until everything is written.
   void Flush() { store_->Flush(); }
+  store::RecordStore::Writes QueuedWrites() const { return store_->QueuedWrites(); }
+  bool AreWritten(const store::RecordStore::Writes& writes) const { return store_->AreWritten(writes); }
 
   CacheTierStats HostStats() const { return store_->HostStats(); }
   CacheTierStats FolderStats() const { return store_->FolderStats(); }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/device.h"
@@ -113,8 +114,11 @@ class Ops {
 // Names of the ISA units that this machine runs, best first (kernels/cpu/select.cc lists all of them).
 std::span<const char* const> RunnableIsas();
 
-// CPU ops. isa: one of RunnableIsas(), or "auto" (environment variable KVANTA_ISA if set, else the best). Throws
-// InputError that lists the units.
+// Name of the unit that runs for `isa`: one of RunnableIsas(), or "auto" (environment variable KVANTA_ISA if it is set
+// and not "auto", else the best that the system permits). Throws InputError that lists the units.
+const char* SelectedIsa(std::string_view isa);
+
+// CPU ops of SelectedIsa(isa). Throws InputError that lists the units.
 std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const char* isa = "auto");
 // The same over a given unit, which must run on this machine and outlive the ops.
 std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const IsaTable& isa);

@@ -28,6 +28,11 @@ bool IsPlainFileName(std::string_view name) {
          name.ends_with(".safetensors");
 }
 
+bool HasGgufMagic(std::span<const uint8_t> file) {
+  constexpr std::string_view kMagic = "GGUF";
+  return file.size() >= kMagic.size() && std::equal(kMagic.begin(), kMagic.end(), file.begin());
+}
+
 }  // namespace
 
 struct Checkpoint::Mapping {
@@ -58,6 +63,7 @@ void Checkpoint::AddFile(const std::string& path) {
 }
 
 // Maps the GGUF files of an index. A file that is not the one that was indexed is refused: offsets would lead anywhere.
+// So is one that is no GGUF file: an index that came with a model may name any file of this machine.
 void Checkpoint::AddGgufIndex(const std::string& folder, const std::string& index) {
   const GgufIndex gguf = ParseGgufIndex(ReadTextFile(index, kMaxIndexBytes), index);
   is_gguf_ = true;
@@ -65,6 +71,8 @@ void Checkpoint::AddGgufIndex(const std::string& folder, const std::string& inde
   for (const GgufFile& file : gguf.files) {
     mappings_.push_back(std::make_shared<Mapping>(Mapping{MemoryMap(file.path)}));
     const MemoryMap& map = mappings_.back()->map;
+    if (!HasGgufMagic(map.Bytes()))
+      throw InputError(fmt::format("{}: no GGUF file, as {} says", Sanitize(file.path, 400), index));
     if (map.Bytes().size() != file.size || map.ModifiedNs() != file.mtime_ns) {
       throw InputError(fmt::format(
           "{}: changed since {} was written ({} bytes then, {} bytes now); give the GGUF file as the model, not this "

@@ -29,8 +29,6 @@ enum class Role : uint8_t {
   kIgnored,  // scales of queries and probabilities, which are not cached
 };
 
-constexpr size_t kMaxScaleFileBytes = size_t{1} << 30;
-
 struct ScaleName {
   std::string_view tail;  // whole components at the end of the tensor's name
   Role role;
@@ -327,8 +325,7 @@ std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config, std::span<const formats::LayerScheme> used) {
   const bool from_file = !quantization_param_path.empty();
-  KvScales scales = from_file ? ParseScaleFile(ReadTextFile(quantization_param_path, kMaxScaleFileBytes),
-                                               quantization_param_path, config, Fingerprint(checkpoint))
+  KvScales scales = from_file ? ReadScaleFile(quantization_param_path, config, Fingerprint(checkpoint))
                               : ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), config, used);
   for (size_t layer = 0; layer < used.size(); ++layer) {
     const formats::Format& format = *used[layer].k.format;

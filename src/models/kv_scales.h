@@ -28,6 +28,8 @@ struct KvScales {
 // Throws InputError with the reason: unknown schema, missing layer or rank, not finite, not > 0, wrong model.
 KvScales ParseScaleFile(std::string_view file, const std::string& name, const ModelConfig& config,
                         std::string_view fingerprint = "");
+// The same for the file at a path, of at most 1 GiB, or 100 MB of JSON.
+KvScales ReadScaleFile(const std::string& path, const ModelConfig& config, std::string_view fingerprint = "");
 
 // The checkpoint's tensors, under every name of docs/scales.md; kNone with 1.0 when it neither has nor declares any, or
 // declares an NVFP4 cache (another convention). Throws InputError when one is declared and missing, or is malformed;

@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 
 #include "base/quote.h"
 #include "kvanta/error.h"
 #include "models/kv_scales.h"
+#include "models/name_expression.h"
 #include "models/quantization_methods.h"
 
 namespace kvanta::models {
@@ -125,28 +125,6 @@ bool MatchesWildcards(std::string_view pattern, std::string_view text) {
   return text.ends_with(pattern);
 }
 
-// A regular expression of literals, `.*`, `^`, `$` and escaped characters as a pattern with wildcards, to be matched
-// from the beginning of a name; "" for others.
-std::string FromRegularExpression(std::string_view expression) {
-  std::string pattern;
-  for (size_t i = 0; i < expression.size(); ++i) {
-    const char c = expression[i];
-    if (c == '.' && i + 1 < expression.size() && expression[i + 1] == '*') {
-      pattern += '*';
-      ++i;
-    } else if (c == '\\' && i + 1 < expression.size() && std::ispunct(static_cast<unsigned char>(expression[i + 1]))) {
-      pattern += expression[++i];
-    } else if (c == '$' && i + 1 == expression.size()) {
-      return pattern;
-    } else if (std::string_view("*+?()[]{}|\\").find(c) != std::string_view::npos) {
-      return "";
-    } else if (c != '^' || i != 0) {
-      pattern += c;
-    }
-  }
-  return pattern + '*';
-}
-
 }  // namespace
 
 std::string_view Name(QuantMethod method) noexcept {
@@ -155,11 +133,9 @@ std::string_view Name(QuantMethod method) noexcept {
 }
 
 bool QuantizationConfig::IsIgnored(std::string_view module) const {
-  constexpr std::string_view kExpression = "re:";
   return std::ranges::any_of(ignored, [&](std::string_view pattern) {
-    if (pattern.starts_with(kExpression)) {
-      const std::string wildcards = FromRegularExpression(pattern.substr(kExpression.size()));
-      return !wildcards.empty() && MatchesWildcards(wildcards, module);
+    if (pattern.starts_with(kExpressionPrefix)) {
+      return MatchesExpression(pattern.substr(kExpressionPrefix.size()), module);
     }
     if (pattern.find('*') != pattern.npos) return MatchesWildcards(pattern, module);
     const size_t at = module.find(pattern);

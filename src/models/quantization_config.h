@@ -45,7 +45,7 @@ struct QuantizationConfig {
   std::map<int64_t, std::string> kv_cache_layers;
 
   // True if a pattern of `ignored` covers the module: its name or a part of it of whole components, with `*` as a
-  // wildcard; of regular expressions ("re:...") only those of `.`, `*`, `^`, `$` and escapes.
+  // wildcard, or a regular expression ("re:...").
   bool IsIgnored(std::string_view module) const;
 };
 

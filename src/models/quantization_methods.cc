@@ -7,6 +7,7 @@
 
 #include "base/quote.h"
 #include "kvanta/error.h"
+#include "models/name_expression.h"
 
 namespace kvanta::models {
 namespace {
@@ -18,13 +19,22 @@ constexpr int64_t kMaxGroup = int64_t{1} << 24;
 // Group of a format whose rows have one scale.
 constexpr int64_t kWholeRow = int64_t{1} << 30;
 
-// A list of texts; none if absent.
-void AddTexts(const JsonObject& object, std::string_view key, std::vector<std::string>& texts) {
+// A list of names and patterns; none if absent.
+void AddPatterns(const JsonObject& object, std::string_view key, std::vector<std::string>& texts) {
   const Json* list = object.Find(key);
   if (list == nullptr) return;
   const bool valid = list->is_array() && std::ranges::all_of(*list, [](const Json& text) { return text.is_string(); });
   if (!valid) object.Fail(key, "a list of names");
-  for (const Json& text : *list) texts.push_back(text.get<std::string>());
+  for (const Json& text : *list) {
+    texts.push_back(text.get<std::string>());
+    const std::string_view pattern = texts.back();
+    if (!pattern.starts_with(kExpressionPrefix)) continue;
+    try {
+      MatchesExpression(pattern.substr(kExpressionPrefix.size()), "");
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("{}: {}", object.Name(key), error.what()));
+    }
+  }
 }
 
 // "group_size": -1, 0 or null for one scale per row.
@@ -121,8 +131,8 @@ void ReadFp8Method(const JsonObject& quantization, QuantizationConfig& config) {
   if (format != "e4m3" && format != "float8_e4m3fn") quantization.Fail("fmt", "\"e4m3\"");
   config.format = kFp8Format;
   ReadBlock(quantization, "weight_block_size", config);
-  AddTexts(quantization, "modules_to_not_convert", config.ignored);
-  AddTexts(quantization, "ignored_layers", config.ignored);
+  AddPatterns(quantization, "modules_to_not_convert", config.ignored);
+  AddPatterns(quantization, "ignored_layers", config.ignored);
 }
 
 void ReadCompressedTensorsMethod(const JsonObject& quantization, QuantizationConfig& config) {
@@ -134,13 +144,13 @@ void ReadCompressedTensorsMethod(const JsonObject& quantization, QuantizationCon
   }
   CheckTransforms(quantization);
   ReadConfigGroups(quantization, config);
-  AddTexts(quantization, "ignore", config.ignored);
+  AddPatterns(quantization, "ignore", config.ignored);
 }
 
 void ReadModelOptMethod(const JsonObject& quantization, QuantizationConfig& config) {
   constexpr const char* kKey = "quant_algo";
-  AddTexts(quantization, "exclude_modules", config.ignored);
-  AddTexts(quantization, "ignore", config.ignored);
+  AddPatterns(quantization, "exclude_modules", config.ignored);
+  AddPatterns(quantization, "ignore", config.ignored);
   const std::string algorithm = Upper(quantization.String(kKey, ""));
   const bool mixes_none = algorithm == "MIXED_PRECISION" && quantization.Has("quantized_layers") &&
                           quantization.Get("quantized_layers").empty();  // a search of the cache alone
@@ -159,7 +169,7 @@ void ReadModelOptMethod(const JsonObject& quantization, QuantizationConfig& conf
 }
 
 void ReadQuarkMethod(const JsonObject& quantization, QuantizationConfig& config) {
-  AddTexts(quantization, "exclude", config.ignored);
+  AddPatterns(quantization, "exclude", config.ignored);
   if (quantization.Has("layer_quant_config") && !quantization.Get("layer_quant_config").empty()) {
     const JsonObject layers = quantization.Object("layer_quant_config");
     for (const auto& [pattern, value] : layers.Value().items()) {
@@ -195,7 +205,7 @@ void ReadAwqMethod(const JsonObject& quantization, QuantizationConfig& config) {
       4,
       quantization.Has("q_group_size") ? quantization.Int("q_group_size", 1, kMaxGroup) : ReadGroupSize(quantization),
       config);
-  AddTexts(quantization, "modules_to_not_convert", config.ignored);
+  AddPatterns(quantization, "modules_to_not_convert", config.ignored);
 }
 
 void ReadGptqMethod(const JsonObject& quantization, QuantizationConfig& config) {
@@ -217,12 +227,12 @@ void ReadBitsAndBytesMethod(const JsonObject& quantization, QuantizationConfig& 
   constexpr int64_t kBlock = 64;  // bitsandbytes' default; the tensors tell
   config.format = eight ? kernels::QuantizedFormat{CodeType::kInt8, GroupScale::kF32, kWholeRow}
                         : kernels::QuantizedFormat{CodeType::kNf4, GroupScale::kF32, kBlock};
-  AddTexts(quantization, "llm_int8_skip_modules", config.ignored);
+  AddPatterns(quantization, "llm_int8_skip_modules", config.ignored);
 }
 
 void ReadMxfp4Method(const JsonObject& quantization, QuantizationConfig& config) {
   config.format = kMxfp4Format;
-  AddTexts(quantization, "modules_to_not_convert", config.ignored);
+  AddPatterns(quantization, "modules_to_not_convert", config.ignored);
 }
 
 }  // namespace kvanta::models

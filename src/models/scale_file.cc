@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/memory_map.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
 #include "models/json.h"
@@ -14,6 +15,9 @@
 
 namespace kvanta::models {
 namespace {
+
+constexpr size_t kMaxJsonBytes = 100'000'000;
+constexpr size_t kMaxMatrixBytes = size_t{1} << 30;
 
 // A scale as f32: finite and > 0 after rounding.
 float ReadScale(const JsonObject& object, const std::string& key, const Json& value, double factor = 1.0) {
@@ -235,6 +239,10 @@ KvScales ReadSafetensors(std::string_view file, const std::string& name, const M
   return scales;
 }
 
+void CheckSize(size_t bytes, size_t max_bytes, const std::string& name) {
+  if (bytes > max_bytes) throw InputError(fmt::format("{}: {} bytes; at most {} are read", name, bytes, max_bytes));
+}
+
 // A safetensors file begins with the 8 bytes of a length below 2^56; JSON has no zero bytes.
 bool IsSafetensors(std::string_view file) {
   return file.size() >= 8 && file[7] == '\0';
@@ -245,6 +253,7 @@ bool IsSafetensors(std::string_view file) {
 KvScales ParseScaleFile(std::string_view file, const std::string& name, const ModelConfig& config,
                         std::string_view fingerprint) {
   if (IsSafetensors(file)) return ReadSafetensors(file, name, config, fingerprint);
+  CheckSize(file.size(), kMaxJsonBytes, name);
   const Json value = ParseJson(file, name);
   const JsonObject root(value, name);
   if (value.contains("kvanta_kv_scales")) return ReadOwn(root, config, fingerprint);
@@ -253,6 +262,13 @@ KvScales ParseScaleFile(std::string_view file, const std::string& name, const Mo
       fmt::format("{}: not a scale file: it has neither key 'kv_cache' (scaling_factor by rank and layer) nor "
                   "'kvanta_kv_scales'",
                   name));
+}
+
+KvScales ReadScaleFile(const std::string& path, const ModelConfig& config, std::string_view fingerprint) {
+  const MemoryMap file(path);
+  const auto bytes = file.Bytes();
+  CheckSize(bytes.size(), kMaxMatrixBytes, path);
+  return ParseScaleFile({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, config, fingerprint);
 }
 
 }  // namespace kvanta::models

@@ -37,6 +37,7 @@ constexpr int kGatherSlot = 0;
 constexpr uint64_t kMessageSlot = 1;
 constexpr milliseconds kFlush = std::chrono::seconds(5);  // at the end
 constexpr size_t kFirstBytes = 4096;                      // of a broadcast: its length, and most messages whole
+constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;  // of a broadcast; a step's message has a few bytes per page
 
 // The loss that was reported for one of these ranks.
 std::optional<RankLoss> FindRankLoss(const GlooConfig& config, int begin, int end) {
@@ -309,6 +310,7 @@ class GlooCommunicator final : public Communicator {
     first_.resize(kFirstBytes);
     ReceiveBytes(0, first_.data(), kFirstBytes, kNextStep);
     std::memcpy(&length, first_.data(), sizeof(length));
+    if (length > kMaxMessageBytes) throw ResourceError(fmt::format("a message of {} bytes is too long", length));
     message.resize(length);
     const size_t some = std::min(message.size(), kFirstBytes - sizeof(length));
     if (some > 0) std::memcpy(message.data(), first_.data() + sizeof(length), some);

@@ -1,11 +1,15 @@
 #include "runner/rank_steps.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <exception>
+#include <string_view>
 #include <type_traits>
 
 #include "base/math.h"
 #include "cache/block_table.h"
+#include "kvanta/rank_lost_error.h"
 #include "runner/runner.h"
 
 namespace kvanta::runner {
@@ -25,27 +29,41 @@ void Put(std::vector<uint8_t>& message, const T& value) {
   Put(message, &value, 1);
 }
 
-// Reads what Put has written, by the same build.
+// Reads what Put has written, by the same build. Throws RankLostError for a step that rank 0 cannot have sent.
 class MessageReader {
  public:
-  explicit MessageReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
+  MessageReader(std::span<const uint8_t> bytes, int ranks) : bytes_(bytes), ranks_(ranks) {}
+
+  [[noreturn]] void Refuse(std::string_view why) const {
+    throw RankLostError(0, ranks_, fmt::format("it sent a step that is not valid: {}", why));
+  }
+  void Check(bool valid, std::string_view why) const {
+    if (!valid) Refuse(why);
+  }
 
   template <class T>
-  void Take(T* values, int64_t count) {
+  void Take(std::vector<T>& values, int64_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    Check(count >= 0 && static_cast<uint64_t>(count) <= bytes_.size() / sizeof(T), "its message is too short");
     const size_t size = static_cast<size_t>(count) * sizeof(T);
-    if (size > 0) std::memcpy(values, bytes_.data(), size);
+    values.resize(static_cast<size_t>(count));
+    if (size > 0) std::memcpy(values.data(), bytes_.data(), size);
     bytes_ = bytes_.subspan(size);
   }
   template <class T>
   T Take() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    Check(sizeof(T) <= bytes_.size(), "its message is too short");
     T value;
-    Take(&value, 1);
+    std::memcpy(&value, bytes_.data(), sizeof(T));
+    bytes_ = bytes_.subspan(sizeof(T));
     return value;
   }
   bool AtEnd() const noexcept { return bytes_.empty(); }
 
  private:
   std::span<const uint8_t> bytes_;
+  const int ranks_;
 };
 
 struct ItemHeader {
@@ -54,6 +72,12 @@ struct ItemHeader {
 
 int64_t PageCount(const ItemHeader& item, const cache::PagePool& pool) {
   return CeilDiv(item.start + item.tokens, int64_t{pool.Layout().page_size});
+}
+
+bool IsRecord(const cache::RecordId& record, const cache::PagePool& pool) {
+  const bool has_kind = record.kind == cache::PageKind::kQuantized || record.kind == cache::PageKind::kExact;
+  return record.group >= 0 && record.group < pool.Groups() && has_kind &&
+         pool.References(record.group, record.kind, record.page) > 0;
 }
 
 // An item and the memory that it views.
@@ -65,14 +89,16 @@ struct ReceivedItem {
 };
 
 void TakeItem(MessageReader& reader, const cache::PagePool& pool, ReceivedItem& received) {
+  constexpr int64_t kMaxStart = int64_t{1} << 40;
   const auto header = reader.Take<ItemHeader>();
-  received.tokens.resize(static_cast<size_t>(header.tokens));
-  reader.Take(received.tokens.data(), header.tokens);
+  reader.Check(header.start >= 0 && header.start <= kMaxStart, "the start of a sequence");
+  reader.Check(header.tokens > 0, "a sequence without tokens");
+  reader.Check(header.first_output >= 0 && header.first_output <= header.tokens, "the outputs of a sequence");
+  reader.Take(received.tokens, header.tokens);
   received.tables.resize(static_cast<size_t>(pool.Groups()));
   received.pages.clear();
   for (cache::BlockTable& table : received.tables) {
-    table.resize(static_cast<size_t>(PageCount(header, pool)));
-    reader.Take(table.data(), std::ssize(table));
+    reader.Take(table, PageCount(header, pool));
     received.pages.push_back(table.data());
   }
   received.item = {.tokens = received.tokens,
@@ -122,22 +148,30 @@ void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& r
   std::vector<RunItem> items;
   for (;;) {
     ranks.Broadcast(message);
-    MessageReader reader(message);
+    MessageReader reader(message, ranks.Size());
     const auto kind = reader.Take<StepKind>();
     if (kind == StepKind::kEnd) return;
     if (kind == StepKind::kLogits) {
-      const auto first = reader.Take<int64_t>();
-      runner.Logits(first, reader.Take<int64_t>());
+      const auto first = reader.Take<int64_t>(), count = reader.Take<int64_t>();
+      reader.Check(count >= 0 && count <= runner.MaxLogitRows() && first >= 0 && first <= runner.MaxRows() - count,
+                   "the rows of logits");
+      runner.Logits(first, count);
     } else {
-      released.resize(static_cast<size_t>(reader.Take<int64_t>()));
-      reader.Take(released.data(), std::ssize(released));
-      for (const cache::RecordId& record : released) pool.ReleaseMemory(record);
+      reader.Check(kind == StepKind::kForward, "its kind");
+      reader.Take(released, reader.Take<int64_t>());
+      for (const cache::RecordId& record : released) {
+        reader.Check(IsRecord(record, pool), "a record of the cache");
+        pool.ReleaseMemory(record);
+      }
       items.clear();
+      int64_t rows = 0;
       for (size_t i = 0; !reader.AtEnd(); ++i) {
         if (received.size() == i) received.emplace_back();
         TakeItem(reader, pool, received[i]);
         items.push_back(received[i].item);
+        rows += std::ssize(received[i].tokens);
       }
+      reader.Check(rows > 0 && rows <= runner.MaxRows(), "its number of tokens");
       runner.Begin(items, backend);
     }
     ranks.Check();

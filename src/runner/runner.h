@@ -49,6 +49,7 @@ class Runner {
   void Finish(Ticket ticket);
   void Forward(std::span<const RunItem> items, attention::Backend& backend) { Finish(Begin(items, backend)); }
 
+  int64_t MaxRows() const noexcept { return max_rows_; }
   int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }
   // True on a GPU: rows with device_params are sampled there, and their logits are not copied to the host.
   bool SamplesOnDevice() const noexcept { return !model_.ops().OnHost(); }

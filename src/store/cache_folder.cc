@@ -20,6 +20,7 @@ using store::FileEntry;
 using store::StoreFile;
 
 constexpr size_t kMaxFileBytes = size_t{1} << 30;
+constexpr size_t kMaxIdentityBytes = size_t{1} << 20;
 
 std::vector<FileEntry> FilesOf(const std::string& folder) {
   std::vector<FileEntry> files;
@@ -30,9 +31,10 @@ std::vector<FileEntry> FilesOf(const std::string& folder) {
   return files;
 }
 
-std::string TextOf(const std::string& path) {
+// Empty for what is no identity.
+std::string IdentityOf(const std::string& path) {
   std::vector<uint8_t> bytes;
-  if (store::ReadFile(path, kMaxFileBytes, bytes) != 0) return {};
+  if (store::ReadFile(path, kMaxIdentityBytes, bytes) != 0) return {};
   return {bytes.begin(), bytes.end()};
 }
 
@@ -45,7 +47,7 @@ std::vector<CacheFolderEntry> Examine(const std::string& folder, bool verify) {
     const std::string name = file.path.substr(0, file.path.find('/'));
     CacheFolderEntry& entry = entries[name];
     entry.name = name;
-    if (Classify(file.path) == StoreFile::kIdentity) entry.identity = TextOf(folder + "/" + file.path);
+    if (Classify(file.path) == StoreFile::kIdentity) entry.identity = IdentityOf(folder + "/" + file.path);
   }
   for (const FileEntry& file : files) {
     store::RecordId id;

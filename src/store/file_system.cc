@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 namespace kvanta::store {
 namespace {
@@ -59,13 +60,15 @@ FileError WriteAll(int fd, std::span<const uint8_t> bytes) {
 }
 
 FileError WriteParts(const std::string& path, std::span<const std::span<const uint8_t>> parts, int64_t modified_ns) {
-  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (file.fd < 0) return errno;
   for (const std::span<const uint8_t> part : parts) {
     if (const FileError error = WriteAll(file.fd, part)) return error;
   }
   const timespec times[2] = {TimeOf(modified_ns), TimeOf(modified_ns)};
-  return ::futimens(file.fd, times) == 0 ? 0 : errno;
+  if (::futimens(file.fd, times) != 0) return errno;
+  // NFS and quotas report a failed write here. No fsync: a file that a power cut tears has a wrong checksum.
+  return ::close(std::exchange(file.fd, -1)) == 0 || errno == EINTR ? 0 : errno;
 }
 
 void ListBelow(const std::string& folder, const std::string& prefix, int depth, std::vector<FileEntry>& files) {

@@ -1,6 +1,8 @@
 #include "store/record_folder.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -59,6 +61,21 @@ void MakeCacheFolder(const std::string& folder) {
   if (const FileError error = MakeFolder(folder)) {
     throw InputError(fmt::format("{}: {}", NameOfFolder(folder), std::strerror(error)));
   }
+}
+
+std::string WarnOfOtherWriters(const std::string& folder) {
+  struct stat status = {};
+  if (::stat(folder.c_str(), &status) != 0) return {};
+  std::string who;
+  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
+    who = fmt::format("belongs to user {}, not to {}", status.st_uid, ::geteuid());
+  } else if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    who = fmt::format("can be written by other users (mode {:04o})", status.st_mode & 07777U);
+  } else {
+    return {};
+  }
+  return fmt::format("{}: {}, who may place pages of their own making there: give a folder of mode 0700",
+                     NameOfFolder(folder), who);
 }
 
 RecordFolder::RecordFolder(RecordFolderConfig config)

@@ -30,6 +30,9 @@ StoreFile Classify(const std::string& path);
 
 // Creates the folder of kv_cache_dir; throws InputError if that fails.
 void MakeCacheFolder(const std::string& folder);
+// A warning if others than this process's user can write to the folder: its files have checksums, but no key. Empty:
+// they cannot.
+std::string WarnOfOtherWriters(const std::string& folder);
 
 struct RecordFolderConfig {
   std::string folder;

@@ -71,25 +71,22 @@ void RecordMemory::ForNeededRecords(const PageKey& page, Change change) {
   }
 }
 
-void RecordMemory::SetOrdered(Entry& entry, bool ordered) {
-  if (entry.ordered == ordered) return;
-  const Order place = {entry.pinned_until_ns, entry.used, &entry};
+void RecordMemory::SetOrdered(Entry& entry, bool ordered) noexcept {
+  if (ordered != static_cast<bool>(entry.place)) return;  // it has its node while it is not in order_
   if (ordered) {
-    order_.insert(place);
+    entry.place.value() = {entry.pinned_until_ns, entry.used, &entry};
+    order_.insert(std::move(entry.place));
   } else {
-    order_.erase(place);
+    entry.place = order_.extract({entry.pinned_until_ns, entry.used, &entry});
   }
-  entry.ordered = ordered;
 }
 
-void RecordMemory::SetUse(Entry& entry, uint64_t used, int64_t pinned_until_ns) {
-  std::set<Order>::node_type place;
-  if (entry.ordered) place = order_.extract({entry.pinned_until_ns, entry.used, &entry});
+void RecordMemory::SetUse(Entry& entry, uint64_t used, int64_t pinned_until_ns) noexcept {
+  const bool ordered = !entry.place;
+  SetOrdered(entry, false);
   entry.used = used;
   entry.pinned_until_ns = pinned_until_ns;
-  if (!place) return;
-  place.value() = {pinned_until_ns, used, &entry};
-  order_.insert(std::move(place));
+  SetOrdered(entry, ordered);
 }
 
 void RecordMemory::ExpirePins(int64_t now_ns) {
@@ -104,21 +101,32 @@ void RecordMemory::ExpirePins(int64_t now_ns) {
 // ---- records
 
 void RecordMemory::Insert(const RecordToWrite& record) {
-  const auto [at, is_new] =
-      entries_.try_emplace(record.use.id, Entry{.use = record.use, .content = record.content, .used = clock_ + 1});
-  if (!is_new) return;
-  ++clock_;
-  Entry& entry = at->second;
+  if (entries_.contains(record.use.id)) return;
+  std::set<Order> place = {Order()};
+  Entry& entry = entries_
+                     .emplace(record.use.id, Entry{.use = record.use,
+                                                   .content = record.content,
+                                                   .used = clock_ + 1,
+                                                   .place = place.extract(place.begin())})
+                     .first->second;
   if (IsNeeded(entry) && entry.use.index > 0) {
-    if (++continuations_[entry.content->parent] == 1) {
+    int64_t* count = nullptr;
+    try {
+      count = &continuations_[entry.content->parent];
+    } catch (...) {
+      entries_.erase(record.use.id);
+      throw;
+    }
+    if (++*count == 1) {
       ForNeededRecords(entry.content->parent, [this](Entry& before) { SetOrdered(before, false); });
     }
   }
+  ++clock_;
   SetOrdered(entry, CanGo(entry));
 }
 
 // A page behind which the last one has gone is as old as that at most: what used the latter used it as well.
-void RecordMemory::Erase(Entry& entry) {
+void RecordMemory::Erase(Entry& entry) noexcept {
   SetOrdered(entry, false);
   if (entry.pinned_until_ns != 0) {
     pins_.erase({entry.pinned_until_ns, &entry});

@@ -49,26 +49,29 @@ class RecordMemory final : public RecordBackend {
   std::vector<ReadResult> Read(std::span<const RecordId> ids) override;
 
  private:
+  struct Entry;
+  using Order = std::tuple<int64_t, uint64_t, Entry*>;  // end of the pin, use, record
   struct Entry {
     RecordUse use;
     std::shared_ptr<const RecordContent> content;
     uint64_t used = 0;            // by a clock that counts uses
     int64_t pinned_until_ns = 0;  // 0: not pinned
-    bool ordered = false;         // in order_
+    // Its node while it is not in order_, so that neither way needs memory.
+    std::set<Order>::node_type place = {};
 
     int64_t Bytes() const noexcept { return static_cast<int64_t>(content->payload.bytes()); }
   };
-  using Order = std::tuple<int64_t, uint64_t, Entry*>;  // end of the pin, use, record
 
   // With the mutex.
   bool IsNeeded(const Entry& entry) const;
   bool CanGo(const Entry& entry) const;
   template <class Change>
   void ForNeededRecords(const PageKey& page, Change change);
-  void SetOrdered(Entry& entry, bool ordered);
-  void SetUse(Entry& entry, uint64_t used, int64_t pinned_until_ns);
+  void SetOrdered(Entry& entry, bool ordered) noexcept;
+  void SetUse(Entry& entry, uint64_t used, int64_t pinned_until_ns) noexcept;
+  // Throws std::bad_alloc, and changes nothing then.
   void Insert(const RecordToWrite& record);
-  void Erase(Entry& entry);
+  void Erase(Entry& entry) noexcept;
   void ExpirePins(int64_t now_ns);
   bool EvictOne();
 

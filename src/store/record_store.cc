@@ -73,7 +73,8 @@ size_t RecordStore::MaxRecordBytes() const {
 }
 
 void RecordStore::AddTier(Place place, std::unique_ptr<RecordBackend> backend) {
-  auto writer = std::make_unique<RecordWriter>(*backend, identity_, config_.before_write, config_.now);
+  auto writer =
+      std::make_unique<RecordWriter>(*backend, identity_, config_.before_write, config_.now, config_.on_progress);
   tiers_.push_back(
       {.place = place, .backend = std::move(backend), .writer = std::move(writer), .stats = {}, .trouble = {}});
 }
@@ -137,6 +138,17 @@ void RecordStore::Drop(const RecordId& id) {
 
 void RecordStore::Flush() {
   for (Tier& tier : tiers_) tier.writer->Flush();
+}
+
+RecordStore::Writes RecordStore::QueuedWrites() const {
+  Writes writes = {};
+  for (const Tier& tier : tiers_) writes[static_cast<size_t>(tier.place)] = tier.writer->Queued();
+  return writes;
+}
+
+bool RecordStore::AreWritten(const Writes& writes) const {
+  return std::ranges::all_of(
+      tiers_, [&](const Tier& tier) { return tier.writer->HasEnded(writes[static_cast<size_t>(tier.place)]); });
 }
 
 }  // namespace kvanta::store

@@ -39,11 +39,12 @@ struct RecordStoreConfig {
   int64_t server_ttl_seconds = 0;
   std::string identity;                              // as in RecordFolderConfig
   std::vector<std::array<int64_t, 2>> record_bytes;  // [group][kind]
-  std::function<void()> on_progress;                 // a load has progressed; called on a thread of the store
-  std::function<void()> before_read;                 // for tests: before each read, on the loading thread
-  std::function<void()> before_write;                // likewise: before each write, on the writing threads
-  Clock now = Now;                                   // of waits, limits and rates
-  double answer_seconds = 1;                         // as in RecordServerConfig
+  // A load has progressed, or everything is written; called on a thread of the store.
+  std::function<void()> on_progress;
+  std::function<void()> before_read;   // for tests: before each read, on the loading thread
+  std::function<void()> before_write;  // likewise: before each write, on the writing threads
+  Clock now = Now;                     // of waits, limits and rates
+  double answer_seconds = 1;           // as in RecordServerConfig
 };
 
 struct LoadedPage {
@@ -99,6 +100,10 @@ class RecordStore {
   void Drop(const RecordId& id);
   // Waits until everything is written, or a place hangs.
   void Flush();
+  // Numbers of the jobs that have been queued, by place. AreWritten: true once they have ended, or while a place hangs.
+  using Writes = std::array<int64_t, 3>;
+  Writes QueuedWrites() const;
+  bool AreWritten(const Writes& writes) const;
 
   // ---- load
 

@@ -17,8 +17,12 @@ constexpr double kHangSeconds = 10;              // of one batch: the place hang
 }  // namespace
 
 RecordWriter::RecordWriter(RecordBackend& backend, const PageKey& identity, std::function<void()> before_write,
-                           Clock now)
-    : backend_(backend), identity_(identity), before_write_(std::move(before_write)), now_(std::move(now)) {}
+                           Clock now, std::function<void()> on_idle)
+    : backend_(backend),
+      identity_(identity),
+      before_write_(std::move(before_write)),
+      on_idle_(std::move(on_idle)),
+      now_(std::move(now)) {}
 
 void RecordWriter::Start(std::shared_ptr<void> owner) {
   thread_.Start(
@@ -60,6 +64,7 @@ bool RecordWriter::Wants(const RecordId& id, int64_t bytes) {
 bool RecordWriter::Queue(Job job) {
   if (job.kind != Kind::kWrite && jobs_.size() >= kMaxJobs) return false;
   jobs_.push_back(std::move(job));
+  ++queued_jobs_;
   work_.notify_one();
   return true;
 }
@@ -106,6 +111,16 @@ void RecordWriter::Flush() {
   while (!jobs_.empty() && !Hangs()) idle_.wait_for(lock, kPollInterval);
 }
 
+int64_t RecordWriter::Queued() const {
+  const std::lock_guard lock(mutex_);
+  return queued_jobs_;
+}
+
+bool RecordWriter::HasEnded(int64_t queued) const {
+  const std::lock_guard lock(mutex_);
+  return queued_jobs_ - std::ssize(jobs_) >= queued || Hangs();
+}
+
 size_t RecordWriter::NextBatch() const {
   if (backend_.BatchBytes() == 0) return 1;
   int64_t bytes = 0;
@@ -140,7 +155,12 @@ void RecordWriter::Loop(const std::stop_token& stop, IoThread::Lock& lock) {
       if (kind == Kind::kRemove) removals_.erase(removals_.find(FileName(job->use.id)));
       jobs_.pop_front();
     }
-    if (jobs_.empty()) idle_.notify_all();
+    if (!jobs_.empty()) continue;
+    idle_.notify_all();
+    if (!on_idle_ || stop.stop_requested()) continue;
+    lock.unlock();
+    on_idle_();
+    lock.lock();
   }
 }
 

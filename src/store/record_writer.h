@@ -21,8 +21,10 @@ namespace kvanta::store {
 
 class RecordWriter {
  public:
-  // before_write: for tests, called before each write on the writing thread.
-  RecordWriter(RecordBackend& backend, const PageKey& identity, std::function<void()> before_write, Clock now = Now);
+  // before_write: for tests, called before each write on the writing thread. on_idle: called there when the queue has
+  // become empty, but not after RequestStop().
+  RecordWriter(RecordBackend& backend, const PageKey& identity, std::function<void()> before_write, Clock now = Now,
+               std::function<void()> on_idle = {});
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
 
@@ -45,6 +47,9 @@ class RecordWriter {
   void Drop(const RecordId& id);
   // Waits until the queue is empty, or the place hangs.
   void Flush();
+  // Jobs that have ever been queued; HasEnded: true once as many have ended, or while the place hangs.
+  int64_t Queued() const;
+  bool HasEnded(int64_t queued) const;
 
   // Fills in what is counted here.
   void Count(CacheTierStats& stats) const;
@@ -72,12 +77,13 @@ class RecordWriter {
 
   RecordBackend& backend_;
   const PageKey identity_;
-  const std::function<void()> before_write_;
+  const std::function<void()> before_write_, on_idle_;
   const Clock now_;
 
   mutable std::mutex mutex_;
   std::condition_variable_any work_, idle_;
-  std::deque<Job> jobs_;  // the first ones are in progress
+  std::deque<Job> jobs_;     // the first ones are in progress
+  int64_t queued_jobs_ = 0;  // ever
   int64_t queued_bytes_ = 0;
   std::unordered_set<std::string> queued_;         // names of records to write
   std::unordered_multiset<std::string> removals_;  // names of records to remove

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -35,7 +36,11 @@ RedisUrl WithPassword(RedisUrl url) {
 }
 
 std::string ErrorText(const redisReply& reply) {
-  return reply.type == REDIS_REPLY_ERROR ? Sanitize({reply.str, reply.len}) : "another reply than asked for";
+  if (reply.type != REDIS_REPLY_ERROR) return "another reply than asked for";
+  const std::string_view text(reply.str, reply.len);
+  const bool is_cluster = std::ranges::any_of(std::array{"MOVED ", "ASK ", "CROSSSLOT ", "CLUSTERDOWN "},
+                                              [&](const char* begin) { return text.starts_with(begin); });
+  return Sanitize(text) + (is_cluster ? " (a Redis Cluster is not supported: give one server)" : "");
 }
 
 // A connection that is made again when it is lost, at growing intervals.

@@ -82,6 +82,29 @@ TEST(ThreadPool, SkipsTasksAfterAnException) {
   EXPECT_LT(runs, 10'000);
 }
 
+// A worker's number stands for its memory.
+TEST(ThreadPool, NoTwoCallersShareAWorker) {
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    std::vector<std::atomic<bool>> is_busy(static_cast<size_t>(threads));
+    std::atomic<int> shared = 0;
+    auto body = [&](int64_t, int worker) {
+      std::atomic<bool>& busy = is_busy[static_cast<size_t>(worker)];
+      shared += busy.exchange(true) ? 1 : 0;
+      for (int i = 0; i < 10; ++i) std::this_thread::yield();
+      busy = false;
+    };
+    const auto call = [&](int64_t tasks) {
+      for (int i = 0; i < 300; ++i) pool.ForEach(tasks, body);
+    };
+    std::jthread one([&] { call(1); }), another([&] { call(1); });
+    call(3);
+    one.join();
+    another.join();
+    EXPECT_EQ(shared, 0) << threads;
+  }
+}
+
 TEST(ThreadPool, RefusesNonsense) {
   EXPECT_THROW(ThreadPool(-1), InputError);
   EXPECT_THROW(ThreadPool(100000), InputError);

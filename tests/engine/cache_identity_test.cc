@@ -2,10 +2,15 @@
 #include "engine/cache_identity.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
 
 #include "engine/requests.h"
+#include "isa_environment.h"
 #include "kernels/ops.h"
 #include "store/page_key.h"
 
@@ -110,6 +115,50 @@ TEST(CacheIdentity, NamesAllThatPagesDependOn) {
   config.model = other_theta.Path();  // the same weights
   EXPECT_NE(CacheIdentity(LoadComponents(config)), base);
 }
+
+// Machines whose units round differently must not share pages.
+TEST(CacheIdentity, NamesTheUnitThatRunsForAuto) {
+  const models::TempFolder folder;
+  EngineConfig config = TinyConfig(Model(), "int4");
+  config.kv_cache_dir = folder.Path();
+  for (const char* unit : kernels::RunnableIsas()) {
+    config.isa = unit;
+    const std::string identity = CacheIdentity(LoadComponents(config));
+    config.isa = "auto";
+    const IsaEnvironment forced(unit);
+    const EngineComponents components = LoadComponents(config);
+    EXPECT_EQ(components.isa, unit);
+    EXPECT_EQ(CacheIdentity(components), identity);
+  }
+  const std::string best = [&] {
+    const IsaEnvironment none(nullptr);
+    return CacheIdentity(LoadComponents(config));
+  }();
+  const IsaEnvironment automatic("auto");
+  EXPECT_EQ(CacheIdentity(LoadComponents(config)), best);
+}
+
+#ifdef __x86_64__
+// Linux refuses tiles to a process with a signal stack that is too small for their state.
+[[noreturn]] void PrintUnitWithoutTiles(const EngineConfig& config) {
+  static std::array<char, 8192> stack;
+  stack_t small{};
+  small.ss_sp = stack.data();
+  small.ss_size = stack.size();
+  if (sigaltstack(&small, nullptr) != 0) std::perror("sigaltstack");
+  const IsaEnvironment none(nullptr);
+  std::fprintf(stderr, "runs %s\n", LoadComponents(config).isa.c_str());
+  std::_Exit(0);
+}
+
+TEST(CacheIdentityDeathTest, NamesTheUnitThatRunsWithoutAmxPermission) {
+  const std::span<const char* const> units = kernels::RunnableIsas();
+  if (std::string_view(units.front()) != "amx") GTEST_SKIP() << "no AMX on this CPU";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has not got the permission yet
+  EXPECT_EXIT(PrintUnitWithoutTiles(TinyConfig(Model(), "int4")), testing::ExitedWithCode(0),
+              std::string("runs ") + units[1] + "\n");
+}
+#endif
 
 }  // namespace
 }  // namespace kvanta::engine

@@ -51,6 +51,59 @@ TEST_F(DiskTierTest, AFolderThatCannotBeWrittenIsToldOnceAndTriedAgain) {
   EXPECT_GE(RecordFiles(config.kv_cache_dir).size(), 6u);
 }
 
+// With the role prefill, an answer waits until its pages are stored, and the engine goes on meanwhile.
+TEST_F(DiskTierTest, PagesThatAreBeingWrittenDelayNoOtherRequest) {
+  EngineConfig config = StoredConfig(folder_.Path() + "/cache");
+  config.role = "prefill";
+  const auto disk = std::make_shared<HangingDisk>();
+  EngineComponents components = LoadComponents(config);
+  components.before_write = WaitWhileHanging(disk);
+  components.now = disk->clock;
+  Engine::Impl engine(std::move(components));
+  RunningOutputs outputs;
+  engine.Start(outputs.Callback());
+  engine.Add(GreedyRequest("stored", Tokens(1, 100)));
+  while (disk->calls == 0) std::this_thread::yield();
+  engine.Add({.id = "embedding", .prompt = Tokens(2, 20), .pooling = PoolingParams{}});
+  outputs.WaitFor("embedding");
+  engine.Add(GreedyRequest("another", Tokens(3, 100)));
+  while (engine.Stats().prompt_tokens < 220) std::this_thread::yield();
+  EXPECT_FALSE(outputs.HasEnded("stored"));
+  EXPECT_FALSE(outputs.HasEnded("another"));
+  disk->hangs = false;
+  EXPECT_EQ(outputs.WaitFor("stored").tokens.size(), 1u);
+  EXPECT_EQ(outputs.WaitFor("another").tokens.size(), 1u);
+  EXPECT_GE(RecordFiles(config.kv_cache_dir).size(), 12u);
+  disk->hangs = true;
+  engine.Add(GreedyRequest("drained", Tokens(4, 100)));
+  while (disk->calls < 1000 && engine.Stats().prompt_tokens < 320) std::this_thread::yield();
+  std::jthread recovery([&] { disk->hangs = false; });
+  engine.Stop(true);
+  EXPECT_TRUE(outputs.HasEnded("drained"));
+}
+
+// A place that hangs keeps no answer for ever.
+TEST_F(DiskTierTest, AnswersOfAPrefillReplicaComeWhileTheDiskHangs) {
+  EngineConfig config = StoredConfig(folder_.Path() + "/cache");
+  config.role = "prefill";
+  const auto disk = std::make_shared<HangingDisk>();
+  EngineComponents components = LoadComponents(config);
+  components.before_write = WaitWhileHanging(disk);
+  components.now = disk->clock;
+  Engine::Impl engine(std::move(components));
+  engine.Add(GreedyRequest("stored", Tokens(1, 100)));
+  std::vector<RequestOutput> outputs;
+  std::map<std::string, Collected> results;
+  while (results["stored"].finish == FinishReason::kNone) {
+    ASSERT_TRUE(engine.Step(outputs));
+    Collect(outputs, results);
+    disk->pace = 1;
+  }
+  EXPECT_EQ(results["stored"].tokens.size(), 1u);
+  EXPECT_FALSE(engine.Step(outputs));
+  disk->hangs = false;
+}
+
 TEST_F(DiskTierTest, AFolderThatCannotBeIsAnInputError) {
   const std::string file = folder_.Path() + "/file";
   std::ofstream(file) << "x";

@@ -1,9 +1,12 @@
 // KV events: whoever applies them in order knows the pages of the prefix cache.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "engine/kv_event_log.h"
@@ -185,6 +188,19 @@ TEST(KvEventLog, HashesDependOnTokensSaltAndIdentityAlone) {
   for (const auto& [key, page] : found[0].pages) EXPECT_FALSE(found[2].pages.contains(key));
 }
 
+// Times that no clock can count.
+TEST(KvEventLog, WaitsWithoutEnd) {
+  KvEventLog log(8);
+  for (int round = 0; round < 20; ++round) {
+    for (const double seconds : {std::numeric_limits<double>::infinity(), 1e300, 1e10}) {
+      log.Take(0);
+      std::jthread later([&] { log.Clear(); });
+      EXPECT_EQ(log.Take(seconds)->size(), 1U) << seconds;
+    }
+  }
+  EXPECT_EQ(log.Take(-std::numeric_limits<double>::infinity())->size(), 0U);
+}
+
 class EngineKvEvents : public ::testing::Test {
  protected:
   EngineConfig Config() const {
@@ -231,6 +247,7 @@ TEST_F(EngineKvEvents, RequestsStorePagesAndEvictionRemovesThem) {
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, KvEventKind::kCleared);
   EXPECT_TRUE(engine.CachedPages().empty());
+  EXPECT_NE(ErrorOf([&] { engine.TakeKvEvents(std::nan("")); }).find("timeout_seconds is NaN"), std::string::npos);
 }
 
 TEST_F(EngineKvEvents, TheFirstPageIsAnnouncedWhereItIsKeptExact) {

@@ -2,45 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
-#include <cstdlib>
 #include <map>
 #include <mutex>
-#include <new>
 #include <utility>
 
 #include "engine/requests.h"
-
-namespace {
-
-// Allocations of this thread until failures begin; negative: none will fail.
-thread_local int64_t allocations_left = -1;
-thread_local int64_t failures_left = 0;
-
-bool FailsNow() noexcept {
-  if (allocations_left < 0) return false;
-  if (allocations_left > 0) {
-    --allocations_left;
-    return false;
-  }
-  if (--failures_left == 0) allocations_left = -1;
-  return true;
-}
-
-}  // namespace
-
-// Not inlined: a compiler that sees free() of what new returned warns.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  if (FailsNow()) throw std::bad_alloc();
-  void* memory = std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
+#include "failing_new.h"
 
 namespace kvanta::engine {
 namespace {

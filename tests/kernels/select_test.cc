@@ -4,30 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 
+#include "isa_environment.h"
 #include "kernels/cpu/built_units.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
 
 namespace kvanta::kernels {
 namespace {
-
-// Sets KVANTA_ISA, and restores its previous value on destruction.
-class IsaEnvironment {
- public:
-  explicit IsaEnvironment(const char* value) {
-    if (const char* before = std::getenv("KVANTA_ISA")) before_ = before;
-    value == nullptr ? unsetenv("KVANTA_ISA") : setenv("KVANTA_ISA", value, 1);
-  }
-  ~IsaEnvironment() { before_.empty() ? unsetenv("KVANTA_ISA") : setenv("KVANTA_ISA", before_.c_str(), 1); }
-  IsaEnvironment(const IsaEnvironment&) = delete;
-  IsaEnvironment& operator=(const IsaEnvironment&) = delete;
-
- private:
-  std::string before_;
-};
 
 std::string ErrorOf(const char* isa) {
   try {
@@ -50,6 +35,10 @@ TEST(SelectIsa, AutoIsTheBestUnlessTheEnvironmentSaysOtherwise) {
   {
     const IsaEnvironment none(nullptr);
     EXPECT_STREQ(SelectIsa("auto").name, RunnableIsas().front());
+  }
+  {
+    const IsaEnvironment automatic("auto");
+    EXPECT_STREQ(SelectedIsa("auto"), RunnableIsas().front());
   }
   const IsaEnvironment last(RunnableIsas().back());
   EXPECT_STREQ(SelectIsa("auto").name, RunnableIsas().back());

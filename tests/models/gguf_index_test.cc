@@ -113,7 +113,7 @@ class GgufCheckpoint : public testing::Test {
     const int64_t mtime = MemoryMap(path).ModifiedNs() + later;
     folder_.Write(kGgufIndexFile,
                   fmt::format(R"({{"files":[{{"path":"{}","size":{},"mtime_ns":{}}}],"tensors":)"
-                              R"({{"a":{{"offset":2,"type":"BF16","shape":[1,2],"interleaved_heads":0}}}}{}}})",
+                              R"({{"a":{{"offset":4,"type":"BF16","shape":[1,2],"interleaved_heads":0}}}}{}}})",
                               path, size, mtime, more));
   }
   std::string OpenError() {
@@ -132,7 +132,7 @@ TEST_F(GgufCheckpoint, MapsTheFile) {
   SafetensorsWriter converted;
   converted.Add("b", {1}, {2.5F});
   folder_.Write("c.safetensors", converted.File());
-  Write("xxabcd", 6, 0, R"(,"converted":"c.safetensors")");
+  Write("GGUFabcd", 8, 0, R"(,"converted":"c.safetensors")");
   ASSERT_TRUE(Checkpoint::Exists(folder_.Path()));
   const Checkpoint checkpoint = Checkpoint::Open(folder_.Path());
   EXPECT_TRUE(checkpoint.IsGguf());
@@ -144,14 +144,20 @@ TEST_F(GgufCheckpoint, MapsTheFile) {
 }
 
 TEST_F(GgufCheckpoint, RefusesAnotherFile) {
-  Write("xxabcd", 7);
+  Write("GGUFabcd", 9);
   EXPECT_THAT(OpenError(), HasSubstr("m.gguf: changed since"));
-  Write("xxabcd", 6, 1);
+  Write("GGUFabcd", 8, 1);
   EXPECT_THAT(OpenError(), HasSubstr("m.gguf: changed since"));
-  Write("xxabcd", 6, 0, R"(,"converted":"../c.safetensors")");
+  Write("GGUFabcd", 8, 0, R"(,"converted":"../c.safetensors")");
   EXPECT_THAT(OpenError(), HasSubstr("in the same folder"));
   std::filesystem::remove(folder_.Path() + "/m.gguf");
   EXPECT_THAT(OpenError(), HasSubstr("m.gguf: cannot open"));
+}
+
+// An index from elsewhere may name any file of this machine.
+TEST_F(GgufCheckpoint, RefusesAFileThatIsNotGguf) {
+  Write("root:x:0", 8);
+  EXPECT_THAT(OpenError(), HasSubstr("m.gguf: no GGUF file"));
 }
 
 }  // namespace

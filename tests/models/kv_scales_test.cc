@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -138,6 +139,17 @@ TEST(ScaleFile, EveryFaultOfTheKnownSchemaIsNamed) {
        }) {
     EXPECT_THAT(ErrorAfter(ByRank(), edit), HasSubstr(edit.message)) << edit.pointer << " = " << edit.value;
   }
+}
+
+// Sparse: a file's length says nothing of its place on the disk.
+TEST(ScaleFile, FilesWithoutEndAreNotRead) {
+  const TempFolder folder;
+  const std::string path = folder.Write("s", "{");
+  std::filesystem::resize_file(path, uint64_t{1} << 40);
+  EXPECT_THAT(ErrorOf([&] { ReadScaleFile(path, Config()); }),
+              HasSubstr("1099511627776 bytes; at most 1073741824 are read"));
+  EXPECT_THAT(ErrorOf([&] { ParseScaleFile(std::string(100'000'001, ' '), "s.json", Config()); }),
+              HasSubstr("s.json: 100000001 bytes; at most 100000000 are read"));
 }
 
 TEST(ScaleFile, OwnSchema) {

@@ -141,8 +141,45 @@ TEST(QuantizationConfig, PatternsOfIgnoredModules) {
   EXPECT_FALSE(ignored("re:.*mlp\\.gate$", "model.layers.3.mlp.gate_proj"));
   EXPECT_TRUE(ignored("re:model.*self_attn", "model.layers.3.self_attn.q_proj"));
   EXPECT_FALSE(ignored("re:^layers.*", "model.layers.3.mlp.gate_proj"));
-  EXPECT_FALSE(ignored("re:(a|b)+", "a")) << "not understood";
   EXPECT_FALSE(ignored("", "a"));
+}
+
+// As Python's re.match reads them.
+TEST(QuantizationConfig, RegularExpressionsOfIgnoredModules) {
+  const auto ignored = [](const std::string& expression, std::string_view module) {
+    QuantizationConfig config;
+    config.ignored = {"re:" + expression};
+    return config.IsIgnored(module);
+  };
+  const char* query = "model.layers.3.self_attn.q_proj";
+  EXPECT_TRUE(ignored(".*(q|k|v)_proj$", query));
+  EXPECT_FALSE(ignored(".*(k|v)_proj$", query));
+  EXPECT_TRUE(ignored(".*(?:self_attn|mlp)\\..*", query));
+  EXPECT_TRUE(ignored("model\\.layers\\.[0-3]\\.", query));
+  EXPECT_FALSE(ignored("model\\.layers\\.[^0-3]\\.", query));
+  EXPECT_TRUE(ignored("model.layers.\\d+.self", query));
+  EXPECT_FALSE(ignored("model.layers.\\d+$", query));
+  EXPECT_TRUE(ignored("(a|model)?.layers", query));
+  EXPECT_TRUE(ignored("model.layers.(1|3|(5|7)).[a-z_]+.q_proj", query));
+  EXPECT_TRUE(ignored("lm_head|.*q_proj", query));
+  EXPECT_TRUE(ignored("()*model", query));
+  EXPECT_TRUE(ignored("^(?!.*lm_head).*_proj$", query));
+  EXPECT_FALSE(ignored("^(?!.*self_attn)", query));
+  EXPECT_TRUE(ignored("[]m]odel", query));
+  EXPECT_FALSE(ignored("layers", query)) << "from the beginning";
+  EXPECT_FALSE(ignored("(a*)*b", std::string(1000, 'a'))) << "in time";
+}
+
+TEST(QuantizationConfig, RefusesWhatIsNoPattern) {
+  for (const char* expression :
+       {"(a", "a)", "[a", "*a", "a{2}", "(?<=a)", "(?!(?!a))", "\\\\1", "a\\\\", "a++", "[b-a]"}) {
+    EXPECT_THAT(
+        QuantizationErrorOf(std::string(R"({"quant_method": "compressed-tensors", "ignore": ["re:)") + expression +
+                            R"("], "config_groups": {"g": {"targets": ["Linear"], "weights":
+                                    {"num_bits": 8, "type": "float"}}}})"),
+        HasSubstr("ignore"))
+        << expression;
+  }
 }
 
 }  // namespace

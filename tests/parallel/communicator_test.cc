@@ -1,3 +1,7 @@
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/rendezvous/prefix_store.h>
+#include <gloo/transport/tcp/device.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -192,6 +196,34 @@ TEST_P(Ranks, OneThatEndsWhileTheyConnect) {
   ReportRankLoss(folder_, 1, {.rank = 1, .reason = "no memory"});
   EXPECT_THAT([&] { JoinGloo(config); },
               ThrowsMessage<RankLostError>("rank 1 of 2 is lost, and the engine ends: no memory"));
+}
+
+// Rank 0 over Gloo itself, which claims to send more than memory has.
+TEST_P(Ranks, OneThatSendsAWrongLengthIsLost) {
+  std::thread liar([this] {
+    const GlooConfig config = ConfigOf(0, 2);
+    WriteRankFile(RankFile(folder_, 0, "ready"), config.identity);
+    gloo::transport::tcp::attr address;
+    address.hostname = config.address;
+    auto device = gloo::transport::tcp::CreateDevice(address);
+    gloo::rendezvous::FileStore store(folder_);
+    gloo::rendezvous::Context gathers(0, 2), messages(0, 2);
+    for (auto [name, context] : {std::pair("gathers", &gathers), std::pair("messages", &messages)}) {
+      gloo::rendezvous::PrefixStore names(name, store);
+      context->connectFullMesh(names, device);
+    }
+    std::vector<uint64_t> first(512, uint64_t{1} << 62);
+    const auto buffer = messages.createUnboundBuffer(first.data(), first.size() * sizeof(uint64_t));
+    buffer->send(1, 1);
+    buffer->waitSend(std::chrono::seconds(60));
+  });
+  const auto ranks = JoinGloo(ConfigOf(1, 2));
+  std::vector<uint8_t> message;
+  EXPECT_THAT([&] { ranks->Broadcast(message); },
+              Throws<RankLostError>(AllOf(
+                  Property(&RankLostError::Rank, 0),
+                  Property(&RankLostError::Reason, HasSubstr("a message of 4611686018427387904 bytes is too long")))));
+  liar.join();
 }
 
 INSTANTIATE_TEST_SUITE_P(BusyPoll, Ranks, testing::Bool());

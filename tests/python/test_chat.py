@@ -20,8 +20,10 @@ import pytest
 from kvanta import LLM
 from kvanta.errors import InputError
 from kvanta.models import SHIPPED
+from kvanta.server.call_reader import Found
 from kvanta.terminal_chat.conversation import Conversation, find_reasoning
-from kvanta.terminal_chat.markdown import BOLD, CODE, RESET, MarkdownRenderer
+from kvanta.terminal_chat.markdown import BOLD, CODE, DIM, RESET, MarkdownRenderer, write_answer
+from kvanta.terminal_chat.session import _AnswerView
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 COMMAND = [sys.executable, "-m", "kvanta", "chat"]
@@ -210,6 +212,28 @@ def test_a_model_without_reasoning(llm: LLM) -> None:
 
 
 TEXT = "# Title\nSome **bold** and `code * x`, 2 * 3.\n- one\n1. two\n```py\na = **b**\n```\nend \x1b[2J"
+
+
+HOSTILE = ["\x1b]0;ti", "tle\x07\x1b[2Jtext\r", "\x9b2J\x00 more\n\tend"]
+
+
+@pytest.mark.parametrize("view", ["styled", "terminal", "reasoning", "generate"])
+def test_a_models_text_cannot_steer_the_terminal(
+    view: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = _AnswerView(styled=view == "styled", terminal=True)
+    for piece in HOSTILE:
+        if view == "generate":
+            write_answer(piece)
+        else:
+            reasons = view == "reasoning"
+            shown.show(Found(reasoning=piece if reasons else "", content="" if reasons else piece))
+    shown.close()
+    written = "".join(capsys.readouterr())
+    for style in (RESET, BOLD, DIM, CODE):
+        written = written.replace(style, "")
+    assert written.strip() == "]0;title[2Jtext2J more\n\tend"
 
 
 def test_markdown_does_not_depend_on_the_pieces() -> None:

@@ -16,12 +16,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from kv_consumer import KvIndex, Subscriber, addresses, decode_batch
 from live_server import live_server
 
 from kvanta import LLM, InputError, ResourceError, SamplingParams, _core
 from kvanta.kv_events.config import KvEventsConfig, read_kv_events_config
 from kvanta.kv_events.messages import EventEncoder
+from kvanta.kv_events.publisher import KvEventPublisher
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 VLLM_WHEEL = "KVANTA_VLLM_WHEEL"
@@ -215,6 +217,85 @@ GOLDEN = (
     "84a474797065ac426c6f636b52656d6f766564ac626c6f636b5f686173686573920c0ba66d656469756da3475055a967726f"
     "75705f6964780000"
 )
+
+
+@contextmanager
+def publisher_of(folder: Path, batches: int, tokens: int = 1) -> Iterator[KvEventPublisher]:
+    """A publisher of `batches` batches of `tokens` tokens, without an engine."""
+    config = types.SimpleNamespace(page_size=1, device="cpu")
+    engine: Any = types.SimpleNamespace(config=config, stats=lambda: {"groups": [{"visibility": "full"}]})
+    result = KvEventPublisher(engine, KvEventsConfig(**addresses(folder)))
+    kind = _core.KvEventKind.STORED
+    event: Any = types.SimpleNamespace(
+        kind=kind, group=0, block_hash=1, parent_block_hash=None, tokens=list(range(1000, 1000 + tokens)), cache_salt=""
+    )
+    try:
+        for _ in range(batches):
+            result.apply([event])
+        yield result
+    finally:
+        result.close()
+
+
+@contextmanager
+def replay_clients(folder: Path, count: int) -> Iterator[list[zmq.Socket[bytes]]]:
+    """Sockets that have sent a request for all batches each."""
+    clients = []
+    try:
+        for _ in range(count):
+            clients.append(zmq.Context.instance().socket(zmq.DEALER))
+            clients[-1].setsockopt(zmq.RCVHWM, 1)  # of this process's memory, what they take is not the publisher's
+            clients[-1].connect(addresses(folder)["replay_endpoint"])
+            clients[-1].send_multipart((b"", bytes(8)))
+        yield clients
+    finally:
+        for each in clients:
+            each.close(linger=0)
+
+
+def received(client: zmq.Socket[bytes], timeout: int) -> list[int]:
+    """The numbers of the messages that are there."""
+    numbers = []
+    while client.poll(timeout):
+        numbers.append(int.from_bytes(client.recv_multipart()[2], "big", signed=True))
+    return numbers
+
+
+def test_a_client_that_floods_the_replay_socket_delays_no_event(folder: Path) -> None:
+    with publisher_of(folder, 100) as publisher, replay_clients(folder, 1) as (client,):
+        for _ in range(900):
+            client.send_multipart((b"", bytes(8)))
+        assert publisher._replay is not None
+        assert publisher._replay.poll(10_000)
+        publisher.idle()
+        assert len(received(client, 500)) <= 101, "one replay, whatever is asked"
+        publisher.idle()
+        assert len(received(client, 500)) <= 101
+
+
+def test_clients_that_do_not_read_take_no_memory(folder: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with publisher_of(folder, 500, tokens=10_000) as publisher, replay_clients(folder, 50) as clients:
+        before = resident()
+        for _ in range(200):
+            publisher.idle()
+            clients[0].poll(1)
+        assert resident() - before < 100 << 20, "500 batches of 30 kB for 50 clients would be 750 MB"
+        assert not publisher._replays, "their places are for others"
+
+
+def test_a_slow_client_gets_a_whole_replay(folder: Path) -> None:
+    with publisher_of(folder, 3000) as publisher, replay_clients(folder, 2) as clients:
+        numbers: list[list[int]] = [[], []]
+        for _ in range(1000):
+            publisher.idle()
+            for client, found in zip(clients, numbers, strict=True):
+                found.extend(received(client, 1))
+            if all(found[-1:] == [-1] for found in numbers):
+                break
+        assert numbers == [[*range(3000), -1]] * 2
 
 
 @pytest.mark.parametrize(

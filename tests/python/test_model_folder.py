@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,6 +66,34 @@ def test_a_folder_that_is_no_model(files: Mapping[str, str], message: str, tmp_p
     with pytest.raises(InputError, match=message) as caught:
         LLM(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_in_place_of_weights_delays_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(LLAMA)
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"model\.safetensors is not a regular file"):
+        LLM(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
+)
+def test_files_without_end_are_not_read(name: str, tmp_path: Path) -> None:
+    """Sparse: 1 TB of zeros."""
+    for file in (SHIPPED / "stories260k").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(InputError, match=re.escape(name) + ".*at most .* are read"):
+        LLM(tmp_path)
+
+
+def test_a_template_without_end_is_not_compiled(tmp_path: Path) -> None:
+    for file in (SHIPPED / "stories260k").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x" * (2 << 20)}))
+    with pytest.raises(InputError, match="chat template has 2,097,152 characters, and at most 1,048,576 are read"):
+        LLM(tmp_path)
 
 
 def test_a_model_is_one() -> None:

@@ -18,12 +18,14 @@ import pytest
 from live_server import LiveServer, live_server
 
 ANSWER = "**bold** <img src=x onerror=alert(1)>\n\n- one\n- two\n\n```\na = 1\n```"
+NAME = """</script></title></span><img src=x onerror="document.title = 'steered'">\\\""""
 SECONDS = 60.0  # until a test fails
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     with live_server() as running:
+        running.service.names.insert(0, NAME)
         yield running
 
 
@@ -109,7 +111,10 @@ async def use_page(url: str, folder: Path) -> dict[str, Any]:
                     f"const box = document.createElement('div'); box.append(...renderMarkdown({json.dumps(ANSWER)}));"
                     "return box.innerHTML; })"
                 )
-                return {"answer": answer, "rendered": rendered}
+                model = await browser.evaluate("document.querySelector('#model').textContent")
+                images = await browser.evaluate("document.querySelectorAll('img').length")
+                title = await browser.evaluate("document.title")
+                return {"answer": answer, "rendered": rendered, "model": model, "images": images, "title": title}
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # the program is a script that starts the browser
         process.wait()
@@ -122,6 +127,7 @@ def test_a_prompt_its_answer_and_the_charts(server: LiveServer, tmp_path: Path) 
     expected = response.json()["choices"][0]["message"]["content"]
     assert expected.split()  # the page's answer has its words: Markdown may fold white space
     assert seen["answer"].split() == expected.split()
+    assert (seen["model"], seen["images"], seen["title"]) == (NAME, 0, f"{NAME} – Kvanta"), "a name is a text"
     assert seen["rendered"] == (
         "<p><strong>bold</strong> &lt;img src=x onerror=alert(1)&gt;</p>"
         "<ul><li>one</li><li>two</li></ul><pre><code>a = 1</code></pre>"

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,40 @@ def test_the_commands_show_and_clear_a_folder(tmp_path: Path) -> None:
     missing = kvanta("cache", "ls", str(tmp_path / "none"))
     assert missing.returncode == 2
     assert len(missing.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[1, 2]",
+        '{"pages": {"page_size": "zz"}}',
+        '{"pages": 7, "architecture": ["x"]}',
+        "[" * 200_000,
+        '{"architecture": "\\u001b]0;x\\u0007", "pages": {"page_size": 1e999}}',
+        json.dumps({"architecture": "x" * (2 << 20)}),
+        "\udcff",
+    ],
+    ids=range(7),
+)
+def test_an_identity_that_is_none_hides_no_other(tmp_path: Path, content: str) -> None:
+    """Whoever can write to the folder may write anything."""
+    llm = LLM("stories260k", kv_cache_dtype="int8", block_size=16, max_model_len=256, kv_cache_dir=str(tmp_path))
+    llm.generate([{"prompt_token_ids": list(range(3, 40))}], SamplingParams(max_tokens=1))
+    del llm
+    [own] = tmp_path.iterdir()
+    other = own.with_name("0" * len(own.name))
+    shutil.copytree(own, other)
+    (other / "identity.json").write_bytes(content.encode(errors="surrogateescape"))
+    for action, status in (("ls", 0), ("verify", 1)):
+        shown = kvanta("cache", action, str(tmp_path))
+        assert (shown.returncode, shown.stderr) == (status, "")
+        assert "int8" in shown.stdout
+        assert len(shown.stdout) < 2000
+        assert "\x1b" not in shown.stdout
+        entries = json.loads(kvanta("cache", action, str(tmp_path), "--json", "-").stdout)["entries"]
+        assert [entry["page_size"] for entry in entries] == [None, 16]
+        assert entries[0]["kv_cache_dtype"] == "?"
+    assert kvanta("cache", "clear", str(tmp_path)).returncode == 0
 
 
 def test_statistics_and_bad_options(tmp_path: Path) -> None:

@@ -18,17 +18,29 @@ import tiny_checkpoints
 from command_line import kvanta
 from numpy.typing import NDArray
 
-from kvanta import LLM, InputError, ResourceError
+from kvanta import LLM, InputError, ResourceError, _core
 from kvanta.calibration import Calibration, calibrate, save_checkpoint, write_scale_file
 from kvanta.calibration.calibrate import calibrate_query
 from kvanta.calibration.query_matrices import QueryMatrices, eigen_channels, query_matrix
 from kvanta.calibration.statistics import collect_statistics
 from kvanta.divergence import kl_divergence
+from kvanta.models import SHIPPED
 from kvanta.safetensors_writer import write_safetensors
 
 RANDOM = np.random.default_rng(21)
 TEXT = RANDOM.integers(3, 512, 8192)
 TOKENS = RANDOM.integers(3, 512, 384)
+
+
+def test_the_unit_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is part of those of the matrices' files."""
+    monkeypatch.delenv("KVANTA_ISA", raising=False)
+    best = _core.selected_isa("auto")
+    for value, expected in (("auto", best), ("", best), ("portable", "portable")):
+        monkeypatch.setenv("KVANTA_ISA", value)
+        assert _core.selected_isa("auto") == expected
+        assert quiet_llm(SHIPPED / "stories260k").stats()["isa"] == expected
+    assert _core.selected_isa(best) == best, "an option overrides the environment"
 
 
 def moments(size: int, rank: int, seed: int) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,61 @@ def test_a_silent_stranger_delays_nobody() -> None:
         begin = time.monotonic()
         NodeConnection(config, Nodes.of(config)).close()
         assert time.monotonic() - begin < 5, "half of what the stranger has"
+
+
+def test_refused_connections_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    begin = time.monotonic()
+    with running_listener() as (listener, _):
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", listener.port)) as stranger, suppress(OSError):
+                stranger.sendall(b"GET / HTTP/1.1")
+                stranger.recv(1)  # until it is refused
+    lines = [line for line in caplog.messages if "is refused" in line]
+    assert 1 <= len(lines) <= 2 + time.monotonic() - begin
+
+
+def test_nobody_can_connect_once_all_nodes_have_come() -> None:
+    with running_listener() as (listener, nodes):
+        config = config_of(nodes, listener.port)
+        node = NodeConnection(config, Nodes.of(config))
+        listener._accepting.join(10)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", listener.port))
+        node.close()
+
+
+def test_a_folder_of_ranks_goes_with_a_signal(tmp_path: Path) -> None:
+    """SIGTERM while node 0 waits for the others; and SIGKILL, after which the next start removes it."""
+    folders = tmp_path / "temporary"
+    folders.mkdir()
+
+    def start() -> subprocess.Popen[str]:
+        earlier = set(folders.iterdir())
+        address = f"127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "kvanta", "serve", "stories260k", *FLAGS, "-tp", "2", "--port", "0"]
+        command += ["--nnodes", "2", "--master-addr", address]
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(folders)}
+        )
+        while not any((folder / "rank-0.ready").exists() for folder in set(folders.iterdir()) - earlier):
+            assert process.poll() is None
+            time.sleep(0.01)
+        return process
+
+    process = start()
+    process.terminate()
+    assert end_of(process)[0] == 128 + signal.SIGTERM
+    assert not list(folders.iterdir())
+    process = start()
+    process.kill()
+    end_of(process)
+    [left] = folders.iterdir()
+    (folders / "kvanta-ranks-other").mkdir()  # of an older version
+    process = start()
+    assert not left.exists()
+    process.terminate()
+    end_of(process)
+    assert [each.name for each in folders.iterdir()] == ["kvanta-ranks-other"]
 
 
 def test_a_port_is_given_back() -> None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -30,7 +31,7 @@ from kvanta.loaded_model import LoadedModel
 from kvanta.models import SHIPPED
 from kvanta.prompts import read_prompt
 from kvanta.server.options import OPTIONS, read_options
-from kvanta.server.run import load
+from kvanta.server.run import _banner, load
 
 COMMAND = [sys.executable, "-m", "kvanta", "serve"]
 SMALL = ["--port", "0", "--threads", "1", "--kv-cache-memory-bytes", "8MiB"]
@@ -60,6 +61,15 @@ def serving(*words: str, log: list[str] | None = None) -> Iterator[tuple[subproc
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_name_cannot_steer_the_terminal() -> None:
+    service: Any = SimpleNamespace(names=["a\x1b]0;title\x07\nb"])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        shown = _banner(service, listener, read_options({}), 1.0)
+    assert shown.isprintable()
+    assert shown.startswith("serving 'a\\x1b]0;title\\x07\\nb' on http://127.0.0.1:")
 
 
 def metrics(client: httpx2.Client) -> dict[str, float]:

@@ -243,6 +243,20 @@ TEST_F(RecordFolderTest, ClearedFoldersAreDescribedAgain) {
   EXPECT_TRUE(entries[0].damaged.empty());
 }
 
+TEST_F(RecordFolderTest, OthersWhoCanWriteAreNamed) {
+  ASSERT_EQ(::chmod(folder_.Path().c_str(), 0755), 0);
+  EXPECT_EQ(WarnOfOtherWriters(folder_.Path()), "");
+  EXPECT_EQ(WarnOfOtherWriters(folder_.Path() + "/none"), "");
+  for (const auto& [mode, text] : {std::pair(mode_t{0770}, "(mode 0770)"), std::pair(mode_t{01777}, "(mode 1777)")}) {
+    ASSERT_EQ(::chmod(folder_.Path().c_str(), mode), 0);
+    EXPECT_NE(WarnOfOtherWriters(folder_.Path()).find(text), std::string::npos);
+  }
+  if (::geteuid() != 0) return;  // only root can give a folder away
+  ASSERT_EQ(::chmod(folder_.Path().c_str(), 0700), 0);
+  ASSERT_EQ(::chown(folder_.Path().c_str(), 12345, 12345), 0);
+  EXPECT_NE(WarnOfOtherWriters(folder_.Path()).find("belongs to user 12345, not to 0, who may"), std::string::npos);
+}
+
 int64_t ResidentBytes() {
   std::ifstream file("/proc/self/statm");
   int64_t total = 0;

@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <random>
 #include <thread>
 
 #include "cache/small_pages.h"
+#include "failing_new.h"
 #include "store/file_system.h"
 
 namespace kvanta::store {
@@ -302,6 +304,45 @@ TEST(RecordMemoryTest, RandomOperations) {
   EXPECT_GT(memory.Stats().evictions, 1000);
   EXPECT_TRUE(memory.Put(99, Use(99, 0), 12 * kPageBytes)) << "everything else can go";
   EXPECT_EQ(memory.Stats().files, 1);
+}
+
+// Whichever allocation fails, the record is there or not, and all records can go.
+TEST(RecordMemoryTest, AWriteWithoutMemoryChangesNothing) {
+  for (int64_t nth = 0;; ++nth) {
+    Memory memory(8);
+    memory.PutPrefix(1, 3);
+    const auto content = std::make_shared<const RecordContent>(
+        RecordContent{.parent = KeyOf(1, 2), .tokens = TokensOf(Use(1, 3)), .payload = (*memory).Allocate(kPageBytes)});
+    const RecordToWrite record{.use = Use(1, 3), .header = {}, .content = content};
+    allocations_left = nth;
+    failures_left = 1;
+    bool failed = false;
+    try {
+      EXPECT_EQ((*memory).Write({&record, 1}).error, "");
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    allocations_left = -1;
+    EXPECT_EQ(memory.Pages(1).size(), failed ? 3u : 4u) << nth;
+    (*memory).Invalidate(Use(1, 3).id);
+    memory.Put(1, Use(1, 3));
+    EXPECT_EQ(memory.Pages(1), (std::vector<int64_t>{0, 1, 2, 3})) << nth;
+    for (int prefix = 10; prefix < 18; ++prefix) EXPECT_TRUE(memory.Put(prefix, Use(prefix, 0))) << nth;
+    EXPECT_EQ(memory.Pages(1), std::vector<int64_t>()) << nth;
+    if (!failed) return;
+  }
+}
+
+// A removal frees memory, and must not need any.
+TEST(RecordMemoryTest, RemovalNeedsNoMemory) {
+  Memory memory(8);
+  memory.PutPrefix(1, 3);
+  const std::array ids = {Use(1, 1).id, Use(1, 2).id, Use(1, 0).id};
+  allocations_left = 0;
+  failures_left = -1;  // all
+  (*memory).Remove(ids);
+  allocations_left = -1;
+  EXPECT_EQ(memory.Stats().bytes, 0);
 }
 
 // Threads that write, read, touch and remove.

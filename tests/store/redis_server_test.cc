@@ -193,6 +193,28 @@ TEST_F(RedisServerTest, ErrorsOfWritesAreTold) {
 }
 
 // A stall costs its time once; until the pause is over, nothing waits.
+TEST_F(RedisServerTest, ErrorsOfClustersAndOfRightsAreTold) {
+  const std::string hint = " (a Redis Cluster is not supported: give one server)";
+  const std::string moved = "MOVED 3999 127.0.0.1:6381";
+  const std::string cross = "CROSSSLOT Keys in request don't hash to the same slot";
+  const std::string denied = "NOPERM User kvanta has no permissions to run the 'x' command";
+  for (const auto& [text, shown] : {std::pair(moved, moved + hint), {cross, cross + hint}, {denied, denied}}) {
+    const std::string reply = "-" + text + "\r\n";
+    Answer("SET", reply);
+    const auto server = Make();
+    EXPECT_EQ(Write(*server, Ids(2)), shown);
+    EXPECT_FALSE(server->Knows(Ids(1)[0]));
+    Answer("STRLEN", reply);
+    std::vector<uint8_t> found(1, 0);
+    EXPECT_NE(server->Find(Ids(1), found).find(shown), std::string::npos);
+    EXPECT_EQ(found[0], 0);
+    Answer("MGET", reply);
+    const ReadResult result = server->Read(Ids(1))[0];
+    EXPECT_EQ(result.outcome, Outcome::kFailed);
+    EXPECT_EQ(result.fault, shown);
+  }
+}
+
 TEST_F(RedisServerTest, StallsAndTruncatedRepliesEndInTime) {
   const std::vector<RecordId> ids = Ids(2);
   Write(*Make(), ids);

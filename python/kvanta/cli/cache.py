@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvanta import _core
 from kvanta.cli.arguments import CommandParser
 from kvanta.cli.report import add_json, write_report
 from kvanta.text_table import human_bytes, render_table
-from kvanta.values import text
+from kvanta.values import one_line, text
 
 _DESCRIPTION = """\
 The folder of --kv-cache-dir, in which cached prefixes outlive the process.
@@ -20,6 +20,10 @@ The folder of --kv-cache-dir, in which cached prefixes outlive the process.
   kvanta cache ls DIR       models and cache formats, with their pages
   kvanta cache verify DIR   reads every file; exit status 1 if one is damaged
   kvanta cache clear DIR    removes all pages; servers that use the folder go on"""
+
+
+_MAX_PAGE_SIZE = 1 << 20
+_MAX_NAME = 200
 
 
 def parser() -> CommandParser:
@@ -31,18 +35,24 @@ def parser() -> CommandParser:
     return result
 
 
-def _row(entry: _core.CacheFolderEntry) -> dict[str, Any]:
+def _identity(entry: _core.CacheFolderEntry) -> Mapping[str, Any]:
+    """The content of an identity.json, in which whoever can write to the folder may have written anything."""
     try:
         identity = json.loads(entry.identity)
-    except ValueError:  # lost or damaged: its pages are of no use either
-        identity = {}
+    except (ValueError, RecursionError):  # lost or damaged: its pages are of no use either
+        return {}
+    return identity if isinstance(identity, Mapping) else {}
+
+
+def _row(entry: _core.CacheFolderEntry) -> dict[str, Any]:
+    identity = _identity(entry)
+    pages = identity.get("pages")
+    page_size = pages.get("page_size") if isinstance(pages, Mapping) else None
+    names = ("architecture", "kv_cache_dtype", "dtype", "isa")
     return {
         "name": entry.name,
-        "architecture": identity.get("architecture", "?"),
-        "kv_cache_dtype": identity.get("kv_cache_dtype", "?"),
-        "dtype": identity.get("dtype", "?"),
-        "isa": identity.get("isa", "?"),
-        "page_size": identity.get("pages", {}).get("page_size"),
+        **{name: identity[name] if isinstance(identity.get(name), str) else "?" for name in names},
+        "page_size": page_size if type(page_size) is int and 0 < page_size <= _MAX_PAGE_SIZE else None,
         "pages": entry.pages,
         "files": entry.files,
         "bytes": entry.bytes,
@@ -51,12 +61,14 @@ def _row(entry: _core.CacheFolderEntry) -> dict[str, Any]:
     }
 
 
+def _shown(name: str) -> str:
+    return name if name.isprintable() and len(name) <= _MAX_NAME else one_line(name)
+
+
 def _text(rows: Sequence[dict[str, Any]], verified: bool) -> str:
     cells = [
         [
-            row["architecture"],
-            row["kv_cache_dtype"],
-            row["isa"],
+            *(_shown(row[name]) for name in ("architecture", "kv_cache_dtype", "isa")),
             f"{row['pages'] * (row['page_size'] or 0):,}",
             f"{row['files']:,}",
             human_bytes(row["bytes"]),

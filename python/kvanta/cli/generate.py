@@ -23,6 +23,7 @@ from kvanta.llm import LLM
 from kvanta.outputs import RequestOutput
 from kvanta.prompts import TokenPrompt, read_prompt
 from kvanta.sampling_params import SamplingParams
+from kvanta.terminal_chat.markdown import write_answer
 
 # Defaults that differ from those of SamplingParams; the model's own count only if --generation-config is given.
 _DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
@@ -103,8 +104,7 @@ def run(values: argparse.Namespace) -> int:
     output: RequestOutput | None = None
     for piece, output in llm.stream(prompt, params):
         if to_terminal:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            write_answer(piece)
         meter.update(output)
     assert output is not None, "a request ended without an output"
     report = meter.report(output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,7 +133,7 @@ class EngineFactory:
             "scheme_file": _identity_of(Path(scheme)) if is_scheme_file(scheme) else None,
             "options": _numeric_options(self._reference_options()),
             "page_size": engine_config(str(self.folder), self.options).page_size,
-            "unit": [os.environ.get("KVANTA_ISA", ""), _core.backend_names()[0]],
+            "unit": _core.selected_isa("auto"),
             "version": [_core.version(), library.st_size, library.st_mtime_ns],
         }
 

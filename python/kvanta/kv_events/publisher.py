@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 import zmq
 
@@ -17,6 +19,25 @@ _END = (-1).to_bytes(8, "big", signed=True)
 """Sequence number behind the last batch of a replay."""
 _LINGER = 1000
 """Milliseconds that a closed socket goes on sending."""
+_SLICE = 1024
+"""Batches that one call of idle() sends again: those that are new must not wait for a long replay."""
+_MAX_REPLAYS = 64
+"""Clients at a time; the requests of further ones wait."""
+_REPLAY_HWM = 1024
+"""Messages that wait for one client."""
+_PATIENCE = 100
+"""Calls of idle(), 1 to 10 seconds, after which a replay ends whose client takes nothing."""
+
+
+@dataclass
+class _Replay:
+    """Batches that a client has asked for and not got yet."""
+
+    client: bytes
+    next: int
+    end: int
+    blocked: int = 0
+    """Calls of idle() since it took anything."""
 
 
 class KvEventPublisher:
@@ -31,8 +52,10 @@ class KvEventPublisher:
             groups=engine.stats()["groups"],
         )
         self._topic = config.topic.encode()
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        # Frames, which all clients' messages share.
+        self._sent: deque[tuple[int, zmq.Frame]] = deque(maxlen=config.buffer_steps)
         self._count = 0
+        self._replays: dict[bytes, _Replay] = {}
         config = config.of_rank(rank)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._publish = context.socket(zmq.PUB)
@@ -43,8 +66,8 @@ class KvEventPublisher:
             self.replay_endpoint = None
             if config.replay_endpoint is not None:
                 self._replay = context.socket(zmq.ROUTER)
-                # A subscriber acknowledges every half high-water mark: a whole replay and its end always fit.
-                self._replay.setsockopt(zmq.SNDHWM, 2 * (config.buffer_steps + 1))
+                self._replay.setsockopt(zmq.SNDHWM, _REPLAY_HWM)
+                self._replay.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue is an error, not a lost message
                 self.replay_endpoint = _open(self._replay, "replay_endpoint", config.replay_endpoint, bind=True)
         except ResourceError:
             self.close()
@@ -52,23 +75,54 @@ class KvEventPublisher:
 
     def apply(self, events: Sequence[_core.KvEvent]) -> None:
         """Publishes them as one batch."""
-        number = self._count.to_bytes(8, "big")
         payload = self._encoder.batch(events, time.time(), self._rank)
-        self._publish.send_multipart((self._topic, number, payload))
-        self._sent.append((number, payload))
+        self._publish.send_multipart((self._topic, self._count.to_bytes(8, "big"), payload))
+        self._sent.append((self._count, zmq.Frame(payload, copy=False)))
         self._count += 1
 
     def idle(self) -> None:
-        """Sends batches again to those who ask: from the requested number on, as far as they are kept."""
-        while self._replay is not None and self._replay.poll(0):
-            request = self._replay.recv_multipart()
+        """Sends batches again to those who ask: from the requested number on, as far as they are kept.
+
+        Each client has one replay at a time. All of them together get a slice of their batches, as much as they take.
+        """
+        if self._replay is None:
+            return
+        self._take_requests(self._replay)
+        left = _SLICE
+        for each in list(self._replays.values()):
+            left -= self._continue(self._replay, each, max(1, left // len(self._replays)))
+
+    def _take_requests(self, socket: zmq.Socket[bytes]) -> None:
+        for _ in range(_MAX_REPLAYS):
+            if len(self._replays) == _MAX_REPLAYS or not socket.poll(0):
+                return
+            request = socket.recv_multipart()
             if len(request) != 3 or len(request[2]) != 8:  # not a client of this protocol
                 continue
             client, _, first = request
-            for number, payload in self._sent:
-                if number >= first:
-                    self._replay.send_multipart((client, b"", self._topic, number, payload))
-            self._replay.send_multipart((client, b"", b"", _END, b""))
+            if client not in self._replays:
+                self._replays[client] = _Replay(client, int.from_bytes(first, "big"), self._count)
+
+    def _continue(self, socket: zmq.Socket[bytes], replay: _Replay, limit: int) -> int:
+        """Sends up to `limit` batches, and the end after the last. Returns their number."""
+        sent = 0
+        replay.next = max(replay.next, self._count - len(self._sent))
+        begin = replay.next - (self._count - len(self._sent))
+        try:
+            for number, payload in islice(self._sent, begin, begin + min(limit, max(0, replay.end - replay.next))):
+                frames = (replay.client, b"", self._topic, number.to_bytes(8, "big"), payload)
+                socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                replay.next, sent = number + 1, sent + 1
+            if replay.next >= replay.end:
+                socket.send_multipart((replay.client, b"", b"", _END, b""), zmq.NOBLOCK)
+                del self._replays[replay.client]
+        except zmq.Again:
+            replay.blocked = 0 if sent else replay.blocked + 1
+            if replay.blocked == _PATIENCE:
+                del self._replays[replay.client]
+        except zmq.ZMQError:  # the client is gone
+            del self._replays[replay.client]
+        return sent
 
     def close(self) -> None:
         """Closes the sockets; what was published is still sent."""

@@ -31,6 +31,7 @@ from kvanta.server.idle_collection import IdleCollector, frozen_start
 from kvanta.server.options import ServerOptions
 from kvanta.server.reasoning import HARMONY
 from kvanta.server.service import Service
+from kvanta.values import one_line
 
 _log = logging.getLogger("kvanta.server")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -293,4 +294,5 @@ def _banner(service: Service, listener: socket.socket, options: ServerOptions, s
     scheme = "https" if options.ssl_certfile else "http"
     address = f"[{host}]" if ":" in host else host
     where = f"{scheme}://{address}:{port}, loaded in {seconds:.1f} s"
-    return f"serving {service.names[0]} on {where}; Ctrl-C stops"
+    name = service.names[0] if service.names[0].isprintable() else one_line(service.names[0])
+    return f"serving {name} on {where}; Ctrl-C stops"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 RESET, BOLD, DIM, CODE = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[36m"
 # Beginnings of a line that may still become a mark, and the marks.
@@ -16,6 +17,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def printable(text: str) -> str:
     """Without control characters, with which a model could steer the terminal."""
     return _CONTROL.sub("", text)
+
+
+def write_answer(piece: str) -> None:
+    """Writes a piece of a model's text to stdout; to a terminal what is printable alone."""
+    sys.stdout.write(printable(piece) if sys.stdout.isatty() else piece)
+    sys.stdout.flush()
 
 
 class MarkdownRenderer:

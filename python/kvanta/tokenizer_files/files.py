@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.json_file import read_regular_file
 
 Json = dict[str, Any]
 
@@ -93,6 +94,8 @@ def _id(path: Path, value: Any) -> int:
 
 def check_not_a_pointer(path: Path) -> None:
     """Raises InputError for what Git LFS leaves in place of a large file."""
+    if not path.is_file():  # a pipe would make the reader wait for ever
+        raise InputError(f"{path} is not a regular file")
     try:
         with path.open("rb") as file:
             begin = file.read(len(_POINTER))
@@ -107,7 +110,7 @@ def read_json(path: Path) -> Json:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular_file(path))
     except (ValueError, RecursionError, OSError) as error:
         check_not_a_pointer(path)
         raise InputError(f"{path} cannot be read: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvanta.errors import InputError
+from kvanta.json_file import read_regular_file
 from kvanta.tokenizer_files.files import (
     BYTE_LEVEL_DECODER,
     AddedToken,
@@ -72,7 +73,7 @@ def _read_merges(path: Path, vocabulary: Json) -> list[tuple[str, str]]:
         raise InputError(f"{path.parent} has vocab.json, but no merges.txt beside it, nor tokenizer.json")
     check_not_a_pointer(path)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_regular_file(path).split("\n")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     merges = []

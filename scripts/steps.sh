@@ -31,7 +31,7 @@ passed_mark() {
     grep -m 1 -E '^(flags|Features)' /proc/cpuinfo
     env | grep -E '^(KVANTA_|CUDA_|CXX|CFLAGS|LDFLAGS)' | sort || true
     # shellcheck disable=SC2016
-    section_packages build test cross | xargs dpkg-query -W -f '${Package} ${Version}\n' 2>/dev/null || true
+    section_packages build ctest test cross | xargs dpkg-query -W -f '${Package} ${Version}\n' 2>/dev/null || true
   } | sha256sum | sed "s|^\([0-9a-f]*\).*|$passed_folder/$1-\1|"
 }
 
@@ -78,6 +78,7 @@ watch_step() {
 
 declare -A step_pid=() step_began=() step_state=() step_mark=()
 step_times=()
+step_seconds=()  # "NAME=SECONDS" of each step that ran, then "all=SECONDS"
 trap 'for name in "${!step_pid[@]}"; do kill -TERM -- "-${step_pid[$name]}" 2>/dev/null; done; exit 130' INT TERM
 
 # start_step NAME LOG: starts a step, which writes its exit status to LOG.status. The shell's own record of a background
@@ -99,7 +100,9 @@ finish_step() {
   unset "step_pid[$name]"
   [[ -e $log.status ]] || echo 137 >"$log.status"  # it was killed
   rc=$(<"$log.status")
-  took=$(minutes $(($(stat -c %Y "$log.status") - step_began[$name])))  # a background step may have ended long ago
+  took=$(($(stat -c %Y "$log.status") - step_began[$name]))  # a background step may have ended long ago
+  step_seconds+=("$name=$took")
+  took=$(minutes "$took")
   [[ -z ${3:-} ]] || which="$name: "
   closing_lines "$log" | sed "s/^/      $which/"
   case $rc in
@@ -152,6 +155,7 @@ run_steps() {
     fi
   done
   for name in "${!step_pid[@]}"; do finish_step "$name" "$folder/$name.log" background; done
+  step_seconds+=("all=$SECONDS")
   for state in "${step_state[@]}"; do count[$state]=$((count[$state] + 1)); done
   printf '\n%s\n%6s  total\n' "$(printf '%s\n' "${step_times[@]}")" "$(minutes $SECONDS)"
   echo "${count[passed]} passed, ${count[failed]} failed, ${count[skipped]} skipped"

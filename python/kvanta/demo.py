@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import sys
 import time
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvanta.cli import report_errors
 from kvanta.cli.arguments import CommandParser, ListOption, whole_number
+from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import write_json_file
 from kvanta.divergence import kl_divergence
 from kvanta.errors import InputError, ResourceError
@@ -48,6 +51,14 @@ def parser() -> CommandParser:
     result.add_argument("--context", type=whole_number, default=2048, metavar="N", help="tokens of the text [2048]")
     result.add_argument("--threads", type=whole_number, metavar="N", help="CPU threads [all]")
     result.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE")
+    result.add_argument(
+        "--setup",
+        nargs="+",
+        action=ListOption,
+        default=[],
+        metavar="STEP=SECONDS",
+        help="times of the steps before, for --json; scripts/demo gives them",
+    )
     return result
 
 
@@ -199,8 +210,13 @@ def main() -> int:
 
 def _main() -> int:
     values = parser().parse_exactly(sys.argv[1:])
+    began = time.perf_counter()
     report = _show(_choose_model(values.model), values)
     if values.json is not None:
+        own = round(time.perf_counter() - began, 1)
+        steps = {name: float(seconds) for name, _, seconds in (step.partition("=") for step in values.setup)}
+        report["machine"] = {"cpu": cpu_name(), "cpus": os.cpu_count(), "system": platform.platform()}
+        report["seconds"] = {**steps, "demo": own, "all": round(steps.get("all", 0.0) + own, 1)}
         write_json_file(values.json, report)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +63,12 @@ def _gguf_folder(file: Path) -> Path:
 
 def _from_hub(name: str, files: list[str], hub: HubAccess = _DEFAULT_ACCESS) -> Path:
     import huggingface_hub
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not (hub.folder or any(os.environ.get(each) for each in _HUB_FOLDERS)):
         user_home("HF_HOME")
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
         return Path(
             huggingface_hub.snapshot_download(

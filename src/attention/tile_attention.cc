@@ -42,7 +42,9 @@ const kernels::KeyKernel& UnquantizedKeyKernel(const AttentionKernels& kernels, 
 }  // namespace
 
 bool Attends(const AttentionKernels& kernels, const formats::LayerScheme& layer) noexcept {
-  return KeyKernelOf(kernels, layer.k.format->code, layer.k.format->scaling).score != nullptr &&
+  const formats::Format& keys = *layer.k.format;
+  if (keys.scaling.block != formats::ScaleType::kNone && !kernels::HasBlockScales(keys.code)) return false;
+  return KeyKernelOf(kernels, keys.code, keys.scaling).score != nullptr &&
          kernels.values[Index(layer.v.format->code)].accumulate != nullptr;
 }
 

@@ -114,7 +114,7 @@ TEST_P(LinearTest, RowsAreBatchInvariant) {
   for (int64_t row = 0; row < 200; ++row) {
     linear->Forward(x.data() + row * in, 1, expected.data() + row * out, out);
   }
-  for (const int64_t rows : {2, 3, 4, 5, 6, 7, 8, 12, 13, 17, 64, 121, 200}) {
+  for (const int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 17, 19, 21, 23, 24, 25, 26, 64, 121, 199, 200}) {
     const auto y = Product(*linear, x, rows, out);
     ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << rows << " rows";
   }

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -7,10 +11,14 @@
 
 namespace kvanta::kernels {
 
-// y [rows][y_stride] for x [rows][in]; elements that are not written stay -77.
+// y [rows][y_stride] for x [rows][in]; elements that are not written stay -77. A write beyond the last row fails the
+// test.
 inline std::vector<float> Product(const Linear& linear, const std::vector<float>& x, int64_t rows, int64_t y_stride) {
-  std::vector<float> y(static_cast<size_t>(rows * y_stride), -77.0F);
+  const auto size = static_cast<size_t>(rows * y_stride);
+  std::vector<float> y(size + static_cast<size_t>(y_stride), -77.0F);
   linear.Forward(x.data(), rows, y.data(), y_stride);
+  EXPECT_EQ(std::count(y.begin() + static_cast<std::ptrdiff_t>(size), y.end(), -77.0F), y_stride) << rows << " rows";
+  y.resize(size);
   return y;
 }
 

@@ -15,6 +15,7 @@ from kvanta.text_table import human_bytes, render_table
 
 def test_the_demo_on_the_shipped_model(tmp_path: Path) -> None:
     words = ["--model", "stories260k", "--max-tokens", "40", "--context", "200", "--json", str(tmp_path / "r.json")]
+    words += ["--setup", "build=150", "all=170"]
     done = subprocess.run(
         [sys.executable, "-m", "kvanta.demo", *words, "--threads", "1"],
         capture_output=True,
@@ -24,6 +25,9 @@ def test_the_demo_on_the_shipped_model(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
+    seconds = report["seconds"]
+    assert (list(seconds), seconds["build"]) == (["build", "all", "demo"], 150)
+    assert seconds["all"] == pytest.approx(170 + seconds["demo"])
     rows = {row["format"]: row for row in report["formats"]}
     assert list(rows) == ["bf16", "fp8", "int8"]  # int4 does not fit heads of 8
     assert "left out" in done.stdout

@@ -228,8 +228,8 @@ def _set_up_log(level: str) -> None:
     """One line each on stderr. A log that cannot be written, as on a full disk, must not end a request."""
     logging.raiseExceptions = False
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=level.upper())
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
-    logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.getLogger().level))
+    for name in ("uvicorn.error", "asyncio", "httpx"):  # httpx: each request to the hub
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 def _return_large_blocks() -> None:

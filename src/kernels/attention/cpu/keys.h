@@ -93,8 +93,12 @@ KVANTA_INLINE void ScoreRowTiles(const KeyPass& pass, const uint8_t* lines, int 
 // Scores all rows on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.
 template <class Decoder, int kGroups>
 KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
-  pass.cell.block_scales ? ScoreRowTiles<Decoder, kGroups, true>(pass, lines, group, prefetch)
-                         : ScoreRowTiles<Decoder, kGroups, false>(pass, lines, group, prefetch);
+  if constexpr (requires { requires !Decoder::kHasBlockScales; }) {
+    ScoreRowTiles<Decoder, kGroups, false>(pass, lines, group, prefetch);
+  } else {
+    pass.cell.block_scales ? ScoreRowTiles<Decoder, kGroups, true>(pass, lines, group, prefetch)
+                           : ScoreRowTiles<Decoder, kGroups, false>(pass, lines, group, prefetch);
+  }
 }
 
 // Prefetcher steps of a QK call of `tiles` tiles of rows that scores `groups` groups at a time and steps every

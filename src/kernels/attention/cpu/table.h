@@ -36,6 +36,10 @@ constexpr bool HasByteOperands(formats::ElementType type) noexcept {
 constexpr bool IsFp8(formats::ElementType type) noexcept {
   return !formats::IsInteger(type) && formats::CodeBits(type) <= 8;
 }
+// False for element types that no format scales by blocks of channels.
+constexpr bool HasBlockScales(formats::ElementType type) noexcept {
+  return formats::IsInteger(type) || IsFp8(type);
+}
 inline constexpr float kMaxByteQuery = 127;  // a signed byte
 inline constexpr float kMaxByteProb = 255;   // an unsigned byte
 

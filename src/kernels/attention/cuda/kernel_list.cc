@@ -1,5 +1,8 @@
 #include "kernels/attention/cuda/kernel_list.h"
 
+#include <array>
+#include <type_traits>
+
 #include "formats/scheme.h"
 #include "kernels/attention/cuda/attention_params.h"
 
@@ -11,22 +14,33 @@ bool Reads(const formats::Format& format) noexcept {
   return T::kElementType == format.code && T::kScaling == format.scaling;
 }
 
-// Formats with the same encoder produce the same bytes.
-template <class T>
-bool Encodes(const formats::Format& format) noexcept {
-  if constexpr (T::kScaling.token_group != 0) {
-    return format.encode_token_group == &T::EncodeTokenGroup;
-  } else {
-    return format.encode_row == &T::EncodeRow;
-  }
-}
-
-template <class... T>
-int FindEncoder(TypeList<T...> /*list*/, const formats::Format& format) noexcept {
+// Index in AppendFormats of the encoder of a type, or -1.
+template <class T, class... Encoder>
+constexpr int IndexOf(TypeList<Encoder...> /*list*/) noexcept {
   int index = 0;
   int found = -1;
-  ((Encodes<T>(format)&& found < 0 ? found = index : 0, ++index), ...);
+  ((EncodeAlike<T, Encoder>()&& found < 0 ? found = index : 0, ++index), ...);
   return found;
+}
+struct EncoderIndices {
+  int keys = -1;
+  int values = -1;
+};
+template <class T>
+constexpr EncoderIndices IndicesOf() noexcept {
+  EncoderIndices indices{.keys = IndexOf<T>(AppendFormats{})};
+  if constexpr (!std::is_void_v<typename T::Values>) indices.values = IndexOf<typename T::Values>(AppendFormats{});
+  return indices;
+}
+template <class... T>
+constexpr std::array<EncoderIndices, sizeof...(T)> MakeIndices(TypeList<T...> /*list*/) noexcept {
+  return {IndicesOf<T>()...};
+}
+// In the order of formats::All(). Comparing encoders here would compile each a second time.
+constexpr auto kEncoders = MakeIndices(formats::FormatList{});
+
+bool EncodesAlike(const formats::Format& a, const formats::Format& b) noexcept {
+  return a.encode_row == b.encode_row && a.encode_token_group == b.encode_token_group;
 }
 
 template <class Keys, class Values, int kHeadDim>
@@ -64,7 +78,12 @@ int FindKernel(TypeList<Kernel...> /*list*/, const formats::LayerScheme& layer) 
 }  // namespace
 
 int FindAppend(const formats::Format& format) noexcept {
-  return FindEncoder(AppendFormats{}, format);
+  for (size_t i = 0; i < kEncoders.size(); ++i) {
+    const formats::Format& keys = formats::All()[i];
+    if (EncodesAlike(keys, format)) return kEncoders[i].keys;
+    if (keys.value_side != nullptr && EncodesAlike(*keys.value_side, format)) return kEncoders[i].values;
+  }
+  return -1;
 }
 
 int FindAttend(const formats::LayerScheme& layer) noexcept {

@@ -29,7 +29,7 @@ struct TileGrid {
 template <class W>
 TileGrid GridOf(const MultiplyTask& task) {
   const int64_t tiles = task.rows <= kSingleTileRows<W> ? 1 : CeilDiv(task.rows, W::kRowTile);
-  const auto max_rows = static_cast<int>(CeilDiv(task.rows, tiles));
+  const auto max_rows = TileRows(static_cast<int>(CeilDiv(task.rows, tiles)));
   return {tiles, CeilDiv(task.end_panel - task.first_panel, PanelsOf<W>(max_rows, tiles > 1))};
 }
 
@@ -68,6 +68,7 @@ inline void SetPanels(const MultiplyTask& task, int64_t row, const PanelGroup& g
 template <class W>
 void MultiplySingleTile(const MultiplyTask& task, const TileGrid& grid) noexcept {
   TileTask t = FirstTile(task, kXStride<W>, W::kPanelStepBytes, task.steps.blocks);
+  t.rows = task.rows;
   for (int64_t g = 0; g < grid.groups; ++g) {
     const PanelGroup group(task, grid, g);
     SetPanels(task, 0, group, W::kPanelStepBytes, t);
@@ -84,12 +85,13 @@ void MultiplyBlocks(const MultiplyTask& task, const TileGrid& grid) noexcept {
     for (int64_t first = 0; first < grid.groups; first += kCachedGroups<W>) {
       const int64_t end = first + kCachedGroups<W> < grid.groups ? first + kCachedGroups<W> : grid.groups;
       for (int64_t tile = 0; tile < grid.tiles; ++tile) {
-        const int64_t row = tile * task.rows / grid.tiles, end_row = (tile + 1) * task.rows / grid.tiles;
+        const int64_t row = FirstRow<W>(tile, grid.tiles, task.rows);
+        t.rows = FirstRow<W>(tile + 1, grid.tiles, task.rows) - row;
         t.x = task.x + row * kXStride<W>;
         for (int64_t g = first; g < end; ++g) {
           const PanelGroup group(task, grid, g);
           SetPanels(task, row, group, W::kPanelStepBytes, t);
-          FindTileOfMany<W>(static_cast<int>(end_row - row), group.panels)(t);
+          FindTileOfMany<W>(static_cast<int>(t.rows), group.panels)(t);
         }
       }
     }
@@ -137,10 +139,11 @@ void MultiplyExpanded(const MultiplyTask& task, const TileGrid& grid) noexcept {
       t.w = expanded;
       t.w_panel = kPanelBytes;
       for (int64_t tile = 0; tile < grid.tiles; ++tile) {
-        const int64_t row = tile * task.rows / grid.tiles, end_row = (tile + 1) * task.rows / grid.tiles;
+        const int64_t row = FirstRow<Expanded>(tile, grid.tiles, task.rows);
+        t.rows = FirstRow<Expanded>(tile + 1, grid.tiles, task.rows) - row;
         t.x = task.x + row * kXStride<W>;
-        FindTileOfMany<Expanded>(static_cast<int>(end_row - row), group.panels)(t);
-        t.y += (end_row - row) * t.y_stride;
+        FindTileOfMany<Expanded>(static_cast<int>(t.rows), group.panels)(t);
+        t.y += t.rows * t.y_stride;
       }
     }
   }
@@ -163,15 +166,15 @@ void MultiplyElements(const MultiplyTask& task, const TileGrid& grid) noexcept {
       const uint8_t* const next_w =
           task.w + next.panel * t.w_panel + (last ? end_step : first_step) * W::kPanelStepBytes;
       for (int64_t tile = 0, row = 0, end_row = 0; tile < grid.tiles; ++tile, row = end_row) {
-        end_row = (tile + 1) * task.rows / grid.tiles;
-        const int64_t rows = end_row - row;
+        end_row = FirstRow<W>(tile + 1, grid.tiles, task.rows);
+        t.rows = end_row - row;
         const bool last_tile = end_row == task.rows;
         t.x = task.x + row * kXStride<W>;
         t.next_x = last_tile ? block_x : block_x + end_row * kXStride<W>;
-        t.next_y = last_tile ? next_y : t.y + rows * t.y_stride;
+        t.next_y = last_tile ? next_y : t.y + t.rows * t.y_stride;
         t.next_w = tile < next.panels ? next_w + tile * t.w_panel : t.w;
-        FindTileOfMany<W>(static_cast<int>(rows), group.panels)(t);
-        t.y += rows * t.y_stride;
+        FindTileOfMany<W>(static_cast<int>(t.rows), group.panels)(t);
+        t.y += t.rows * t.y_stride;
       }
     }
   }
@@ -211,9 +214,11 @@ void Pack(const PackTask& task) noexcept {
   }
 }
 
-// Rows whose packed x (a block of steps) takes about half of a 512 KiB L2, in whole tiles; 264 for vdpbf16ps and f32.
+// Rows whose packed x (a block of steps) takes about half of a 512 KiB L2, in whole tiles; 264 for vdpbf16ps and f32. A
+// tile may read the row after an odd number of rows: there is memory for it.
 template <class W>
-constexpr int64_t kBlockRows = W::kIsBlock ? 192 : (288 << 10) / (kXStride<W> * W::kRowTile) * int64_t{W::kRowTile};
+constexpr int64_t kBlockRows = W::kIsBlock ? 192
+                                           : (288 << 10) / (kXStride<W> * W::kRowTile) * int64_t{W::kRowTile} / 2 * 2;
 
 template <class W>
 constexpr WeightKernels kWeightKernels{.step_k = W::kStepK,

@@ -28,11 +28,22 @@ struct TileTask {
   float* y = nullptr;           // the tile's first element
   int64_t y_stride = 0;
   int64_t columns = 0;  // valid, of 16 * panels
+  int64_t rows = 0;     // valid: all rows of the tile, or all but the last one
   // Operands of tiles to come, which a tile of many prefetches: of x and W a line per step.
   const uint8_t* next_x = nullptr;
   const uint8_t* next_w = nullptr;
   const float* next_y = nullptr;
 };
+
+// Rows of the smallest tile that holds `rows`: an even number from 4 on, which halves the instances. A row too many is
+// computed from what follows x's rows in memory, and is not stored.
+constexpr int TileRows(int rows) {
+  return rows <= 4 ? rows : static_cast<int>(RoundUp(rows, 2));
+}
+template <int kRows>
+KVANTA_INLINE bool HasRow(const TileTask& t, int row) {
+  return TileRows(kRows - 1) != kRows || row + 1 < kRows || t.rows == kRows;
+}
 
 template <int kRows, int kPanels>
 struct Sums {
@@ -90,6 +101,7 @@ KVANTA_INLINE void StoreSums(const TileTask& t, const Sums<kRows, kPanels>& sums
   if (t.bias == nullptr && t.columns == kPanels * kPanelColumns) {
 #pragma GCC unroll 24
     for (int row = 0; row < kRows; ++row) {
+      if (!HasRow<kRows>(t, row)) break;
 #pragma GCC unroll 8
       for (int panel = 0; panel < kPanels; ++panel) {
         Vec16::Store(y + row * y_stride + panel * kPanelColumns, sums.v[row][panel]);
@@ -103,6 +115,7 @@ KVANTA_INLINE void StoreSums(const TileTask& t, const Sums<kRows, kPanels>& sums
         const Vec16::F added = bias != nullptr ? Vec16::LoadTail(bias + panel * kPanelColumns, n) : Vec16::Zero();
 #pragma GCC unroll 24
         for (int row = 0; row < kRows; ++row) {
+          if (!HasRow<kRows>(t, row)) break;
           const Vec16::F sum = sums.v[row][panel];
           Vec16::StoreTail(y + row * y_stride + panel * kPanelColumns, bias != nullptr ? Vec16::Add(sum, added) : sum,
                            n);
@@ -139,7 +152,8 @@ class WeightPrefetcher {
   int64_t w_panel_;
 };
 
-// kOneOfMany: one of several tiles of rows, over a block of steps.
+// kOneOfMany: one of several tiles of rows, over a block of steps; of weights in blocks, such a tile has no code of its
+// own.
 template <class W, int kRows, int kPanels, bool kOneOfMany>
 void MultiplyTile(const TileTask& t) noexcept {
   constexpr int64_t kXStepBytes = W::kPhases * static_cast<int64_t>(sizeof(typename W::X));
@@ -155,6 +169,10 @@ void MultiplyTile(const TileTask& t) noexcept {
         t.columns, [&](int panel, int n) __attribute__((always_inline)) {
 #pragma GCC unroll 24
           for (int row = 0; row < kRows; ++row) {
+            if (!HasRow<kRows>(t, row)) {
+              sums.v[row][panel] = Vec16::Zero();
+              break;
+            }
             const float* y = t.y + row * t.y_stride + panel * kPanelColumns;
             sums.v[row][panel] = n == Vec16::kLanes ? Vec16::Load(y) : Vec16::LoadTail(y, n);
           }
@@ -218,13 +236,15 @@ TileFunction FindPanels(int panels) {
   if constexpr (kPanels > 1) {
     if (panels < kPanels) return FindPanels<W, kRows, kPanels - 1, kOneOfMany>(panels);
   }
-  return MultiplyTile<W, kRows, kPanels, kOneOfMany>;
+  constexpr bool kDiffers = kOneOfMany && !W::kIsBlock;
+  return MultiplyTile<W, kRows, kPanels, kDiffers>;
 }
 
 template <class W, int kMinRows, bool kOneOfMany, int kRows>
 TileFunction FindTile(int rows, int panels) {
-  if constexpr (kRows > kMinRows) {
-    if (rows < kRows) return FindTile<W, kMinRows, kOneOfMany, kRows - 1>(rows, panels);
+  constexpr int kFewer = kRows > 4 ? kRows - 2 : kRows - 1;
+  if constexpr (kFewer >= kMinRows) {
+    if (rows <= kFewer) return FindTile<W, kMinRows, kOneOfMany, kFewer>(rows, panels);
   }
   return FindPanels<W, kRows, PanelsOf<W>(kRows, kOneOfMany), kOneOfMany>(panels);
 }
@@ -233,20 +253,39 @@ TileFunction FindTile(int rows, int panels) {
 template <class W>
 constexpr int kSingleTileRows = W::kTileSums > W::kRowTile ? W::kTileSums : W::kRowTile;
 
+// Rows of one of many tiles are a multiple of this, but for the last tile.
+template <class W>
+constexpr int64_t kRowUnit = W::kRowTile > 4 ? 2 : 1;
+
+// First row of a tile, or the end of the last one, in a division of rows into tiles as even as whole units allow.
+template <class W>
+constexpr int64_t FirstRow(int64_t tile, int64_t tiles, int64_t rows) {
+  const int64_t row = tile * CeilDiv(rows, kRowUnit<W>) / tiles * kRowUnit<W>;
+  return row < rows ? row : rows;
+}
+
+// Rows of the smallest tile, the last one aside: divided evenly, the fewest rows that need one tile more.
+template <class W>
+constexpr int MinRowsOfMany() {
+  int min = W::kRowTile;
+  for (int64_t rows = kSingleTileRows<W> + 1; rows <= kSingleTileRows<W> + W::kRowTile; ++rows) {
+    const int64_t tiles = CeilDiv(rows, W::kRowTile);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const auto height = static_cast<int>(FirstRow<W>(tile + 1, tiles, rows) - FirstRow<W>(tile, tiles, rows));
+      if (height < min) min = height;
+    }
+  }
+  return TileRows(min);
+}
+
 template <class W>
 TileFunction FindSingleTile(int rows, int panels) {
-  return FindTile<W, 1, false, kSingleTileRows<W>>(rows, panels);
+  return FindTile<W, 1, false, TileRows(kSingleTileRows<W>)>(rows, panels);
 }
 
 template <class W>
 TileFunction FindTileOfMany(int rows, int panels) {
-  // Rows are divided evenly, so the smallest tile is that of the fewest rows, or of the fewest that leave one row over.
-  constexpr int kFewest = kSingleTileRows<W> + 1;
-  constexpr int kFull = static_cast<int>(CeilDiv(kFewest - 1, W::kRowTile));
-  constexpr int kOneOver = (kFull * W::kRowTile + 1) / (kFull + 1);
-  constexpr int kOfFewest = kFewest / static_cast<int>(CeilDiv(kFewest, W::kRowTile));
-  constexpr int kMinRows = kOneOver < kOfFewest ? kOneOver : kOfFewest;
-  return FindTile<W, kMinRows, true, W::kRowTile>(rows, panels);
+  return FindTile<W, MinRowsOfMany<W>(), true, TileRows(W::kRowTile)>(rows, panels);
 }
 
 }  // namespace

@@ -352,8 +352,14 @@ KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
   }
 }
 
-using CodeFp16 = LaneCode<DecodeFp16>;
-using CodeBf16 = PairCode<DecodeBf16>;
+// Codes that no format scales by blocks (HasBlockScales()): kernels of them have no code for it.
+template <class Decoder>
+struct WithoutBlockScales : Decoder {
+  static constexpr bool kHasBlockScales = false;
+};
+
+using CodeFp16 = WithoutBlockScales<LaneCode<DecodeFp16>>;
+using CodeBf16 = WithoutBlockScales<PairCode<DecodeBf16>>;
 using CodeE4M3 = PairCode<DecodeFp8<kE4M3Tables>>;
 using CodeE5M2 = PairCode<DecodeFp8<kE5M2Tables>>;
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <ranges>
 
@@ -24,16 +23,6 @@ bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
   queue.erase(it);
   return true;
 }
-
-constexpr double kPromptSeconds = 0.04;   // for prompts in a step in which sequences decode, at least
-constexpr double kFewPrompts = 4;         // prompts, beyond which it grows with their number
-constexpr double kMaxShare = 6;           // times
-constexpr double kIdleSeconds = 0.1;      // likewise, while none does,
-constexpr double kIdleSteps = 4;          // times this
-constexpr int64_t kFirstRows = 16;        // of the first step, which nothing is known about
-constexpr int64_t kGrowth = 4;            // times the rows of the largest step until now: beyond, its time is a guess
-constexpr int64_t kRowUnit = 8;           // rows that kernels compute together
-constexpr int64_t kMeasuredPrompt = 128;  // tokens of a chunk, of which the time of a prompt's token is known
 
 }  // namespace
 
@@ -79,24 +68,6 @@ int64_t Scheduler::LogitRows(const Sequence& sequence, int64_t tokens) const noe
   return sequence.logits_of_prompt ? tokens : tokens == sequence.Remaining() ? 1 : 0;
 }
 
-// As many of the next `limit` tokens as the step has time for; at least kRowUnit of a step's first prompt.
-int64_t Scheduler::TokensInTime(const Sequence& sequence, int64_t limit) const {
-  const auto rows = static_cast<int64_t>(work_.rows);
-  const int64_t known = std::max(kFirstRows, kGrowth * times_.MeasuredRows());
-  limit = std::min(limit, std::max<int64_t>(0, known - rows));
-  int64_t fits = HasPromptChunk() ? 0 : std::min(limit, kRowUnit);
-  for (int64_t above = limit + 1; above - fits > 1;) {
-    const int64_t tokens = fits + (above - fits) / 2;
-    StepWork work = work_;
-    times_.Add(work, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
-    (times_.Seconds(work) <= seconds_ ? fits : above) = tokens;
-  }
-  if (fits == limit || fits <= kRowUnit) return fits;
-  const int64_t unit =
-      std::max(kRowUnit / 2, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows + fits))) / 8);
-  return std::max(kRowUnit, (rows + fits) / unit * unit - rows);
-}
-
 // Largest chunk within the budgets that ends on a page boundary or at the sequence's end; 0 if there is none.
 // Exceptions: a step's first prompt takes the whole budget if alignment would waste more than half of it; otherwise
 // decoding sequences that leave less than a page would starve prefill. With a clock, chunks below two pages are not
@@ -139,8 +110,8 @@ void Scheduler::Preempt(Sequence& sequence) {
   ++preemptions_;
 }
 
-// Of the sequences after `sequence` that come last by priority, the one that takes least time to bring back, and the
-// last one of equals; `sequence` itself if there is none. What others share with it stays in the cache.
+// The sequence that takes least time to bring back, of those after `sequence` that come last by priority, and the last
+// one of equals; `sequence` itself if there is none. What others share with it stays in the cache.
 Sequence& Scheduler::Cheapest(Sequence& sequence) const noexcept {
   const auto cost = [](const Sequence& each) { return each.pages.Length() - each.prefix_tokens; };
   Sequence* cheapest = running_.back();
@@ -184,40 +155,6 @@ void Scheduler::ScheduleDecodes() {
     if (sequence.Remaining() == 1 && sequence.pages.Reserved() == 0) ScheduleRunning(sequence);
     if (i < running_.size() && running_[i] == &sequence) ++i;
   }
-}
-
-// Sets the time that the step may take, in which all sequences that decode have a token already.
-void Scheduler::LimitTime(const StepClock& clock) {
-  const double part = 1.0 / config_.steps_in_flight;
-  const auto streams = std::ranges::count_if(running_, [](const Sequence* each) { return each->Remaining() <= 1; });
-  const bool has_streams = streams > 0;
-  const double decodes = has_streams ? times_.Seconds(work_) : PromptSeconds(0, 1);
-  const double given = config_.max_step_seconds * part;
-  // Where many wait for a first token, the others wait longer for their next one: large chunks are efficient.
-  const auto prompts = static_cast<double>(Running() - streams + Waiting());
-  const double share = std::clamp(prompts / kFewPrompts, 1.0, kMaxShare);
-  const double automatic = std::max(2 * decodes, decodes + share * kPromptSeconds * part);
-  stream_seconds_ = (given > 0 ? given : automatic) - clock.spent;
-  const double idle = kIdleSteps * (given > 0 ? given : std::max(2 * decodes, kIdleSeconds * part)) - clock.spent;
-  seconds_ = has_streams ? stream_seconds_ : idle;
-}
-
-double Scheduler::PromptSeconds(int64_t start, int64_t tokens) const noexcept {
-  StepWork chunk;
-  times_.Add(chunk, start, tokens, 0);
-  return times_.Seconds(chunk);
-}
-
-double Scheduler::PromptTokenSeconds() const noexcept {
-  return PromptSeconds(0, kMeasuredPrompt) / static_cast<double>(kMeasuredPrompt);
-}
-
-double Scheduler::PromptSecondsLeft() const noexcept {
-  int64_t tokens = 0;
-  for (const auto* queue : {&running_, &waiting_}) {
-    for (const Sequence* each : *queue) tokens += each->Remaining() > 1 ? each->Remaining() : 0;
-  }
-  return static_cast<double>(tokens) * PromptTokenSeconds();
 }
 
 // A sequence whose prompt needs further steps, or this one.
@@ -380,20 +317,6 @@ std::span<const Chunk> Scheduler::Schedule(const std::optional<StepClock>& clock
   if (!fits || !reservations_.HasBefore(sequence))
     Refuse(sequence);  // else what has the memory will run, or give it up
   return chunks_;
-}
-
-int64_t Scheduler::DraftRowsLeft() const noexcept {
-  if (seconds_ == kNoLimit) return budget_;
-  int64_t fits = 0;
-  const int64_t known = std::max(kFirstRows, kGrowth * times_.MeasuredRows()) - static_cast<int64_t>(work_.rows);
-  for (int64_t above = std::clamp<int64_t>(known, 0, budget_) + 1; above - fits > 1;) {
-    const int64_t rows = fits + (above - fits) / 2;
-    StepWork work = work_;
-    work.rows += static_cast<double>(rows);
-    work.logits += static_cast<double>(rows);
-    (times_.Seconds(work) <= seconds_ ? fits : above) = rows;
-  }
-  return fits;
 }
 
 int64_t Scheduler::DraftSlots(const Chunk& chunk) const noexcept {

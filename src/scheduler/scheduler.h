@@ -125,6 +125,8 @@ class Scheduler {
   Blocked StateOf(const Sequence& sequence) const noexcept;
   bool HasPromptChunk() const;
   int64_t ChunkTokens(const Sequence& sequence) const;
+  template <class AddWork>
+  int64_t InTime(int64_t fits, int64_t limit, AddWork add) const;
   int64_t TokensInTime(const Sequence& sequence, int64_t limit) const;
   int64_t LogitRows(const Sequence& sequence, int64_t tokens) const noexcept;
   bool IsPartial(const Sequence& sequence) const noexcept;

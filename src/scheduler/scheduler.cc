@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <ranges>
 
 #include "base/math.h"
 #include "kvanta/error.h"
@@ -115,9 +114,9 @@ void Scheduler::Preempt(Sequence& sequence) {
 Sequence& Scheduler::Cheapest(Sequence& sequence) const noexcept {
   const auto cost = [](const Sequence& each) { return each.pages.Length() - each.prefix_tokens; };
   Sequence* cheapest = running_.back();
-  for (Sequence* each : running_ | std::views::reverse) {
-    if (each->priority != running_.back()->priority || !RunsBefore(sequence, *each)) break;
-    if (cost(*each) < cost(*cheapest)) cheapest = each;
+  for (auto each = running_.rbegin(); each != running_.rend(); ++each) {
+    if ((*each)->priority != running_.back()->priority || !RunsBefore(sequence, **each)) break;
+    if (cost(**each) < cost(*cheapest)) cheapest = *each;
   }
   return *cheapest;
 }

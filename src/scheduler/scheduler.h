@@ -37,7 +37,7 @@ struct SchedulerConfig {
   // comes is soon looked at. 0: twice what the step takes without prompts, or 40 ms more than that; and without
   // sequences that decode 0.4 s, or eight times what a step of one token takes. The larger counts.
   double max_step_seconds = 0;
-  PromptOrderConfig prompts;
+  PromptOrderConfig prompts = {};
   // Prompts that are computed at the same time, as in vLLM; 0: any number. Prompts of more tokens than
   // long_prompt_tokens are long (0: none is), and a step computes at most so many tokens of them.
   int max_partial_prompts = 0, max_long_partial_prompts = 0;

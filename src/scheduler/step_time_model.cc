@@ -70,7 +70,7 @@ double StepTimeModel::Seconds(const StepWork& work) const noexcept {
 void StepTimeModel::Begin(const StepWork& work, double seconds) noexcept {
   const double row = seconds / std::max(1.0, work.rows);
   for (int knot = 0; knot < kKnots; ++knot) {
-    deviation_[static_cast<size_t>(kLinear + knot)] = kCorrection * std::max(seconds, row * std::exp2(knot));
+    deviation_[size_t{kLinear} + static_cast<size_t>(knot)] = kCorrection * std::max(seconds, row * std::exp2(knot));
   }
   deviation_[0] = seconds;
   deviation_[1] = row;
@@ -102,7 +102,7 @@ void StepTimeModel::Record(const StepWork& work, double seconds) noexcept {
   const double unloaded = Unloaded(features);
   const double expected = load_ * unloaded;
   const double noise = kNoise * (is_first || expected <= 0 ? seconds : expected) / load_;
-  const double total = variance + noise * noise;
+  const double total = std::max(0.0, variance) + noise * noise;
   const double limit = kOutlier * std::sqrt(total) * load_;
   const double error = std::clamp(seconds - expected, -limit, limit);
   for (int i = 0; i < kSize; ++i)

@@ -66,7 +66,9 @@ class StepTimeModel {
   Features FeaturesOf(const StepWork& work) const noexcept;
   double Unloaded(const Features& features) const noexcept;
   void Begin(const StepWork& work, double seconds) noexcept;
-  double& Covariance(int i, int j) noexcept { return covariance_[static_cast<size_t>(i * kSize + j)]; }
+  double& Covariance(int i, int j) noexcept {
+    return covariance_[static_cast<size_t>(i) * kSize + static_cast<size_t>(j)];
+  }
 
   std::vector<Group> groups_;
   std::array<double, kSize> coefficients_ = {};

@@ -100,7 +100,8 @@ class BatchingOptions(OptionGroup):
     )
     long_prefill_token_threshold: int | None = option(
         0,
-        "tokens above which a prompt is long, and that a step computes of it at most (0: no limit)",
+        "tokens above which a prompt is long, and that a step computes of it at most (0: no limit; with "
+        "max_long_partial_prefills, 4 % of max_model_len)",
         parse_tokens,
         metavar="N",
         group="batching",

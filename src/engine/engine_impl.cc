@@ -72,7 +72,9 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                       .fair = config.fair_by != "none"},
           .max_partial_prompts = config.max_num_partial_prefills,
           .max_long_partial_prompts = config.max_long_partial_prefills,
-          .long_prompt_tokens = config.long_prefill_token_threshold},
+          .long_prompt_tokens = config.max_long_partial_prefills > 0 && config.long_prefill_token_threshold == 0
+                                    ? std::max<int64_t>(1, config.max_model_len / 25)  // as in vLLM
+                                    : config.long_prefill_token_threshold},
       *cache_);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens,
                                              engine::MaxLogitRows(config), !config.enforce_eager);

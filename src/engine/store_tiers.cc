@@ -203,6 +203,7 @@ bool StoreTiers::Advance(RequestState& request, Round& round) {
         load = {};
         request.last_lookup.evictions = cache_.prefix->Evictions();
         request.last_lookup.pages = KnownPages(request);
+        request.prefix_tokens = request.last_lookup.pages * cache_.spec.page_size;
         End(request);  // it keeps its reservation
         return true;
       }

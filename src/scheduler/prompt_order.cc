@@ -26,10 +26,11 @@ void PromptOrder::Add(const Sequence& sequence) {
 }
 
 void PromptOrder::Remove(const Sequence& sequence) noexcept {
+  if (oldest_ == &sequence) oldest_ = nullptr;  // its address may become another sequence's
   const auto user = config_.fair ? users_.find(sequence.user) : users_.end();
   if (user == users_.end() || --user->second.sequences > 0) return;
   const double served = user->second.served;
-  // Only a user who is ahead of all others could gain by being forgotten.
+  // A user who has had more than another one could gain by being forgotten.
   const bool is_ahead = std::ranges::any_of(
       users_, [&](const auto& each) { return each.second.sequences > 0 && each.second.served < served; });
   if (!is_ahead) users_.erase(user);
@@ -54,7 +55,8 @@ double PromptOrder::Length(const Sequence& sequence) const noexcept {
   if (token_seconds_ <= 0) return remaining;
   const auto length = static_cast<double>(std::ssize(sequence.tokens) - sequence.prefix_tokens);
   const double max_delay = config_.max_delay > 0 ? config_.max_delay : kAloneTimes * length * token_seconds_;
-  return remaining - (now_ - sequence.added) / max_delay * length;
+  const double waited = now_ - sequence.added;
+  return waited < max_delay ? remaining * (1 - waited / max_delay) : max_delay - waited;  // the most overdue one first
 }
 
 double PromptOrder::Served(const Sequence& sequence) const noexcept {
@@ -64,12 +66,12 @@ double PromptOrder::Served(const Sequence& sequence) const noexcept {
 
 bool PromptOrder::Before(const Sequence& a, const Sequence& b) const noexcept {
   if (a.priority != b.priority) return a.priority < b.priority;
+  if (by_length_ && overtaken_ >= kOvertaking && (&a == oldest_) != (&b == oldest_)) return &a == oldest_;
   if (config_.fair && a.user != b.user) {
     const double of_a = Served(a), of_b = Served(b);
     if (of_a != of_b) return of_a < of_b;
   }
   if (!by_length_) return a.arrival < b.arrival;
-  if (overtaken_ >= kOvertaking && (&a == oldest_) != (&b == oldest_)) return &a == oldest_;
   const double length_of_a = Length(a), length_of_b = Length(b);
   return length_of_a != length_of_b ? length_of_a < length_of_b : a.arrival < b.arrival;
 }

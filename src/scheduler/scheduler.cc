@@ -44,7 +44,12 @@ void Scheduler::Wait(Sequence& sequence) {
 void Scheduler::Add(Sequence& sequence) {
   sequence.arrival = arrivals_++;
   order_.Add(sequence);
-  Wait(sequence);
+  try {
+    Wait(sequence);
+  } catch (...) {
+    order_.Remove(sequence);
+    throw;
+  }
 }
 
 void Scheduler::Remove(Sequence& sequence) {
@@ -112,7 +117,7 @@ void Scheduler::Preempt(Sequence& sequence) {
 // The sequence that takes least time to bring back, of those after `sequence` that come last by priority, and the last
 // one of equals; `sequence` itself if there is none. What others share with it stays in the cache.
 Sequence& Scheduler::Cheapest(Sequence& sequence) const noexcept {
-  const auto cost = [](const Sequence& each) { return each.pages.Length() - each.prefix_tokens; };
+  const auto cost = [](const Sequence& each) { return std::max<int64_t>(0, each.pages.Length() - each.prefix_tokens); };
   Sequence* cheapest = running_.back();
   for (auto each = running_.rbegin(); each != running_.rend(); ++each) {
     if ((*each)->priority != running_.back()->priority || !RunsBefore(sequence, **each)) break;
@@ -193,16 +198,23 @@ void Scheduler::SchedulePrompts(const std::optional<StepClock>& clock, bool admi
     order_.Begin(prompts_, clock ? std::optional(clock->now) : std::nullopt, PromptTokenSeconds());
   }
   const auto before = [&](const Sequence* a, const Sequence* b) { return order_.Before(*a, *b); };
-  size_t next = 0;
-  while (budget_ > 0 && next < prompts_.size()) {
-    if (by_order)
-      std::iter_swap(prompts_.begin() + static_cast<ptrdiff_t>(next),
-                     std::min_element(prompts_.begin() + static_cast<ptrdiff_t>(next), prompts_.end(), before));
-    Sequence& sequence = *prompts_[next++];
+  const auto may_start = [&](const Sequence& sequence) {
+    const bool has_memory = sequence.reservation && !sequence.loading;
+    return may_admit() || (has_memory && preemptions == preemptions_ && Running() < config_.max_sequences);
+  };
+  for (auto next = prompts_.begin(); budget_ > 0 && next != prompts_.end();) {
+    if (by_order) std::iter_swap(next, std::min_element(next, prompts_.end(), before));
+    Sequence& sequence = **next++;
+    const auto chunks = std::ssize(chunks_);
     if (sequence.running) {
       ScheduleRunning(sequence);
-    } else if (may_admit()) {
-      admits = TryAdmit(sequence);
+      if (clock && HasPromptChunk() && std::ssize(chunks_) == chunks) return;  // no time for a single row
+    } else if (may_start(sequence)) {
+      admits = TryAdmit(sequence) && admits;
+    }
+    if (!may_admit()) {  // thousands may wait
+      const auto waits = [&](const Sequence* each) { return !each->running && !may_start(*each); };
+      prompts_.erase(std::remove_if(next, prompts_.end(), waits), prompts_.end());
     }
     if (!clock || chunks_.empty()) continue;
     if (chunks_.back().last) seconds_ = std::min(seconds_, stream_seconds_);  // its first token waits for the step
@@ -249,6 +261,7 @@ bool Scheduler::Admit(Sequence& sequence) {
     prefix_hits_ += matched;
   }
   reservations_.End(sequence);  // its pages have references of their own
+  sequence.prefix_tokens = matched;
   InsertInQueue(running_, &sequence);
   sequence.running = true;
   Append(sequence, tokens);
@@ -269,10 +282,10 @@ bool Scheduler::Prepare(Sequence& sequence) {
   return done;
 }
 
-// False if no other sequence may be admitted in this step.
+// False if no other sequence may be admitted in this step, but for those whose memory is reserved.
 bool Scheduler::TryAdmit(Sequence& sequence) {
   if (sequence.awaits_memory) return false;
-  if (!MayStart(sequence)) return true;
+  if (!MayStart(sequence)) return IsLong(sequence);  // shorter ones may, unless the limit is that of all
   if (cache_.spec.MaxBytes(static_cast<int64_t>(sequence.tokens.size())) > cache_.pool.BudgetBytes()) {
     Refuse(sequence);
     return true;

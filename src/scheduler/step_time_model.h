@@ -75,7 +75,6 @@ class StepTimeModel {
   std::array<double, kSize> deviation_ = {};          // of the coefficients before anything is known
   std::array<double, kSize* kSize> covariance_ = {};  // of the coefficients
   double load_ = 1;                                   // time of the last steps / that of the coefficients
-  int outliers_ = 0;                                  // in a row
   double measured_rows_ = 0;
   double best_row_ = 0;  // the least seconds of a row in a step
 };

@@ -70,6 +70,13 @@ TEST(PromptOrder, LetsNoPromptWaitForMoreThanMaxDelay) {
   EXPECT_EQ(&prompts.First(5.5), &large);
 }
 
+TEST(PromptOrder, TakesTheMostOverdueFirst) {
+  Prompts prompts({.max_delay = 1});
+  Sequence& small = prompts.Add(100, 0);
+  prompts.Add(8000, 0.1);
+  EXPECT_EQ(&prompts.First(1.5), &small);
+}
+
 TEST(PromptOrder, WaitsFourTimesThePromptsOwnTimeByDefault) {
   Prompts prompts;
   Sequence& large = prompts.Add(1000, 0);  // 10 s alone

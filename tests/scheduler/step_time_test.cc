@@ -165,6 +165,14 @@ TEST(StepTime, UsersShareThePrompts) {
   EXPECT_LE(world.now - begin, 3 * TimedWorld::Seconds(200));
 }
 
+// The work of a step must not grow with the square of the prompts that wait.
+TEST(StepTime, ThousandsMayWait) {
+  TimedWorld world(Config(4, 512));
+  std::vector<std::unique_ptr<Sequence>> prompts;
+  for (int i = 0; i < 20'000; ++i) prompts.push_back(world.Add(300, i % 1000));
+  for (int step = 0; step < 20; ++step) EXPECT_GT(world.Step(), 0);
+}
+
 TEST(StepTime, LimitsOfPartialPromptsHold) {
   SchedulerConfig config = Config(8, 512);
   config.max_partial_prompts = 2;

@@ -63,7 +63,7 @@ class ReplicaCosts:
         return int((math.sqrt(first**2 + 4 * growth * max(0.0, seconds)) - first) / (2 * growth))
 
     def step_limit_s(self, decodes_s: float, streams: bool, prompts: int) -> float:
-        """Time of a step whose sequences take decodes_s to decode, as src/scheduler/scheduler.cc limits it."""
+        """Time of a step whose sequences take decodes_s to decode, as src/scheduler/step_time.cc limits it."""
         if self.max_step_s == 0:
             return math.inf
         if streams:

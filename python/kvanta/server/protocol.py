@@ -72,7 +72,7 @@ class QueueFields(Body):
             extra.get("user"),
             metadata.get("user_id") if isinstance(metadata, dict) else None,  # Anthropic's name
         )
-        return next((name for name in names if isinstance(name, str) and name), "")[:_MAX_USER]
+        return text("user", next((name for name in names if isinstance(name, str) and name), "")[:_MAX_USER])
 
     def engine_fields(self) -> dict[str, Any]:
         """Arguments of the engine in addition to the parameters."""

@@ -21,7 +21,7 @@ namespace {
 constexpr bool VectorsAreFaster(int64_t rows) noexcept {
   return rows <= 12 || (rows > 16 && rows <= 22);
 }
-// With more rows, the hardware's own prefetches suffice.
+// With more rows, the prefetches of Unpack suffice.
 inline constexpr int64_t kPrefetchingRows = 48;
 // Prefetch distance in a panel, likewise.
 inline constexpr int64_t kTilePrefetchBytes = 4096;

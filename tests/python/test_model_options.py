@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from kvanta import LLM, InputError
@@ -32,7 +31,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"name": name, **arguments})
         return str(STORIES)
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     return calls
 
 

@@ -256,7 +256,8 @@ TEST_F(DiskTierTest, ReadsOfSecondsAreGivenUp) {
 class SmallDisk : public DiskTierTest {
  protected:
   void SetUp() override {
-    if (::mount("tmpfs", folder_.Path().c_str(), "tmpfs", 0, "size=32k") != 0) GTEST_SKIP() << "mount needs root";
+    if (::mount("tmpfs", folder_.Path().c_str(), "tmpfs", 0, "size=32k,mode=700") != 0)
+      GTEST_SKIP() << "mount needs root";
     mounted_ = true;
   }
   void TearDown() override {
@@ -290,7 +291,7 @@ TEST_F(SmallDisk, AFullDiskCostsItsWritesAlone) {
 TEST_F(SmallDisk, AReadOnlyFolderIsRead) {
   tokens_.resize(40);  // two pages, which fit
   const std::vector<float> cold = Fill();
-  ASSERT_EQ(::mount("tmpfs", folder_.Path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=32k"), 0);
+  ASSERT_EQ(::mount("tmpfs", folder_.Path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=32k,mode=700"), 0);
   std::vector<std::string> warnings;
   EngineConfig config = StoredConfig(folder_.Path());
   config.on_warning = [&](const std::string& text) { warnings.push_back(text); };

@@ -147,18 +147,19 @@ bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
 // been. Without memory to hold them they are given out now: whoever loads the pages computes what is missing.
 void Engine::Impl::HoldPrompts(std::vector<RequestOutput>& outputs) noexcept {
   if (components_.config.role != "prefill" || !tiers_) return;
-  const auto prompts = std::ranges::partition(outputs, [](const auto& output) { return output.tokens.empty(); });
+  const auto prompts =
+      std::partition(outputs.begin(), outputs.end(), [](const auto& output) { return output.tokens.empty(); });
   try {
-    if (!prompts.empty()) {
-      std::vector<RequestOutput> held(prompts.size());
+    if (prompts != outputs.end()) {
+      std::vector<RequestOutput> held(static_cast<size_t>(outputs.end() - prompts));
       held_.push_back({.writes = tiers_->QueuedWrites(), .outputs = std::move(held)});
-      std::ranges::move(prompts, held_.back().outputs.begin());
-      outputs.erase(prompts.begin(), prompts.end());
+      std::move(prompts, outputs.end(), held_.back().outputs.begin());
+      outputs.erase(prompts, outputs.end());
     }
     while (!held_.empty() && tiers_->AreWritten(held_.front().writes)) {
       std::vector<RequestOutput>& written = held_.front().outputs;
       outputs.reserve(outputs.size() + written.size());
-      std::ranges::move(written, std::back_inserter(outputs));
+      std::move(written.begin(), written.end(), std::back_inserter(outputs));
       held_.pop_front();
     }
   } catch (const std::exception&) {

@@ -15,7 +15,7 @@ void ReadHybrid(const JsonObject& json, ModelConfig& config) {
   ReadGatedDeltaNetLayers(json, config);
 }
 
-void ReadExperts(const JsonObject& json, ModelConfig& config) {
+void ReadExpertSizes(const JsonObject& json, ModelConfig& config) {
   ReadExpertCounts(json, "num_experts", "moe_intermediate_size", config);
   config.moe.shared_expert_intermediate_size =
       static_cast<int>(json.Int("shared_expert_intermediate_size", 1, kMaxExpertWidth));
@@ -25,14 +25,14 @@ void ReadExperts(const JsonObject& json, ModelConfig& config) {
 
 void ReadQwen3Next(const JsonObject& json, ModelConfig& config) {
   ReadHybrid(json, config);
-  ReadExperts(json, config);
+  ReadExpertSizes(json, config);
   ReadSparseLayers(json, config);
   config.moe.norm_topk_prob = json.Bool("norm_topk_prob", true);
 }
 
 void ReadQwen35Moe(const JsonObject& json, ModelConfig& config) {
   ReadHybrid(json, config);
-  ReadExperts(json, config);
+  ReadExpertSizes(json, config);
   for (LayerSpec& layer : config.layer_specs) layer.moe = true;
   config.moe.norm_topk_prob = true;
   config.names.transposed_experts = false;

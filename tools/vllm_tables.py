@@ -12,15 +12,15 @@ VLLM_TABLES = {
         (
             ("server", "label", ""),
             ("gap before the long prompt (ms)", "stalls.median_before_ms", ".0f"),
-            ("largest gap beside it", "stalls.largest_ms", ",.0f"),
+            ("largest gap during it", "stalls.largest_ms", ",.0f"),
             ("times", "stalls.largest_times_median", ".1f"),
             ("its first token (times alone)", "stalls.times_alone", ".2f"),
             ("tokens/s of all together", "stalls.tokens_per_s", ",.0f"),
             ("short prompt after it (s)", "short.short_s", ".2f"),
             ("times alone", "short.short_times_alone", ".1f"),
             ("the long one (times alone)", "short.long_times_alone", ".2f"),
-            ("long one beside many short ones (times alone)", "many.long_times_alone", ".2f"),
-            ("one prompt beside another user's many (times alone)", "users.one_times_alone", ".1f"),
+            ("long one among many short ones (times alone)", "many.long_times_alone", ".2f"),
+            ("one prompt after another user's many (times alone)", "users.one_times_alone", ".1f"),
             *(
                 (f"goodput, {load} (requests/s)", f"loads.{load}.goodput.request_throughput", ".3f")
                 for load in ("conversation", "chat", "agents")

@@ -88,8 +88,7 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
 
 // Records the time of a step, which loads of stored pages and passes of a draft model are compared with.
 void Engine::Impl::RecordStepSeconds(const StepBatch& batch) {
-  int64_t rows = 0;
-  for (const runner::RunItem& item : batch.items) rows += std::ssize(item.tokens);
+  const auto rows = static_cast<int64_t>(batch.work.rows);
   if (tiers_ && components_.config.role != "decode") tiers_->RecordStep(rows, batch.seconds);
   if (spec_decode_) spec_decode_->RecordStep(rows, batch.seconds);
 }

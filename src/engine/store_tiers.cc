@@ -116,9 +116,7 @@ bool StoreTiers::Renew(RequestState& request) {
 }
 
 int64_t StoreTiers::KnownPages(const RequestState& request) const {
-  std::vector<uint8_t> present;
-  return cache_.prefix->Present(request.tokens, request.request.cache_salt,
-                                (std::ssize(request.tokens) - 1) / cache_.spec.page_size, present);
+  return request.pages.CachedTokens(request.tokens) / cache_.spec.page_size;
 }
 
 // True if the memory lacks pages that it had at the last lookup or load: the request has been preempted since, or

@@ -49,9 +49,7 @@ void PromptOrder::Begin(std::span<Sequence* const> prompts, std::optional<double
 }
 
 double PromptOrder::Length(const Sequence& sequence) const noexcept {
-  // Cached tokens take no time.
-  const int64_t done = std::max(sequence.pages.Length(), sequence.prefix_tokens);
-  const auto remaining = static_cast<double>(std::ssize(sequence.tokens) - done);
+  const auto remaining = static_cast<double>(sequence.Uncached());
   if (token_seconds_ <= 0) return remaining;
   const auto length = static_cast<double>(std::ssize(sequence.tokens) - sequence.prefix_tokens);
   const double max_delay = config_.max_delay > 0 ? config_.max_delay : kAloneTimes * length * token_seconds_;

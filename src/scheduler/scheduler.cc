@@ -16,6 +16,11 @@ void InsertInQueue(std::vector<Sequence*>& queue, Sequence* sequence) {
   queue.insert(std::upper_bound(queue.begin(), queue.end(), sequence, before), sequence);
 }
 
+// True if a waiting sequence may be looked at: loading ones let others pass once their memory is reserved.
+bool IsReady(const Sequence* sequence) {
+  return (!sequence->loading || sequence->awaits_memory) && !sequence->sampling;
+}
+
 bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
   const auto it = std::find(queue.begin(), queue.end(), sequence);
   if (it == queue.end()) return false;
@@ -180,28 +185,23 @@ bool Scheduler::MayStart(const Sequence& sequence) const noexcept {
   return are_long < config_.max_long_partial_prompts;
 }
 
-void Scheduler::SchedulePrompts(const std::optional<StepClock>& clock, bool admits) {
-  const int64_t preemptions = preemptions_;
-  // No admission in a step that preempted, and none after one that failed, except that loading sequences let others
-  // pass once their memory is reserved, or until they are scheduled.
-  const auto may_admit = [&] { return admits && preemptions == preemptions_ && Running() < config_.max_sequences; };
+// preemptions: those before the step.
+void Scheduler::SchedulePrompts(const std::optional<StepClock>& clock, int64_t preemptions) {
+  // No admission in a step that preempted, and after one that failed none but of sequences whose memory is reserved.
+  bool admits = true;
+  const auto has_place = [&] { return preemptions == preemptions_ && Running() < config_.max_sequences; };
+  const auto may_start = [&](const Sequence& sequence) {
+    return has_place() && (admits || (sequence.reservation && !sequence.loading));
+  };
   prompts_.clear();
   std::ranges::copy_if(running_, std::back_inserter(prompts_),
                        [](const Sequence* each) { return each->Remaining() > 1 && each->pages.Reserved() == 0; });
-  if (may_admit()) {
-    std::ranges::copy_if(waiting_, std::back_inserter(prompts_), [](const Sequence* each) {
-      return (!each->loading || each->awaits_memory) && !each->sampling;
-    });
-  }
+  if (has_place()) std::ranges::copy_if(waiting_, std::back_inserter(prompts_), IsReady);
   const bool by_order = clock || config_.prompts.fair;
   if (by_order && !prompts_.empty()) {
     order_.Begin(prompts_, clock ? std::optional(clock->now) : std::nullopt, PromptTokenSeconds());
   }
   const auto before = [&](const Sequence* a, const Sequence* b) { return order_.Before(*a, *b); };
-  const auto may_start = [&](const Sequence& sequence) {
-    const bool has_memory = sequence.reservation && !sequence.loading;
-    return may_admit() || (has_memory && preemptions == preemptions_ && Running() < config_.max_sequences);
-  };
   for (auto next = prompts_.begin(); budget_ > 0 && next != prompts_.end();) {
     if (by_order) std::iter_swap(next, std::min_element(next, prompts_.end(), before));
     Sequence& sequence = **next++;
@@ -212,7 +212,7 @@ void Scheduler::SchedulePrompts(const std::optional<StepClock>& clock, bool admi
     } else if (may_start(sequence)) {
       admits = TryAdmit(sequence) && admits;
     }
-    if (!may_admit()) {  // thousands may wait
+    if (!admits || !has_place()) {  // thousands may wait
       const auto waits = [&](const Sequence* each) { return !each->running && !may_start(*each); };
       prompts_.erase(std::remove_if(next, prompts_.end(), waits), prompts_.end());
     }
@@ -312,13 +312,12 @@ std::span<const Chunk> Scheduler::Schedule(const std::optional<StepClock>& clock
   const int64_t preemptions = preemptions_;
   ScheduleDecodes();
   if (clock) LimitTime(*clock);
-  SchedulePrompts(clock, preemptions == preemptions_);
+  SchedulePrompts(clock, preemptions);
   reservations_.Trim();
   if (!chunks_.empty() || !running_.empty()) return chunks_;
   // The first sequence has the cache to itself and does not fit. If preemption just emptied the running queue, it is
   // tried again with all pages freed.
-  const auto first = std::ranges::find_if(
-      waiting_, [](const Sequence* each) { return (!each->loading || each->awaits_memory) && !each->sampling; });
+  const auto first = std::ranges::find_if(waiting_, IsReady);
   if (first == waiting_.end() || (*first)->awaits_memory) return chunks_;
   Sequence& sequence = **first;
   budget_ = config_.max_step_tokens;

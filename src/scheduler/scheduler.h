@@ -69,7 +69,7 @@ class Scheduler {
   // Removes a sequence from either queue and frees its pages. Not between Schedule and Commit.
   void Remove(Sequence& sequence);
 
-  // Reserves memory for all tokens of a waiting sequence, beside that of those before it. The pages that the
+  // Reserves memory for all tokens of a waiting sequence, in addition to that of those before it. The pages that the
   // cache has of its prefix are held, and Sequence::reservation takes more of them. False if the memory is short.
   // Between steps only; the scheduler ends reservations whose memory is needed by sequences before them.
   bool Prepare(Sequence& sequence);
@@ -136,7 +136,7 @@ class Scheduler {
   void ScheduleDecodes();
   void LimitTime(const StepClock& clock);
   double PromptSeconds(int64_t start, int64_t tokens) const noexcept;
-  void SchedulePrompts(const std::optional<StepClock>& clock, bool admits);
+  void SchedulePrompts(const std::optional<StepClock>& clock, int64_t preemptions);
   void ScheduleRunning(Sequence& sequence);
   bool TryAdmit(Sequence& sequence);
   bool Admit(Sequence& sequence);

@@ -45,6 +45,10 @@ struct Sequence {
   std::optional<Reservation> reservation;  // made and ended by the scheduler
 
   int64_t Remaining() const noexcept { return static_cast<int64_t>(tokens.size()) - pages.Length(); }
+  // Tokens to compute, for which Remaining() of a waiting sequence counts its cached ones as well.
+  int64_t Uncached() const noexcept {
+    return static_cast<int64_t>(tokens.size()) - std::max(pages.Length(), prefix_tokens);
+  }
 };
 
 // Order of both queues of the scheduler.

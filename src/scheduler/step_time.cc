@@ -48,10 +48,7 @@ double Scheduler::PromptTokenSeconds() const noexcept {
 double Scheduler::PromptSecondsLeft() const noexcept {
   int64_t tokens = 0;
   for (const auto* queue : {&running_, &waiting_}) {
-    for (const Sequence* each : *queue) {
-      const int64_t remaining = std::ssize(each->tokens) - std::max(each->pages.Length(), each->prefix_tokens);
-      tokens += remaining > 1 ? remaining : 0;
-    }
+    for (const Sequence* each : *queue) tokens += each->Uncached() > 1 ? each->Uncached() : 0;
   }
   return static_cast<double>(tokens) * PromptTokenSeconds();
 }

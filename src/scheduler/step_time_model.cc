@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 namespace kvanta::scheduler {
 namespace {
@@ -99,8 +98,7 @@ void StepTimeModel::Record(const StepWork& work, double seconds) noexcept {
   }
   double variance = 0;
   features.ForEach([&](int i, double factor) { variance += gain[static_cast<size_t>(i)] * factor; });
-  const double unloaded = Unloaded(features);
-  const double expected = load_ * unloaded;
+  const double expected = load_ * Unloaded(features);
   const double noise = kNoise * (is_first || expected <= 0 ? seconds : expected) / load_;
   const double total = std::max(0.0, variance) + noise * noise;
   const double limit = kOutlier * std::sqrt(total) * load_;

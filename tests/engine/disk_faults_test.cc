@@ -56,10 +56,7 @@ TEST_F(DiskTierTest, PagesThatAreBeingWrittenDelayNoOtherRequest) {
   EngineConfig config = StoredConfig(folder_.Path() + "/cache");
   config.role = "prefill";
   const auto disk = std::make_shared<HangingDisk>();
-  EngineComponents components = LoadComponents(config);
-  components.before_write = WaitWhileHanging(disk);
-  components.now = disk->clock;
-  Engine::Impl engine(std::move(components));
+  Engine::Impl engine(ComponentsWritingTo(disk, config));
   RunningOutputs outputs;
   engine.Start(outputs.Callback());
   engine.Add(GreedyRequest("stored", Tokens(1, 100)));
@@ -87,10 +84,7 @@ TEST_F(DiskTierTest, AnswersOfAPrefillReplicaComeWhileTheDiskHangs) {
   EngineConfig config = StoredConfig(folder_.Path() + "/cache");
   config.role = "prefill";
   const auto disk = std::make_shared<HangingDisk>();
-  EngineComponents components = LoadComponents(config);
-  components.before_write = WaitWhileHanging(disk);
-  components.now = disk->clock;
-  Engine::Impl engine(std::move(components));
+  Engine::Impl engine(ComponentsWritingTo(disk, config));
   engine.Add(GreedyRequest("stored", Tokens(1, 100)));
   std::vector<RequestOutput> outputs;
   std::map<std::string, Collected> results;
@@ -216,10 +210,7 @@ TEST_F(DiskTierTest, AHangingWriteHoldsNobodyUpForLong) {
   const auto disk = std::make_shared<HangingDisk>();
   double start = 0;
   {
-    EngineComponents components = LoadComponents(StoredConfig(folder_.Path()));
-    components.before_write = WaitWhileHanging(disk);
-    components.now = disk->clock;
-    Engine::Impl engine(std::move(components));
+    Engine::Impl engine(ComponentsWritingTo(disk, StoredConfig(folder_.Path())));
     EXPECT_EQ(StoredLogits(engine, tokens_).logits, cold) << "for ever, if a step waited for the disk";
     while (disk->calls == 0) std::this_thread::yield();
     start = disk->clock();

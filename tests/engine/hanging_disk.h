@@ -36,7 +36,15 @@ inline std::function<void()> WaitWhileHanging(const std::shared_ptr<HangingDisk>
   };
 }
 
-// Components of an engine whose reads hang, and whose time passes only where the test or the disk says so.
+// Components of an engine whose writes hang, and whose time passes only where the test or the disk says so.
+inline EngineComponents ComponentsWritingTo(const std::shared_ptr<HangingDisk>& disk, const EngineConfig& config) {
+  EngineComponents components = LoadComponents(config);
+  components.before_write = WaitWhileHanging(disk);
+  components.now = disk->clock;
+  return components;
+}
+
+// The same, whose reads hang.
 inline EngineComponents ComponentsOn(const std::shared_ptr<HangingDisk>& disk, const EngineConfig& config) {
   EngineComponents components = LoadComponents(config);
   components.before_read = WaitWhileHanging(disk);

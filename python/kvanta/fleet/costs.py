@@ -56,7 +56,7 @@ class ReplicaCosts:
         return tokens * (self.prefill_token_s + self.prefill_depth_s * (depth + tokens / 2))
 
     def prefill_tokens(self, seconds: float, depth: int) -> int:
-        """Prompt tokens that a step computes in so many seconds, behind `depth` others."""
+        """Prompt tokens that a step computes in so many seconds, after `depth` others."""
         first, growth = self.prefill_token_s + self.prefill_depth_s * depth, self.prefill_depth_s / 2
         if growth * seconds < 1e-9 * first**2:
             return int(seconds / first)

@@ -173,20 +173,20 @@ class Replica:
         return self.costs.max_step_s != 0
 
     def _length(self, request: SimulatedRequest) -> float:
-        """Tokens that remain, less for each second of waiting: none after four times what the prompt takes alone."""
-        tokens = request.planned.input_tokens - request.cached_tokens
-        waited = self.now_s - request.planned.arrival_s
-        return request.tokens_to_compute - waited / (4 * self.costs.prefill_s(tokens, 0)) * tokens
+        """Tokens that remain, less for each second of waiting: none after four times what the prompt takes alone.
 
-    def _prompts(self) -> list[SimulatedRequest]:
-        """Running requests with prompt tokens to compute, in the order in which they share a step."""
-        prompts = [request for request in self.running if request.tokens_to_compute > 0]
-        if not self._by_time or len(prompts) < 2:
+        As PromptOrder::Length (src/scheduler/prompt_order.cc) has it.
+        """
+        max_delay = 4 * self.costs.prefill_s(request.planned.input_tokens - request.cached_tokens, 0)
+        waited = self.now_s - request.planned.arrival_s
+        return request.tokens_to_compute * (1 - waited / max_delay) if waited < max_delay else max_delay - waited
+
+    def _in_order(self, prompts: list[SimulatedRequest], oldest: SimulatedRequest | None) -> list[SimulatedRequest]:
+        """The order in which prompts share a step."""
+        if not self._by_time:
             return prompts
-        oldest = min(prompts, key=lambda request: request.planned.arrival_s)
-        return sorted(
-            prompts, key=lambda each: (self._overtaken_s >= _OVERTAKING_S and each is not oldest, self._length(each))
-        )
+        has_turn = self._overtaken_s >= _OVERTAKING_S
+        return sorted(prompts, key=lambda each: (has_turn and each is not oldest, self._length(each)))
 
     def _look_up(self, request: SimulatedRequest) -> float:
         """Finds its cached tokens; the seconds until they are in memory."""
@@ -236,11 +236,11 @@ class Replica:
         budget = costs.max_num_batched_tokens - len(decoding)
         prefilling: list[tuple[SimulatedRequest, int]] = []
         prefill_s = 0.0
-        prompts = self._prompts()
+        prompts = [request for request in self.running if request.tokens_to_compute > 0]
         waiting = len(prompts) + len(self.waiting)
         limit_s = costs.step_limit_s(seconds, bool(decoding), waiting)
         oldest = min(prompts, key=lambda request: request.planned.arrival_s, default=None)
-        for request in prompts:
+        for request in self._in_order(prompts, oldest):
             tokens = min(budget, request.tokens_to_compute)
             if limit_s < math.inf:
                 in_time = costs.prefill_tokens(limit_s - seconds - prefill_s, request.depth)

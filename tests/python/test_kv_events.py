@@ -224,7 +224,8 @@ def publisher_of(folder: Path, batches: int, tokens: int = 1) -> Iterator[KvEven
     """A publisher of `batches` batches of `tokens` tokens, without an engine."""
     config = types.SimpleNamespace(page_size=1, device="cpu")
     engine: Any = types.SimpleNamespace(config=config, stats=lambda: {"groups": [{"visibility": "full"}]})
-    result = KvEventPublisher(engine, KvEventsConfig(**addresses(folder)))
+    published = addresses(folder)
+    result = KvEventPublisher(engine, KvEventsConfig(published["endpoint"], published["replay_endpoint"]))
     kind = _core.KvEventKind.STORED
     event: Any = types.SimpleNamespace(
         kind=kind, group=0, block_hash=1, parent_block_hash=None, tokens=list(range(1000, 1000 + tokens)), cache_salt=""
@@ -240,7 +241,7 @@ def publisher_of(folder: Path, batches: int, tokens: int = 1) -> Iterator[KvEven
 @contextmanager
 def replay_clients(folder: Path, count: int) -> Iterator[list[zmq.Socket[bytes]]]:
     """Sockets that have sent a request for all batches each."""
-    clients = []
+    clients: list[zmq.Socket[bytes]] = []
     try:
         for _ in range(count):
             clients.append(zmq.Context.instance().socket(zmq.DEALER))

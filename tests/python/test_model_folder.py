@@ -82,8 +82,8 @@ def test_files_without_end_are_not_read(name: str, tmp_path: Path) -> None:
     """Sparse: 1 TB of zeros."""
     for file in (SHIPPED / "stories260k").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    with (tmp_path / name).open("wb") as file:
-        file.truncate(10**12)
+    with (tmp_path / name).open("wb") as endless:
+        endless.truncate(10**12)
     with pytest.raises(InputError, match=re.escape(name) + ".*at most .* are read"):
         LLM(tmp_path)
 

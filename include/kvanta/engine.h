@@ -32,7 +32,7 @@ struct EngineConfig {
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
   int max_num_seqs = 64;                                // sequences that run at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
-  // Milliseconds that a step may take while a sequence decodes, so that its stream does not stall beside prompts, and
+  // Milliseconds that a step may take while a sequence decodes, so that prompts do not stall its stream, and
   // four times as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value, while
   // the engine's own thread runs steps: the larger of twice what the step takes without prompts and 40 more than that.
   std::optional<double> max_step_ms;
@@ -166,8 +166,8 @@ struct EngineConfig {
 struct Request {
   std::string id = {};               // unique among unfinished requests
   std::vector<int32_t> prompt = {};  // at least one token
-  // Tokens that an engine has already generated for this request, which goes on behind them as if it had never been
-  // interrupted: with the same seed, the tokens that follow have the same bits. Outputs have the new tokens alone, and
+  // Tokens that an engine has already generated for this request, which continues after them as if it had never been
+  // interrupted: with the same seed, the tokens that follow have the same bits. Outputs have only the new tokens, and
   // no prompt_logprobs.
   std::vector<int32_t> generated = {};
   SamplingParams sampling = {};
@@ -233,7 +233,7 @@ struct CachePlan {
   // Most that one sequence of max_model_len tokens holds (0: the model's limit): whole pages, exact pages, and of
   // layers with a window only the pages that it covers.
   int64_t sequence_bytes = 0;
-  // A draft model's cache, which the figures above leave out: a page, and what a sequence has beside its pages.
+  // A draft model's cache, which the figures above leave out: a page, and the bytes of a sequence outside its pages.
   int64_t draft_page_bytes = 0, draft_exact_bytes = 0;
 };
 

@@ -109,8 +109,8 @@ struct EngineStats {
   std::vector<LayerStats> layers;
 
   // Calls visit(path, get, metric) for every field that stands for itself; std::invoke(get, stats) is its value. The
-  // path is its place in LLM.stats(): behind a dot, in a dictionary of its own. Paths and metrics last as long as the
-  // call. Python's dictionaries and /metrics derive from this list.
+  // path is its place in LLM.stats(): a part after a dot lies in a dictionary of its own. Paths and metrics last as
+  // long as the call. Python's dictionaries and /metrics derive from this list.
   template <class Visitor>
   static void VisitFields(Visitor&& visit) {
     const auto gauge = [&](const char* path, auto member, const char* name, const char* help, const char* with = "") {
@@ -224,7 +224,7 @@ struct StepTiming {
 // is V. Statistics of several texts combine: counts and sums by +, amax by max.
 struct KvStatistics {
   int64_t tokens = 0;
-  int layers = 0, kv_heads = 0, head_dim = 0;  // the most of any layer; others have zeros behind theirs
+  int layers = 0, kv_heads = 0, head_dim = 0;  // the most of any layer; others have zeros after theirs
   std::vector<float> edges;        // [bins + 1]: histogram[..][i] counts magnitudes in [edges[i], edges[i + 1])
   std::vector<int64_t> histogram;  // [layers][2][kv_heads][bins]; the first and last bin include all beyond them
   std::vector<float> amax;         // [layers][2][kv_heads][head_dim], as all below

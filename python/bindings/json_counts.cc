@@ -27,7 +27,7 @@ constexpr std::array<Kind, 256> Kinds() {
   return kinds;
 }
 
-// Position behind the string that begins before `at`.
+// Position after the string that begins before `at`.
 size_t StringEnd(std::string_view text, size_t at) {
   for (; at < text.size(); ++at) {
     at = text.find_first_of("\"\\", at);
@@ -68,8 +68,7 @@ void BindJsonCounts(nb::module_& module) {
         return CountJson(view);
       },
       nb::arg("text"),
-      "Lists and objects, fields, commas, digits behind the 19th of a number, and signs of fractions (. e E) outside "
-      "of "
+      "Lists and objects, fields, commas, digits after the 19th of a number, and signs of fractions (. e E) outside "
       "strings. Other threads run meanwhile. The text may be anything.");
 }
 

@@ -34,7 +34,7 @@ const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::
   return (scaling.token_group != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
 }
 
-// The kernel of channels beside quantized ones.
+// The kernel of the unquantized channels next to quantized ones.
 const kernels::KeyKernel& UnquantizedKeyKernel(const AttentionKernels& kernels, formats::ElementType code) noexcept {
   return code == formats::ElementType::kBf16 ? kernels.exact_keys : kernels.keys[Index(code)];
 }

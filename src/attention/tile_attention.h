@@ -115,8 +115,8 @@ class TileAttention {
   const int page_size_;
   const cache::Visibility visibility_;
   const bool shares_cell_;
-  const bool has_bias_;  // q.mean of keys stored without their mean: it cancels, but for a softcap or beside a sink
-  const bool has_allocation_;        // of the bits of K's channels
+  const bool has_bias_;        // q.mean of keys stored without their mean: it cancels, except with a softcap or a sink
+  const bool has_allocation_;  // of the bits of K's channels
   const float* const value_scales_;  // per KV head; or null
 };
 

@@ -62,7 +62,7 @@ class DraftControl {
   static constexpr int kLastPause = 256;
 
   float acceptance_ = 1;    // exponential average of accepted / drafted
-  float continuation_ = 1;  // of the share of accepted tokens among those behind accepted ones
+  float continuation_ = 1;  // average of the share of accepted tokens among those after accepted ones
   int pause_ = 0;
   int next_pause_ = kFirstPause;
 };

@@ -266,8 +266,8 @@ void StoreTiers::FinishCopies() {
   copied_.clear();
 }
 
-// Inserts a page behind those before it, and holds its records. False if there is no memory, or these have been
-// evicted.
+// Inserts a page after its predecessors, and holds its records. False if there is no memory, or if the predecessors
+// have been evicted.
 bool StoreTiers::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
                         cache::HeldRecords& held) {
   cache::PagePool& pool = cache_.pool;

@@ -98,7 +98,7 @@ struct TensorNames {
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
   bool correction_bias_is_row = false;                                // the latter
-  bool shared_expert_in_layer = false;                                // beside `mlp`; else in it
+  bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
   std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // of all experts
   std::string_view gate_up = "gate_up_proj", down = "down_proj";  // of an MLP; the former if it has one for both
   bool interleaved_gate_up = false;      // fused_gate_up has interleaved gate and up; else gate, then up

@@ -160,7 +160,7 @@ class Matcher {
       if (!low || !expression_.substr(at_).starts_with("-") || expression_.substr(at_).starts_with("-]")) continue;
       ++at_;
       const std::optional<char> high = AddToClass(in_class);
-      if (!high || Byte(*high) < Byte(*low)) Fail("a range that is none");
+      if (!high || Byte(*high) < Byte(*low)) Fail("a range whose end is below its start");
       for (size_t i = Byte(*low); i <= Byte(*high); ++i) in_class[i] = true;
     }
     return Step(from, [&](char each) { return in_class[Byte(each)] != negated; });

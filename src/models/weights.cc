@@ -337,7 +337,7 @@ bool WeightReader::HasShape(std::string_view name, std::span<const int64_t> shap
 }
 
 void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const {
-  const std::string predictors = fmt::format("{}mtp_", names.prefix);  // ERNIE's, beside the layers
+  const std::string predictors = fmt::format("{}mtp_", names.prefix);  // ERNIE's, next to the layers
   const auto is_spare = [&](std::string_view name) {
     if (name.starts_with(predictors)) return true;
     for (int layer = layers; layer < layers + spare; ++layer) {

@@ -79,7 +79,7 @@ class RecordBackend {
   virtual void Invalidate(const RecordId& id) = 0;
   // Fills in what the place knows of its size and connection.
   virtual void Describe(CacheTierStats& stats) const = 0;
-  // The process ends: calls of the loading thread should fail now, those of the writing thread after so many seconds.
+  // The process ends: calls of the loading thread should fail now, those of the writing thread after `write_seconds`.
   virtual void EndCalls(double /*write_seconds*/) noexcept {}
 
   // ---- on the writing thread

@@ -5,7 +5,7 @@
 //   8    4  version, 1
 //   12   4  token ids
 //   16   8  payload bytes
-//   24   8  XXH3 (64 bits) of bytes 0..24 and of everything behind byte 32
+//   24   8  XXH3 (64 bits) of bytes 0..24 and of everything from byte 32 on
 //   32  32  identity key (page_key.h)
 //   64  32  page key
 //   96   4  KV cache group

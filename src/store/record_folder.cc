@@ -212,8 +212,8 @@ std::string RecordFolder::WriteFileOf(const RecordToWrite& record) {
   if (UsedBytes() + bytes > config_.limit_bytes) {
     EvictTo(std::max<int64_t>(0, config_.limit_bytes - config_.limit_bytes / kSlack - bytes));
     if (const int64_t left = UsedBytes(); left + bytes > config_.limit_bytes) {
-      return fmt::format("{} bytes have no place beside {} that cannot be removed, of a limit of {}", bytes, left,
-                         config_.limit_bytes);
+      return fmt::format("{} bytes do not fit in addition to {} that cannot be removed, with a limit of {}", bytes,
+                         left, config_.limit_bytes);
     }
   }
   const std::span<const uint8_t> parts[] = {record.header, record.content->Payload()};

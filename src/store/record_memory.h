@@ -79,7 +79,7 @@ class RecordMemory final : public RecordBackend {
   const cache::KvCacheSpec spec_;
   mutable std::mutex mutex_;
   std::unordered_map<RecordId, Entry, RecordHash> entries_;
-  std::unordered_map<PageKey, int64_t, PageKeyHash> continuations_;  // needed records of the pages behind a page
+  std::unordered_map<PageKey, int64_t, PageKeyHash> continuations_;  // needed records of the pages after a page
   std::set<Order> order_;                                            // records that can go, the first to go first
   std::set<std::pair<int64_t, Entry*>> pins_;                        // by their end
   uint64_t clock_ = 0;

@@ -18,9 +18,9 @@ struct RecordServerConfig {
   double answer_seconds = 1;    // of waiting for a server, or its name server, that does not answer
 };
 
-// Throws InputError for a URL that is none.
+// Throws InputError for an invalid URL.
 void CheckServerUrl(const std::string& url);
-// Throws InputError for a URL that is none. Connects later, and again when a connection is lost.
+// Throws InputError for an invalid URL. Connects later, and again when a connection is lost.
 std::unique_ptr<RecordBackend> MakeRecordServer(const RecordServerConfig& config);
 // Without user and password, for messages.
 std::string RedactUrl(std::string_view url);

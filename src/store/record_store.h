@@ -1,6 +1,6 @@
 // Store of closed pages below the memory, in places of which the nearer come first: the host's memory (below a GPU's),
-// a folder, then a server that machines share. Writes behind and loads ahead on threads of its own, so that no step
-// waits for them. Its owner copies records in and out; nothing here knows of requests.
+// a folder, then a server that machines share. Threads of its own write after the steps and load ahead of them, so that
+// no step waits. Its owner copies records in and out; nothing here knows of requests.
 //
 // Loading has two parts: a lookup finds how much longer a prefix's hit would be with the store's records, and whether
 // loading them is worth it by the rates measured so far; then the owner begins the load, and takes pages as they come.
@@ -76,7 +76,7 @@ class RecordStore {
   struct Load;
   using LoadHandle = std::shared_ptr<Load>;
 
-  // Throws InputError if the folder cannot be created, or the server's URL is none.
+  // Throws InputError if the folder cannot be created, or the server's URL is invalid.
   static std::shared_ptr<RecordStore> Open(RecordStoreConfig config, const cache::KvCacheSpec& spec);
   // Writes what is queued, as long as the places take it, and ends the threads; bounded in time, whatever the places
   // do. Required once; nothing may be called afterwards.
@@ -125,7 +125,7 @@ class RecordStore {
   // Seconds per prompt token that the owner measured, for the decision; 0: unknown.
   void SetComputeRate(double seconds_per_token);
 
-  // Zeros for a place that there is not.
+  // Zeros for a place that the store does not have.
   CacheTierStats HostStats() const { return StatsOf(Place::kHost); }
   CacheTierStats FolderStats() const { return StatsOf(Place::kFolder); }
   CacheTierStats ServerStats() const { return StatsOf(Place::kServer); }

@@ -1,4 +1,4 @@
-// Writes records to one place on a thread of its own, behind the steps that made them. The queue is bounded, and writes
+// Writes records to one place on a thread of its own, after the steps that made them. The queue is bounded, and writes
 // are off for a while after a failure: the records stay in memory alone, and are offered again when they are used.
 #pragma once
 

@@ -80,7 +80,7 @@ class Link {
     }
   }
 
-  // Commands in progress after so many seconds fail within the time of a stall.
+  // Commands that are still in progress after `seconds` fail within the time of a stall.
   void EndAfter(double seconds) noexcept { end_by_ = Now() + seconds; }
   int64_t Connects() const noexcept { return connects_; }
   std::string LastError() {
@@ -179,7 +179,7 @@ class RedisServer final : public RecordBackend {
   std::unordered_map<RecordId, double, RecordHash> known_;  // time of the last use that was sent; pinned: later
 };
 
-// Records that the server has not. A value of another length is none of ours.
+// Records that the server does not have. A value of another length was not written by Kvanta.
 std::vector<const RecordToWrite*> RedisServer::Missing(std::span<const RecordToWrite> records,
                                                        std::span<const Reply> lengths) {
   std::vector<const RecordToWrite*> missing;

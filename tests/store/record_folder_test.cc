@@ -32,7 +32,7 @@ class RecordFolderTest : public testing::Test {
     const std::string name = FileName(Id(number));
     return folder_.Path() + "/" + Hex(IdentityKey("{}")).substr(0, 32) + "/" + name.substr(0, 2) + "/" + name;
   }
-  // Page `index` of a prefix, behind the page of the number before.
+  // Page `index` of a prefix, after the page of the number before.
   std::string TryWrite(RecordFolder& folder, int number, int64_t index = 0) const {
     const std::vector<uint8_t> payload(100);
     const std::vector<uint8_t> header =
@@ -142,7 +142,7 @@ TEST_F(RecordFolderTest, PinnedFilesStayWithinHalfOfTheLimit) {
   EXPECT_LE(ModifiedNs(PathOf(4)), WallClockNs() + kDayNs);
 }
 
-// Pages of one prefix are written and used one after the other, but those behind a page are of no use without it.
+// Pages of one prefix are written and used one after the other, but those after a page are useless without it.
 TEST_F(RecordFolderTest, NoPageIsEvictedBeforeThoseBehindIt) {
   RecordFolder folder = Open(16 * kFileBytes);
   const auto expect_order = [&] {
@@ -179,7 +179,7 @@ TEST_F(RecordFolderTest, NothingIsWrittenBeyondTheLimitWhereOthersCannotGo) {
   folder.Open();
   for (const int number : {1, 2}) {
     EXPECT_EQ(TryWrite(folder, number),
-              "4096 bytes have no place beside 16384 that cannot be removed, of a limit of 16384");
+              "4096 bytes do not fit in addition to 16384 that cannot be removed, with a limit of 16384");
   }
   EXPECT_LE(Stats(folder).bytes, 4 * kFileBytes);
 }

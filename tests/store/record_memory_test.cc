@@ -147,7 +147,7 @@ TEST(RecordMemoryTest, WhatALookupFindsIsUsed) {
   EXPECT_EQ(memory.Pages(2), std::vector<int64_t>());
 }
 
-// First pages are written first. Without them, those behind them are of no use.
+// First pages are written first. Without them, those after them are useless.
 TEST(RecordMemoryTest, NoPageGoesBeforeThoseBehindIt) {
   Memory memory(8);
   memory.PutPrefix(1, 4);
@@ -168,7 +168,7 @@ TEST(RecordMemoryTest, ASharedPageStaysUntilItsLastContinuationGoes) {
   Memory memory(4);
   memory.PutPrefix(1, 3);
   const RecordUse branch = {.id = {KeyOf(2, 2), 0, PageKind::kQuantized}, .index = 2};
-  memory.Put(1, branch);  // behind page 1 of prefix 1
+  memory.Put(1, branch);  // after page 1 of prefix 1
   memory.Put(3, Use(3, 0));
   EXPECT_EQ(memory.Pages(1), (std::vector<int64_t>{0, 1}));
   memory.Put(4, Use(4, 0));
@@ -253,7 +253,7 @@ TEST(RecordMemoryTest, PayloadsFromElsewhereAreNotKept) {
   EXPECT_EQ(memory.Stats().dropped_records, 1);
 }
 
-// A page that was removed and comes again finds those behind it.
+// A page that was removed and comes again finds those after it.
 TEST(RecordMemoryTest, ARemovedPageMayComeAgain) {
   Memory memory(4);
   memory.PutPrefix(1, 3);

@@ -39,7 +39,7 @@ struct MoeConfig {
   bool operator==(const MoeConfig&) const = default;
 };
 
-// Vectors of a router beside its matrix: [num_experts] each, or empty (MoeConfig says which).
+// Vectors of a router in addition to its matrix: [num_experts] each, or empty (MoeConfig says which).
 struct RouterVectors {
   std::span<const float> e_score_correction_bias = {};
   std::span<const float> per_expert_scale = {};

@@ -15,7 +15,7 @@ struct RowScales {
   RowValues<kRowTiles> offset;  // logit of a token offset of 1
 };
 
-// Scaled dots to logits in powers of 2. bias: of the lane's rows, which cancels but for a softcap or beside a sink.
+// Scaled dots to logits in powers of 2. bias: of the lane's rows; it cancels except with a softcap or a sink.
 template <int kRowTiles>
 KVANTA_DEVICE void ToLogits(const AttentionParams& params, const RowValues<kRowTiles>& bias,
                             RowFragments<kRowTiles>& s) {

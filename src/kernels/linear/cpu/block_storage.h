@@ -31,7 +31,7 @@ struct BlockLayout {
   int low_bits = 0;         // 8, 4 or 2
   int high_bits = 0;        // 0, 1 or 2
   int code_offset = 0;      // added to codes, so that they are unsigned
-  bool has_offset = false;  // blocks have an offset beside the scale
+  bool has_offset = false;  // blocks have an offset in addition to the scale
   int blocks = 1;           // in a step
   int sub = kBlockK;        // k of a sub-scale
   ScaleType scale = ScaleType::kFp16;
@@ -95,7 +95,7 @@ enum class BlockStorage : uint8_t {
 };
 inline constexpr int kBlockStorages = static_cast<int>(BlockStorage::kNvfp4) + 1;
 
-// In the order of BlockStorage. NVFP4's scale beside the sub-scales is that of the tensor.
+// In the order of BlockStorage. In addition to its sub-scales, NVFP4 has the scale of the tensor.
 inline constexpr BlockLayout kBlockLayouts[kBlockStorages] = {
     {.low_bits = 8, .code_offset = 128},
     {.low_bits = 4, .code_offset = 8},

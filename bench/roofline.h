@@ -39,7 +39,7 @@ class ReadLimit {
   ~ReadLimit();
 
   double Best() const noexcept;  // over all passes of the search
-  double Now();                  // of one more pass of the fastest pattern, a few milliseconds
+  double Now();                  // rate of one more pass of the fastest pattern, a few milliseconds
 
  private:
   struct State;

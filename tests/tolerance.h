@@ -88,8 +88,8 @@ inline constexpr double kUint8ProbSteps = 255;
 // Upper bounds of queries or keys as they are multiplied, over rows.
 struct RowSizes {
   double max = 0;               // magnitude of a quantized channel
-  double norm = 0;              // of the quantized channels
-  double unquantized_norm = 0;  // of outliers and the rotary part of latents
+  double norm = 0;              // norm of the quantized channels
+  double unquantized_norm = 0;  // norm of outliers and of the rotary part of latents
 
   double Norm() const { return __builtin_sqrt(norm * norm + unquantized_norm * unquantized_norm); }
 };

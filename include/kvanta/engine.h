@@ -96,7 +96,7 @@ struct EngineConfig {
   int master_port = 29501;
   int rank = 0;
   std::string rank_folder;                 // in which ranks find each other: empty, and private to them
-  std::string rank_address = "127.0.0.1";  // of this machine, at which the other ranks reach this one
+  std::string rank_address = "127.0.0.1";  // this machine's address, at which the other ranks reach this one
   bool profile = false;                    // measures EngineStats::profile
   std::optional<bool> poison_unused;       // fill unused cache memory with NaN; default: debug builds only
   BitmaskFn fill_masks;                    // masks of requests with a constraint (kvanta/constraint.h)
@@ -211,7 +211,7 @@ struct RequestOutput {
 struct ModelInfo {
   std::string architecture, dtype;
   int layers = 0;  // in the cache: without those that use K and V of earlier layers
-  int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;  // of most layers
+  int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;  // those of most layers
   int rope_dim = 0;  // above 0: K and V share one latent of head_dim (MLA), and a key has these channels in addition
   int64_t max_position = 0;
   int64_t parameters = 0, weight_bytes = 0;      // from the shapes; bytes as stored, norms and biases as f32
@@ -219,7 +219,7 @@ struct ModelInfo {
   std::vector<std::pair<int, int>> layer_heads;  // per layer: KV heads, and the channels of each
   std::vector<int32_t> eos_token_ids;
   std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
-  std::string hash;               // of the weights, as in scale files; "" where no weights were read
+  std::string hash;               // hash of the weights, as in scale files; "" where no weights were read
 };
 
 // Bytes of a cache, of several ranks' the largest, computed by the code that lays out the engine's.

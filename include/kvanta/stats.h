@@ -16,7 +16,7 @@ namespace kvanta {
 
 struct LayerStats {
   std::string scheme;
-  int64_t page_bytes = 0;               // of this layer in a quantized record
+  int64_t page_bytes = 0;               // bytes of this layer in a quantized record
   std::vector<float> k_scale, v_scale;  // static scales in use, read back from the attention backend; empty: none
   int64_t k_values = 0, k_saturated = 0, k_nan = 0;
   int64_t v_values = 0, v_saturated = 0, v_nan = 0;
@@ -69,7 +69,7 @@ struct EngineStats {
     ++steps_predicted;
     if (std::abs(expected - seconds) <= 0.15 * seconds) ++steps_predicted_well;
   }
-  double prompt_token_seconds = 0;  // of one token of a prompt, by that prediction
+  double prompt_token_seconds = 0;  // time of one token of a prompt, by that prediction
   double prompt_seconds_left = 0;   // likewise, of the prompts of unfinished requests
   int64_t prefix_queries = 0;       // prompt tokens looked up in the prefix cache
   int64_t prefix_evictions = 0;     // pages evicted from the prefix cache
@@ -80,7 +80,7 @@ struct EngineStats {
   int64_t drafts = 0, draft_tokens = 0, accepted_tokens = 0;
   std::vector<int64_t> accepted_per_position;
   // A draft model, whose cache is not in cache_budget_bytes; 0 without one.
-  double seconds_draft = 0;  // of its proposals
+  double seconds_draft = 0;  // time of its proposals
   int64_t draft_weight_bytes = 0, draft_cache_used_bytes = 0, draft_cache_budget_bytes = 0;
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
@@ -91,7 +91,7 @@ struct EngineStats {
   int64_t cache_used_bytes = 0, cache_budget_bytes = 0;
   int64_t cache_evictable_bytes = 0;  // used bytes that only the prefix cache holds
   int64_t prefix_pages = 0;           // pages held by the prefix cache
-  int64_t prefix_pinned_bytes = 0;    // of these, kept for a time (SamplingParams::cache_ttl)
+  int64_t prefix_pinned_bytes = 0;    // the part kept for a time (SamplingParams::cache_ttl)
   CacheTierStats host;                // zeros without EngineConfig::kv_offload_bytes
   CacheTierStats disk;                // zeros without EngineConfig::kv_cache_dir
   CacheTierStats store;               // zeros without EngineConfig::kv_store

@@ -45,7 +45,7 @@ std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> CountJson(std::string_vi
   static constexpr std::array<Kind, 256> kKindOf = Kinds();
   std::array<int64_t, kKinds> counts{};
   Kind before = kOther;
-  int64_t digits = 0;  // of this number so far
+  int64_t digits = 0;  // digits of this number so far
   for (size_t at = 0; at < text.size();) {
     const Kind kind = kKindOf[static_cast<unsigned char>(text[at++])];
     if (kind == kFraction && before != kDigit) continue;  // true, false

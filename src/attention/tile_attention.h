@@ -106,7 +106,7 @@ class TileAttention {
   const int64_t first_split_;
   const int64_t last_split_;
   PrefetchPlan reads_;
-  Passes passes_[2];  // of quantized records, of exact ones
+  Passes passes_[2];  // for quantized records, for exact ones
   TileWorkspace& work_;
   // Properties of the layer that every page asks for, side by side: looked up in its scheme and attention each time, it
   // took 1 % of the time of 4-bit codes.
@@ -116,7 +116,7 @@ class TileAttention {
   const cache::Visibility visibility_;
   const bool shares_cell_;
   const bool has_bias_;        // q.mean of keys stored without their mean: it cancels, except with a softcap or a sink
-  const bool has_allocation_;  // of the bits of K's channels
+  const bool has_allocation_;  // K's channels have a bit allocation
   const float* const value_scales_;  // per KV head; or null
 };
 

@@ -26,7 +26,7 @@ class DraftModel::Sequence : public DraftProposer::State {
 
   cache::SequenceCache pages;    // its length: tokens of the request
   std::vector<int32_t> drafted;  // last draft; K and V of all but the last token follow those of `pages`
-  int64_t round = 0;             // of the last proposal
+  int64_t round = 0;             // round of the last proposal
 
  private:
   DraftModel& owner_;

@@ -32,7 +32,7 @@ float SpecDecode::Propose(std::span<scheduler::Chunk> chunks, const scheduler::S
   try {
     ProposeFor(chunks, scheduler, rows_left, sequences, min_acceptance);
   } catch (const std::bad_alloc&) {  // a step works without drafts
-  } catch (const ResourceError&) {   // of a GPU
+  } catch (const ResourceError&) {   // the GPU failed
   }
   return min_acceptance;
 }

@@ -16,7 +16,7 @@ constexpr double kMinLoadTimeout = 0.25;               // seconds
 constexpr double kUnmeasuredLoadTimeout = 10;          // seconds, while the cost of computing is unknown
 constexpr double kLoadTimeoutFactor = 2;               // times the cost of computing
 constexpr int64_t kMeasuredTokens = 64;                // steps of fewer tokens say little about prompts
-constexpr std::chrono::milliseconds kPollInterval(1);  // of LoadNow
+constexpr std::chrono::milliseconds kPollInterval(1);  // LoadNow polls at this interval
 
 store::RecordStoreConfig WithRecordBytes(store::RecordStoreConfig config, const cache::KvCacheManager& cache) {
   for (int group = 0; group < cache.pool.Groups(); ++group) {

@@ -28,7 +28,7 @@ struct Layer {
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<MlpBlock> mlp;
   Norm post_per_layer_input_norm;  // none without per-layer inputs
-  float scalar = 1;                // of the layer's hidden states
+  float scalar = 1;                // factor of the layer's hidden states
 };
 
 // f32 [positions][rotary_dim], cos | sin; empty without rope.
@@ -361,8 +361,8 @@ class Decoder final : public Model {
   parallel::Communicator alone_;
   parallel::Communicator& ranks_;
   parallel::Partition vocab_;
-  bool is_first_ = true, is_last_ = true;  // of a pipeline's ranks
-  std::unique_ptr<Linear> embedding_;      // of the first one
+  bool is_first_ = true, is_last_ = true;  // this rank's place in a pipeline
+  std::unique_ptr<Linear> embedding_;      // the first rank has it
   std::vector<Layer> layers_;
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding

@@ -17,7 +17,7 @@ void ReadExaoneMoe(const JsonObject& json, ModelConfig& config) {
     if (layer.visibility.IsFull()) layer.rope = RopeSpec{};
   }
   ReadMlpLayerTypes(json, json.Int("first_k_dense_replace", 0, int64_t{1} << 20, 1), config);
-  if (json.Has(kFlags)) {  // of published files; transformers does not read it
+  if (json.Has(kFlags)) {  // published files have it; transformers does not read it
     Json layers = Json::array();
     for (const LayerSpec& layer : config.layer_specs) layers.push_back(layer.moe);
     if (json.Get(kFlags) != layers) json.Fail(kFlags, "the layers that mlp_layer_types or first_k_dense_replace say");

@@ -41,7 +41,7 @@ Range OwnRows(const BlockSource& source, int64_t out) {
 struct FusedWeight {
   std::string name;
   int64_t out = 0, in = 0;
-  std::vector<int64_t> rows;  // that this rank keeps, in its order
+  std::vector<int64_t> rows;  // rows that this rank keeps, in its order
 };
 
 // Rows of gate, then rows of up.

@@ -198,7 +198,7 @@ class GroupedAttention final : public AttentionBlock {
   Norm q_norm_, k_norm_;                  // none without q/k norms
   Buffer ones_;                           // f32 [head_dim]; empty without norms after rope
   std::unique_ptr<kernels::Linear> qkv_;  // hidden -> q (and gates) | k | v
-  GatheredColumns gathered_;              // of all ranks' heads * head_dim
+  GatheredColumns gathered_;              // all ranks' heads * head_dim
   std::optional<GatheredLinear> out_;     // all ranks' heads * head_dim -> hidden
   float* projected_ = nullptr;            // [rows][QkvWidth()]
   float* attended_ = nullptr;             // [rows][QWidth()]

@@ -13,7 +13,7 @@
 namespace kvanta::models {
 namespace {
 
-constexpr int kMaxDepth = 16;  // of groups
+constexpr int kMaxDepth = 16;  // nesting of groups
 constexpr size_t kMaxLength = 4096;
 constexpr int kMaxSteps = 1'000'000;  // nested quantifiers may need them
 

@@ -45,7 +45,7 @@ class PerLayerInputs {
   std::unique_ptr<kernels::Linear> embedding_;  // [vocab][layers * width]
   float embedding_scale_;
   std::unique_ptr<kernels::Linear> projection_;  // hidden -> layers * width
-  Norm norm_;                                    // of each layer's channels
+  Norm norm_;                                    // norm of each layer's channels
   std::vector<Layer> layers_;
   float* inputs_ = nullptr;    // [rows][layers * width]
   float* embedded_ = nullptr;  // the same

@@ -26,7 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kStart = std::chrono::minutes(2);  // of processes, at least
+constexpr milliseconds kStart = std::chrono::minutes(2);  // time for processes to start, at least
 constexpr milliseconds kLoad = std::chrono::hours(1);
 constexpr milliseconds kNextStep = std::chrono::hours(24 * 365);
 constexpr milliseconds kPoll(5);
@@ -36,8 +36,8 @@ constexpr int64_t kChunk = 32 << 10;
 constexpr int kGatherSlot = 0;
 constexpr uint64_t kMessageSlot = 1;
 constexpr milliseconds kFlush = std::chrono::seconds(5);  // at the end
-constexpr size_t kFirstBytes = 4096;                      // of a broadcast: its length, and most messages whole
-constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;  // of a broadcast; a step's message has a few bytes per page
+constexpr size_t kFirstBytes = 4096;  // first part of a broadcast: its length, and most messages whole
+constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;  // a broadcast; a step's message has a few bytes per page
 
 // The loss that was reported for one of these ranks.
 std::optional<RankLoss> FindRankLoss(const GlooConfig& config, int begin, int end) {

@@ -27,7 +27,7 @@ class RowSampler {
 
   ThreadPool& threads_;
   std::vector<Worker> workers_;
-  std::vector<size_t> first_rows_;  // of each sequence's rows to sample, or of a row without a draft
+  std::vector<size_t> first_rows_;  // first of each sequence's rows to sample, or a row without a draft
 };
 
 }  // namespace kvanta::runner

@@ -38,7 +38,7 @@ inline Buffer OwnBytes(std::vector<uint8_t> bytes) {
 }
 
 struct WriteResult {
-  int64_t bytes = 0;  // of the payloads that were written
+  int64_t bytes = 0;  // bytes of the payloads that were written
   std::string error;  // the first one's text; empty: all records are there
 };
 

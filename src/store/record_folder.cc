@@ -17,7 +17,7 @@
 namespace kvanta::store {
 namespace {
 
-constexpr int64_t kBlockBytes = 4096;  // of file systems: a file takes whole ones
+constexpr int64_t kBlockBytes = 4096;  // block of a file system: a file takes whole ones
 constexpr double kScanSeconds = 30;    // between scans, while this process writes, at least
 constexpr double kScanShare = 100;     // times the time of a scan, which may be long, at least
 // A folder that is full is emptied by this share, which bounds what others write between this process's scans.

@@ -14,8 +14,8 @@ struct RecordServerConfig {
   int64_t ttl_seconds = 0;  // after the last use; 0: as the server evicts
   PageKey identity = {};
   size_t max_record_bytes = 0;  // with its header; longer values are not read
-  Clock now = Now;              // of the pauses between attempts to connect
-  double answer_seconds = 1;    // of waiting for a server, or its name server, that does not answer
+  Clock now = Now;              // clock of the pauses between attempts to connect
+  double answer_seconds = 1;    // wait for a server, or its name server, that does not answer
 };
 
 // Throws InputError for an invalid URL.

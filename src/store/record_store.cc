@@ -10,8 +10,8 @@
 namespace kvanta::store {
 namespace {
 
-constexpr double kCloseSeconds = 10;   // of writing what is queued at the end
-constexpr double kReadEndSeconds = 1;  // of waiting for a read at the end
+constexpr double kCloseSeconds = 10;   // limit for writing what is queued at the end
+constexpr double kReadEndSeconds = 1;  // limit for waiting for a read at the end
 
 }  // namespace
 

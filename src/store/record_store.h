@@ -43,7 +43,7 @@ struct RecordStoreConfig {
   std::function<void()> on_progress;
   std::function<void()> before_read;   // for tests: before each read, on the loading thread
   std::function<void()> before_write;  // likewise: before each write, on the writing threads
-  Clock now = Now;                     // of waits, limits and rates
+  Clock now = Now;                     // clock of waits, limits and rates
   double answer_seconds = 1;           // as in RecordServerConfig
 };
 
@@ -180,10 +180,10 @@ class RecordStore {
   mutable std::mutex mutex_;
   std::condition_variable_any load_work_;
   std::vector<Tier> tiers_;         // nearest first; at least one
-  RecordMemory* memory_ = nullptr;  // of the first tier; null: none
+  RecordMemory* memory_ = nullptr;  // memory of the first tier; null: none
   std::deque<LoadHandle> lookups_, loads_;
   int64_t buffered_bytes_ = 0;  // read and not yet taken
-  size_t read_tier_ = 0;        // of the latest read
+  size_t read_tier_ = 0;        // tier of the latest read
   double seconds_per_token_ = 0;
   IoThread loader_{mutex_, config_.now};
 };

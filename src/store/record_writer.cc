@@ -12,7 +12,7 @@ constexpr int64_t kMaxQueuedBytes = int64_t{256} << 20;
 constexpr size_t kMaxJobs = 65536;  // beyond it, times of use are not recorded
 constexpr size_t kMaxBatchJobs = 256;
 constexpr double kMinPause = 1, kMaxPause = 60;  // seconds without writes after a failure
-constexpr double kHangSeconds = 10;              // of one batch: the place hangs
+constexpr double kHangSeconds = 10;              // if one batch takes longer, the place hangs
 
 }  // namespace
 

@@ -60,8 +60,8 @@ class RecordWriter {
   struct Job {
     Kind kind = Kind::kWrite;
     RecordUse use;
-    std::shared_ptr<const RecordContent> content;  // of kWrite
-    int64_t until_ns = 0;                          // of kPin
+    std::shared_ptr<const RecordContent> content;  // only for kWrite
+    int64_t until_ns = 0;                          // only for kPin
 
     int64_t Bytes() const noexcept { return content ? std::ssize(content->Payload()) : 0; }
   };

@@ -23,7 +23,7 @@ namespace kvanta::store {
 namespace {
 
 constexpr int64_t kBatchBytes = int64_t{8} << 20;
-constexpr size_t kKeysPerCommand = 16;                         // of MGET, during which a server does nothing else
+constexpr size_t kKeysPerCommand = 16;  // keys of an MGET, during which a server does nothing else
 constexpr double kMinConnectPause = 1, kMaxConnectPause = 60;  // seconds between attempts to connect
 constexpr double kFreshSeconds = 60;                           // a use within this time of the last one is not sent
 constexpr size_t kMaxKnown = 1'000'000;                        // records that this process remembers
@@ -90,7 +90,7 @@ class Link {
 
  private:
   const RedisUrl& url_;
-  const Clock now_;  // of pauses; deadlines of sockets are on the clock of Now()
+  const Clock now_;  // clock of pauses; deadlines of sockets are on the clock of Now()
   const double answer_seconds_;
   const std::function<void()> on_connect_;
   std::mutex mutex_;

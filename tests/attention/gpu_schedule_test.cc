@@ -43,7 +43,7 @@ TEST(GpuScheduleTest, DividesTilesAmongBlocksUpToALimit) {
   Batch batch;
   batch.sequences.push_back({.span = {.start = 3000, .tokens = 2, .pages = nullptr}, .first_row = 0});
   GpuSchedule schedule;
-  const std::vector<int> splits(2 * 2 * 2, 3);  // of KV heads, tokens, 16 and 4 heads
+  const std::vector<int> splits(2 * 2 * 2, 3);  // for each of 2 KV heads, 2 tokens, 16 and 4 heads
   for (const auto& [blocks, tasks] : {std::pair{8, 8}, {1, 8}, {24, 24}, {30, 24}, {13, 16}}) {
     SCOPED_TRACE(blocks);
     MakeGpuSchedule(shape, batch, {0}, 64, {.large_blocks = blocks}, schedule);

@@ -92,7 +92,7 @@ TEST(CacheIdentity, PageBytesAreThoseOfTheNumericsVersion) {
   const std::span<const char* const> units = kernels::RunnableIsas();
   for (const GoldenPages& golden : kGolden) {
     const auto runs = [&](const char* unit) { return std::string_view(unit) == golden.isa; };
-    if (std::ranges::none_of(units, runs)) continue;  // of another CPU
+    if (std::ranges::none_of(units, runs)) continue;  // recorded for another CPU
     EXPECT_EQ(PagesDigest(golden), golden.digest) << golden.isa << ", " << golden.format << ", weights "
                                                   << golden.weight_dtype << (golden.latents ? ", MLA" : "");
   }

@@ -188,7 +188,7 @@ TEST(CellLayout, ConversionsAreInverseAndFollowTheDrawing) {
       };
       transposed(sections.block_scales, Bytes(side.format->scaling.block));
       if (side.format->scaling.block_offset) transposed(sections.block_offsets, 2);
-      const auto rest = static_cast<std::ptrdiff_t>(sections.token_scales);  // of tokens and channels: unchanged
+      const auto rest = static_cast<std::ptrdiff_t>(sections.token_scales);  // tokens and channels: unchanged
       EXPECT_TRUE(std::equal(cell.begin() + rest, cell.end(), canonical.begin() + rest)) << side.text;
     }
   }

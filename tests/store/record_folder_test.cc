@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kDayNs = int64_t{86400} * 1'000'000'000;
-constexpr int64_t kFileBytes = 4096;  // that a small record takes
+constexpr int64_t kFileBytes = 4096;  // bytes that a small record takes
 
 class RecordFolderTest : public testing::Test {
  protected:
@@ -150,7 +150,7 @@ TEST_F(RecordFolderTest, NoPageIsEvictedBeforeThoseBehindIt) {
   };
   for (int page = 0; page < 8; ++page) {
     Write(folder, page, page);
-    ::usleep(3000);  // of computing
+    ::usleep(3000);  // stands for computing
   }
   expect_order();
   for (int page = 0; page < 8; ++page) ASSERT_EQ(SetModified(PathOf(page), WallClockNs() - kDayNs), 0);

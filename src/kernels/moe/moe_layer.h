@@ -33,7 +33,7 @@ struct MoeConfig {
   bool norm_topk_prob = false;       // weights are divided by the chosen scores' sum
   float routed_scaling_factor = 1;
   bool apply_router_weight_on_input = false;  // an expert's input is multiplied by the weight, not its output (Llama 4)
-  bool bias = false;                          // of the router and of the experts (GPT-OSS)
+  bool bias = false;                          // router and experts have a bias (GPT-OSS)
   bool has_expert_scales = false;             // factors of the experts' weights, after the choice (Gemma 4)
 
   bool operator==(const MoeConfig&) const = default;

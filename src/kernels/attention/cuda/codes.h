@@ -146,7 +146,7 @@ struct KeyOperand {
   static constexpr int kLoads = KvType::kSubbyte ? 1 : KvType::kBits / 4;
   struct Raw {
     Vec4 low[kLoads];  // units of tokens 4 g .. 4 g + 3
-    Vec4 high;         // of the second bit section
+    Vec4 high;         // fields of the second bit section
   };
 
   // Channel of half `half` of pair `pair` of a block. Both halves are in one 4-byte unit, except with f32 codes.

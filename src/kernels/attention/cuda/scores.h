@@ -104,8 +104,8 @@ struct KeyScores {
  private:
   // Factors folded into a block's key operands.
   struct Factors {
-    uint32_t tokens[4];              // of token 4 g + j, in both halves
-    uint32_t scales[4], offsets[4];  // of channel pairs
+    uint32_t tokens[4];              // values of token 4 g + j, in both halves
+    uint32_t scales[4], offsets[4];  // scales and offsets of channel pairs
   };
 
   template <class Cell>

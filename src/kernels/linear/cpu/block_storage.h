@@ -15,7 +15,7 @@
 namespace kvanta::kernels {
 
 inline constexpr int kBlockK = 32;
-inline constexpr int kPanelColumns = 16;  // of a panel of W, in every storage
+inline constexpr int kPanelColumns = 16;  // columns of a panel of W, in every storage
 
 enum class ScaleType : uint8_t { kFp16, kE8M0, kF32 };
 enum class SubScaleType : uint8_t {
@@ -36,7 +36,7 @@ struct BlockLayout {
   int sub = kBlockK;        // k of a sub-scale
   ScaleType scale = ScaleType::kFp16;
   SubScaleType sub_scale = SubScaleType::kNone;
-  CodeTable table = CodeTable::kNone;  // of the values that codes of 4 bits stand for
+  CodeTable table = CodeTable::kNone;  // table of the values that codes of 4 bits stand for
   bool is_expanded = false;            // a copy in the cache, of bytes
 
   constexpr KVANTA_INLINE int StepK() const { return blocks * kBlockK; }

@@ -11,8 +11,8 @@ namespace {
 
 using cache::StateSegment;
 
-constexpr int64_t kConvChannels = 512;  // of a task
-constexpr float kNormEps = 1e-6F;       // of queries and keys
+constexpr int64_t kConvChannels = 512;  // convolution channels per task
+constexpr float kNormEps = 1e-6F;       // epsilon of the norm of queries and keys
 
 class GatedDeltaNet {
  public:

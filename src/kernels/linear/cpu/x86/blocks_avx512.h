@@ -24,7 +24,7 @@ struct ByteDots : ByteCodes {
   // where blocks have sub-blocks.
   static constexpr int kSums = kSmallTiles ? 2 : kLayout.Subs() == 1 ? Vec16::kRowTile : 8;
   static constexpr int kRowTile = kSums / kPanels;
-  static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
+  static constexpr int kQuads = 8 / kLayout.Subs();  // quads per dot
 
   template <int kRows, int kSub>
   static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {

@@ -72,9 +72,9 @@ class RecordBackend {
   // ---- never wait
 
   // True if this process has seen or written the record and not seen it go.
-  virtual bool Knows(const RecordId& id) const = 0;
+  virtual bool IsKnown(const RecordId& id) const = 0;
   // True if the record is known, and its time of last use is not of the last moments.
-  virtual bool IsStale(const RecordId& id) const = 0;
+  virtual bool NeedsTouch(const RecordId& id) const = 0;
   // The record will be removed.
   virtual void Invalidate(const RecordId& id) = 0;
   // Fills in what the place knows of its size and connection.

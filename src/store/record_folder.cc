@@ -94,7 +94,7 @@ std::string RecordFolder::NameOf(const RecordId& id) const {
   return fmt::format("{}/{}/{}", identity_name_, file.substr(0, 2), file);
 }
 
-bool RecordFolder::Knows(const RecordId& id) const {
+bool RecordFolder::IsKnown(const RecordId& id) const {
   const std::lock_guard lock(mutex_);
   return files_.contains(NameOf(id));
 }
@@ -250,7 +250,7 @@ ReadResult RecordFolder::ReadFileOf(const RecordId& id) {
   return result;
 }
 
-bool RecordFolder::IsStale(const RecordId& id) const {
+bool RecordFolder::NeedsTouch(const RecordId& id) const {
   const int64_t now = WallClockNs();
   const std::lock_guard lock(mutex_);
   const auto found = files_.find(NameOf(id));
@@ -267,7 +267,7 @@ void RecordFolder::SetUse(const std::string& name, int64_t modified_ns) {
 
 void RecordFolder::Touch(std::span<const RecordUse> records) {
   for (const RecordUse& use : records) {
-    if (IsStale(use.id)) SetUse(NameOf(use.id), WallClockNs() - use.index * kPageNs);
+    if (NeedsTouch(use.id)) SetUse(NameOf(use.id), WallClockNs() - use.index * kPageNs);
   }
 }
 

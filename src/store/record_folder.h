@@ -51,8 +51,8 @@ class RecordFolder final : public RecordBackend {
   std::string NameOf(const RecordId& id) const override;  // relative to the folder
   int64_t BatchBytes() const noexcept override { return 0; }
 
-  bool Knows(const RecordId& id) const override;
-  bool IsStale(const RecordId& id) const override;
+  bool IsKnown(const RecordId& id) const override;
+  bool NeedsTouch(const RecordId& id) const override;
   void Invalidate(const RecordId& id) override { Erase(NameOf(id)); }
   void Describe(CacheTierStats& stats) const override;
 

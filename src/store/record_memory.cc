@@ -34,7 +34,7 @@ Buffer RecordMemory::Allocate(int64_t bytes) {
   }
 }
 
-bool RecordMemory::Knows(const RecordId& id) const {
+bool RecordMemory::IsKnown(const RecordId& id) const {
   const std::lock_guard lock(mutex_);
   return entries_.contains(id);
 }

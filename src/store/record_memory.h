@@ -31,9 +31,9 @@ class RecordMemory final : public RecordBackend {
   int64_t BatchBytes() const noexcept override;
   bool NeedsHeader() const noexcept override { return false; }
 
-  bool Knows(const RecordId& id) const override;
+  bool IsKnown(const RecordId& id) const override;
   // Every use counts.
-  bool IsStale(const RecordId& id) const override { return Knows(id); }
+  bool NeedsTouch(const RecordId& id) const override { return IsKnown(id); }
   void Invalidate(const RecordId& id) override { Remove({&id, 1}); }
   void Describe(CacheTierStats& stats) const override;
 

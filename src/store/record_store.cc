@@ -109,7 +109,7 @@ void RecordStore::WriteBehind(const RecordUse& use, const PageKey* parent, std::
   const int64_t bytes = RecordBytes(use.id.group, use.id.kind);
   std::shared_ptr<const RecordContent> content;
   for (Tier& tier : tiers_) {
-    if (!tier.writer->Wants(use.id, bytes)) {
+    if (!tier.writer->ShouldWrite(use.id, bytes)) {
       tier.writer->Touch(use);
       continue;
     }

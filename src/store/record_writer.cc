@@ -45,9 +45,9 @@ bool RecordWriter::Hangs() const {
   return thread_.Hangs(kHangSeconds);
 }
 
-bool RecordWriter::Wants(const RecordId& id, int64_t bytes) {
+bool RecordWriter::ShouldWrite(const RecordId& id, int64_t bytes) {
   const std::string name = FileName(id);
-  const bool known = backend_.Knows(id);
+  const bool known = backend_.IsKnown(id);
   const std::lock_guard lock(mutex_);
   // A count of what is there may find again what is to be removed.
   if ((known && !removals_.contains(name)) || queued_.contains(name)) return false;
@@ -84,7 +84,7 @@ void RecordWriter::Write(const RecordUse& use, std::shared_ptr<const RecordConte
 }
 
 void RecordWriter::Touch(const RecordUse& use) {
-  if (!backend_.IsStale(use.id)) return;
+  if (!backend_.NeedsTouch(use.id)) return;
   const std::lock_guard lock(mutex_);
   Queue({.kind = Kind::kTouch, .use = use, .content = nullptr});
 }

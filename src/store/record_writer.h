@@ -37,7 +37,7 @@ class RecordWriter {
 
   // True if a record of `bytes` should be written: it is not stored, and neither is the queue full nor does the place
   // fail or hang.
-  bool Wants(const RecordId& id, int64_t bytes);
+  bool ShouldWrite(const RecordId& id, int64_t bytes);
   void Write(const RecordUse& use, std::shared_ptr<const RecordContent> content);
   // Renews the time of last use of a stored record, unless that was a moment ago.
   void Touch(const RecordUse& use);

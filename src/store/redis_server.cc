@@ -118,11 +118,11 @@ class RedisServer final : public RecordBackend {
   std::string NameOf(const RecordId& id) const override { return prefix_ + FileName(id); }
   int64_t BatchBytes() const noexcept override { return kBatchBytes; }
 
-  bool Knows(const RecordId& id) const override {
+  bool IsKnown(const RecordId& id) const override {
     const std::lock_guard lock(mutex_);
     return known_.contains(id);
   }
-  bool IsStale(const RecordId& id) const override {
+  bool NeedsTouch(const RecordId& id) const override {
     const std::lock_guard lock(mutex_);
     const auto found = known_.find(id);
     return found != known_.end() && now_() - found->second > kFreshSeconds;
@@ -240,7 +240,7 @@ void RedisServer::Pin(std::span<const RecordUse> records, std::span<const int64_
   for (size_t i = 0; i < records.size(); ++i) {
     const int64_t rest = CeilDiv(until_ns[i] - WallClockNs(), int64_t{1'000'000'000});
     const bool outlives = ttl_ > 0 && rest > ttl_;
-    if (!outlives && !IsStale(records[i].id)) continue;
+    if (!outlives && !NeedsTouch(records[i].id)) continue;
     renewed.push_back(records[i]);
     seconds.push_back(outlives ? rest : ttl_);
   }

@@ -103,7 +103,7 @@ TEST_F(RecordFolderTest, TimesInThePastGoFirstAndAreReadUntilThen) {
   for (int i = 100; i < 109; ++i) Write(folder, i);
   EXPECT_EQ(Read(folder, 7), ReadResult::Outcome::kMissing);
   EXPECT_EQ(Read(folder, 6), ReadResult::Outcome::kRead);
-  EXPECT_TRUE(folder.IsStale(Id(6)) || ModifiedNs(PathOf(6)) > WallClockNs() - kDayNs);
+  EXPECT_TRUE(folder.NeedsTouch(Id(6)) || ModifiedNs(PathOf(6)) > WallClockNs() - kDayNs);
 }
 
 TEST_F(RecordFolderTest, TemporaryFilesOfAnyOtherTimeAreRemoved) {
@@ -192,15 +192,15 @@ TEST_F(RecordFolderTest, FilesOfOtherProcessesAreKnownOnceSeen) {
   for (const int file : {1, 2}) Write(other, file);
   const int64_t hour_ago = WallClockNs() - kDayNs / 24;
   ASSERT_EQ(SetModified(PathOf(1), hour_ago), 0);
-  EXPECT_FALSE(folder.Knows(Id(1)));
+  EXPECT_FALSE(folder.IsKnown(Id(1)));
   EXPECT_EQ(Read(folder, 1), ReadResult::Outcome::kRead);
-  EXPECT_TRUE(folder.Knows(Id(1)));
-  EXPECT_TRUE(folder.IsStale(Id(1)));
+  EXPECT_TRUE(folder.IsKnown(Id(1)));
+  EXPECT_TRUE(folder.NeedsTouch(Id(1)));
   const RecordUse used{.id = Id(1)};
   folder.Touch({&used, 1});
   EXPECT_GT(ModifiedNs(PathOf(1)), hour_ago + kDayNs / 48);
   Write(folder, 2);
-  EXPECT_TRUE(folder.Knows(Id(2)));
+  EXPECT_TRUE(folder.IsKnown(Id(2)));
   EXPECT_EQ(Stats(folder).files, 2);
   EXPECT_EQ(Stats(folder).bytes, 2 * kFileBytes);
 }
@@ -292,7 +292,7 @@ TEST_F(RecordFolderTest, ManyFilesAreCountedInSecondsAndBoundedMemory) {
   (void)before;
 #endif
   const double steps = Now();
-  for (int i = 0; i < 1000; ++i) folder.Knows(Id(i));
+  for (int i = 0; i < 1000; ++i) folder.IsKnown(Id(i));
   EXPECT_LT(Now() - steps, 0.5) << "a step's question";
 }
 

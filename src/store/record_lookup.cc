@@ -67,7 +67,7 @@ void RecordStore::FindIn(size_t tier, Load& load, int64_t first, int64_t end) {
   if (error.empty()) return;
   const std::lock_guard lock(mutex_);
   ++tiers_[tier].stats.read_errors;
-  tiers_[tier].trouble.Report(tiers_[tier].backend->Name(), "pages cannot be read", error);
+  tiers_[tier].error_latch.Report(tiers_[tier].backend->Name(), "pages cannot be read", error);
 }
 
 // False if all hits beyond this page need a record of it that the store does not have.

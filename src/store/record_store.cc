@@ -76,7 +76,7 @@ void RecordStore::AddTier(Place place, std::unique_ptr<RecordBackend> backend) {
   auto writer =
       std::make_unique<RecordWriter>(*backend, identity_, config_.before_write, config_.now, config_.on_progress);
   tiers_.push_back(
-      {.place = place, .backend = std::move(backend), .writer = std::move(writer), .stats = {}, .trouble = {}});
+      {.place = place, .backend = std::move(backend), .writer = std::move(writer), .stats = {}, .error_latch = {}});
 }
 
 std::string RecordStore::TakeWarning() {
@@ -84,7 +84,7 @@ std::string RecordStore::TakeWarning() {
     std::string warning = tier.writer->TakeWarning();
     if (warning.empty()) {
       const std::lock_guard lock(mutex_);
-      warning = tier.trouble.Take();
+      warning = tier.error_latch.Take();
     }
     if (!warning.empty()) return warning;
   }

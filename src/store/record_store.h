@@ -129,7 +129,7 @@ class RecordStore {
   CacheTierStats HostStats() const { return StatsOf(Place::kHost); }
   CacheTierStats FolderStats() const { return StatsOf(Place::kFolder); }
   CacheTierStats ServerStats() const { return StatsOf(Place::kServer); }
-  // Message for the operator, one per trouble; empty: none.
+  // Message for the operator, one per failure; empty: none.
   std::string TakeWarning();
 
  private:
@@ -142,7 +142,7 @@ class RecordStore {
     MovingMean seconds_per_byte{0.1};
     double tried_at = 0;  // time of the last load that the rates spoke against
     CacheTierStats stats;
-    Trouble trouble;
+    ErrorLatch error_latch;
   };
 
   RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spec);

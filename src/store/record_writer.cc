@@ -52,7 +52,7 @@ bool RecordWriter::ShouldWrite(const RecordId& id, int64_t bytes) {
   // A count of what is there may find again what is to be removed.
   if ((known && !removals_.contains(name)) || queued_.contains(name)) return false;
   if (Hangs()) {
-    trouble_.Report(backend_.Name(), "pages cannot be written in time", "it is slow or does not answer");
+    error_latch_.Report(backend_.Name(), "pages cannot be written in time", "it is slow or does not answer");
   } else if (queued_bytes_ + bytes <= kMaxQueuedBytes && now_() >= again_at_) {
     return true;
   }
@@ -229,13 +229,13 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
   written_bytes_ += result.bytes;
   if (result.error.empty()) {
     pause_ = 0;
-    trouble_.End();
+    error_latch_.End();
     return;
   }
   ++errors_;
   pause_ = std::clamp(2 * pause_, kMinPause, kMaxPause);
   again_at_ = now_() + pause_;
-  trouble_.Report(backend_.Name(), "pages cannot be written", result.error);
+  error_latch_.Report(backend_.Name(), "pages cannot be written", result.error);
 }
 
 void RecordWriter::Count(CacheTierStats& stats) const {
@@ -248,7 +248,7 @@ void RecordWriter::Count(CacheTierStats& stats) const {
 
 std::string RecordWriter::TakeWarning() {
   const std::lock_guard lock(mutex_);
-  return trouble_.Take();
+  return error_latch_.Take();
 }
 
 }  // namespace kvanta::store

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "store/error_latch.h"
 #include "store/io_thread.h"
 #include "store/record_backend.h"
-#include "store/trouble.h"
 
 namespace kvanta::store {
 
@@ -92,7 +92,7 @@ class RecordWriter {
   double close_by_ = 0;  // end of writing what is queued, after RequestStop()
   int64_t written_bytes_ = 0, errors_ = 0, dropped_ = 0;
   double seconds_ = 0;
-  Trouble trouble_;
+  ErrorLatch error_latch_;
   IoThread thread_{mutex_, now_};
 };
 

@@ -44,7 +44,7 @@ struct WriteResult {
 
 struct RecordToWrite {
   RecordUse use;
-  std::span<const uint8_t> header;  // RecordHeader(); empty if the place needs none
+  std::span<const uint8_t> header;  // EncodeRecordHeader(); empty if the place needs none
   std::shared_ptr<const RecordContent> content;
 };
 

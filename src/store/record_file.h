@@ -60,8 +60,8 @@ std::string FileName(const RecordId& id);
 bool ParseFileName(std::string_view name, RecordId& id);
 
 // Header and token ids, to be followed by the payload.
-std::vector<uint8_t> RecordHeader(const PageKey& identity, const RecordId& id, std::span<const int32_t> tokens,
-                                  std::span<const uint8_t> payload);
+std::vector<uint8_t> EncodeRecordHeader(const PageKey& identity, const RecordId& id, std::span<const int32_t> tokens,
+                                        std::span<const uint8_t> payload);
 
 struct RecordView {
   std::span<const uint8_t> tokens;  // bytes of the ids, unaligned

@@ -36,7 +36,7 @@ class RedisServerTest : public testing::Test {
   std::string Write(RecordBackend& server, const std::vector<RecordId>& ids) const {
     std::vector<std::vector<uint8_t>> headers;
     std::vector<RecordToWrite> records;
-    for (const RecordId& id : ids) headers.push_back(RecordHeader(identity_, id, tokens_, payload_));
+    for (const RecordId& id : ids) headers.push_back(EncodeRecordHeader(identity_, id, tokens_, payload_));
     const auto content =
         std::make_shared<const RecordContent>(RecordContent{.tokens = tokens_, .payload = OwnBytes(payload_)});
     for (size_t i = 0; i < ids.size(); ++i) {

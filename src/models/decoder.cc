@@ -39,7 +39,9 @@ struct RopeTables {
 class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options)
-      : ops_(ops), ranks_(options.ranks == nullptr ? alone_ : *options.ranks), vocab_(ranks_.Divide(config.vocab)) {
+      : ops_(ops),
+        ranks_(options.ranks == nullptr ? alone_ : *options.ranks),
+        vocab_(ranks_.PartitionOf(config.vocab)) {
     const LayerRange own = options.layers.value_or(LayerRange{.first = 0, .count = config.layers});
     config_ = ConfigOfLayers(config, own.first, own.count);
     is_first_ = own.first == 0;
@@ -150,9 +152,9 @@ class Decoder final : public Model {
     const auto softcap = static_cast<float>(config_.final_logit_softcapping);
     // Rank 0 computes its columns in their place, the others side by side, to be sent.
     const int64_t stride = ranks_.Rank() == 0 ? config_.vocab : head.Out();
-    kernels::RowArgmax* own_argmaxes = ranks_.Alone() ? argmaxes : PartArgmaxes(ranks_.Rank());
+    kernels::RowArgmax* own_argmaxes = ranks_.IsSingleRank() ? argmaxes : PartArgmaxes(ranks_.Rank());
     head.Forward(hidden, rows, out, stride, softcap == 0 ? own_argmaxes : nullptr);
-    if (!ranks_.Alone()) {
+    if (!ranks_.IsSingleRank()) {
       ranks_.GatherColumns(out, rows, vocab_, out);
       if (softcap == 0) GatherArgmaxes(rows, argmaxes);
       if (ranks_.Rank() != 0) return;
@@ -164,7 +166,7 @@ class Decoder final : public Model {
   // Embeddings of all tokens, each from the rank that has its row.
   void Embed(std::span<const int32_t> tokens, float* hidden) noexcept {
     const auto rows = static_cast<int64_t>(tokens.size());
-    if (ranks_.Alone()) return ops_.Embed(*embedding_, tokens.data(), rows, hidden);
+    if (ranks_.IsSingleRank()) return ops_.Embed(*embedding_, tokens.data(), rows, hidden);
     const int64_t width = config_.hidden;
     std::array<int64_t, parallel::kMaxRanks> counts{};
     for (const int32_t token : tokens) ++counts[static_cast<size_t>(vocab_.RankOf(token))];
@@ -314,7 +316,7 @@ class Decoder final : public Model {
     if (max_rows < 1) throw InputError(fmt::format("{} rows in a batch; at least 1 is needed", max_rows));
     const int64_t floats = Place(nullptr, max_rows);
     scratch_ = ops_.device().Allocate(floats * sizeof(float));
-    if (!ranks_.Alone()) {
+    if (!ranks_.IsSingleRank()) {
       own_tokens_.resize(static_cast<size_t>(max_rows));
       embedded_rows_.resize(static_cast<size_t>(max_rows));
       part_argmaxes_.resize(static_cast<size_t>(max_rows) * static_cast<size_t>(ranks_.Size()));

@@ -48,7 +48,7 @@ class GroupedAttention final : public AttentionBlock {
     } else {
       const std::string fused = module + "qkv_proj";
       const int64_t all = queries + 2 * keys;
-      qkv_ = source.ranks.Alone()
+      qkv_ = source.ranks.IsSingleRank()
                  ? read_qkv({{fused, all}})
                  : read_qkv({{.module = fused, .out = queries, .tensor_out = all},
                              {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries},
@@ -115,7 +115,7 @@ class GroupedAttention final : public AttentionBlock {
   // This rank's heads' sinks.
   static std::vector<float> ReadSinks(const BlockSource& source, const std::string& module) {
     const std::vector<float> sinks = source.reader.KeptValues(module + "sinks", source.config.heads);
-    const parallel::Partition heads = source.ranks.Divide(source.config.heads);
+    const parallel::Partition heads = source.ranks.PartitionOf(source.config.heads);
     return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
   }
 

@@ -12,7 +12,7 @@ class SquaredReluMlp final : public MlpBlock {
  public:
   SquaredReluMlp(const BlockSource& source, const std::string& module)
       : ops_(source.ops),
-        width_(source.ranks.Divide(source.config.intermediate_size).Size(source.ranks.Rank())),
+        width_(source.ranks.PartitionOf(source.config.intermediate_size).Size(source.ranks.Rank())),
         gathered_(source.ranks, source.config.intermediate_size) {
     ops_.CheckUngatedMlp();
     const int64_t hidden = source.config.hidden, intermediate_size = source.config.intermediate_size;

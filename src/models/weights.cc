@@ -161,7 +161,7 @@ WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool
 
 WeightReader::Rows WeightReader::RowsOf(const StackedWeight& weight) const noexcept {
   if (ranks_ == nullptr || weight.whole) return {.first = 0, .count = weight.out};
-  const parallel::Partition rows = ranks_->Divide(weight.out);
+  const parallel::Partition rows = ranks_->PartitionOf(weight.out);
   return {.first = rows.Begin(ranks_->Rank()), .count = rows.Size(ranks_->Rank())};
 }
 

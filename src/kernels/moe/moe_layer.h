@@ -74,7 +74,7 @@ struct ExpertDivision {
   // are summed: for expert parallelism.
   bool by_experts = false;
 
-  bool Divided() const noexcept { return ranks != nullptr && !ranks->Alone(); }
+  bool Divided() const noexcept { return ranks != nullptr && !ranks->IsSingleRank(); }
 };
 
 class ExpertLayer {

@@ -37,7 +37,7 @@ class CpuExperts final : public ExpertLayer {
         own_width_(experts_.front().gate_up->Out() / 2),
         ranks_(division.Divided() ? *division.ranks : alone_),
         by_experts_(division.Divided() && division.by_experts),
-        parts_(ranks_.Divide(moe.num_experts)),
+        parts_(ranks_.PartitionOf(moe.num_experts)),
         first_expert_(by_experts_ ? parts_.Begin(ranks_.Rank()) : 0),
         max_rows_(by_experts_ ? kMaxSharedRows : kMaxRoutedRows),
         activate_mul_(context_->isa.rows.ActivateMul(moe.activation)),
@@ -61,7 +61,7 @@ class CpuExperts final : public ExpertLayer {
   }
 
  private:
-  bool DividesColumns() const noexcept { return !ranks_.Alone() && !by_experts_; }
+  bool DividesColumns() const noexcept { return !ranks_.IsSingleRank() && !by_experts_; }
 
   // Divides scratch memory; returns the number of floats.
   int64_t Place(float* memory) noexcept {
@@ -100,7 +100,7 @@ class CpuExperts final : public ExpertLayer {
         Combine(group, expert_rows_, sums);
       });
     }
-    if (DividesColumns()) ranks_.AllGatherColumns(sums, rows, ranks_.Divide(hidden_), out);
+    if (DividesColumns()) ranks_.AllGatherColumns(sums, rows, ranks_.PartitionOf(hidden_), out);
   }
 
   template <class Visit>
@@ -162,7 +162,7 @@ class CpuExperts final : public ExpertLayer {
         activate_mul_(gate, gate + own_width_, own_width_, own_gated_ + i * own_width_);
       }
     });
-    if (DividesColumns()) ranks_.AllGatherColumns(own_gated_, count, ranks_.Divide(width_), gated_);
+    if (DividesColumns()) ranks_.AllGatherColumns(own_gated_, count, ranks_.PartitionOf(width_), gated_);
     Multiply(entries, &ExpertWeights::down, gated_, width_, outputs, own_hidden_);
   }
 

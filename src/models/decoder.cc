@@ -128,19 +128,20 @@ class Decoder final : public Model {
       step.rope_table = rope_tables_[layer.rope_tables].keys.as<float>();
       step.query_rope_table = rope_tables_[layer.rope_tables].queries.as<float>();
       step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
-      layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
-      AddChange(layer.post_attention_norm, rows, hidden);
+      layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), block_out_);
+      AddResidual(layer.post_attention_norm, rows, hidden);
       if (batch.output_rows && step.layer + 1 == config_.layers) {
-        if (config_.parallel_blocks) KeepRows(*batch.output_rows, normed_);
-        rows = KeepRows(*batch.output_rows, hidden);
-        if (per_layer_) per_layer_->KeepRows(*batch.output_rows);
+        if (config_.parallel_blocks) SelectOutputRows(*batch.output_rows, normed_);
+        rows = SelectOutputRows(*batch.output_rows, hidden);
+        if (per_layer_) per_layer_->SelectOutputRows(*batch.output_rows);
       }
       if (rows == 0) return;
-      layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
-      AddChange(layer.post_mlp_norm, rows, hidden);
+      layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows,
+                         block_out_);
+      AddResidual(layer.post_mlp_norm, rows, hidden);
       if (per_layer_) {
-        per_layer_->Forward(step.layer, hidden, rows, change_);
-        AddChange(layer.post_per_layer_input_norm, rows, hidden);
+        per_layer_->Forward(step.layer, hidden, rows, block_out_);
+        AddResidual(layer.post_per_layer_input_norm, rows, hidden);
       }
       if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
@@ -187,8 +188,8 @@ class Decoder final : public Model {
       if (rank != ranks_.Rank()) continue;
       own_tokens_[static_cast<size_t>(own++)] = tokens[row] - static_cast<int32_t>(vocab_.Begin(rank));
     }
-    ops_.Embed(*embedding_, own_tokens_.data(), own, change_);
-    ranks_.AllGather(change_, std::span(to).first(static_cast<size_t>(vocab_.ranks)));
+    ops_.Embed(*embedding_, own_tokens_.data(), own, block_out_);
+    ranks_.AllGather(block_out_, std::span(to).first(static_cast<size_t>(vocab_.ranks)));
     ops_.Gather(normed_, width, embedded_rows_.data(), rows, hidden);
   }
 
@@ -218,11 +219,11 @@ class Decoder final : public Model {
     }
   }
 
-  // Moves the rows to the front of `x` and returns their number. change_ is overwritten.
-  int64_t KeepRows(std::span<const int64_t> rows, float* x) noexcept {
+  // Moves the rows to the front of `x` and returns their number. block_out_ is overwritten.
+  int64_t SelectOutputRows(std::span<const int64_t> rows, float* x) noexcept {
     const auto count = static_cast<int64_t>(rows.size());
-    ops_.Gather(x, config_.hidden, rows.data(), count, change_);
-    ops_.Copy(change_, config_.hidden, count, config_.hidden, x, config_.hidden);
+    ops_.Gather(x, config_.hidden, rows.data(), count, block_out_);
+    ops_.Copy(block_out_, config_.hidden, count, config_.hidden, x, config_.hidden);
     return count;
   }
 
@@ -328,7 +329,7 @@ class Decoder final : public Model {
   int64_t Place(float* memory, int64_t rows) noexcept {
     Scratch shared(memory);
     normed_ = shared.Take(rows * config_.hidden);
-    change_ = shared.Take(rows * config_.hidden);
+    block_out_ = shared.Take(rows * config_.hidden);
     if (per_layer_) {
       per_layer_->PlaceInputs(shared, rows);
       shared.OverlapScratch(*per_layer_, rows);
@@ -347,12 +348,12 @@ class Decoder final : public Model {
     return normed_;
   }
 
-  // hidden += change_, through a norm if there is one, and scaled.
-  void AddChange(const Norm& norm, int64_t rows, float* hidden) noexcept {
-    if (norm) Apply(norm, change_, rows, change_);
+  // hidden += block_out_, through a norm if there is one, and scaled.
+  void AddResidual(const Norm& norm, int64_t rows, float* hidden) noexcept {
+    if (norm) Apply(norm, block_out_, rows, block_out_);
     const auto scale = static_cast<float>(config_.residual_scale);
-    if (scale != 1) ops_.Scale(change_, scale, rows * config_.hidden);
-    ops_.Add(hidden, change_, rows * config_.hidden);
+    if (scale != 1) ops_.Scale(block_out_, scale, rows * config_.hidden);
+    ops_.Add(hidden, block_out_, rows * config_.hidden);
   }
 
   void Apply(const Norm& norm, const float* x, int64_t rows, float* out) noexcept {
@@ -380,7 +381,7 @@ class Decoder final : public Model {
   Buffer scratch_;
   // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;
-  float* change_ = nullptr;  // output of a block
+  float* block_out_ = nullptr;  // output of a block
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ class PerLayerInputs {
   // Inputs of all layers, from the tokens and their (scaled) embeddings, f32 [rows][hidden].
   void Prepare(std::span<const int32_t> tokens, const float* embeddings) noexcept;
   // Keeps the inputs of some rows alone.
-  void KeepRows(std::span<const int64_t> rows) noexcept;
+  void SelectOutputRows(std::span<const int64_t> rows) noexcept;
   // A layer's change of the hidden states before its norm, f32 [rows][hidden].
   void Forward(int layer, const float* hidden, int64_t rows, float* out) noexcept;
 

@@ -148,7 +148,7 @@ KVANTA_INLINE void LoadFourBlocks(const CellView& cell, int first, int midpoint,
       if constexpr (kScaleSigns) CodeOffsets::Offsets(scale, midpoint, slots.code_offsets + slot);
     }
     if constexpr (kScaleSigns) {
-      B::SignsOfFour(scales[b], 2 * midpoint - 1, slots.signs + block_slot);
+      B::StoreFlips64(scales[b], 2 * midpoint - 1, slots.signs + block_slot);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) scales[b][i] = Vec16::Abs(scales[b][i]);
     }

@@ -112,7 +112,7 @@ struct Bytes16 {
   }
 #ifndef KVANTA_EMULATE_AVX512  // its small tiles do without
   // Signs() of four vectors.
-  static KVANTA_INLINE void SignsOfFour(const Vec16::F* x, int bits, uint8_t* out) {
+  static KVANTA_INLINE void StoreFlips64(const Vec16::F* x, int bits, uint8_t* out) {
     const auto mask = [x](int i) { return _mm512_movepi32_mask(_mm512_castps_si512(x[i])); };
     const __mmask32 low = _mm512_kunpackw(mask(1), mask(0)), high = _mm512_kunpackw(mask(3), mask(2));
     _mm512_storeu_si512(out,

@@ -71,7 +71,7 @@ class GatedMlp final : public MlpBlock {
   int64_t width_;                             // this rank's part of intermediate_size
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up
   GatheredColumns gathered_;                  // intermediate_size columns
-  std::optional<GatheredLinear> down_;        // intermediate_size -> hidden
+  std::optional<ColumnParallelLinear> down_;  // intermediate_size -> hidden
   float* both_ = nullptr;                     // [rows of a block][2 width]
   float* gated_ = nullptr;                    // [rows of a block][width]
 };

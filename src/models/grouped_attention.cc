@@ -193,16 +193,16 @@ class GroupedAttention final : public AttentionBlock {
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const LayerSpec spec_;
-  int heads_, kv_heads_;                  // this rank's; no KV heads where those of another layer are used
-  std::vector<float> sinks_;              // [heads], or empty
-  Norm q_norm_, k_norm_;                  // none without q/k norms
-  Buffer ones_;                           // f32 [head_dim]; empty without norms after rope
-  std::unique_ptr<kernels::Linear> qkv_;  // hidden -> q (and gates) | k | v
-  GatheredColumns gathered_;              // all ranks' heads * head_dim
-  std::optional<GatheredLinear> out_;     // all ranks' heads * head_dim -> hidden
-  float* projected_ = nullptr;            // [rows][QkvWidth()]
-  float* attended_ = nullptr;             // [rows][QWidth()]
-  float* queries_ = nullptr;              // the same, with gates; else in projected_
+  int heads_, kv_heads_;                     // this rank's; no KV heads where those of another layer are used
+  std::vector<float> sinks_;                 // [heads], or empty
+  Norm q_norm_, k_norm_;                     // none without q/k norms
+  Buffer ones_;                              // f32 [head_dim]; empty without norms after rope
+  std::unique_ptr<kernels::Linear> qkv_;     // hidden -> q (and gates) | k | v
+  GatheredColumns gathered_;                 // all ranks' heads * head_dim
+  std::optional<ColumnParallelLinear> out_;  // all ranks' heads * head_dim -> hidden
+  float* projected_ = nullptr;               // [rows][QkvWidth()]
+  float* attended_ = nullptr;                // [rows][QWidth()]
+  float* queries_ = nullptr;                 // the same, with gates; else in projected_
 };
 
 }  // namespace

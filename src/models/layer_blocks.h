@@ -90,10 +90,10 @@ struct BlockSource {
 };
 
 // A linear layer of whose outputs each rank computes a part; all ranks get all of them.
-class GatheredLinear {
+class ColumnParallelLinear {
  public:
   // `read`: this rank's rows of the weight.
-  GatheredLinear(parallel::Communicator& ranks, std::unique_ptr<kernels::Linear> read, int64_t out)
+  ColumnParallelLinear(parallel::Communicator& ranks, std::unique_ptr<kernels::Linear> read, int64_t out)
       : ranks_(ranks), linear_(std::move(read)), columns_(ranks.PartitionOf(out)) {}
 
   void Place(Scratch& scratch, int64_t rows) noexcept {

@@ -45,11 +45,11 @@ class SquaredReluMlp final : public MlpBlock {
 
  private:
   kernels::Ops& ops_;
-  int64_t width_;                        // this rank's part of intermediate_size
-  std::unique_ptr<kernels::Linear> up_;  // hidden -> width
-  GatheredColumns gathered_;             // intermediate_size columns
-  std::optional<GatheredLinear> down_;   // intermediate_size -> hidden
-  float* activated_ = nullptr;           // [rows of a block][width]
+  int64_t width_;                             // this rank's part of intermediate_size
+  std::unique_ptr<kernels::Linear> up_;       // hidden -> width
+  GatheredColumns gathered_;                  // intermediate_size columns
+  std::optional<ColumnParallelLinear> down_;  // intermediate_size -> hidden
+  float* activated_ = nullptr;                // [rows of a block][width]
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Per-layer embeddings (Gemma 3n and 4): each layer adds to the hidden states what it makes of a token's input of its
-// own, which comes from a second table of embeddings and from a projection of the first. transformers:
+// Per-layer embeddings (Gemma 3n and 4): each layer has an input of its own per token, made of a second embedding table
+// and a projection of the first, and adds a function of it to the hidden states. transformers:
 // models/gemma4/modeling_gemma4.py.
 #pragma once
 

@@ -22,7 +22,7 @@ class Reservations {
   void End(Sequence& sequence) noexcept;
   // Ends the last reservation; false if there is none after `sequence`, or none at all.
   bool EndLastBehind(const Sequence* sequence) noexcept;
-  // Ends the last reservations while the cache lacks memory for what they have not got yet.
+  // Ends the last reservations while the cache lacks memory for what they still need.
   void Trim() noexcept;
   // True if `bytes` more are available to `sequence`. Reservations after it end if that makes them so.
   bool MakeRoom(const Sequence& sequence, int64_t bytes) noexcept;

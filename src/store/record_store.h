@@ -1,4 +1,4 @@
-// Store of closed pages below the memory, in places of which the nearer come first: the host's memory (below a GPU's),
+// Store of closed pages below the memory, in up to three places, the nearest first: the host's memory (below a GPU's),
 // a folder, then a server that machines share. Threads of its own write after the steps and load ahead of them, so that
 // no step waits. Its owner copies records in and out; nothing here knows of requests.
 //

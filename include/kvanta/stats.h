@@ -231,8 +231,8 @@ struct KvStatistics {
   std::vector<double> sum, square_sum;
 };
 
-// Second moments of the keys and queries of a text, after RoPE at its positions or at all of contexts of some lengths,
-// for +query. Those of several texts combine by +, amax by max.
+// Second moments of the keys and queries of a text for +query, after RoPE at the text's positions or averaged over all
+// positions of contexts of given lengths. Those of several texts combine by +, amax by max.
 struct QueryMoments {
   int64_t tokens = 0;  // counted ones: a sequence's first page is left out, since it is always read exactly
   int layers = 0, kv_heads = 0, head_dim = 0;

@@ -18,11 +18,11 @@ struct AttentionBench {
   int kv_heads = 8;
   int head_dim = 128;
   int page_size = 64;
-  int layers = 1;  // of a page, which holds those of all layers one after another, as in a model
+  int layers = 1;  // layers of a page, which holds all layers' cells one after another, as in a model
   int batch = 1;
   int64_t context = 32768;  // cached tokens before the query tokens
   int query_tokens = 1;
-  double seconds = 0.5;  // of timed runs per row, at least 3 runs
+  double seconds = 0.5;  // timed runs per row, at least 3 runs
 };
 
 // Times are medians; a run is one layer, all heads, the whole batch.

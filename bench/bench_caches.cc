@@ -94,7 +94,7 @@ std::vector<SequenceSpan> BenchCaches::SpansOfOnePage() const {
 BenchWork BenchCaches::Work() const {
   const formats::LayerScheme& layer = layout_.layers.front();
   BenchWork work;
-  for (int64_t page = 0; page < pages_; ++page) {  // of the last query token; the others read the same pages
+  for (int64_t page = 0; page < pages_; ++page) {  // pages of the last query token; the others read the same pages
     const int64_t slots = std::min<int64_t>(options_.page_size, tokens_ - page * options_.page_size);
     const bool exact = ExactPagesOf(layer).Reads(pages_ - 1, page);
     work.bytes += (exact ? layer.exact_bytes : layer.bytes) * slots / options_.page_size;

@@ -23,7 +23,7 @@ struct GpuBenchRow {
   int64_t bytes = 0;  // stored cache bytes read by one run
   double ns_min = 0;
   double ns_median = 0;
-  double copy_gb_s = 0;       // of the GPU's memory, bytes read and written, measured in alternation with the runs
+  double copy_gb_s = 0;       // rate of the GPU's memory, bytes read and written, measured in alternation with the runs
   double gb_s = 0;            // bytes / ns_median
   double share_of_limit = 0;  // gb_s / copy_gb_s
   double max_error = 0;       // against the reference, for values of standard deviation 1

@@ -6,7 +6,7 @@ namespace {
 
 // Exact dot of 16-bit operands: sum += a0 b0 + a1 b1 in each lane.
 struct WideProducts {
-  static constexpr int kProducts = 32;  // of one Add()
+  static constexpr int kProducts = 32;  // products of one Add()
   static constexpr int kTerms = 1;      // products per 16-bit operand
   static KVANTA_INLINE Vec16::I Add(Vec16::I sum, Vec16::I a, Vec16::I b) {
     return Each(

@@ -33,8 +33,8 @@ struct Kind {
   std::string_view name;
   WeightType type;
   double (*measure_peak)(int threads, const IsaTable& isa);  // operations per second of its dot
-  BlockFormat blocks = BlockFormat::kNone;                   // of kStored
-  QuantizedFormat quantized = {};  // of checkpoints: codes and scales apart; a group of 0: a row
+  BlockFormat blocks = BlockFormat::kNone;                   // only for kStored
+  QuantizedFormat quantized = {};  // as in checkpoints: codes and scales apart; a group of 0: a row
 
   bool IsQuantized() const { return quantized.codes != CodeType::kNone; }
 };

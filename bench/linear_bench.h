@@ -22,13 +22,13 @@ struct LinearBench {
   int threads = 1;
   LinearShape shape;
   std::vector<int64_t> rows = {1};
-  double seconds = 0.3;  // of timed runs per row of the result, at least 3 passes
+  double seconds = 0.3;  // timed runs per row of the result, at least 3 passes
 };
 
 // Measured limits of the machine: bytes read and operations (two per multiply-add) per second.
 struct LinearRoofline {
   double read_bytes = 0;
-  double operations = 0;  // of these weights' dot
+  double operations = 0;  // operations of these weights' dot
 };
 
 struct LinearBenchRow {
@@ -38,7 +38,7 @@ struct LinearBenchRow {
   LinearShape shape;
   int64_t rows = 0;
   int64_t weight_bytes = 0;  // read by one run
-  double ns = 0;             // of the fastest run
+  double ns = 0;             // time of the fastest run
   double bytes_per_second = 0;
   double operations_per_second = 0;
   double max_error = 0;  // against double, relative to the bound on the sum's rounding errors: at most 1

@@ -75,7 +75,7 @@ class OptionParser {
  private:
   struct OptionReader {
     std::function<void(const std::string&)> add;
-    std::function<void()> clear = {};  // of lists
+    std::function<void()> clear = {};  // clears a list
   };
 
   const OptionReader& Find(const std::string& name) const {

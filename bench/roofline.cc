@@ -39,7 +39,7 @@ double BestOf(int passes, ThreadPool& pool, PeakLoop loop) {
   const int threads = pool.Threads();
   double best = 0;
   for (int pass = 0; pass < passes; ++pass) {
-    double operations = 0;  // of one task, the same for all
+    double operations = 0;  // operations of one task, the same for all
     auto run = [&](int64_t task, int) {
       double done = 0;
       sink.store(loop(kPeakRounds, &done), std::memory_order_relaxed);

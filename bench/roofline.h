@@ -14,7 +14,7 @@ namespace kvanta::kernels {
 //
 //   dot        codes                            amx                     avx512, dotprod, i8mm     avx2, neon, portable
 //   kF32       fp32, fp16                       f32 multiply-add        the same                  the same
-//   kExact     bf16 beside quantized cells      bf16, two per product   f32 multiply-add          the same
+//   kExact     bf16 next to quantized cells     bf16, two per product   f32 multiply-add          the same
 //   kBf16      bf16                             as kExact               as kExact (zen4: bf16)    the same
 //   kFp8       fp8, e3m2                        as kExact               as kBf16 (avx512fp16:     the same
 //                                                                       fp16)
@@ -39,7 +39,7 @@ class ReadLimit {
   ~ReadLimit();
 
   double Best() const noexcept;  // over all passes of the search
-  double Now();                  // of one more pass of the fastest pattern, a few milliseconds
+  double Now();                  // rate of one more pass of the fastest pattern, a few milliseconds
 
  private:
   struct State;

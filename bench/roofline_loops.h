@@ -84,7 +84,7 @@ float Bf16DotLoop(int64_t rounds, double* operations) noexcept {
   Vec16::Bf16X zero = 0;
   __asm__ volatile("" : "+m"(zero));
   const Vec16::Bf16W w = Vec16::LoadBf16Block<0>(block);
-  const auto x = Vec16::SetBf16X(&zero);
+  const auto x = Vec16::BroadcastBf16(&zero);
   Vec16::F sums[Vec16::kTileSums];
 #pragma GCC unroll 32
   for (int i = 0; i < Vec16::kTileSums; ++i) sums[i] = Vec16::Load(values + i * Vec16::kLanes);

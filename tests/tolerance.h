@@ -40,8 +40,8 @@ constexpr double RmsNormRelative(long width) {
 }
 
 // Gated DeltaNet over `tokens` tokens, root mean square relative to the outputs': each token adds the errors of two
-// chains over k_dim (beside them, exp and silu count little), and a state forgets them with its values. The norm after
-// the rule divides by the outputs' size, which may be a tenth of their terms'.
+// chains over k_dim (the errors of exp and silu are small compared with them), and a state forgets them with its
+// values. The norm after the rule divides by the outputs' size, which may be a tenth of their terms'.
 constexpr double DeltaRuleRelative(int tokens, int k_dim) {
   return 10 * (2 * (k_dim / 2 + 3) + tokens) * kUnitF32;
 }
@@ -88,8 +88,8 @@ inline constexpr double kUint8ProbSteps = 255;
 // Upper bounds of queries or keys as they are multiplied, over rows.
 struct RowSizes {
   double max = 0;               // magnitude of a quantized channel
-  double norm = 0;              // of the quantized channels
-  double unquantized_norm = 0;  // of outliers and the rotary part of latents
+  double norm = 0;              // norm of the quantized channels
+  double unquantized_norm = 0;  // norm of outliers and of the rotary part of latents
 
   double Norm() const { return __builtin_sqrt(norm * norm + unquantized_norm * unquantized_norm); }
 };
@@ -99,7 +99,7 @@ struct RowSizes {
 // channel's product is rounded with its scale, for codes that times the largest scale reach at most the distance of two
 // keys' values: head_dim / (2 steps) of q.max * 2 k.max. For floating-point codes, each element of a query has a
 // relative precision, and its dot is a chain of head_dim f32 multiply-adds. Unquantized channels have operands of 16
-// bits or more. `bias`: bound of a part of the dot beside q k. A softcap only reduces the error, and adds three
+// bits or more. `bias`: bound of a part of the dot in addition to q k. A softcap only reduces the error, and adds three
 // roundings of its own magnitude.
 inline double LogitError(Operands queries, int head_dim, const RowSizes& q, const RowSizes& k, bool channel_scales,
                          double bias, double scale, double softcap) {
@@ -174,9 +174,9 @@ inline constexpr double kGpuAttentionRms = 4 * 2 * 0x1p-12 / 1.7;
 constexpr double GpuLargeAttentionRms(int head_dim, double logit) {
   return kGpuAttentionRms + 4 * (head_dim / 8 + 8) * kUnitF32 * logit;
 }
-// Root mean square for f32 cells: three bf16 terms have f32's 24 bits, and sums are f32; 4 times their unit. Beside
-// that, each of a logit's 6 head_dim / 16 products truncates its sum toward zero by half a unit, 2^-25, in the mean: of
-// a partial sum that is half the logit's. Two terms, truncated to 16 bits, would exceed it.
+// Root mean square for f32 cells: three bf16 terms have f32's 24 bits, and sums are f32; 4 times their unit. In
+// addition, each of a logit's 6 head_dim / 16 products truncates its sum toward zero by half a unit, 2^-25, in the
+// mean: of a partial sum that is half the logit's. Two terms, truncated to 16 bits, would exceed it.
 constexpr double GpuF32AttentionRms(int head_dim) {
   return 0x1p-22 + 6.0 / 16 * head_dim * 0x1p-25 / 2;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that retired names and comment fragments do not come back.
+"""Checks that retired names, comment fragments and crutches of prose do not come back.
 
     tools/check_names.py [--write | --count] [ROOT]
 
@@ -11,6 +11,9 @@ agree with that file; --write writes it.
 Prose: no comment block, end-of-line comment or docstring in PROSE_FOLDERS begins with Of, What, Where, Whether, Which,
 Why, How, Those or Who. Such a comment is a fragment that hides its subject: begin with the noun or the verb. --count
 lists the number of them in every file of NAME_FOLDERS instead.
+
+Crutches: no comment, docstring, string or Markdown text of PROSE_CRUTCH_FOLDERS has a phrase of
+tools/prose_crutches.txt, which says what to write instead and lists the uses that are right.
 """
 
 from __future__ import annotations
@@ -18,15 +21,27 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from source_text import CPP_SUFFIXES, Piece, SourceText, read_source, sources
 
 NAME_FOLDERS = ("src", "include", "python", "bench", "benchmarks", "tests", "tools", "examples")
 PROSE_FOLDERS = ("src", "include", "python", "bench", "benchmarks", "tools", "examples", "tests")
+# Folders and files whose prose is checked for crutches; text that quotes them is not prose.
+PROSE_CRUTCH_FOLDERS = (
+    *("src", "include", "bench", "python/bindings", "tests/attention", "tests/base", "tests/cache", "tests/emulated"),
+    *("tests/engine", "tests/error_of.h", "tests/failing_new.h", "tests/formats", "tests/fuzz", "tests/kernels"),
+    *("tests/isa_environment.h", "tests/models", "tests/normal_floats.h", "tests/observe", "tests/oracle"),
+    *("tests/parallel", "tests/runner", "tests/scheduler", "tests/store", "tests/tolerance.h"),
+)
+PROSE_CRUTCH_QUOTES = ("tests/python/test_tools.py",)
+CRUTCHES = "tools/prose_crutches.txt"
 NAMES = "tools/renamed_names.txt"
 TABLE = "docs/adr/0022-names.md"
+FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 FRAGMENT = re.compile(r"(Of|What|Where|Whether|Which|Why|How|Those|Who)\b")
 BLOCK = re.compile(r"(?<=<!-- names -->\n).*(?=<!-- /names -->)", re.DOTALL)
 
@@ -109,6 +124,43 @@ def fragments(source: SourceText) -> list[str]:
     ]
 
 
+class CrutchCheck:
+    """Finds phrases that read as translated; the list says what to write instead."""
+
+    def __init__(self, root: Path) -> None:
+        file = root / CRUTCHES
+        lines = file.read_text().splitlines() if file.is_file() else []
+        entries = [line.partition(" -> ") for line in lines if line.strip() and not line.startswith("#")]
+        self._right = re.compile("|".join(phrase for phrase, arrow, _ in entries if not arrow) or "(?!)", re.IGNORECASE)
+        self._rules = [
+            (re.compile(rf"\b(?:{phrase.strip()})\b", re.IGNORECASE), advice.strip())
+            for phrase, arrow, advice in entries
+            if arrow
+        ]
+
+    def problems(self, pieces: Iterable[Piece]) -> list[str]:
+        found: dict[tuple[int, str], str] = {}
+        for piece in pieces:
+            text = self._right.sub(lambda match: "." * len(match[0]), piece.text)
+            for rule, advice in self._rules:
+                for match in rule.finditer(text):
+                    line = piece.line + text.count("\n", 0, match.start())
+                    around = " ".join(piece.text[max(match.start() - 40, 0) : match.end() + 20].split())
+                    found.setdefault((line, match[0]), f'{line}: "{match[0]}": write {advice}: {around!r}')
+        return [found[key] for key in sorted(found)]
+
+
+def markdown(text: str) -> list[Piece]:
+    """The paragraphs of a page, without its fenced code."""
+    text = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+    starts = [0, *(match.end() for match in re.finditer(r"\n\n", text)), len(text)]
+    return [Piece(text.count("\n", 0, start) + 1, text[start:end]) for start, end in pairwise(starts)]
+
+
+def within(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
 def table(renames: list[Rename]) -> str:
     """The table of the ADR; public names in bold."""
     rows: dict[str, dict[str, list[str]]] = {}
@@ -145,6 +197,7 @@ def main() -> int:
     renames = read_renames(root)
     problems = check_table(root, renames, options.write)
     names = NameCheck(renames)
+    crutches = CrutchCheck(root)
     files = sources(root, NAME_FOLDERS)
     for file in files:
         path = file.relative_to(root).as_posix()
@@ -154,10 +207,16 @@ def main() -> int:
             problems += [f"{len(prose):4d} {path}"] if prose else []
             continue
         problems += [f"{path}:{text}" for text in names.problems(file, source.names)]
-        if path.startswith(tuple(f"{folder}/" for folder in PROSE_FOLDERS)):
+        if within(path, PROSE_FOLDERS):
             problems += [f"{path}:{text}" for text in prose]
+        if within(path, PROSE_CRUTCH_FOLDERS) and path not in PROSE_CRUTCH_QUOTES:
+            problems += [f"{path}:{text}" for text in crutches.problems(source.comments + source.strings)]
+    for page in sorted(root.rglob("*.md")) if not options.count else []:
+        path = page.relative_to(root).as_posix()
+        if within(path, PROSE_CRUTCH_FOLDERS):
+            problems += [f"{path}:{text}" for text in crutches.problems(markdown(page.read_text()))]
     print(*sorted(problems, reverse=True) if options.count else problems, sep="\n", end="\n" if problems else "")
-    found = "with fragments" if options.count else "retired names or fragments"
+    found = "with fragments" if options.count else "retired names, fragments or crutches"
     print(f"summary: {len(files)} files, {len(problems)} {found}")
     return 1 if problems and not options.count else 0
 

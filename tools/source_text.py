@@ -12,8 +12,9 @@ from pathlib import Path
 
 CPP_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
 PYTHON_SUFFIXES = {".py", ".pyi"}
+_STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}  # the latter from Python 3.12 on
 _CPP_TOKEN = re.compile(
-    r'(?P<comment>//[^\n]*|/\*.*?\*/)|R"(?P<mark>\w*)\(.*?\)(?P=mark)"|"(?:[^"\\\n]|\\.)*"'
+    r'(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<string>R"(?P<mark>\w*)\(.*?\)(?P=mark)"|"(?:[^"\\\n]|\\.)*")'
     r"|'(?:[^'\\\n]|\\.)+'|#\s*include[^\n]*|\b(?:TYPED_)?TEST(?:_[FP])?\([^()]*\)"
     r"|(?P<name>[A-Za-z_]\w*)|(?P<space>[ \t]+)|[0-9][\w.']*|\n|.",
     re.DOTALL,
@@ -30,10 +31,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class SourceText:
-    """Identifiers outside comments, strings and titles of tests, and comment blocks and docstrings of one file."""
+    """Identifiers outside comments, strings and titles of tests, comment blocks and docstrings, and string literals."""
 
     names: list[Piece]
     comments: list[Piece]
+    strings: list[Piece]
 
 
 def sources(root: Path, folders: Iterable[str]) -> list[Path]:
@@ -63,6 +65,7 @@ def _blocks(lines: list[tuple[int, int, str]]) -> list[Piece]:
 
 def _read_cpp(text: str) -> SourceText:
     names: list[Piece] = []
+    strings: list[Piece] = []
     comments: list[tuple[int, int, str]] = []
     line, start = 1, 0
     for found in _CPP_TOKEN.finditer(text):
@@ -72,23 +75,28 @@ def _read_cpp(text: str) -> SourceText:
             comments.append((line, found.start() - start, body))
         elif found["name"]:
             names.append(Piece(line, found["name"]))
+        elif found["string"]:
+            strings.append(Piece(line, found["string"]))
         line += found[0].count("\n")
         if "\n" in found[0]:
             start = found.start() + found[0].rindex("\n") + 1
-    return SourceText(names, _blocks(comments))
+    return SourceText(names, _blocks(comments), strings)
 
 
 def _read_python(text: str) -> SourceText:
     names: list[Piece] = []
+    strings: list[Piece] = []
     comments: list[tuple[int, int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             comments.append((*token.start, token.string.lstrip("#!: ").strip()))
         elif token.type == tokenize.NAME:
             names.append(Piece(token.start[0], token.string))
+        elif token.type in _STRINGS:
+            strings.append(Piece(token.start[0], token.string))
     blocks = _blocks(comments)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
             blocks.append(Piece(node.body[0].lineno, docstring))
-    return SourceText(names, sorted(blocks, key=lambda block: block.line))
+    return SourceText(names, sorted(blocks, key=lambda block: block.line), strings)

@@ -10,7 +10,7 @@ namespace {
 // Exact dot of operands of 16 bits: of two bytes each where the unit has sdot, else of 16-bit lanes.
 struct WideProducts {
 #if defined(__ARM_FEATURE_DOTPROD)
-  static constexpr int kProducts = 64;  // of one Add()
+  static constexpr int kProducts = 64;  // products of one Add()
   static constexpr int kTerms = 2;      // products per 16-bit operand
   static KVANTA_INLINE Vec16::I Add(Vec16::I sum, Vec16::I a, Vec16::I b) {
     return Each(DotSigned, sum, Cast<U4>(a), Cast<U4>(b));

@@ -32,18 +32,18 @@ struct EngineConfig {
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
   int max_num_seqs = 64;                                // sequences that run at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
-  // Milliseconds that a step may take while a sequence decodes, so that prompts do not stall its stream, and
-  // four times as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value, while
-  // the engine's own thread runs steps: the larger of twice what the step takes without prompts and 40 more than that.
+  // Milliseconds that a step may take while a sequence decodes, so that prompts do not stall its stream, and six times
+  // as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value, while the
+  // engine's own thread runs steps: the larger of twice what the step takes without prompts and 40 more than that.
   std::optional<double> max_step_ms;
-  // Order of prompts: "shortest": those that need least come first, but none waits for others longer than
-  // max_prompt_delay; "fcfs": in order of arrival, as without a limit of time. Smaller Request::priority always comes
+  // Order of prompts: "shortest": the shortest remaining prompt first, but none waits for others longer than
+  // max_prompt_delay; "fcfs": in order of arrival, as without a time limit. A smaller Request::priority always comes
   // first.
   std::string scheduling_policy = "shortest";
   double max_prompt_delay = 0;   // seconds; 0: four times what the prompt takes alone
-  std::string fair_by = "none";  // "none"; else each Request::user has an equal part of the tokens
-  // Prompts that are computed at the same time; those of more tokens than the threshold are long, and a step has at
-  // most so many tokens of each. 0: no limit.
+  std::string fair_by = "none";  // "none"; else each Request::user gets an equal share of the tokens
+  // Prompts that are computed at the same time. Prompts of more tokens than the threshold are long; a step computes at
+  // most as many tokens of each as the threshold. 0: no limit.
   int max_num_partial_prefills = 0, max_long_partial_prefills = 0;
   int64_t long_prefill_token_threshold = 0;
   int max_queued_requests = 0;        // waiting requests, above which Add refuses; 0: no limit
@@ -60,12 +60,13 @@ struct EngineConfig {
   // with TLS. Empty: none. Config() has it without user and password.
   std::string kv_store;
   int kv_store_ttl = 0;  // seconds that the server keeps a page after its last use; 0: its own
-  // Part of the work, for engines that share kv_cache_dir or kv_store: "both"; "prefill": requests end with their first
-  // token, as soon as their prompt's pages are stored; "decode": stored pages are loaded, whatever computing would
-  // cost.
+  // Role of an engine that shares kv_cache_dir or kv_store with others: "both"; "prefill": requests end with their
+  // first token, as soon as their prompt's pages are stored; "decode": stored pages are always loaded, even where
+  // computing would be faster.
   std::string role = "both";
-  double max_cache_ttl = 0;  // limit of SamplingParams::cache_ttl, seconds; 0: none may have one
-  // Changes of the prefix cache that are kept for TakeKvEvents; beyond them it begins again with all pages. 0: none.
+  double max_cache_ttl = 0;  // limit of SamplingParams::cache_ttl, seconds; 0: no request may set it
+  // Changes of the prefix cache that are kept for TakeKvEvents. After an overflow it starts over with all pages. 0:
+  // none.
   int64_t kv_events_queue_size = 0;
   int threads = 0;              // 0: one per CPU of the affinity mask and the cgroup's quota
   std::string device = "auto";  // "auto", "cpu", "cuda"
@@ -79,14 +80,15 @@ struct EngineConfig {
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).
   double quality_sample_rate = 0;
-  // Several processes on CPUs, the ranks (docs/parallel.md). By tensor parallelism, each computes with a part of the
-  // weights and of the KV heads of every layer; by pipeline parallelism, with some of the layers. kv_cache_memory_bytes
-  // and threads are a process's own. Rank 0 is an Engine, the others call RunRank() with the same options.
+  // Ranks: several processes on CPUs (docs/parallel.md). With tensor parallelism, each computes with a part of the
+  // weights and of the KV heads of every layer; with pipeline parallelism, with some of the layers.
+  // kv_cache_memory_bytes and threads apply to each process. Rank 0 is an Engine, the others call RunRank() with the
+  // same options.
   int tensor_parallel_size = 1;
   int pipeline_parallel_size = 1;
-  // Ranks divide the experts of a layer instead of the outputs of each expert. Without experts or ranks, no difference.
+  // Ranks divide the experts of a layer instead of the outputs of each expert. No effect without experts or ranks.
   bool enable_expert_parallel = false;
-  // Seconds after which a rank that lives, but does not answer, counts as lost.
+  // Seconds after which a rank that is alive but does not answer is treated as lost.
   int distributed_timeout_seconds = 120;
   // Machines that the ranks are divided among, in the order of ranks, and this one's number. Those that start the ranks
   // (python/kvanta/rank_nodes.py) connect to node 0 at master_addr and copy what appears in rank_folder.
@@ -95,8 +97,8 @@ struct EngineConfig {
   std::string master_addr = "127.0.0.1";
   int master_port = 29501;
   int rank = 0;
-  std::string rank_folder;                 // in which ranks find each other: empty, and private to them
-  std::string rank_address = "127.0.0.1";  // of this machine, at which the other ranks reach this one
+  std::string rank_folder;                 // where the ranks find each other: empty at the start, and private to them
+  std::string rank_address = "127.0.0.1";  // this machine's address, at which the other ranks reach this one
   bool profile = false;                    // measures EngineStats::profile
   std::optional<bool> poison_unused;       // fill unused cache memory with NaN; default: debug builds only
   BitmaskFn fill_masks;                    // masks of requests with a constraint (kvanta/constraint.h)
@@ -106,8 +108,8 @@ struct EngineConfig {
   // the engine. The library itself never prints.
   std::function<void(const std::string&)> on_warning;
 
-  // Calls visit(name, pointer to member, limits...) for every option but the callbacks; limits: the least value that is
-  // valid, then the greatest, where there are any. Bindings and checks derive from this list.
+  // Calls visit(name, pointer to member, limits...) for every option but the callbacks. limits: the smallest valid
+  // value and the largest one, each only if it exists. Bindings and checks derive from this list.
   template <class Visitor>
   static void VisitOptions(Visitor&& visit) {
     visit("model", &EngineConfig::model);
@@ -166,8 +168,8 @@ struct EngineConfig {
 struct Request {
   std::string id = {};               // unique among unfinished requests
   std::vector<int32_t> prompt = {};  // at least one token
-  // Tokens that an engine has already generated for this request, which goes on behind them as if it had never been
-  // interrupted: with the same seed, the tokens that follow have the same bits. Outputs have the new tokens alone, and
+  // Tokens that an engine has already generated for this request, which continues after them as if it had never been
+  // interrupted: with the same seed, the tokens that follow have the same bits. Outputs have only the new tokens, and
   // no prompt_logprobs.
   std::vector<int32_t> generated = {};
   SamplingParams sampling = {};
@@ -198,20 +200,20 @@ struct RequestOutput {
   FinishReason finish = FinishReason::kNone;
   std::optional<int32_t> stop_token;  // the stop token that ended it, if one did
   int draft_tokens = 0;               // draft tokens that the step verified
-  int accepted_tokens = 0;            // so many of `tokens`, the first ones, were draft tokens
+  int accepted_tokens = 0;            // number of draft tokens among `tokens`; they come first
   int cached_tokens = 0;              // prompt tokens taken from the prefix cache
   int preemptions = 0;                // times that its pages were freed and computed again
   RequestTimes times;
   std::string error;             // reason: with kError and kTimeout; with kAbort the one passed to Abort
-  bool invalid_input = false;    // with kError: the request's own fault (MaskTask::invalid_input), not the engine's
-  std::optional<int> lost_rank;  // with kError: the rank without which the engine cannot go on (RankLostError)
+  bool invalid_input = false;    // with kError: caused by the request (MaskTask::invalid_input), not by the engine
+  std::optional<int> lost_rank;  // with kError: the rank without which the engine cannot continue (RankLostError)
 };
 
 // Properties of a model, for planners and front ends.
 struct ModelInfo {
   std::string architecture, dtype;
   int layers = 0;  // in the cache: without those that use K and V of earlier layers
-  int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;  // of most layers
+  int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;  // those of most layers
   int rope_dim = 0;  // above 0: K and V share one latent of head_dim (MLA), and a key has these channels in addition
   int64_t max_position = 0;
   int64_t parameters = 0, weight_bytes = 0;      // from the shapes; bytes as stored, norms and biases as f32
@@ -219,10 +221,10 @@ struct ModelInfo {
   std::vector<std::pair<int, int>> layer_heads;  // per layer: KV heads, and the channels of each
   std::vector<int32_t> eos_token_ids;
   std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
-  std::string hash;               // of the weights, as in scale files; "" where no weights were read
+  std::string hash;               // hash of the weights, as in scale files; "" where no weights were read
 };
 
-// Bytes of a cache, of several ranks' the largest, computed by the code that lays out the engine's.
+// Bytes of a cache (with several ranks, of the largest one), computed by the code that lays out the engine's cache.
 struct CachePlan {
   std::string kv_cache_dtype;           // what the name stands for in this model: "mla_int4" for int4 with MLA
   std::vector<CacheGroupStats> groups;  // without counts of pages
@@ -230,10 +232,10 @@ struct CachePlan {
   int64_t page_bytes = 0, exact_page_bytes = 0;
   int64_t exact_pages_per_sequence = 0;  // open page + sink
   double bytes_per_token = 0;
-  // Most that one sequence of max_model_len tokens holds (0: the model's limit): whole pages, exact pages, and of
+  // Largest size of one sequence of max_model_len tokens (0: the model's limit): whole pages, exact pages, and for
   // layers with a window only the pages that it covers.
   int64_t sequence_bytes = 0;
-  // A draft model's cache, which the figures above leave out: a page, and what a sequence has beside its pages.
+  // A draft model's cache, which the figures above leave out: a page, and the bytes of a sequence outside its pages.
   int64_t draft_page_bytes = 0, draft_exact_bytes = 0;
 };
 
@@ -251,7 +253,7 @@ struct MissingMatrices {
 // checkpoint gives. Throws InputError.
 MissingMatrices MissingQueryMatrices(const EngineConfig& config);
 
-// Serves a rank above 0; comes back when rank 0's Engine ends. Throws InputError / ResourceError, RankLostError when
+// Serves a rank above 0; returns when rank 0's Engine ends. Throws InputError / ResourceError, RankLostError when
 // another rank is lost.
 void RunRank(EngineConfig config);
 
@@ -300,9 +302,9 @@ class Engine {
   // Throws InputError after Start(), and when a key or value is not finite.
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means = {});
 
-  // Second moments of the keys and queries of `tokens`, collected likewise; weighted: those of weighted queries, too,
-  // which only klt3 and klt2 need, and which take half of the time again. context_lengths: averages what RoPE makes of
-  // keys and queries over all positions of contexts of these lengths, which weigh alike; empty: at those of the tokens.
+  // Second moments of the keys and queries of `tokens`, collected likewise. weighted: also those of weighted queries,
+  // which only klt3 and klt2 need and which take 50 % more time. context_lengths: keys and queries are averaged over
+  // all RoPE positions of contexts of these lengths, with equal weights; empty: RoPE at the tokens' own positions.
   // Throws InputError after Start(), for a model with latents (MLA), and when a key or query is not finite.
   QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted = true,
                                    std::span<const int64_t> context_lengths = {});

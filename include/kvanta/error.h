@@ -16,7 +16,7 @@ class Error : public std::runtime_error {
 // exit 2.
 class InputError : public Error {
  public:
-  // field: name of the request's field that is wrong, a literal; empty if it is none.
+  // field: name of the request's field that is wrong, a literal; empty if no field is.
   explicit InputError(const std::string& what, const char* field = "") : Error(what), field_(field) {}
 
   const char* Field() const noexcept { return field_; }

@@ -23,7 +23,7 @@ struct KvEvent {
   // For stored pages alone:
   std::optional<uint64_t> parent_block_hash = {};  // page before it; none for the first page
   std::vector<int32_t> tokens = {};                // the page's own
-  std::string cache_salt = {};                     // of the first page
+  std::string cache_salt = {};                     // salt of the first page
 
   bool operator==(const KvEvent&) const = default;
 };

@@ -24,7 +24,7 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, float>> logit_bias;
   int logprobs = -1;                       // -1: none; n >= 0: the sampled token's and the n most likely
   int prompt_logprobs = -1;                // the same for every prompt token but the first
-  std::vector<int32_t> logprob_token_ids;  // also returned for every new token, behind the most likely ones
+  std::vector<int32_t> logprob_token_ids;  // also returned for every new token, after the most likely ones
   bool skip_reading_prefix_cache = false;  // the whole prompt is computed; its pages are cached as always
   double cache_ttl =
       0;  // seconds for which prompt and output stay cached, at most EngineConfig::max_cache_ttl; 0: none

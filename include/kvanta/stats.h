@@ -16,7 +16,7 @@ namespace kvanta {
 
 struct LayerStats {
   std::string scheme;
-  int64_t page_bytes = 0;               // of this layer in a quantized record
+  int64_t page_bytes = 0;               // bytes of this layer in a quantized record
   std::vector<float> k_scale, v_scale;  // static scales in use, read back from the attention backend; empty: none
   int64_t k_values = 0, k_saturated = 0, k_nan = 0;
   int64_t v_values = 0, v_saturated = 0, v_nan = 0;
@@ -69,7 +69,7 @@ struct EngineStats {
     ++steps_predicted;
     if (std::abs(expected - seconds) <= 0.15 * seconds) ++steps_predicted_well;
   }
-  double prompt_token_seconds = 0;  // of one token of a prompt, by that prediction
+  double prompt_token_seconds = 0;  // time of one token of a prompt, by that prediction
   double prompt_seconds_left = 0;   // likewise, of the prompts of unfinished requests
   int64_t prefix_queries = 0;       // prompt tokens looked up in the prefix cache
   int64_t prefix_evictions = 0;     // pages evicted from the prefix cache
@@ -80,7 +80,7 @@ struct EngineStats {
   int64_t drafts = 0, draft_tokens = 0, accepted_tokens = 0;
   std::vector<int64_t> accepted_per_position;
   // A draft model, whose cache is not in cache_budget_bytes; 0 without one.
-  double seconds_draft = 0;  // of its proposals
+  double seconds_draft = 0;  // time of its proposals
   int64_t draft_weight_bytes = 0, draft_cache_used_bytes = 0, draft_cache_budget_bytes = 0;
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
@@ -91,7 +91,7 @@ struct EngineStats {
   int64_t cache_used_bytes = 0, cache_budget_bytes = 0;
   int64_t cache_evictable_bytes = 0;  // used bytes that only the prefix cache holds
   int64_t prefix_pages = 0;           // pages held by the prefix cache
-  int64_t prefix_pinned_bytes = 0;    // of these, kept for a time (SamplingParams::cache_ttl)
+  int64_t prefix_pinned_bytes = 0;    // the part kept for a time (SamplingParams::cache_ttl)
   CacheTierStats host;                // zeros without EngineConfig::kv_offload_bytes
   CacheTierStats disk;                // zeros without EngineConfig::kv_cache_dir
   CacheTierStats store;               // zeros without EngineConfig::kv_store
@@ -109,8 +109,8 @@ struct EngineStats {
   std::vector<LayerStats> layers;
 
   // Calls visit(path, get, metric) for every field that stands for itself; std::invoke(get, stats) is its value. The
-  // path is its place in LLM.stats(): behind a dot, in a dictionary of its own. Paths and metrics last as long as the
-  // call. Python's dictionaries and /metrics derive from this list.
+  // path is its place in LLM.stats(): a part after a dot lies in a dictionary of its own. Paths and metrics last as
+  // long as the call. Python's dictionaries and /metrics derive from this list.
   template <class Visitor>
   static void VisitFields(Visitor&& visit) {
     const auto gauge = [&](const char* path, auto member, const char* name, const char* help, const char* with = "") {
@@ -224,15 +224,15 @@ struct StepTiming {
 // is V. Statistics of several texts combine: counts and sums by +, amax by max.
 struct KvStatistics {
   int64_t tokens = 0;
-  int layers = 0, kv_heads = 0, head_dim = 0;  // the most of any layer; others have zeros behind theirs
+  int layers = 0, kv_heads = 0, head_dim = 0;  // the most of any layer; others have zeros after theirs
   std::vector<float> edges;        // [bins + 1]: histogram[..][i] counts magnitudes in [edges[i], edges[i + 1])
   std::vector<int64_t> histogram;  // [layers][2][kv_heads][bins]; the first and last bin include all beyond them
   std::vector<float> amax;         // [layers][2][kv_heads][head_dim], as all below
   std::vector<double> sum, square_sum;
 };
 
-// Second moments of the keys and queries of a text, after RoPE at its positions or at all of contexts of some lengths,
-// for +query. Those of several texts combine by +, amax by max.
+// Second moments of the keys and queries of a text for +query, after RoPE at the text's positions or averaged over all
+// positions of contexts of given lengths. Those of several texts combine by +, amax by max.
 struct QueryMoments {
   int64_t tokens = 0;  // counted ones: a sequence's first page is left out, since it is always read exactly
   int layers = 0, kv_heads = 0, head_dim = 0;

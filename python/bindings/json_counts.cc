@@ -27,7 +27,7 @@ constexpr std::array<Kind, 256> Kinds() {
   return kinds;
 }
 
-// Position behind the string that begins before `at`.
+// Position after the string that begins before `at`.
 size_t StringEnd(std::string_view text, size_t at) {
   for (; at < text.size(); ++at) {
     at = text.find_first_of("\"\\", at);
@@ -45,7 +45,7 @@ std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> CountJson(std::string_vi
   static constexpr std::array<Kind, 256> kKindOf = Kinds();
   std::array<int64_t, kKinds> counts{};
   Kind before = kOther;
-  int64_t digits = 0;  // of this number so far
+  int64_t digits = 0;  // digits of this number so far
   for (size_t at = 0; at < text.size();) {
     const Kind kind = kKindOf[static_cast<unsigned char>(text[at++])];
     if (kind == kFraction && before != kDigit) continue;  // true, false
@@ -68,8 +68,7 @@ void BindJsonCounts(nb::module_& module) {
         return CountJson(view);
       },
       nb::arg("text"),
-      "Lists and objects, fields, commas, digits behind the 19th of a number, and signs of fractions (. e E) outside "
-      "of "
+      "Lists and objects, fields, commas, digits after the 19th of a number, and signs of fractions (. e E) outside "
       "strings. Other threads run meanwhile. The text may be anything.");
 }
 

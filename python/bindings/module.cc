@@ -7,7 +7,7 @@ NB_MODULE(_core, module) {
   // Threads of other packages (Ray's) may still hold objects when the interpreter ends, which is no leak.
   nanobind::set_leak_warnings(false);
 #endif
-  module.doc() = "The C++ library behind kvanta. Use the package kvanta; names here may change.";
+  module.doc() = "The C++ library of kvanta. Use the package kvanta; names here may change.";
   module.def("version", &kvanta::Version, "major.minor.patch");
   kvanta::python::BindErrors(module);
   kvanta::python::BindFormats(module);

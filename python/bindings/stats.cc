@@ -37,7 +37,7 @@ nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, 
   return counts;
 }
 
-// Sets a value by its path: behind a dot, in a dictionary of its own.
+// Sets a value by its path; a part after a dot lies in a dictionary of its own.
 void SetField(nb::dict& stats, std::string_view path, nb::object value) {
   const size_t dot = path.find('.');
   const nb::str name(path.data(), std::min(dot, path.size()));

@@ -326,7 +326,7 @@ class GpuBackend final : public Backend {
   std::vector<GpuLayer> layers_;
   std::vector<LayerShape> shapes_;
   std::vector<size_t> shape_of_;       // by layer: index in shapes_
-  std::vector<size_t> array_offsets_;  // of a plan's arrays in its metadata
+  std::vector<size_t> array_offsets_;  // offsets of a plan's arrays in its metadata
   const uint64_t version_ = NextVersion();
 };
 

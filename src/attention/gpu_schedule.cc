@@ -78,7 +78,7 @@ class Division {
   }
   // A split's warps take quarters, so only few tokens make it cheaper.
   static int64_t Cost(const Tile& tile, int64_t first, int64_t last) {
-    const int64_t tokens = tile.first_position + tile.tokens - (last - 1) * kSplitTokens;  // of the last split
+    const int64_t tokens = tile.first_position + tile.tokens - (last - 1) * kSplitTokens;  // tokens of the last split
     const int64_t chunks_less = tokens < kernels::cuda::kQuarterTokens
                                     ? (kernels::cuda::kQuarterTokens - tokens) / kernels::cuda::kChunkTokens
                                     : 0;
@@ -140,8 +140,8 @@ class Division {
   const GpuPartition& partition_;
   GpuSchedule& schedule_;
   int64_t blocks_ = 1;
-  int64_t remaining_ = 0;  // of all tiles, without those of cuts
-  int64_t left_ = 0;       // that the present work item still takes
+  int64_t remaining_ = 0;  // cost of the tiles that are left, without that of cuts
+  int64_t left_ = 0;       // cost that the present work item still takes
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ struct GpuSchedule {
   std::vector<kernels::cuda::SplitTask> tasks;  // a tile's are adjacent, in order of splits
   std::vector<int32_t> work_indptr;             // as in AttentionMetadata
   int64_t result_rows = 0;                      // rows of split results
-  int32_t tile_rows = 0;                        // of the tile with the most query rows, and from one result to the next
+  int32_t tile_rows = 0;  // query rows of the largest tile, and the stride from one result to the next
 };
 
 // Tiles of a sequence with one new token, and their query rows (a bound).

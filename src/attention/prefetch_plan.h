@@ -79,13 +79,13 @@ class PrefetchPlan {
   int64_t own_page_;
   int64_t first_page_;
   int64_t last_page_;
-  Ranges whole_[2];  // of quantized records, of exact ones
-  Ranges own_;       // of own_page_
+  Ranges whole_[2];  // quantized records, exact ones
+  Ranges own_;       // ranges of own_page_
   const PrefetchPlan* next_ = nullptr;
   bool start_prefetched_ = false;
   // The page being read and the two read after it.
   Page current_, after_, later_;
-  const PrefetchPlan* later_plan_ = nullptr;  // of later_: this task, the next one or, if null, none
+  const PrefetchPlan* later_plan_ = nullptr;  // plan of later_: this task, the next one or, if null, none
   int64_t later_page_ = 0;
 };
 

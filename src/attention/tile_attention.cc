@@ -34,7 +34,7 @@ const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::
   return (scaling.token_group != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
 }
 
-// The kernel of channels beside quantized ones.
+// The kernel of the unquantized channels next to quantized ones.
 const kernels::KeyKernel& UnquantizedKeyKernel(const AttentionKernels& kernels, formats::ElementType code) noexcept {
   return code == formats::ElementType::kBf16 ? kernels.exact_keys : kernels.keys[Index(code)];
 }
@@ -111,7 +111,7 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       visibility_(layer.attention->visibility),
       shares_cell_(layer.scheme->SharesCell()),
       has_bias_(layer.scheme->k.mean && (layer.attention->softcap > 0 || !layer.attention->sinks.empty())),
-      has_allocation_(layer.scheme->k.query),
+      has_bit_allocation_(layer.scheme->k.query),
       value_scales_(layer.scheme->v.format->scaling.per_head ? layer.scales->v.scale.data() : nullptr) {
   PlanPasses(false);
   if (layer.scheme->exact_open) PlanPasses(true);
@@ -249,8 +249,8 @@ void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tok
                       .values = work_.values_});
 }
 
-// Moves the passes to the cells of the page being read.
-TileAttention::Passes& TileAttention::MovePasses(int64_t page, const PageView& view) noexcept {
+// Points the passes at the cells of the page being read.
+TileAttention::Passes& TileAttention::BindPage(int64_t page, const PageView& view) noexcept {
   const PageCells& cells = *view.cells;
   Passes& passes = passes_[view.exact];
   cells.k.MoveTo(view.record, passes.keys.cell);
@@ -258,7 +258,7 @@ TileAttention::Passes& TileAttention::MovePasses(int64_t page, const PageView& v
   if (passes.unquantized_kernel != nullptr) cells.unquantized.MoveTo(view.record, passes.unquantized.cell);
   if (shares_cell_) passes.values.cell.codes = work_.values_;
   if (!view.exact) {
-    if (has_allocation_) passes.keys.allocation = layer_.scales->k.query->Allocation(view.kv_head);
+    if (has_bit_allocation_) passes.keys.allocation = layer_.scales->k.query->Allocation(view.kv_head);
     if (value_scales_ != nullptr) passes.values.scale = passes.softmax.value_scale = value_scales_[view.kv_head];
   }
   reads_.SetPrefetches(page, passes.keys.prefetch, passes.softmax.prefetch, passes.values.prefetch);
@@ -268,7 +268,7 @@ TileAttention::Passes& TileAttention::MovePasses(int64_t page, const PageView& v
 void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
   const PageView& view = reads_.Current();
   if (shares_cell_) TransposeLatents(page, view, tokens);
-  Passes& passes = MovePasses(page, view);
+  Passes& passes = BindPage(page, view);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
     return static_cast<int>(std::max<int64_t>(0, visibility_.First(tile_.first + token) - start));

@@ -91,7 +91,7 @@ class TileAttention {
   void AttendSplit(int64_t split, AfterHead after_head) noexcept;
   void TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept;
   void PlanPasses(bool exact) noexcept;
-  Passes& MovePasses(int64_t page, const PageView& view) noexcept;
+  Passes& BindPage(int64_t page, const PageView& view) noexcept;
   void AttendPage(int64_t page, int head, int tokens) noexcept;
   void ScoreRows(Passes& passes, int groups, int first_row, int rows) noexcept;
   void AttendRows(Passes& passes, int begin, int end, int first_row, int rows,
@@ -106,7 +106,7 @@ class TileAttention {
   const int64_t first_split_;
   const int64_t last_split_;
   PrefetchPlan reads_;
-  Passes passes_[2];  // of quantized records, of exact ones
+  Passes passes_[2];  // for quantized records, for exact ones
   TileWorkspace& work_;
   // Properties of the layer that every page asks for, side by side: looked up in its scheme and attention each time, it
   // took 1 % of the time of 4-bit codes.
@@ -115,8 +115,8 @@ class TileAttention {
   const int page_size_;
   const cache::Visibility visibility_;
   const bool shares_cell_;
-  const bool has_bias_;  // q.mean of keys stored without their mean: it cancels, but for a softcap or beside a sink
-  const bool has_allocation_;        // of the bits of K's channels
+  const bool has_bias_;  // q.mean of keys stored without their mean: it cancels, except with a softcap or a sink
+  const bool has_bit_allocation_;    // K's channels have a bit allocation
   const float* const value_scales_;  // per KV head; or null
 };
 

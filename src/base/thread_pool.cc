@@ -61,7 +61,7 @@ struct ThreadPool::State {
   alignas(64) const TaskRef* task = nullptr;  // written only while the gate is closed and nobody is inside
   int64_t tasks = 0;
   std::atomic_flag failed;
-  std::exception_ptr failure;  // of the region; written by the worker that sets `failed`
+  std::exception_ptr failure;  // the region's exception; written by the worker that sets `failed`
 
   void Drain(int worker) noexcept {
     try {

@@ -67,7 +67,7 @@ struct PrefixCache::State {
   std::map<uint64_t, Droppable> droppable = {};
   uint64_t clock = 0;
   std::unordered_set<Node*> pinned = {};
-  double next_expiry = kNoExpiry;  // of `pinned`, at the latest
+  double next_expiry = kNoExpiry;  // no pin of `pinned` ends before it
   int64_t pinned_bytes = 0;
   int64_t nodes = 0;
   int64_t evictions = 0;

@@ -21,7 +21,7 @@ using PageKey = std::array<uint8_t, 32>;
 struct CachedRecord {
   const PageKey& key;
   const PageKey* parent = nullptr;  // key of the page before it; null for the first page
-  std::string_view salt;            // of the first page; empty for later ones
+  std::string_view salt;            // salt of the first page; empty for later ones
   std::span<const int32_t> tokens;  // the page's own
   int64_t index = 0;                // page number
   int group = 0;

@@ -21,7 +21,7 @@ struct StateSegment {
 // The segments of a step, and a layer's states in the records.
 struct StateStep {
   std::span<const StateSegment> segments;
-  std::span<const int32_t> first_segments;  // of each sequence
+  std::span<const int32_t> first_segments;  // each sequence's first segment
   uint8_t* base = nullptr;                  // the layer's state in record 0
   int64_t record_bytes = 0;
 

@@ -44,7 +44,7 @@ class SequenceCache {
   // Marks the reserved tokens as written; tokens: the sequence's first Length() + Reserved() tokens. Inserts closed
   // pages into the prefix cache.
   void Commit(std::span<const int32_t> tokens);
-  // Marks `count` tokens behind the committed ones as written. The page that holds them must have been reserved, and
+  // Marks the `count` tokens after the committed ones as written. The page that holds them must have been reserved, and
   // they must leave it open.
   void Extend(int64_t count) noexcept;
   // Releases all references and empties the sequence.

@@ -28,8 +28,8 @@ struct EngineComponents {
   std::shared_ptr<observe::StepProfile> profile;  // null without EngineConfig::profile
   std::unique_ptr<kernels::Ops> ops;              // operations that the model was loaded with
   std::unique_ptr<models::Model> model;
-  std::string model_identity;  // of page files
-  std::string weights_hash;    // of weights and config.json, with EngineConfig::kv_cache_dir or kv_store
+  std::string model_identity;  // identity in page files
+  std::string weights_hash;    // hash of weights and config.json; only with EngineConfig::kv_cache_dir or kv_store
   std::string kv_store;        // with its password; config.kv_store is without
   formats::CacheLayout layout;
   formats::CacheLayout layout_of_rank_0;     // with several ranks

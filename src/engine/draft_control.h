@@ -7,7 +7,7 @@
 namespace kvanta::engine {
 
 inline constexpr float kRowCost = 0.1F;     // with a margin: .05 to .08 on SmolLM2 (135 M, AVX-512, 2 threads)
-inline constexpr double kCostWeight = 0.1;  // of a step in the moving means of times (base/moving_mean.h)
+inline constexpr double kCostWeight = 0.1;  // weight of a step in the moving means of times (base/moving_mean.h)
 
 // Time of a pass over so many rows, in passes over one row.
 inline float PassCost(int64_t rows) noexcept {
@@ -62,7 +62,7 @@ class DraftControl {
   static constexpr int kLastPause = 256;
 
   float acceptance_ = 1;    // exponential average of accepted / drafted
-  float continuation_ = 1;  // of the share of accepted tokens among those behind accepted ones
+  float continuation_ = 1;  // average of the share of accepted tokens among those after accepted ones
   int pause_ = 0;
   int next_pause_ = kFirstPause;
 };

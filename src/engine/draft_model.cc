@@ -25,8 +25,8 @@ class DraftModel::Sequence : public DraftProposer::State {
   }
 
   cache::SequenceCache pages;    // its length: tokens of the request
-  std::vector<int32_t> drafted;  // last draft; K and V of all but the last token lie behind `pages`
-  int64_t round = 0;             // of the last proposal
+  std::vector<int32_t> drafted;  // last draft; K and V of all but the last token follow those of `pages`
+  int64_t round = 0;             // round of the last proposal
 
  private:
   DraftModel& owner_;
@@ -172,7 +172,7 @@ void DraftModel::SampleActive() {
   active_.resize(kept);
 }
 
-// Computes the last draft token of the active sequences, behind their tokens in the open page.
+// Computes the last draft token of the active sequences, stored after their tokens in the open page.
 void DraftModel::ForwardActive() {
   run_items_.clear();
   for (const auto& [item, sequence] : active_) {

@@ -28,7 +28,7 @@ struct DraftModelSetup {
   observe::BackendFactory make_backend;
   std::shared_ptr<ThreadPool> threads;
   int64_t positions = 0;                     // for which the model was loaded
-  int64_t max_rows = 0, max_logit_rows = 0;  // of a pass
+  int64_t max_rows = 0, max_logit_rows = 0;  // limits of a pass
   bool prefix_caching = true, graphs = false;
 };
 

@@ -30,12 +30,12 @@ class DraftProposer {
 
   // A decoding sequence of the step.
   struct Item {
-    State& state;                          // of MakeState
+    State& state;                          // made by MakeState
     std::span<const int32_t> tokens;       // prompt and output; they only grow between calls
     int count = 0;                         // maximum draft tokens, at least 1
-    const runner::SamplerState& sampler;   // that verification samples with
-    std::span<const int32_t> stop_tokens;  // behind which nothing follows
-    std::vector<int32_t>& draft;           // gets the draft tokens behind what it has
+    const runner::SamplerState& sampler;   // the one that verification uses
+    std::span<const int32_t> stop_tokens;  // a draft ends with the first of them
+    std::vector<int32_t>& draft;           // the draft tokens are appended to it
   };
 
   virtual ~DraftProposer() = default;

@@ -18,7 +18,7 @@
 namespace kvanta::engine {
 namespace {
 
-constexpr double kShareOfAvailable = 0.4;  // of the free memory, without kv_cache_memory_bytes
+constexpr double kShareOfAvailable = 0.4;  // share of the free memory that is taken without kv_cache_memory_bytes
 
 int ParseLayerIndex(const std::string& text, int layers) {
   int index = 0;

@@ -51,12 +51,12 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                                   .target_weight_bytes = components_.model->WeightBytes(),
                                                   .draft_cost = components_.draft_cost});
   }
-  cache_ =
-      std::make_unique<cache::KvCacheManager>(device, components_.layout, visibility,
-                                              cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
-                                                                    .poison_unused = *config.poison_unused,
-                                                                    .lists_released = !components_.ranks->Alone()},
-                                              config.enable_prefix_caching);
+  cache_ = std::make_unique<cache::KvCacheManager>(
+      device, components_.layout, visibility,
+      cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
+                            .poison_unused = *config.poison_unused,
+                            .lists_released = !components_.ranks->IsSingleRank()},
+      config.enable_prefix_caching);
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
   steps_ = engine::StepsInFlight(static_cast<size_t>(config.pipeline_parallel_size));
@@ -78,7 +78,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
       *cache_);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens,
                                              engine::MaxLogitRows(config), !config.enforce_eager);
-  if (!components_.ranks->Alone()) {
+  if (!components_.ranks->IsSingleRank()) {
     engine::ValueOfRank0(*components_.ranks, size.budget_bytes);
     const auto division =
         config.pipeline_parallel_size > 1 ? runner::Division::kPipelineParallel : runner::Division::kTensorParallel;
@@ -167,7 +167,7 @@ void Engine::Impl::Warn(const std::string& message) const noexcept {
 
 // Warns with the share of values that saturate without scales. Random tokens suffice to produce such values.
 void Engine::Impl::WarnAboutUnitScales() {
-  if (!components_.ranks->Alone()) {  // other ranks would have to take part in a probe
+  if (!components_.ranks->IsSingleRank()) {  // other ranks would have to take part in a probe
     return Warn(fmt::format("no KV scales were given: layers {} use 1.0; see quantization_param_path",
                             observe::StaticLayers(components_.layout)));
   }

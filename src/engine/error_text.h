@@ -1,4 +1,4 @@
-// Error texts of requests that end: when there is no memory for a text, a short one that needs none.
+// Error texts of requests that end; without memory for the full text, a short one that allocates nothing.
 #pragma once
 
 #include <fmt/format.h>

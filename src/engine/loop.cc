@@ -25,7 +25,7 @@ void Engine::Impl::CheckStopped(const char* what) const {
 }
 
 void Engine::Impl::CheckAlone(const char* what) const {
-  if (components_.ranks->Alone()) return;
+  if (components_.ranks->IsSingleRank()) return;
   throw InputError(fmt::format("{} with {} ranks: use 1 (tensor_parallel_size, pipeline_parallel_size)", what,
                                components_.ranks->Size()));
 }

@@ -10,7 +10,7 @@ constexpr int kMaxCandidates = 64;  // bounds the time of a lookup
 constexpr size_t kMinBuckets = 256;
 constexpr int64_t kLongestMatch = 32;  // beyond, a match says no more about its continuation
 
-// Draft tokens behind a match of so many.
+// Draft tokens proposed after a match of `match` tokens.
 int64_t DraftLength(int64_t match) noexcept {
   return std::max<int64_t>(1, 2 * match - 3);
 }
@@ -53,7 +53,7 @@ NgramIndex::Match NgramIndex::Find(std::span<const int32_t> tokens) {
     previous_.clear();
     heads_.assign(buckets, -1);
   }
-  // The n-gram at the very end has no token behind it.
+  // No token follows the n-gram at the very end.
   while (std::ssize(previous_) < size) {
     const auto end = std::ssize(previous_);
     if (end < min_) {
@@ -73,7 +73,8 @@ NgramIndex::Match NgramIndex::Find(std::span<const int32_t> tokens) {
   return best;
 }
 
-// Behind the sequence's end, the draft goes on with itself: so it repeats a short period as often as it is long.
+// A draft that reaches the end of the sequence continues with its own tokens, so that it repeats a short period until
+// it has its length.
 void NgramProposer::Propose(std::span<Item> items) {
   for (const auto& [state, tokens, count, sampler, stop_tokens, draft] : items) {
     const NgramIndex::Match match = static_cast<NgramIndex&>(state).Find(tokens);

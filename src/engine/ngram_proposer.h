@@ -1,6 +1,6 @@
-// N-gram speculation (prompt lookup): where the last tokens of a sequence stand earlier in it, what followed there is
-// proposed. The longest match wins, and of equal ones the latest. The longer it is, the more tokens are proposed:
-// behind a match of two tokens the first one is right in a quarter of the cases, behind one of eight nearly all are.
+// N-gram speculation (prompt lookup): where the last tokens of a sequence occur earlier in it, the tokens that followed
+// there are proposed. The longest match wins, and of equal ones the latest. A longer match proposes more tokens: after
+// a match of two tokens the first one is right in a quarter of the cases, after one of eight nearly all are.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class NgramIndex : public DraftProposer::State {
   NgramIndex(int min, int max) : min_(min), max_(max) {}
 
   struct Match {
-    int64_t end = -1;    // position behind it; -1: none
+    int64_t end = -1;    // position after its last token; -1: no match
     int64_t length = 0;  // tokens that are equal, beyond max as well, as far as they decide on the draft's length
   };
   // The best earlier match of the end of `tokens`, which begins with those of earlier calls.

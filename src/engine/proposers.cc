@@ -60,7 +60,7 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
       PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size);
   if (layout.UsesScales()) {
     throw InputError(
-        fmt::format("speculative_config: kv_cache_dtype {} needs scales, which a draft model has not; "
+        fmt::format("speculative_config: kv_cache_dtype {} needs scales, which a draft model does not have; "
                     "int8, int4 and bf16 need none",
                     Quote(own.kv_cache_dtype)));
   }

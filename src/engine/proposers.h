@@ -17,7 +17,7 @@ struct DraftModelPlan {
   cache::KvCacheSpec spec;
 };
 
-// Checks speculative_config beside `target`; a draft model, if it names one. Throws InputError.
+// Checks speculative_config against `target`. Returns the plan of the draft model if it names one. Throws InputError.
 std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target);
 
 // Sets the proposer that `config` asks for, with `plan` of the same config, in components whose model is loaded. Throws

@@ -69,7 +69,7 @@ std::string Identity(const EngineConfig& config, const std::string& fingerprint,
 
 template <class T>
 std::vector<T> PartOf(const std::vector<T>& values, const parallel::Communicator& ranks) {
-  const parallel::Partition part = ranks.Divide(std::ssize(values));
+  const parallel::Partition part = ranks.PartitionOf(std::ssize(values));
   return {values.begin() + part.Begin(ranks.Rank()), values.begin() + part.Begin(ranks.Rank() + 1)};
 }
 
@@ -314,7 +314,7 @@ std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, co
 }
 
 int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value) {
-  if (ranks.Alone()) return value;
+  if (ranks.IsSingleRank()) return value;
   std::vector<uint8_t> message(sizeof(value));
   std::memcpy(message.data(), &value, sizeof(value));
   ranks.Broadcast(message);

@@ -36,7 +36,7 @@ struct RankPart {
   models::ModelConfig model;  // with the rank's heads, or its layers
   std::vector<KvScheme> schemes;
   std::vector<int> groups;                   // KV cache group of each layer of a pipeline's rank, as in the whole model
-  std::optional<models::LayerRange> layers;  // of a pipeline
+  std::optional<models::LayerRange> layers;  // layers of this rank in a pipeline
 };
 // schemes: of all layers.
 RankPart PartOfRank(const EngineConfig& config, const models::ModelConfig& model, const std::vector<KvScheme>& schemes,

@@ -27,7 +27,7 @@ inline constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
 struct Speculation {
   std::unique_ptr<DraftProposer::State> state;  // null before the first proposal
   DraftControl control;
-  std::vector<int32_t> rows;  // of a step with a draft: the sequence's last token, then the draft tokens
+  std::vector<int32_t> rows;  // rows of a step with a draft: the sequence's last token, then the draft tokens
 };
 
 // Load of a waiting request's prefix from the tiers below the memory.
@@ -38,9 +38,9 @@ struct PrefixLoad {
 
 // State of the memory when a request was last looked up in them.
 struct LastLookup {
-  int preemptions = 0;    // of the request
-  int64_t evictions = 0;  // of the prefix cache
-  int64_t pages = 0;      // of the request that the prefix cache had
+  int preemptions = 0;    // preemptions of the request
+  int64_t evictions = 0;  // evictions from the prefix cache
+  int64_t pages = 0;      // the request's pages that the prefix cache had
 };
 
 struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestState> {
@@ -94,7 +94,7 @@ struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestS
   Speculation speculation;
   PrefixLoad load;
   LastLookup last_lookup;
-  std::optional<runner::Pooler> pooler;  // of a request with pooling
+  std::optional<runner::Pooler> pooler;  // only for a request with pooling
   int64_t grammar_tokens;                // tokens that are the prompt's or were passed to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token
   std::string failure;                                     // set when the request cannot go on

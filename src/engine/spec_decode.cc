@@ -32,7 +32,7 @@ float SpecDecode::Propose(std::span<scheduler::Chunk> chunks, const scheduler::S
   try {
     ProposeFor(chunks, scheduler, rows_left, sequences, min_acceptance);
   } catch (const std::bad_alloc&) {  // a step works without drafts
-  } catch (const ResourceError&) {   // of a GPU
+  } catch (const ResourceError&) {   // the GPU failed
   }
   return min_acceptance;
 }
@@ -45,7 +45,7 @@ float SpecDecode::DraftCost() const noexcept {
   return static_cast<float>(proposer_.Stats().weight_bytes) / static_cast<float>(config_.target_weight_bytes);
 }
 
-// Proposes draft tokens behind the last tokens of `sequences` requests, at most `rows_left` in all.
+// Proposes draft tokens to follow the last tokens of `sequences` requests, at most `rows_left` in all.
 void SpecDecode::ProposeFor(std::span<scheduler::Chunk> chunks, const scheduler::Scheduler& scheduler,
                             int64_t rows_left, int64_t sequences, float min_acceptance) {
   // A draft model's pauses save its work; a lookup costs nothing, and its pauses are counted in drafts.
@@ -57,7 +57,7 @@ void SpecDecode::ProposeFor(std::span<scheduler::Chunk> chunks, const scheduler:
     RequestState& request = RequestState::Of(*chunk.sequence);
     if (!request.MaySpeculate()) continue;
     Speculation& speculation = request.speculation;
-    // The last row's token is sampled behind the draft.
+    // The last row's token is sampled after the draft.
     const int64_t tokens_left = std::min(request.sampler.Params().max_tokens - request.Produced(),
                                          config_.max_model_len - std::ssize(request.tokens));
     int64_t limit =

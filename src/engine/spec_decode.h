@@ -17,9 +17,9 @@
 namespace kvanta::engine {
 
 struct SpecDecodeConfig {
-  int num_speculative_tokens = 0;        // maximum draft tokens of a sequence in a step
-  int64_t max_model_len = 0;             // tokens of a sequence
-  int64_t target_weight_bytes = 0;       // of the model that verifies: compared with a draft model's until both ran
+  int num_speculative_tokens = 0;   // maximum draft tokens of a sequence in a step
+  int64_t max_model_len = 0;        // tokens of a sequence
+  int64_t target_weight_bytes = 0;  // bytes of the model that verifies, compared with a draft model's until both ran
   std::optional<float> draft_cost = {};  // for tests: that of MinAcceptance, which is measured otherwise
 };
 
@@ -53,7 +53,7 @@ class SpecDecode {
   std::vector<int64_t> accepted_per_position_;  // [num_speculative_tokens]
   // Scratch of a step.
   std::vector<DraftProposer::Item> items_;
-  std::vector<scheduler::Chunk*> chunks_;  // of items_
+  std::vector<scheduler::Chunk*> chunks_;  // chunks of items_
 };
 
 }  // namespace kvanta::engine

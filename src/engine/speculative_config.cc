@@ -18,8 +18,8 @@ namespace {
 
 constexpr const char* kName = "speculative_config";
 constexpr int64_t kMaxDraftTokens = 32;
-constexpr int64_t kNgramDraftTokens = 16;  // behind long matches alone
-constexpr int64_t kModelDraftTokens = 4;   // of which each takes a pass
+constexpr int64_t kNgramDraftTokens = 16;  // only after long matches
+constexpr int64_t kModelDraftTokens = 4;   // each takes a pass
 constexpr int64_t kMaxLookup = 64;
 constexpr std::array<std::string_view, 2> kMethods = {"ngram", "draft_model"};
 // Keys of every method, then those of one alone.

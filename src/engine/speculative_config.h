@@ -7,7 +7,7 @@ namespace kvanta::engine {
 
 struct SpeculativeConfig {
   std::string model;                    // folder of the draft model; "": n-grams
-  std::string kv_cache_dtype = "int8";  // of the draft model's cache
+  std::string kv_cache_dtype = "int8";  // format of the draft model's cache
   int num_speculative_tokens = 0;       // maximum draft tokens of a sequence in a step
   int prompt_lookup_min = 2;            // shortest n-gram that is looked up
   int prompt_lookup_max = 4;            // longest

@@ -17,15 +17,15 @@ namespace kvanta::engine {
 // the forward pass begin with those of logits.
 struct StepBatch {
   std::vector<scheduler::Chunk> chunks;
-  std::vector<std::shared_ptr<RequestState>> requests;  // of the chunks: they may end while the step is in flight
+  std::vector<std::shared_ptr<RequestState>> requests;  // the chunks' requests; may end while the step is in flight
   std::vector<runner::RunItem> items;
   std::vector<runner::SampleRow> rows;
-  float min_acceptance = 0;   // of its drafts
-  int64_t prompt_tokens = 0;  // of its tokens, without those that are computed again after a preemption
+  float min_acceptance = 0;   // minimum acceptance of its drafts
+  int64_t prompt_tokens = 0;  // prompt tokens, without those that are computed again after a preemption
   runner::Runner::Ticket ticket = 0;
   double seconds = 0;  // its forward pass and logits took on this rank
   scheduler::StepWork work;
-  double begin = 0, expected_seconds = 0;  // of the whole step
+  double begin = 0, expected_seconds = 0;  // begin and expected duration of the whole step
 };
 
 // Ring buffer of the steps in flight: one, or one of each stage of a pipeline.

@@ -16,7 +16,7 @@ constexpr double kMinLoadTimeout = 0.25;               // seconds
 constexpr double kUnmeasuredLoadTimeout = 10;          // seconds, while the cost of computing is unknown
 constexpr double kLoadTimeoutFactor = 2;               // times the cost of computing
 constexpr int64_t kMeasuredTokens = 64;                // steps of fewer tokens say little about prompts
-constexpr std::chrono::milliseconds kPollInterval(1);  // of LoadNow
+constexpr std::chrono::milliseconds kPollInterval(1);  // LoadNow polls at this interval
 
 store::RecordStoreConfig WithRecordBytes(store::RecordStoreConfig config, const cache::KvCacheManager& cache) {
   for (int group = 0; group < cache.pool.Groups(); ++group) {
@@ -265,8 +265,8 @@ void StoreTiers::FinishCopies() {
   copied_.clear();
 }
 
-// Inserts a page behind those before it, and holds its records. False if there is no memory, or these have been
-// evicted.
+// Inserts a page after its predecessors, and holds its records. False if there is no memory, or if the predecessors
+// have been evicted.
 bool StoreTiers::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt,
                         cache::HeldRecords& held) {
   cache::PagePool& pool = cache_.pool;

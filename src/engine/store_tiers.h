@@ -77,7 +77,7 @@ class StoreTiers final : public cache::RecordListener {
     scheduler::Scheduler& scheduler;
     double now;
     int64_t budget;        // bytes that may be moved into memory
-    bool is_full = false;  // a request found no memory: those behind it get none
+    bool is_full = false;  // a request found no memory: those after it do not try
   };
   bool Advance(RequestState& request, Round& round);
   bool BeginLoad(RequestState& request, Round& round);

@@ -10,7 +10,7 @@
 namespace kvanta::formats {
 
 inline constexpr int kAllocationBlock = 8;      // channels of equal bits
-inline constexpr int kMaxAllocatedBits = 7;     // of a channel
+inline constexpr int kMaxAllocatedBits = 7;     // bits per channel
 inline constexpr int kMaxAllocatedTrellis = 4;  // blocks of more bits have scalar codes
 inline constexpr float kSearchGainUnit = 4096;  // BitAllocation::gain of 1
 
@@ -19,8 +19,8 @@ struct BitAllocation {
   int head_dim = 0;
   int scalar_blocks = 0;                              // first ones, of more than kMaxAllocatedTrellis bits
   int coded_blocks = 0;                               // first ones, of at least one bit; the others are always zero
-  uint8_t bits[kMaxHeadDim / kAllocationBlock] = {};  // of each block; they never rise
-  float weight[kMaxHeadDim] = {};                     // of a squared error in levels
+  uint8_t bits[kMaxHeadDim / kAllocationBlock] = {};  // bits of each block; they never rise
+  float weight[kMaxHeadDim] = {};                     // weight of a squared error in levels
   int16_t gain[kMaxHeadDim] = {};                     // its root, in the unit of the search (klt_search.h)
 };
 

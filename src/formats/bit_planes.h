@@ -12,7 +12,7 @@ namespace kvanta::formats {
 // Packs bits [shift, shift + kBits) of fields[n] into a plane of kBits bits; n a multiple of 32 / kBits.
 template <int kBits>
 KVANTA_HD void PackPlane(const uint8_t* fields, int n, int shift, uint8_t* section) noexcept {
-  constexpr int kFields = 8 / kBits;  // of a byte
+  constexpr int kFields = 8 / kBits;  // fields per byte
   constexpr unsigned kMask = (1U << kBits) - 1U;
   for (int begin = 0; begin < n; begin += 4 * kFields) {
     for (int byte = 0; byte < 4; ++byte) {

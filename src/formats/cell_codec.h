@@ -19,7 +19,7 @@ SideKind ParseSideKind(std::string_view text);
 struct CellParameters {
   float static_scale = 1.0F;              // for formats with scaling.per_head: stored value = x / static_scale; > 0
   std::span<const float> mean = {};       // [head_dim], finite, for sides with +mean or +query
-  const QueryTransform* query = nullptr;  // of one head, for sides with +query
+  const QueryTransform* query = nullptr;  // transform of one head, for sides with +query
   std::span<const int> outliers = {};     // ascending channels, as many as the side's +outliers
   // Rounds each transformed row to bf16 before encoding. The cache does so for schemes with exact pages, where a page
   // is written in bf16 first and quantized from that when it closes; without, the row is encoded as it is.

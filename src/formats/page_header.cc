@@ -208,7 +208,7 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
     read("k", layer.k, layers[i].k);
     read("v", layer.v, layers[i].v);
   }
-  if (used != scales.size()) throw InputError("'scales' names layers that have none");
+  if (used != scales.size()) throw InputError("'scales' names layers without scales");
   if (used == 0) layers.clear();
   return layers;
 }

@@ -80,7 +80,7 @@ QueryTransform::QueryTransform(std::vector<float> matrices, int kv_heads, int he
     for (size_t i = 0; i < size; ++i) {
       for (size_t j = 0; j < size; ++j) {
         const auto of_query = static_cast<float>(inverse[i * size + j]);
-        if (!std::isfinite(of_query)) {  // of values below some 1e-38
+        if (!std::isfinite(of_query)) {  // values below about 1e-38
           throw InputError(fmt::format("+query: the inverse of KV head {}'s matrix does not fit float32 ({:.3g})", head,
                                        inverse[i * size + j]));
         }

@@ -41,15 +41,15 @@ struct LayerScheme {
   CellShape shape{};
   int kv_heads = 0;
   int rope_dim = 0;                            // as in LayerShape
-  int64_t state_bytes = 0;                     // of a recurrent layer, which has no cells; 0: not recurrent
+  int64_t state_bytes = 0;                     // state of a recurrent layer, which has no cells; 0: not recurrent
   const Format* unquantized_format = nullptr;  // bf16, or the latents' own format if that is a float without scales
   bool exact_open = false;                     // own page read in bf16
   int exact_pages = 0;                         // pages up to a query's own that it reads in bf16: 0, 1, 2
   int sink_pages = 0;                          // first pages read in bf16 by everyone
   int group = 0;                               // KV cache group: layers whose cells lie in one record
-  int64_t offset = 0;                          // of this layer in its group's quantized page record
+  int64_t offset = 0;                          // this layer's offset in its group's quantized page record
   int64_t bytes = 0;                           // kv_heads * HeadBytes(); of a recurrent layer: its state
-  int64_t exact_offset = 0;  // of this layer in its group's exact (bf16) page record; meaningful if exact_open
+  int64_t exact_offset = 0;  // this layer's offset in its group's exact (bf16) page record; meaningful if exact_open
   int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open
 
   bool IsRecurrent() const { return state_bytes != 0; }

@@ -23,7 +23,7 @@ struct Architecture {
   bool partial_rotary = false;  // takes partial_rotary_factor; else heads are rotated whole
   // read_config reads the layers' ropes and max_position (layers of different kinds have different ropes).
   bool reads_rope = false;
-  std::string_view other_name = "";  // of the same class in published files; "": none
+  std::string_view other_name = "";  // other name of the same class in published files; "": none
   // Another model_type of the same architecture; "": none.
   std::string_view other_model_type = "";
   // Key of the object that holds the language model's config; "": the keys are at the top of the file.

@@ -93,14 +93,14 @@ struct TensorNames {
   // RMS norms of a layer, before and after its two blocks; "" where there is none.
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
-  std::string_view q_norm = "q_norm", k_norm = "k_norm";  // of an attention
-  std::string_view mlp = "mlp";                           // of a layer, dense or of experts
+  std::string_view q_norm = "q_norm", k_norm = "k_norm";  // in the attention
+  std::string_view mlp = "mlp";                           // in a layer, dense or of experts
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
   bool correction_bias_is_row = false;                                // the latter
-  bool shared_expert_in_layer = false;                                // beside `mlp`; else in it
-  std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // of all experts
-  std::string_view gate_up = "gate_up_proj", down = "down_proj";  // of an MLP; the former if it has one for both
+  bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
+  std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // tensors of all experts
+  std::string_view gate_up = "gate_up_proj", down = "down_proj";  // in an MLP; the former if it has one for both
   bool interleaved_gate_up = false;      // fused_gate_up has interleaved gate and up; else gate, then up
   bool transposed_experts = true;        // fused_gate_up and fused_down are [in][out]; else [out][in]
   bool experts_in_either_order = false;  // by their shape; [out][in] where both orders fit
@@ -109,21 +109,21 @@ struct TensorNames {
 struct ModelConfig {
   std::string architecture;    // e.g. "LlamaForCausalLM"
   std::string model_type;      // e.g. "llama"
-  DType dtype = DType::kBf16;  // of the checkpoint
+  DType dtype = DType::kBf16;  // type of the checkpoint
   bool dtype_known = true;     // false: config.json does not give it, and there are no weights to read it from
   int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate_size = 0, vocab = 0;
   std::vector<LayerSpec> layer_specs;  // [layers]
   TensorNames names;
   MlpSpec mlp;
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
-  kernels::GatedDeltaNetShape gated_delta_net;  // of recurrent layers
+  kernels::GatedDeltaNetShape gated_delta_net;  // shape of recurrent layers
   kernels::MoeConfig moe;
   bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
   bool layer_norm = false;           // norms are LayerNorm, in place of RMSNorm
   bool norm_bias = false;            // ... with biases
-  double rms_eps = 1e-6;             // of either kind
+  double rms_eps = 1e-6;             // epsilon of either kind
   float norm_weight_offset = 0;      // added to the weights of all norms
   bool tied_embeddings = false;
   double embedding_scale = 1;            // multiplies embeddings
@@ -142,16 +142,16 @@ struct ModelConfig {
   bool qk_norm_by_head = false;       // ... with weights of each head
   bool v_norm = false;                // RMS norm without weights of each head's v
   bool parallel_blocks = false;       // the MLP has the attention's normed input, and both outputs are added
-  bool attention_sinks = false;       // of each query head (attention::AttentionSpec)
+  bool attention_sinks = false;       // each query head has a sink (attention::AttentionSpec)
   bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
   AttentionTemperature attn_temperature;
   double softmax_scale = 0;            // multiplies attention logits
   double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)
   double final_logit_softcapping = 0;  // the same, of the output logits
   int64_t max_position = 0;            // longest context; with scaled ropes: after scaling
-  std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json
+  std::vector<int32_t> eos_token_ids;  // from config.json and generation_config.json
   int32_t bos_token_id = -1;
-  QuantizationConfig quantization;  // of the weights
+  QuantizationConfig quantization;  // quantization of the weights
   std::string declared_kv_cache;    // scheme text declared by quantization_config.kv_cache_scheme or
                                     // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
   // The same for each layer where they differ ("": not quantized), with an empty declared_kv_cache; else empty.

@@ -28,7 +28,7 @@ struct Layer {
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<MlpBlock> mlp;
   Norm post_per_layer_input_norm;  // none without per-layer inputs
-  float scalar = 1;                // of the layer's hidden states
+  float scalar = 1;                // factor of the layer's hidden states
 };
 
 // f32 [positions][rotary_dim], cos | sin; empty without rope.
@@ -39,7 +39,9 @@ struct RopeTables {
 class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options)
-      : ops_(ops), ranks_(options.ranks == nullptr ? alone_ : *options.ranks), vocab_(ranks_.Divide(config.vocab)) {
+      : ops_(ops),
+        ranks_(options.ranks == nullptr ? alone_ : *options.ranks),
+        vocab_(ranks_.PartitionOf(config.vocab)) {
     const LayerRange own = options.layers.value_or(LayerRange{.first = 0, .count = config.layers});
     config_ = ConfigOfLayers(config, own.first, own.count);
     is_first_ = own.first == 0;
@@ -126,19 +128,20 @@ class Decoder final : public Model {
       step.rope_table = rope_tables_[layer.rope_tables].keys.as<float>();
       step.query_rope_table = rope_tables_[layer.rope_tables].queries.as<float>();
       step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
-      layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
-      AddChange(layer.post_attention_norm, rows, hidden);
+      layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), block_out_);
+      AddResidual(layer.post_attention_norm, rows, hidden);
       if (batch.output_rows && step.layer + 1 == config_.layers) {
-        if (config_.parallel_blocks) KeepRows(*batch.output_rows, normed_);
-        rows = KeepRows(*batch.output_rows, hidden);
-        if (per_layer_) per_layer_->KeepRows(*batch.output_rows);
+        if (config_.parallel_blocks) SelectOutputRows(*batch.output_rows, normed_);
+        rows = SelectOutputRows(*batch.output_rows, hidden);
+        if (per_layer_) per_layer_->SelectOutputRows(*batch.output_rows);
       }
       if (rows == 0) return;
-      layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
-      AddChange(layer.post_mlp_norm, rows, hidden);
+      layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows,
+                         block_out_);
+      AddResidual(layer.post_mlp_norm, rows, hidden);
       if (per_layer_) {
-        per_layer_->Forward(step.layer, hidden, rows, change_);
-        AddChange(layer.post_per_layer_input_norm, rows, hidden);
+        per_layer_->Forward(step.layer, hidden, rows, block_out_);
+        AddResidual(layer.post_per_layer_input_norm, rows, hidden);
       }
       if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
@@ -150,9 +153,9 @@ class Decoder final : public Model {
     const auto softcap = static_cast<float>(config_.final_logit_softcapping);
     // Rank 0 computes its columns in their place, the others side by side, to be sent.
     const int64_t stride = ranks_.Rank() == 0 ? config_.vocab : head.Out();
-    kernels::RowArgmax* own_argmaxes = ranks_.Alone() ? argmaxes : PartArgmaxes(ranks_.Rank());
+    kernels::RowArgmax* own_argmaxes = ranks_.IsSingleRank() ? argmaxes : PartArgmaxes(ranks_.Rank());
     head.Forward(hidden, rows, out, stride, softcap == 0 ? own_argmaxes : nullptr);
-    if (!ranks_.Alone()) {
+    if (!ranks_.IsSingleRank()) {
       ranks_.GatherColumns(out, rows, vocab_, out);
       if (softcap == 0) GatherArgmaxes(rows, argmaxes);
       if (ranks_.Rank() != 0) return;
@@ -164,7 +167,7 @@ class Decoder final : public Model {
   // Embeddings of all tokens, each from the rank that has its row.
   void Embed(std::span<const int32_t> tokens, float* hidden) noexcept {
     const auto rows = static_cast<int64_t>(tokens.size());
-    if (ranks_.Alone()) return ops_.Embed(*embedding_, tokens.data(), rows, hidden);
+    if (ranks_.IsSingleRank()) return ops_.Embed(*embedding_, tokens.data(), rows, hidden);
     const int64_t width = config_.hidden;
     std::array<int64_t, parallel::kMaxRanks> counts{};
     for (const int32_t token : tokens) ++counts[static_cast<size_t>(vocab_.RankOf(token))];
@@ -185,8 +188,8 @@ class Decoder final : public Model {
       if (rank != ranks_.Rank()) continue;
       own_tokens_[static_cast<size_t>(own++)] = tokens[row] - static_cast<int32_t>(vocab_.Begin(rank));
     }
-    ops_.Embed(*embedding_, own_tokens_.data(), own, change_);
-    ranks_.AllGather(change_, std::span(to).first(static_cast<size_t>(vocab_.ranks)));
+    ops_.Embed(*embedding_, own_tokens_.data(), own, block_out_);
+    ranks_.AllGather(block_out_, std::span(to).first(static_cast<size_t>(vocab_.ranks)));
     ops_.Gather(normed_, width, embedded_rows_.data(), rows, hidden);
   }
 
@@ -216,11 +219,11 @@ class Decoder final : public Model {
     }
   }
 
-  // Moves the rows to the front of `x` and returns their number. change_ is overwritten.
-  int64_t KeepRows(std::span<const int64_t> rows, float* x) noexcept {
+  // Moves the rows to the front of `x` and returns their number. block_out_ is overwritten.
+  int64_t SelectOutputRows(std::span<const int64_t> rows, float* x) noexcept {
     const auto count = static_cast<int64_t>(rows.size());
-    ops_.Gather(x, config_.hidden, rows.data(), count, change_);
-    ops_.Copy(change_, config_.hidden, count, config_.hidden, x, config_.hidden);
+    ops_.Gather(x, config_.hidden, rows.data(), count, block_out_);
+    ops_.Copy(block_out_, config_.hidden, count, config_.hidden, x, config_.hidden);
     return count;
   }
 
@@ -314,7 +317,7 @@ class Decoder final : public Model {
     if (max_rows < 1) throw InputError(fmt::format("{} rows in a batch; at least 1 is needed", max_rows));
     const int64_t floats = Place(nullptr, max_rows);
     scratch_ = ops_.device().Allocate(floats * sizeof(float));
-    if (!ranks_.Alone()) {
+    if (!ranks_.IsSingleRank()) {
       own_tokens_.resize(static_cast<size_t>(max_rows));
       embedded_rows_.resize(static_cast<size_t>(max_rows));
       part_argmaxes_.resize(static_cast<size_t>(max_rows) * static_cast<size_t>(ranks_.Size()));
@@ -326,7 +329,7 @@ class Decoder final : public Model {
   int64_t Place(float* memory, int64_t rows) noexcept {
     Scratch shared(memory);
     normed_ = shared.Take(rows * config_.hidden);
-    change_ = shared.Take(rows * config_.hidden);
+    block_out_ = shared.Take(rows * config_.hidden);
     if (per_layer_) {
       per_layer_->PlaceInputs(shared, rows);
       shared.OverlapScratch(*per_layer_, rows);
@@ -345,12 +348,12 @@ class Decoder final : public Model {
     return normed_;
   }
 
-  // hidden += change_, through a norm if there is one, and scaled.
-  void AddChange(const Norm& norm, int64_t rows, float* hidden) noexcept {
-    if (norm) Apply(norm, change_, rows, change_);
+  // hidden += block_out_, through a norm if there is one, and scaled.
+  void AddResidual(const Norm& norm, int64_t rows, float* hidden) noexcept {
+    if (norm) Apply(norm, block_out_, rows, block_out_);
     const auto scale = static_cast<float>(config_.residual_scale);
-    if (scale != 1) ops_.Scale(change_, scale, rows * config_.hidden);
-    ops_.Add(hidden, change_, rows * config_.hidden);
+    if (scale != 1) ops_.Scale(block_out_, scale, rows * config_.hidden);
+    ops_.Add(hidden, block_out_, rows * config_.hidden);
   }
 
   void Apply(const Norm& norm, const float* x, int64_t rows, float* out) noexcept {
@@ -361,8 +364,8 @@ class Decoder final : public Model {
   parallel::Communicator alone_;
   parallel::Communicator& ranks_;
   parallel::Partition vocab_;
-  bool is_first_ = true, is_last_ = true;  // of a pipeline's ranks
-  std::unique_ptr<Linear> embedding_;      // of the first one
+  bool is_first_ = true, is_last_ = true;  // this rank's place in a pipeline
+  std::unique_ptr<Linear> embedding_;      // the first rank has it
   std::vector<Layer> layers_;
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding
@@ -378,7 +381,7 @@ class Decoder final : public Model {
   Buffer scratch_;
   // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;
-  float* change_ = nullptr;  // output of a block
+  float* block_out_ = nullptr;  // output of a block
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ void ReadMoeLayers(const JsonObject& json, ModelConfig& config) {
 
 void ReadErnie45Moe(const JsonObject& json, ModelConfig& config) {
   kernels::MoeConfig& moe = config.moe;
-  if (json.Bool("use_bias", false)) json.Fail("use_bias", "false");  // of all projections and the output matrix
+  if (json.Bool("use_bias", false)) json.Fail("use_bias", "false");  // bias of all projections and the output matrix
   for (LayerSpec& layer : config.layer_specs) layer.rope.interleaved = true;
   ReadMoeLayers(json, config);
   moe.num_experts = static_cast<int>(json.Int("moe_num_experts", 1, kMaxExperts));

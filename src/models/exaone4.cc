@@ -14,7 +14,7 @@ void ReadExaone4(const JsonObject& json, ModelConfig& config) {
     ReadLayerTypes(json, 0, config);
     return;
   }
-  // A pattern in letters ("LLLG") is always beside layer_types, and no number.
+  // A pattern in letters ("LLLG") always comes with layer_types, and is not a number.
   const int pattern = json.Has("layer_types") ? 1 : static_cast<int>(json.Int("sliding_window_pattern", 1, 4096));
   ReadAlternatingWindows(json, pattern, config);
   for (LayerSpec& layer : config.layer_specs) {

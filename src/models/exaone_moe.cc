@@ -9,7 +9,7 @@ namespace {
 void ReadExaoneMoe(const JsonObject& json, ModelConfig& config) {
   constexpr const char* kFlags = "is_moe_layer";
   config.qk_norm = true;
-  // A pattern of letters is as good as none: transformers takes it with layer_types alone.
+  // A pattern of letters is ignored: transformers accepts it only together with layer_types.
   const bool has_types = json.Has("layer_types");
   const auto pattern = has_types ? 1 : static_cast<int>(json.Int("sliding_window_pattern", 1, int64_t{1} << 20));
   ReadAlternatingWindows(json, pattern, config);
@@ -17,7 +17,7 @@ void ReadExaoneMoe(const JsonObject& json, ModelConfig& config) {
     if (layer.visibility.IsFull()) layer.rope = RopeSpec{};
   }
   ReadMlpLayerTypes(json, json.Int("first_k_dense_replace", 0, int64_t{1} << 20, 1), config);
-  if (json.Has(kFlags)) {  // of published files; transformers does not read it
+  if (json.Has(kFlags)) {  // published files have it; transformers does not read it
     Json layers = Json::array();
     for (const LayerSpec& layer : config.layer_specs) layers.push_back(layer.moe);
     if (json.Get(kFlags) != layers) json.Fail(kFlags, "the layers that mlp_layer_types or first_k_dense_replace say");

@@ -23,7 +23,7 @@ struct Range {
 // This rank's part of `count` things that ranks divide; all of them where they do not.
 Range Own(const BlockSource& source, int64_t count, bool divided) {
   if (!divided) return {.first = 0, .end = count};
-  const parallel::Partition parts = source.ranks.Divide(count);
+  const parallel::Partition parts = source.ranks.PartitionOf(count);
   return {.first = parts.Begin(source.ranks.Rank()), .end = parts.Begin(source.ranks.Rank() + 1)};
 }
 
@@ -41,7 +41,7 @@ Range OwnRows(const BlockSource& source, int64_t out) {
 struct FusedWeight {
   std::string name;
   int64_t out = 0, in = 0;
-  std::vector<int64_t> rows;  // that this rank keeps, in its order
+  std::vector<int64_t> rows;  // rows that this rank keeps, in its order
 };
 
 // Rows of gate, then rows of up.

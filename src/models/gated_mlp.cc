@@ -13,7 +13,7 @@ class GatedMlp final : public MlpBlock {
   GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
       : ops_(source.ops),
         activation_(source.config.mlp.activation),
-        width_(source.ranks.Divide(intermediate_size).Size(source.ranks.Rank())),
+        width_(source.ranks.PartitionOf(intermediate_size).Size(source.ranks.Rank())),
         gathered_(source.ranks, intermediate_size) {
     const int64_t hidden = source.config.hidden;
     const auto read_gate_up = [&](std::initializer_list<StackedWeight> stack) {
@@ -24,12 +24,13 @@ class GatedMlp final : public MlpBlock {
     if (source.config.mlp.fused && !source.reader.HasPrefix(module + "gate_proj.")) {
       const std::string fused = module + std::string(names.gate_up);
       const int64_t both = 2 * intermediate_size;
-      gate_up_ = source.ranks.Alone() ? read_gate_up({{fused, both}})
-                                      : read_gate_up({{.module = fused, .out = intermediate_size, .tensor_out = both},
-                                                      {.module = fused,
-                                                       .out = intermediate_size,
-                                                       .tensor_out = both,
-                                                       .tensor_first = intermediate_size}});
+      gate_up_ = source.ranks.IsSingleRank()
+                     ? read_gate_up({{fused, both}})
+                     : read_gate_up({{.module = fused, .out = intermediate_size, .tensor_out = both},
+                                     {.module = fused,
+                                      .out = intermediate_size,
+                                      .tensor_out = both,
+                                      .tensor_first = intermediate_size}});
     } else {
       gate_up_ = read_gate_up({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}});
     }
@@ -69,8 +70,8 @@ class GatedMlp final : public MlpBlock {
   kernels::Activation activation_;
   int64_t width_;                             // this rank's part of intermediate_size
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up
-  GatheredColumns gathered_;                  // of intermediate_size
-  std::optional<GatheredLinear> down_;        // intermediate_size -> hidden
+  GatheredColumns gathered_;                  // intermediate_size columns
+  std::optional<ColumnParallelLinear> down_;  // intermediate_size -> hidden
   float* both_ = nullptr;                     // [rows of a block][2 width]
   float* gated_ = nullptr;                    // [rows of a block][width]
 };

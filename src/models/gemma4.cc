@@ -102,7 +102,7 @@ void ReadPerLayerInputs(const JsonObject& json, ModelConfig& config) {
       static_cast<int>(json.Int("vocab_size_per_layer_input", config.vocab, kMaxWidth, config.vocab));
 }
 
-// In all layers, beside the MLP.
+// Experts in all layers, in addition to the MLP.
 void ReadExperts(const JsonObject& json, ModelConfig& config) {
   kernels::MoeConfig& moe = config.moe;
   moe.num_experts = static_cast<int>(json.Int("num_experts", 1, kMaxExperts));

@@ -115,7 +115,7 @@ GgufTensor ReadTensor(const JsonObject& entry, const std::vector<GgufFile>& file
 uint64_t ReadStride(const JsonObject& entry, const GgufTensor& first, int64_t count, uint64_t file_size) {
   const auto stride = static_cast<uint64_t>(
       entry.Int("stride", static_cast<int64_t>(first.bytes), kMaxOffset, static_cast<int64_t>(first.bytes)));
-  const uint64_t rest = file_size - first.offset - first.bytes;  // behind the first one
+  const uint64_t rest = file_size - first.offset - first.bytes;  // after the first one
   if (count > 1 && stride > rest / static_cast<uint64_t>(count - 1)) {
     throw InputError(fmt::format("{} is {}: {} tensors at this distance end beyond the {} bytes of their file",
                                  entry.Name("stride"), stride, count, file_size));

@@ -1,5 +1,5 @@
 // Index of a model whose weights stay in GGUF files (docs/weights.md): Hugging Face's name of each tensor, and its
-// place, type and shape. Written beside config.json when a GGUF file is first used.
+// place, type and shape. Written next to config.json when a GGUF file is first used.
 #pragma once
 
 #include <cstdint>

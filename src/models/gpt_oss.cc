@@ -18,7 +18,7 @@ void ReadGptOssWindows(const JsonObject& json, ModelConfig& config) {
 }
 
 void CheckActivation(const JsonObject& json, std::string_view key, float value) {
-  constexpr double kRounding = 1e-6;  // of the constant to f32
+  constexpr double kRounding = 1e-6;  // rounding of the constant to f32
   const double given = json.Number(key, 0, 1e6, value);
   if (given < value - kRounding || given > value + kRounding) json.Fail(key, fmt::format("{}", value));
 }

@@ -1,4 +1,4 @@
-// Granite 3 with experts: Granite's factors, experts in all layers, a shared expert beside them in the class
+// Granite 3 with experts: Granite's factors, experts in all layers, a shared expert in addition in the class
 // GraniteMoeShared. transformers: models/granitemoe/modeling_granitemoe.py,
 // models/granitemoeshared/modeling_granitemoeshared.py.
 #include "models/architecture.h"

@@ -48,7 +48,7 @@ class GroupedAttention final : public AttentionBlock {
     } else {
       const std::string fused = module + "qkv_proj";
       const int64_t all = queries + 2 * keys;
-      qkv_ = source.ranks.Alone()
+      qkv_ = source.ranks.IsSingleRank()
                  ? read_qkv({{fused, all}})
                  : read_qkv({{.module = fused, .out = queries, .tensor_out = all},
                              {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries},
@@ -115,7 +115,7 @@ class GroupedAttention final : public AttentionBlock {
   // This rank's heads' sinks.
   static std::vector<float> ReadSinks(const BlockSource& source, const std::string& module) {
     const std::vector<float> sinks = source.reader.KeptValues(module + "sinks", source.config.heads);
-    const parallel::Partition heads = source.ranks.Divide(source.config.heads);
+    const parallel::Partition heads = source.ranks.PartitionOf(source.config.heads);
     return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
   }
 
@@ -193,16 +193,16 @@ class GroupedAttention final : public AttentionBlock {
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const LayerSpec spec_;
-  int heads_, kv_heads_;                  // this rank's; no KV heads where those of another layer are used
-  std::vector<float> sinks_;              // [heads], or empty
-  Norm q_norm_, k_norm_;                  // none without q/k norms
-  Buffer ones_;                           // f32 [head_dim]; empty without norms after rope
-  std::unique_ptr<kernels::Linear> qkv_;  // hidden -> q (and gates) | k | v
-  GatheredColumns gathered_;              // of all ranks' heads * head_dim
-  std::optional<GatheredLinear> out_;     // all ranks' heads * head_dim -> hidden
-  float* projected_ = nullptr;            // [rows][QkvWidth()]
-  float* attended_ = nullptr;             // [rows][QWidth()]
-  float* queries_ = nullptr;              // the same, with gates; else in projected_
+  int heads_, kv_heads_;                     // this rank's; no KV heads where those of another layer are used
+  std::vector<float> sinks_;                 // [heads], or empty
+  Norm q_norm_, k_norm_;                     // none without q/k norms
+  Buffer ones_;                              // f32 [head_dim]; empty without norms after rope
+  std::unique_ptr<kernels::Linear> qkv_;     // hidden -> q (and gates) | k | v
+  GatheredColumns gathered_;                 // all ranks' heads * head_dim
+  std::optional<ColumnParallelLinear> out_;  // all ranks' heads * head_dim -> hidden
+  float* projected_ = nullptr;               // [rows][QkvWidth()]
+  float* attended_ = nullptr;                // [rows][QWidth()]
+  float* queries_ = nullptr;                 // the same, with gates; else in projected_
 };
 
 }  // namespace

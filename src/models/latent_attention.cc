@@ -196,8 +196,8 @@ class LatentAttention final : public AttentionBlock {
   Buffer latent_norm_;                           // f32 [rank]
   HeadLayers to_latent_space_;                   // nope -> rank: W_UK transposed
   HeadLayers from_latent_;                       // rank -> value: W_UV
-  GatheredColumns gathered_;                     // of all ranks' heads * value
-  std::optional<GatheredLinear> out_;            // all ranks' heads * value -> hidden
+  GatheredColumns gathered_;                     // all ranks' heads * value
+  std::optional<ColumnParallelLinear> out_;      // all ranks' heads * value -> hidden
   // f32 [rows][...]:
   float* low_ = nullptr;        // q_lora_rank
   float* projected_ = nullptr;  // heads * HeadDim()

@@ -90,18 +90,18 @@ struct BlockSource {
 };
 
 // A linear layer of whose outputs each rank computes a part; all ranks get all of them.
-class GatheredLinear {
+class ColumnParallelLinear {
  public:
   // `read`: this rank's rows of the weight.
-  GatheredLinear(parallel::Communicator& ranks, std::unique_ptr<kernels::Linear> read, int64_t out)
-      : ranks_(ranks), linear_(std::move(read)), columns_(ranks.Divide(out)) {}
+  ColumnParallelLinear(parallel::Communicator& ranks, std::unique_ptr<kernels::Linear> read, int64_t out)
+      : ranks_(ranks), linear_(std::move(read)), columns_(ranks.PartitionOf(out)) {}
 
   void Place(Scratch& scratch, int64_t rows) noexcept {
-    if (!ranks_.Alone()) part_ = scratch.Take(rows * linear_->Out());
+    if (!ranks_.IsSingleRank()) part_ = scratch.Take(rows * linear_->Out());
   }
   // x: f32 [rows][in]; out: f32 [rows][out], dense.
   void Forward(const float* x, int64_t rows, float* out) noexcept {
-    if (ranks_.Alone()) return linear_->Forward(x, rows, out, columns_.count);
+    if (ranks_.IsSingleRank()) return linear_->Forward(x, rows, out, columns_.count);
     linear_->Forward(x, rows, part_, linear_->Out());
     ranks_.AllGatherColumns(part_, rows, columns_, out);
   }
@@ -116,14 +116,14 @@ class GatheredLinear {
 // Columns of which each rank has computed a part: the whole ones.
 class GatheredColumns {
  public:
-  GatheredColumns(parallel::Communicator& ranks, int64_t count) : ranks_(ranks), columns_(ranks.Divide(count)) {}
+  GatheredColumns(parallel::Communicator& ranks, int64_t count) : ranks_(ranks), columns_(ranks.PartitionOf(count)) {}
 
   void Place(Scratch& scratch, int64_t rows) noexcept {
-    if (!ranks_.Alone()) whole_ = scratch.Take(rows * columns_.count);
+    if (!ranks_.IsSingleRank()) whole_ = scratch.Take(rows * columns_.count);
   }
   // part: f32 [rows][this rank's columns], dense -> f32 [rows][all columns].
   const float* Gather(const float* part, int64_t rows) noexcept {
-    if (ranks_.Alone()) return part;
+    if (ranks_.IsSingleRank()) return part;
     ranks_.AllGatherColumns(part, rows, columns_, whole_);
     return whole_;
   }

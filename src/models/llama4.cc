@@ -1,5 +1,5 @@
 // Llama 4, the language model: chunked attention in layers with rope, full attention without rope but with a
-// temperature in the others; experts, of which a row takes one beside the shared one, in some or all layers.
+// temperature in the others; experts in some or all layers, where a row takes one in addition to the shared one.
 // transformers: models/llama4/modeling_llama4.py.
 #include <fmt/format.h>
 

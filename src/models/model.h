@@ -62,7 +62,7 @@ struct LoadOptions {
   bool keep_quantized = true;  // quantized weights of a checkpoint stay as they are, unless `store` is kF32
   int64_t max_rows = 512;      // rows of the largest Forward
   int64_t max_positions = 0;   // rope table length; 0: config.max_position
-  parallel::Communicator* ranks = nullptr;  // that share the model, of which each loads its part; null: this one alone
+  parallel::Communicator* ranks = nullptr;  // share the model, each loads its part; null: this process alone
   bool expert_parallel = false;             // ranks divide the experts of a layer instead of each expert
   // Layers of this rank of a pipeline; absent: all. The first rank has the embedding and the output head, too, and the
   // last one the norm before the head.

@@ -13,7 +13,7 @@
 namespace kvanta::models {
 namespace {
 
-constexpr int kMaxDepth = 16;  // of groups
+constexpr int kMaxDepth = 16;  // nesting of groups
 constexpr size_t kMaxLength = 4096;
 constexpr int kMaxSteps = 1'000'000;  // nested quantifiers may need them
 
@@ -160,7 +160,7 @@ class Matcher {
       if (!low || !expression_.substr(at_).starts_with("-") || expression_.substr(at_).starts_with("-]")) continue;
       ++at_;
       const std::optional<char> high = AddToClass(in_class);
-      if (!high || Byte(*high) < Byte(*low)) Fail("a range that is none");
+      if (!high || Byte(*high) < Byte(*low)) Fail("a range whose end is below its start");
       for (size_t i = Byte(*low); i <= Byte(*high); ++i) in_class[i] = true;
     }
     return Step(from, [&](char each) { return in_class[Byte(each)] != negated; });

@@ -6,7 +6,7 @@
 
 namespace kvanta::models {
 
-inline constexpr std::string_view kExpressionPrefix = "re:";  // of a regular expression in a list of names
+inline constexpr std::string_view kExpressionPrefix = "re:";  // prefix of a regular expression in a list of names
 
 // True if `expression` matches a beginning of `name`, as Python's re.match does. Takes literals, ., [...], \d, \w, \s,
 // escaped punctuation, ^, $, groups, |, the quantifiers *, + and ?, also lazy, and lookahead that is not nested. Throws

@@ -49,7 +49,7 @@ void PerLayerInputs::Prepare(std::span<const int32_t> tokens, const float* embed
   ops_.Scale(inputs_, static_cast<float>(1 / std::numbers::sqrt2), rows * all);
 }
 
-void PerLayerInputs::KeepRows(std::span<const int64_t> rows) noexcept {
+void PerLayerInputs::SelectOutputRows(std::span<const int64_t> rows) noexcept {
   ops_.Gather(inputs_, config_.layers * width_, rows.data(), static_cast<int64_t>(rows.size()), embedded_);
   std::swap(inputs_, embedded_);
 }

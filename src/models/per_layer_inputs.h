@@ -1,5 +1,5 @@
-// Per-layer embeddings (Gemma 3n and 4): each layer adds to the hidden states what it makes of a token's input of its
-// own, which comes from a second table of embeddings and from a projection of the first. transformers:
+// Per-layer embeddings (Gemma 3n and 4): each layer has an input of its own per token, made of a second embedding table
+// and a projection of the first, and adds a function of it to the hidden states. transformers:
 // models/gemma4/modeling_gemma4.py.
 #pragma once
 
@@ -30,7 +30,7 @@ class PerLayerInputs {
   // Inputs of all layers, from the tokens and their (scaled) embeddings, f32 [rows][hidden].
   void Prepare(std::span<const int32_t> tokens, const float* embeddings) noexcept;
   // Keeps the inputs of some rows alone.
-  void KeepRows(std::span<const int64_t> rows) noexcept;
+  void SelectOutputRows(std::span<const int64_t> rows) noexcept;
   // A layer's change of the hidden states before its norm, f32 [rows][hidden].
   void Forward(int layer, const float* hidden, int64_t rows, float* out) noexcept;
 
@@ -45,7 +45,7 @@ class PerLayerInputs {
   std::unique_ptr<kernels::Linear> embedding_;  // [vocab][layers * width]
   float embedding_scale_;
   std::unique_ptr<kernels::Linear> projection_;  // hidden -> layers * width
-  Norm norm_;                                    // of each layer's channels
+  Norm norm_;                                    // norm of each layer's channels
   std::vector<Layer> layers_;
   float* inputs_ = nullptr;    // [rows][layers * width]
   float* embedded_ = nullptr;  // the same

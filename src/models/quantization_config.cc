@@ -49,7 +49,7 @@ void ReadModelOptKvCache(const JsonObject& object, QuantizationConfig& config) {
   const bool mixed = Upper(object.String(kKey, "")) == "MIXED_PRECISION";
   if (!mixed) config.kv_cache = ReadKvAlgorithm(object, kKey);
   if (!object.Has(kLayers) || object.Get(kLayers).empty()) {
-    if (mixed) object.Fail(kKey, "kv_cache_quantized_layers with the algorithm of each layer beside it");
+    if (mixed) object.Fail(kKey, "kv_cache_quantized_layers next to it with the algorithm of each layer");
     return;
   }
   const JsonObject layers = object.Object(kLayers);

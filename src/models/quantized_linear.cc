@@ -27,10 +27,10 @@ float LargestStored(WeightType store) {
 }
 
 // Rows [first, first + count) of another weight, in the order of its view.
-class OrderedRows final : public kernels::QuantizedWeight {
+class PermutedRows final : public kernels::QuantizedWeight {
  public:
-  OrderedRows(std::unique_ptr<kernels::QuantizedWeight> weight, const kernels::WeightView& view, int64_t first,
-              int64_t count)
+  PermutedRows(std::unique_ptr<kernels::QuantizedWeight> weight, const kernels::WeightView& view, int64_t first,
+               int64_t count)
       : QuantizedWeight(count, weight->In(), weight->Format()), weight_(std::move(weight)), view_(view), first_(first) {
     order_.assign(weight_->Order().begin(), weight_->Order().end());
   }
@@ -70,12 +70,12 @@ std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const Stac
   }
   const Rows rows = RowsOf(weight);
   if (weight.interleaved_heads == 0 && rows.count == weight.TensorOut()) return std::move(found.weight);
-  return std::make_unique<OrderedRows>(std::move(found.weight),
-                                       kernels::WeightView{.out = weight.TensorOut(),
-                                                           .in = in,
-                                                           .interleaved_heads = weight.interleaved_heads,
-                                                           .interleaved_first = weight.interleaved_first},
-                                       weight.tensor_first + rows.first, rows.count);
+  return std::make_unique<PermutedRows>(std::move(found.weight),
+                                        kernels::WeightView{.out = weight.TensorOut(),
+                                                            .in = in,
+                                                            .interleaved_heads = weight.interleaved_heads,
+                                                            .interleaved_first = weight.interleaved_first},
+                                        weight.tensor_first + rows.first, rows.count);
 }
 
 std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(

@@ -1,4 +1,4 @@
-// Qwen1.5-MoE and Qwen2-MoE: Qwen2 with layers of experts, and in each a shared expert behind a gate.
+// Qwen1.5-MoE and Qwen2-MoE: Qwen2 with layers of experts, each with a gated shared expert.
 // transformers: models/qwen2_moe/modeling_qwen2_moe.py.
 #include "models/architecture.h"
 #include "models/moe_config.h"

@@ -9,7 +9,7 @@ namespace {
 void ReadQwen2Vl(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = true;
   ReadQwenWindows(json, config);
-  // The first checkpoints have the language model's tensors beside those of vision, "visual.".
+  // The first checkpoints have the language model's tensors next to those of vision, "visual.".
   config.names.decoders = {{"model.language_model.", "lm_head"}, {"model.", "lm_head"}};
 }
 

@@ -12,7 +12,7 @@ class SquaredReluMlp final : public MlpBlock {
  public:
   SquaredReluMlp(const BlockSource& source, const std::string& module)
       : ops_(source.ops),
-        width_(source.ranks.Divide(source.config.intermediate_size).Size(source.ranks.Rank())),
+        width_(source.ranks.PartitionOf(source.config.intermediate_size).Size(source.ranks.Rank())),
         gathered_(source.ranks, source.config.intermediate_size) {
     ops_.CheckUngatedMlp();
     const int64_t hidden = source.config.hidden, intermediate_size = source.config.intermediate_size;
@@ -45,11 +45,11 @@ class SquaredReluMlp final : public MlpBlock {
 
  private:
   kernels::Ops& ops_;
-  int64_t width_;                        // this rank's part of intermediate_size
-  std::unique_ptr<kernels::Linear> up_;  // hidden -> width
-  GatheredColumns gathered_;             // of intermediate_size
-  std::optional<GatheredLinear> down_;   // intermediate_size -> hidden
-  float* activated_ = nullptr;           // [rows of a block][width]
+  int64_t width_;                             // this rank's part of intermediate_size
+  std::unique_ptr<kernels::Linear> up_;       // hidden -> width
+  GatheredColumns gathered_;                  // intermediate_size columns
+  std::optional<ColumnParallelLinear> down_;  // intermediate_size -> hidden
+  float* activated_ = nullptr;                // [rows of a block][width]
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ struct WeightCount {
   int64_t matrices = 0;       // elements of the layers' matrices
   int64_t mxfp4 = 0;          // those of them that the checkpoint has in MXFP4
   int64_t quantized = 0;      // those that the checkpoint has quantized otherwise
-  double quantized_bits = 0;  // of such an element as kept, with its share of scales
+  double quantized_bits = 0;  // bits of such an element as kept, with its share of scales
   int64_t embeddings = 0;     // elements of the embeddings and, unless tied, the output matrix
   int64_t vectors = 0;        // elements of norms, biases and routers: f32
 

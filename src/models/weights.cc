@@ -161,7 +161,7 @@ WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool
 
 WeightReader::Rows WeightReader::RowsOf(const StackedWeight& weight) const noexcept {
   if (ranks_ == nullptr || weight.whole) return {.first = 0, .count = weight.out};
-  const parallel::Partition rows = ranks_->Divide(weight.out);
+  const parallel::Partition rows = ranks_->PartitionOf(weight.out);
   return {.first = rows.Begin(ranks_->Rank()), .count = rows.Size(ranks_->Rank())};
 }
 
@@ -337,7 +337,7 @@ bool WeightReader::HasShape(std::string_view name, std::span<const int64_t> shap
 }
 
 void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const {
-  const std::string predictors = fmt::format("{}mtp_", names.prefix);  // ERNIE's, beside the layers
+  const std::string predictors = fmt::format("{}mtp_", names.prefix);  // ERNIE's, next to the layers
   const auto is_spare = [&](std::string_view name) {
     if (name.starts_with(predictors)) return true;
     for (int layer = layers; layer < layers + spare; ++layer) {

@@ -96,7 +96,7 @@ class ProfiledOps final : public kernels::Ops {
   std::unique_ptr<kernels::ExpertLayer> MakeExperts(std::vector<kernels::ExpertWeights>&& experts,
                                                     const kernels::MoeConfig& moe, const kernels::RouterVectors& router,
                                                     const kernels::ExpertDivision& division) override {
-    const auto unwrap = [](std::unique_ptr<kernels::Linear>& linear) {  // of a stack, the parts are profiled
+    const auto unwrap = [](std::unique_ptr<kernels::Linear>& linear) {  // the parts of a stack are profiled
       if (auto* profiled = dynamic_cast<ProfiledLinear*>(linear.get())) linear = profiled->TakeInner();
     };
     for (kernels::ExpertWeights& expert : experts) {

@@ -26,7 +26,7 @@ struct QualitySetup {
 
 class QualityMonitor {
  public:
-  static constexpr int64_t kMaxTokens = 2048;  // of a sequence: bounds the two caches
+  static constexpr int64_t kMaxTokens = 2048;  // tokens of a sequence: bounds the two caches
   static constexpr size_t kMaxPending = 16;    // sequences; more are skipped, so that memory stays bounded
 
   // rate: share of requests, in [0, 1].
@@ -52,7 +52,7 @@ class QualityMonitor {
   QualitySetup setup_;
   double rate_;
   std::deque<Sequence> pending_;            // the first one is in progress
-  std::unique_ptr<Comparison> comparison_;  // of the first one, or null
+  std::unique_ptr<Comparison> comparison_;  // comparison of the first one, or null
   QualityStats stats_;
 };
 

@@ -25,7 +25,7 @@ struct LayerProbe {
   SideProbe v;
 };
 
-inline constexpr int64_t kMaxProbedTokens = 2048;  // of a prompt: bounds the probe's memory
+inline constexpr int64_t kMaxProbedTokens = 2048;  // probed tokens of a prompt: bounds the probe's memory
 
 // Forwards the first kMaxProbedTokens of `tokens`, at most max_rows at a time. `layout` is the engine's (formats,
 // transforms); `scales` holds the means.

@@ -42,8 +42,8 @@ class Communicator {
 
   virtual int Rank() const noexcept { return 0; }
   virtual int Size() const noexcept { return 1; }
-  bool Alone() const noexcept { return Size() == 1; }
-  Partition Divide(int64_t count) const noexcept { return {count, Size()}; }
+  bool IsSingleRank() const noexcept { return Size() == 1; }
+  Partition PartitionOf(int64_t count) const noexcept { return {count, Size()}; }
 
   // Every rank gets every rank's bytes, its own included unless they are there already. `to`: one for each rank; `own`
   // has as many bytes as this rank's says.

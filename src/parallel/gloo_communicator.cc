@@ -26,7 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kStart = std::chrono::minutes(2);  // of processes, at least
+constexpr milliseconds kStart = std::chrono::minutes(2);  // time for processes to start, at least
 constexpr milliseconds kLoad = std::chrono::hours(1);
 constexpr milliseconds kNextStep = std::chrono::hours(24 * 365);
 constexpr milliseconds kPoll(5);
@@ -36,8 +36,8 @@ constexpr int64_t kChunk = 32 << 10;
 constexpr int kGatherSlot = 0;
 constexpr uint64_t kMessageSlot = 1;
 constexpr milliseconds kFlush = std::chrono::seconds(5);  // at the end
-constexpr size_t kFirstBytes = 4096;                      // of a broadcast: its length, and most messages whole
-constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;  // of a broadcast; a step's message has a few bytes per page
+constexpr size_t kFirstBytes = 4096;  // first part of a broadcast: its length, and most messages whole
+constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;  // a broadcast; a step's message has a few bytes per page
 
 // The loss that was reported for one of these ranks.
 std::optional<RankLoss> FindRankLoss(const GlooConfig& config, int begin, int end) {
@@ -187,7 +187,7 @@ class GlooCommunicator final : public Communicator {
         ReceiveMessage(message);
       }
     } catch (const std::exception& error) {
-      Lose(error);
+      MarkLost(error);
       Check();
     }
   }
@@ -199,7 +199,7 @@ class GlooCommunicator final : public Communicator {
       if (config_.rank != 0) return Post(0, &ready, sizeof(ready));
       for (int rank = 1; rank < config_.size; ++rank) ReceiveBytes(rank, &ready, sizeof(ready), kLoad);
     } catch (const std::exception& error) {
-      Lose(error);
+      MarkLost(error);
       Check();
     }
   }
@@ -209,7 +209,7 @@ class GlooCommunicator final : public Communicator {
     try {
       Post(to, static_cast<const uint8_t*>(data), static_cast<size_t>(bytes));
     } catch (const std::exception& error) {
-      Lose(error);
+      MarkLost(error);
     }
   }
 
@@ -218,7 +218,7 @@ class GlooCommunicator final : public Communicator {
     try {
       ReceiveBytes(from, static_cast<uint8_t*>(data), static_cast<size_t>(bytes), config_.timeout);
     } catch (const std::exception& error) {
-      Lose(error);
+      MarkLost(error);
     }
   }
 
@@ -242,14 +242,14 @@ class GlooCommunicator final : public Communicator {
         for (int rank = 0; rank < config_.size; ++rank) {
           const Destination& from = to[static_cast<size_t>(rank)];
           if (rank == config_.rank || offset >= from.Bytes()) continue;
-          Ask(rank, config_.timeout);
+          BeginOp(rank, config_.timeout);
           peers_[static_cast<size_t>(rank)].receive->waitRecv();
           CopyRows(from, offset, peers_[static_cast<size_t>(rank)].received.data(),
                    std::min(kChunk, from.Bytes() - offset));
         }
       }
     } catch (const std::exception& error) {
-      Lose(error);
+      MarkLost(error);
     }
   }
 
@@ -257,7 +257,7 @@ class GlooCommunicator final : public Communicator {
     std::memcpy(sent_.data(), data, static_cast<size_t>(bytes));
     for (int rank = 0; rank < (to_root ? 1 : config_.size); ++rank) {
       if (rank == config_.rank) continue;
-      Ask(rank, config_.timeout);
+      BeginOp(rank, config_.timeout);
       gloo::transport::Buffer& buffer = *peers_[static_cast<size_t>(rank)].send;
       buffer.send(0, static_cast<size_t>(bytes));
       buffer.waitSend();
@@ -290,7 +290,7 @@ class GlooCommunicator final : public Communicator {
 
   // Gloo sends when the receiver asks for the message.
   void Post(int to, const uint8_t* data, size_t bytes) {
-    Ask(to, config_.timeout);
+    BeginOp(to, config_.timeout);
     std::deque<Outgoing>& outgoing = peers_[static_cast<size_t>(to)].outgoing;
     Outgoing message;
     // More than a pipeline with a step in each rank has on its way: the oldest one has arrived.
@@ -318,22 +318,22 @@ class GlooCommunicator final : public Communicator {
   }
 
   void ReceiveBytes(int from, uint8_t* data, size_t bytes, milliseconds limit) {
-    Ask(from, limit);
+    BeginOp(from, limit);
     const auto buffer = messages_.createUnboundBuffer(data, bytes);
     buffer->recv(from, kMessageSlot);
     buffer->waitRecv(limit);
   }
 
   // Begins an operation in which `rank` has to take part within `limit`.
-  void Ask(int rank, milliseconds limit) noexcept {
-    asked_ = rank;
+  void BeginOp(int rank, milliseconds limit) noexcept {
+    peer_ = rank;
     answer_by_ = std::chrono::steady_clock::now() + limit;
   }
 
-  // asked_ did not take part in the operation in progress.
-  void Lose(const std::exception& error) noexcept {
+  // peer_ did not take part in the operation in progress.
+  void MarkLost(const std::exception& error) noexcept {
     lost_ = true;
-    loss_.rank = asked_;
+    loss_.rank = peer_;
     try {
       const std::string_view text = error.what();
       const bool is_silent = std::chrono::steady_clock::now() >= answer_by_;
@@ -343,12 +343,12 @@ class GlooCommunicator final : public Communicator {
       } else if (is_silent) {
         Report(TimeoutText(config_));
       }
-      loss_ = WaitForRankLoss(config_, asked_, asked_ + 1).value_or(RankLoss{asked_, std::string(text)});
+      loss_ = WaitForRankLoss(config_, peer_, peer_ + 1).value_or(RankLoss{peer_, std::string(text)});
     } catch (...) {  // no memory for the text
     }
   }
   void Report(const std::string& reason) const noexcept {
-    ReportRankLoss(config_.folder, asked_, {.rank = asked_, .reason = reason});
+    ReportRankLoss(config_.folder, peer_, {.rank = peer_, .reason = reason});
   }
 
   const GlooConfig config_;
@@ -356,8 +356,8 @@ class GlooCommunicator final : public Communicator {
   std::vector<uint8_t> sent_ = std::vector<uint8_t>(kChunk);
   std::vector<uint8_t> first_;
   std::vector<Peer> peers_;                          // [ranks]; this rank's is empty
-  int asked_ = 0;                                    // rank of the operation in progress
-  std::chrono::steady_clock::time_point answer_by_;  // end of asked_'s time
+  int peer_ = 0;                                     // rank that the operation in progress waits for
+  std::chrono::steady_clock::time_point answer_by_;  // end of peer_'s time
   bool lost_ = false;
   RankLoss loss_;
 };

@@ -13,11 +13,11 @@ struct GlooConfig {
   int rank = 0;
   int size = 2;
   std::string folder;  // in which ranks find each other; private to the group, with copies on other machines
-  std::string address = "127.0.0.1";  // of this machine, to listen at
+  std::string address = "127.0.0.1";  // this machine's address, to listen at
   bool other_machines = false;        // ranks are on several
-  std::string identity;               // of build, model and options; all ranks must have the same
+  std::string identity;               // identity of build, model and options; all ranks must have the same
   bool busy_poll = true;              // receives without sleeping: for ranks that have their CPUs to themselves
-  std::chrono::milliseconds timeout = std::chrono::minutes(2);  // of ranks that live but do not answer
+  std::chrono::milliseconds timeout = std::chrono::minutes(2);  // limit for ranks that live but do not answer
 };
 
 // Waits until all ranks have joined. Throws InputError for ranks that differ, RankLostError for one that ends before or

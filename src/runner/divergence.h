@@ -17,7 +17,7 @@ inline double KlDivergence(std::span<const float> reference, std::span<const flo
   const double p_sum = SumExp(reference, p.max);
   const double shift =
       (static_cast<double>(p.max) + std::log(p_sum)) - (static_cast<double>(q.max) + std::log(SumExp(other, q.max)));
-  double sum = 0;  // of exp(reference - max) * (reference - other): terms as small as the rows are alike
+  double sum = 0;  // sum of exp(reference - max) * (reference - other): terms are as small as the rows are alike
   for (size_t i = 0; i < reference.size(); ++i) {
     const float weight = ExpOfNegative(reference[i] - p.max);
     if (weight == 0.0F) continue;

@@ -19,8 +19,8 @@ void RowSampler::RunOne(SampleRow& row, Worker& worker) {
   }
 }
 
-// rows: of one sequence, each with one draft token more. One after the other: sampling from a large vocabulary may take
-// as long as the row's share of the forward pass, and most drafts that fail do so at once.
+// rows: those of one sequence, each with one draft token more. They are sampled in order: sampling from a large
+// vocabulary may take as long as the row's share of the forward pass, and most rejected drafts fail at the first token.
 void RowSampler::RunUntilRejection(std::span<SampleRow> rows, Worker& worker) {
   for (size_t row = 0; row < rows.size(); ++row) {
     if (row > 0 && rows[row - 1].token != rows[row].drafts.back()) return;

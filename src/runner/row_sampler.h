@@ -13,8 +13,8 @@ namespace kvanta::runner {
 class RowSampler {
  public:
   explicit RowSampler(ThreadPool& threads);
-  // Sets each row's token and log-probabilities. Rows behind a draft token that is not the one sampled before it are
-  // left as they are. Throws std::bad_alloc; the rows are undefined then.
+  // Sets each row's token and log-probabilities. Rows after the first draft token that differs from the sampled one
+  // are left unchanged. Throws std::bad_alloc; the rows are undefined then.
   void Run(std::span<SampleRow> rows);
 
  private:
@@ -27,7 +27,7 @@ class RowSampler {
 
   ThreadPool& threads_;
   std::vector<Worker> workers_;
-  std::vector<size_t> first_rows_;  // of each sequence's rows to sample, or of a row without a draft
+  std::vector<size_t> first_rows_;  // first of each sequence's rows to sample, or a row without a draft
 };
 
 }  // namespace kvanta::runner

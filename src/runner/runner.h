@@ -104,9 +104,9 @@ class Runner {
   std::vector<Slot> slots_;  // one, but for rank 0 of a pipeline
   Ticket next_ = 0;
   // On the model's device:
-  float* hidden_ = nullptr;  // of the slot of the last Forward
+  float* hidden_ = nullptr;  // hidden states in the slot of the last Forward
   Buffer logits_;            // f32 [max_logit_rows][vocab]
-  Buffer inputs_;            // of Forward: positions and output rows, int64 [2 * max_rows], then ids, int32 [max_rows]
+  Buffer inputs_;            // Forward's positions and output rows, int64 [2 * max_rows], then ids, int32 [max_rows]
   // With SamplesOnDevice():
   Buffer gathered_;       // f32 [max_logit_rows][hidden]
   Buffer sample_inputs_;  // SampleParams [rows], then rows, int64 [rows]

@@ -25,7 +25,7 @@ struct SampleRow {
 
   // Set by Runner::Logits.
   std::span<float> logits = {};           // f32 [vocab], overwritten by sampling; undefined where sampled_on_device
-  kernels::RowArgmax argmax = {};         // of the logits
+  kernels::RowArgmax argmax = {};         // maximum of the logits
   bool sampled_on_device = false;         // `token` is set
   std::vector<TokenLogprob> result = {};  // set by RowSampler; empty where the logits are invalid
 };

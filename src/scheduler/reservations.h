@@ -1,5 +1,5 @@
 // Memory that is reserved for waiting sequences while their stored prefixes are loaded, and until they run: neither
-// pages that were loaded nor the space for the rest go to sequences behind them. A reservation never holds up a
+// pages that were loaded nor the space for the rest go to sequences after them. A reservation never holds up a
 // sequence before it in the queue, nor a running one: where these need the memory, the last reservations end.
 #pragma once
 
@@ -17,14 +17,14 @@ class Reservations {
   explicit Reservations(cache::KvCacheManager& cache) : cache_(cache) {}
 
   // Reserves the memory of all tokens of `sequence`, with the pages that the cache has of its prefix, if it has
-  // `other_bytes` beside; false, without a reservation, if not.
+  // `other_bytes` more; false, without a reservation, if not.
   bool Add(Sequence& sequence, int64_t other_bytes);
   void End(Sequence& sequence) noexcept;
-  // Ends the last reservation; false if there is none behind `sequence`, or none at all.
+  // Ends the last reservation; false if there is none after `sequence`, or none at all.
   bool EndLastBehind(const Sequence* sequence) noexcept;
-  // Ends the last reservations while the cache lacks memory for what they have not got yet.
+  // Ends the last reservations while the cache lacks memory for what they still need.
   void Trim() noexcept;
-  // True if `bytes` more are available to `sequence`. Reservations behind it end if that makes them so.
+  // True if `bytes` more are available to `sequence`. Reservations after it end if that makes them so.
   bool MakeRoom(const Sequence& sequence, int64_t bytes) noexcept;
 
   int64_t Count() const noexcept { return static_cast<int64_t>(sequences_.size()); }

@@ -69,12 +69,12 @@ class Scheduler {
   // Removes a sequence from either queue and frees its pages. Not between Schedule and Commit.
   void Remove(Sequence& sequence);
 
-  // Reserves memory for all tokens of a waiting sequence, in addition to that of those before it. The pages that the
-  // cache has of its prefix are held, and Sequence::reservation takes more of them. False if the memory is short.
-  // Between steps only; the scheduler ends reservations whose memory is needed by sequences before them.
+  // Reserves memory for all tokens of a waiting sequence, in addition to that of the sequences before it. The pages
+  // that the cache has of its prefix are held, and Sequence::reservation takes more of them. False if the memory is
+  // short. Between steps only; the scheduler ends reservations whose memory is needed by sequences before them.
   bool Prepare(Sequence& sequence);
   void EndPreparation(Sequence& sequence) noexcept { reservations_.End(sequence); }
-  // Ends the last preparation of those behind `sequence`, or of all; false if there is none.
+  // Ends the last preparation of those after `sequence`, or of all; false if there is none.
   bool EndLastPreparation(const Sequence* sequence = nullptr) noexcept { return reservations_.EndLastBehind(sequence); }
   int64_t Prepared() const noexcept { return reservations_.Count(); }
 
@@ -82,7 +82,7 @@ class Scheduler {
   std::span<const Chunk> Schedule(const std::optional<StepClock>& clock = {});
   // Predicts what steps take. The caller records every step.
   StepTimeModel& TimeModel() noexcept { return times_; }
-  // Draft tokens that may be computed behind a chunk of the last Schedule(). They leave the chunk's last page open, for
+  // Draft tokens that may be computed after a chunk of the last Schedule(). They leave the chunk's last page open, for
   // a closed page is immutable; so they need no further pages, and rejecting them frees none.
   int64_t DraftSlots(const Chunk& chunk) const noexcept;
   // Tokens left in the budget of the last Schedule().

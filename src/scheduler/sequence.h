@@ -37,7 +37,7 @@ struct Sequence {
   bool loading = false;            // waits for pages of its prefix: not admitted yet, and lets others pass
   bool awaits_memory = false;      // loading, and its memory cannot be reserved yet: lets nobody pass
   bool running = false;            // set by the scheduler: it has pages, or will have with the step
-  bool sampling = false;           // a step that has not ended samples behind its last token: not scheduled until then
+  bool sampling = false;           // a step that has not ended samples its next token: not scheduled until then
   int64_t prefix_tokens = 0;       // cached ones when it began to wait: they need not be computed; set by the scheduler
   int64_t cached_tokens = -1;      // prefix cache hit at the first admission; -1: not admitted yet
   int preemptions = 0;

@@ -12,7 +12,7 @@ namespace kvanta::store {
 // 0, or the errno of what failed.
 using FileError = int;
 
-// Writes the parts to a temporary file beside `path`, which then takes the path's place at once. modified_ns: the
+// Writes the parts to a temporary file next to `path`, which then replaces `path` atomically. modified_ns: the
 // file's time of modification, in nanoseconds since 1970.
 FileError WriteFile(const std::string& path, std::span<const std::span<const uint8_t>> parts, int64_t modified_ns);
 

@@ -14,7 +14,7 @@
 
 namespace kvanta::store {
 
-inline constexpr std::chrono::milliseconds kPollInterval(10);  // of waiting for what may hang
+inline constexpr std::chrono::milliseconds kPollInterval(10);  // interval of waiting for what may hang
 
 class IoThread {
  public:

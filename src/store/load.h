@@ -9,7 +9,7 @@
 namespace kvanta::store {
 
 struct RecordStore::Load {
-  std::vector<int32_t> tokens;  // of max_pages pages
+  std::vector<int32_t> tokens;  // tokens of max_pages pages
   std::string salt;
   int64_t max_pages = 0;
   std::vector<uint8_t> present;                    // [page][group][kind]: in memory, or read

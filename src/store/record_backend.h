@@ -38,13 +38,13 @@ inline Buffer OwnBytes(std::vector<uint8_t> bytes) {
 }
 
 struct WriteResult {
-  int64_t bytes = 0;  // of the payloads that were written
+  int64_t bytes = 0;  // bytes of the payloads that were written
   std::string error;  // the first one's text; empty: all records are there
 };
 
 struct RecordToWrite {
   RecordUse use;
-  std::span<const uint8_t> header;  // RecordHeader(); empty if the place needs none
+  std::span<const uint8_t> header;  // EncodeRecordHeader(); empty if the place needs none
   std::shared_ptr<const RecordContent> content;
 };
 
@@ -72,14 +72,14 @@ class RecordBackend {
   // ---- never wait
 
   // True if this process has seen or written the record and not seen it go.
-  virtual bool Knows(const RecordId& id) const = 0;
+  virtual bool IsKnown(const RecordId& id) const = 0;
   // True if the record is known, and its time of last use is not of the last moments.
-  virtual bool IsStale(const RecordId& id) const = 0;
+  virtual bool NeedsTouch(const RecordId& id) const = 0;
   // The record will be removed.
   virtual void Invalidate(const RecordId& id) = 0;
   // Fills in what the place knows of its size and connection.
   virtual void Describe(CacheTierStats& stats) const = 0;
-  // The process ends: calls of the loading thread should fail now, those of the writing thread after so many seconds.
+  // The process ends: calls of the loading thread should fail now, those of the writing thread after `write_seconds`.
   virtual void EndCalls(double /*write_seconds*/) noexcept {}
 
   // ---- on the writing thread

@@ -38,7 +38,7 @@ uint64_t Checksum(std::span<const uint8_t> head, std::span<const uint8_t> payloa
   return XXH3_64bits_digest(state.get());
 }
 
-uint32_t KindNumber(cache::PageKind kind) {
+uint32_t StoredKind(cache::PageKind kind) {
   return kind == cache::PageKind::kExact ? 1 : 0;
 }
 
@@ -67,8 +67,8 @@ bool ParseFileName(std::string_view name, RecordId& id) {
   return name == FileName(id);  // one spelling only
 }
 
-std::vector<uint8_t> RecordHeader(const PageKey& identity, const RecordId& id, std::span<const int32_t> tokens,
-                                  std::span<const uint8_t> payload) {
+std::vector<uint8_t> EncodeRecordHeader(const PageKey& identity, const RecordId& id, std::span<const int32_t> tokens,
+                                        std::span<const uint8_t> payload) {
   std::vector<uint8_t> head(kRecordHeaderBytes + tokens.size_bytes());
   std::copy(kMagic.begin(), kMagic.end(), head.begin());
   StoreBytes(head.data() + 8, kVersion);
@@ -77,7 +77,7 @@ std::vector<uint8_t> RecordHeader(const PageKey& identity, const RecordId& id, s
   std::ranges::copy(identity, head.begin() + kIdentityAt);
   std::ranges::copy(id.key, head.begin() + kKeyAt);
   StoreBytes(head.data() + kGroupAt, static_cast<uint32_t>(id.group));
-  StoreBytes(head.data() + kKindAt, KindNumber(id.kind));
+  StoreBytes(head.data() + kKindAt, StoredKind(id.kind));
   if (!tokens.empty()) std::memcpy(head.data() + kRecordHeaderBytes, tokens.data(), tokens.size_bytes());
   StoreBytes(head.data() + kChecksumAt, Checksum(head, payload));
   return head;
@@ -107,7 +107,7 @@ RecordView ReadRecord(std::span<const uint8_t> file, const PageKey& identity, co
   }
   if (!Holds(file, kIdentityAt, identity)) return refuse("it belongs to another model or cache format");
   if (!Holds(file, kKeyAt, id.key) || LoadBytes<uint32_t>(file.data() + kGroupAt) != static_cast<uint32_t>(id.group) ||
-      LoadBytes<uint32_t>(file.data() + kKindAt) != KindNumber(id.kind)) {
+      LoadBytes<uint32_t>(file.data() + kKindAt) != StoredKind(id.kind)) {
     return refuse("it is the record of another page");
   }
   view.tokens = head.subspan(kRecordHeaderBytes);

@@ -5,7 +5,7 @@
 //   8    4  version, 1
 //   12   4  token ids
 //   16   8  payload bytes
-//   24   8  XXH3 (64 bits) of bytes 0..24 and of everything behind byte 32
+//   24   8  XXH3 (64 bits) of bytes 0..24 and of everything from byte 32 on
 //   32  32  identity key (page_key.h)
 //   64  32  page key
 //   96   4  KV cache group
@@ -60,8 +60,8 @@ std::string FileName(const RecordId& id);
 bool ParseFileName(std::string_view name, RecordId& id);
 
 // Header and token ids, to be followed by the payload.
-std::vector<uint8_t> RecordHeader(const PageKey& identity, const RecordId& id, std::span<const int32_t> tokens,
-                                  std::span<const uint8_t> payload);
+std::vector<uint8_t> EncodeRecordHeader(const PageKey& identity, const RecordId& id, std::span<const int32_t> tokens,
+                                        std::span<const uint8_t> payload);
 
 struct RecordView {
   std::span<const uint8_t> tokens;  // bytes of the ids, unaligned

@@ -17,7 +17,7 @@
 namespace kvanta::store {
 namespace {
 
-constexpr int64_t kBlockBytes = 4096;  // of file systems: a file takes whole ones
+constexpr int64_t kBlockBytes = 4096;  // block of a file system: a file takes whole ones
 constexpr double kScanSeconds = 30;    // between scans, while this process writes, at least
 constexpr double kScanShare = 100;     // times the time of a scan, which may be long, at least
 // A folder that is full is emptied by this share, which bounds what others write between this process's scans.
@@ -94,7 +94,7 @@ std::string RecordFolder::NameOf(const RecordId& id) const {
   return fmt::format("{}/{}/{}", identity_name_, file.substr(0, 2), file);
 }
 
-bool RecordFolder::Knows(const RecordId& id) const {
+bool RecordFolder::IsKnown(const RecordId& id) const {
   const std::lock_guard lock(mutex_);
   return files_.contains(NameOf(id));
 }
@@ -212,8 +212,8 @@ std::string RecordFolder::WriteFileOf(const RecordToWrite& record) {
   if (UsedBytes() + bytes > config_.limit_bytes) {
     EvictTo(std::max<int64_t>(0, config_.limit_bytes - config_.limit_bytes / kSlack - bytes));
     if (const int64_t left = UsedBytes(); left + bytes > config_.limit_bytes) {
-      return fmt::format("{} bytes have no place beside {} that cannot be removed, of a limit of {}", bytes, left,
-                         config_.limit_bytes);
+      return fmt::format("{} bytes do not fit in addition to {} that cannot be removed, with a limit of {}", bytes,
+                         left, config_.limit_bytes);
     }
   }
   const std::span<const uint8_t> parts[] = {record.header, record.content->Payload()};
@@ -250,7 +250,7 @@ ReadResult RecordFolder::ReadFileOf(const RecordId& id) {
   return result;
 }
 
-bool RecordFolder::IsStale(const RecordId& id) const {
+bool RecordFolder::NeedsTouch(const RecordId& id) const {
   const int64_t now = WallClockNs();
   const std::lock_guard lock(mutex_);
   const auto found = files_.find(NameOf(id));
@@ -267,7 +267,7 @@ void RecordFolder::SetUse(const std::string& name, int64_t modified_ns) {
 
 void RecordFolder::Touch(std::span<const RecordUse> records) {
   for (const RecordUse& use : records) {
-    if (IsStale(use.id)) SetUse(NameOf(use.id), WallClockNs() - use.index * kPageNs);
+    if (NeedsTouch(use.id)) SetUse(NameOf(use.id), WallClockNs() - use.index * kPageNs);
   }
 }
 

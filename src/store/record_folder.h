@@ -21,7 +21,7 @@
 
 namespace kvanta::store {
 
-inline constexpr int kFolderDepth = 2;  // of records
+inline constexpr int kFolderDepth = 2;  // levels of folders of records
 inline constexpr std::string_view kIdentityFile = "identity.json";
 
 // Kind of a file by its path relative to the folder. Foreign files are never counted, changed or removed.
@@ -39,7 +39,7 @@ struct RecordFolderConfig {
   int64_t limit_bytes = 0;
   std::string identity;     // JSON of all that the bytes of a page depend on besides its token ids
   size_t max_file_bytes{};  // longer files are not read
-  Clock now = Now;          // of the pauses between counts of the files
+  Clock now = Now;          // clock of the pauses between counts of the files
 };
 
 class RecordFolder final : public RecordBackend {
@@ -51,8 +51,8 @@ class RecordFolder final : public RecordBackend {
   std::string NameOf(const RecordId& id) const override;  // relative to the folder
   int64_t BatchBytes() const noexcept override { return 0; }
 
-  bool Knows(const RecordId& id) const override;
-  bool IsStale(const RecordId& id) const override;
+  bool IsKnown(const RecordId& id) const override;
+  bool NeedsTouch(const RecordId& id) const override;
   void Invalidate(const RecordId& id) override { Erase(NameOf(id)); }
   void Describe(CacheTierStats& stats) const override;
 

@@ -82,7 +82,7 @@ void RecordStore::Cancel(Load& load, bool overdue) {
   if (!is_fault) return;
   Tier& tier = tiers_[read_tier_];
   ++tier.stats.read_errors;
-  tier.trouble.Report(tier.backend->Name(), "pages cannot be read in time", "it is slow or does not answer");
+  tier.error_latch.Report(tier.backend->Name(), "pages cannot be read in time", "it is slow or does not answer");
 }
 
 void RecordStore::SetComputeRate(double seconds_per_token) {
@@ -203,7 +203,7 @@ void RecordStore::Fetch(size_t tier, Load& load, int64_t page) {
   if (read_bytes > 0) from.seconds_per_byte.Add(seconds / static_cast<double>(read_bytes));
   if (!failed) return;
   ++from.stats.read_errors;
-  from.trouble.Report(from.backend->Name(), "pages cannot be read", fault);
+  from.error_latch.Report(from.backend->Name(), "pages cannot be read", fault);
 }
 
 // Gives `record` the payload of a result, if that is the record of a page with these token ids. Otherwise returns why
@@ -241,7 +241,7 @@ bool RecordStore::ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& rec
       tier.writer->Touch({id, page});
       const std::lock_guard lock(mutex_);
       tier.stats.read_bytes += static_cast<int64_t>(record.payload.bytes());
-      tier.trouble.End();
+      tier.error_latch.End();
       return true;
     }
   } else if (outcome != ReadResult::Outcome::kDamaged) {
@@ -251,8 +251,8 @@ bool RecordStore::ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& rec
   tier.writer->Drop(id);
   const std::lock_guard lock(mutex_);
   ++tier.stats.damaged_files;
-  tier.trouble.Report(tier.backend->Name(), "a damaged record was removed",
-                      fmt::format("{}: {}", tier.backend->NameOf(id), fault));
+  tier.error_latch.Report(tier.backend->Name(), "a damaged record was removed",
+                          fmt::format("{}: {}", tier.backend->NameOf(id), fault));
   return false;
 }
 

@@ -24,7 +24,7 @@ LoadState RecordStore::FindRecords(Load& load) {
   PageKey key = RootKey(identity_, load.salt);
   bool may_continue = true;
   int64_t pages = 0;
-  // Most lookups end at the first page, others far behind it: each batch is twice the one before.
+  // Most lookups end at the first page, others far after it: each batch is twice the one before.
   for (int64_t batch = 1; pages < load.max_pages && may_continue; batch = std::min(2 * batch, kMaxLookupPages)) {
     const int64_t end = std::min(pages + batch, load.max_pages);
     for (int64_t page = pages; page < end; ++page) {
@@ -67,10 +67,10 @@ void RecordStore::FindIn(size_t tier, Load& load, int64_t first, int64_t end) {
   if (error.empty()) return;
   const std::lock_guard lock(mutex_);
   ++tiers_[tier].stats.read_errors;
-  tiers_[tier].trouble.Report(tiers_[tier].backend->Name(), "pages cannot be read", error);
+  tiers_[tier].error_latch.Report(tiers_[tier].backend->Name(), "pages cannot be read", error);
 }
 
-// False if all hits beyond this page read a record of it that there is not.
+// False if all hits beyond this page need a record of it that the store does not have.
 bool RecordStore::MayContinue(const Load& load, int64_t page) const {
   for (size_t g = 0; g < spec_.groups.size(); ++g) {
     const cache::KvCacheGroup& group = spec_.groups[g];

@@ -34,7 +34,7 @@ Buffer RecordMemory::Allocate(int64_t bytes) {
   }
 }
 
-bool RecordMemory::Knows(const RecordId& id) const {
+bool RecordMemory::IsKnown(const RecordId& id) const {
   const std::lock_guard lock(mutex_);
   return entries_.contains(id);
 }
@@ -125,7 +125,7 @@ void RecordMemory::Insert(const RecordToWrite& record) {
   SetOrdered(entry, CanGo(entry));
 }
 
-// A page behind which the last one has gone is as old as that at most: what used the latter used it as well.
+// A page that has lost its last successor is at most as old as that one: whatever used the successor used it as well.
 void RecordMemory::Erase(Entry& entry) noexcept {
   SetOrdered(entry, false);
   if (entry.pinned_until_ns != 0) {

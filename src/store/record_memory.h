@@ -31,9 +31,9 @@ class RecordMemory final : public RecordBackend {
   int64_t BatchBytes() const noexcept override;
   bool NeedsHeader() const noexcept override { return false; }
 
-  bool Knows(const RecordId& id) const override;
+  bool IsKnown(const RecordId& id) const override;
   // Every use counts.
-  bool IsStale(const RecordId& id) const override { return Knows(id); }
+  bool NeedsTouch(const RecordId& id) const override { return IsKnown(id); }
   void Invalidate(const RecordId& id) override { Remove({&id, 1}); }
   void Describe(CacheTierStats& stats) const override;
 
@@ -79,7 +79,7 @@ class RecordMemory final : public RecordBackend {
   const cache::KvCacheSpec spec_;
   mutable std::mutex mutex_;
   std::unordered_map<RecordId, Entry, RecordHash> entries_;
-  std::unordered_map<PageKey, int64_t, PageKeyHash> continuations_;  // needed records of the pages behind a page
+  std::unordered_map<PageKey, int64_t, PageKeyHash> continuations_;  // needed records of the pages after a page
   std::set<Order> order_;                                            // records that can go, the first to go first
   std::set<std::pair<int64_t, Entry*>> pins_;                        // by their end
   uint64_t clock_ = 0;

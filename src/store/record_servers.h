@@ -14,13 +14,13 @@ struct RecordServerConfig {
   int64_t ttl_seconds = 0;  // after the last use; 0: as the server evicts
   PageKey identity = {};
   size_t max_record_bytes = 0;  // with its header; longer values are not read
-  Clock now = Now;              // of the pauses between attempts to connect
-  double answer_seconds = 1;    // of waiting for a server, or its name server, that does not answer
+  Clock now = Now;              // clock of the pauses between attempts to connect
+  double answer_seconds = 1;    // wait for a server, or its name server, that does not answer
 };
 
-// Throws InputError for a URL that is none.
+// Throws InputError for an invalid URL.
 void CheckServerUrl(const std::string& url);
-// Throws InputError for a URL that is none. Connects later, and again when a connection is lost.
+// Throws InputError for an invalid URL. Connects later, and again when a connection is lost.
 std::unique_ptr<RecordBackend> MakeRecordServer(const RecordServerConfig& config);
 // Without user and password, for messages.
 std::string RedactUrl(std::string_view url);

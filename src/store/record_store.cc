@@ -10,8 +10,8 @@
 namespace kvanta::store {
 namespace {
 
-constexpr double kCloseSeconds = 10;   // of writing what is queued at the end
-constexpr double kReadEndSeconds = 1;  // of waiting for a read at the end
+constexpr double kCloseSeconds = 10;   // limit for writing what is queued at the end
+constexpr double kReadEndSeconds = 1;  // limit for waiting for a read at the end
 
 }  // namespace
 
@@ -76,7 +76,7 @@ void RecordStore::AddTier(Place place, std::unique_ptr<RecordBackend> backend) {
   auto writer =
       std::make_unique<RecordWriter>(*backend, identity_, config_.before_write, config_.now, config_.on_progress);
   tiers_.push_back(
-      {.place = place, .backend = std::move(backend), .writer = std::move(writer), .stats = {}, .trouble = {}});
+      {.place = place, .backend = std::move(backend), .writer = std::move(writer), .stats = {}, .error_latch = {}});
 }
 
 std::string RecordStore::TakeWarning() {
@@ -84,7 +84,7 @@ std::string RecordStore::TakeWarning() {
     std::string warning = tier.writer->TakeWarning();
     if (warning.empty()) {
       const std::lock_guard lock(mutex_);
-      warning = tier.trouble.Take();
+      warning = tier.error_latch.Take();
     }
     if (!warning.empty()) return warning;
   }
@@ -109,7 +109,7 @@ void RecordStore::WriteBehind(const RecordUse& use, const PageKey* parent, std::
   const int64_t bytes = RecordBytes(use.id.group, use.id.kind);
   std::shared_ptr<const RecordContent> content;
   for (Tier& tier : tiers_) {
-    if (!tier.writer->Wants(use.id, bytes)) {
+    if (!tier.writer->ShouldWrite(use.id, bytes)) {
       tier.writer->Touch(use);
       continue;
     }

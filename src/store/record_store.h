@@ -1,6 +1,6 @@
-// Store of closed pages below the memory, in places of which the nearer come first: the host's memory (below a GPU's),
-// a folder, then a server that machines share. Writes behind and loads ahead on threads of its own, so that no step
-// waits for them. Its owner copies records in and out; nothing here knows of requests.
+// Store of closed pages below the memory, in up to three places, the nearest first: the host's memory (below a GPU's),
+// a folder, then a server that machines share. Threads of its own write after the steps and load ahead of them, so that
+// no step waits. Its owner copies records in and out; nothing here knows of requests.
 //
 // Loading has two parts: a lookup finds how much longer a prefix's hit would be with the store's records, and whether
 // loading them is worth it by the rates measured so far; then the owner begins the load, and takes pages as they come.
@@ -43,7 +43,7 @@ struct RecordStoreConfig {
   std::function<void()> on_progress;
   std::function<void()> before_read;   // for tests: before each read, on the loading thread
   std::function<void()> before_write;  // likewise: before each write, on the writing threads
-  Clock now = Now;                     // of waits, limits and rates
+  Clock now = Now;                     // clock of waits, limits and rates
   double answer_seconds = 1;           // as in RecordServerConfig
 };
 
@@ -76,7 +76,7 @@ class RecordStore {
   struct Load;
   using LoadHandle = std::shared_ptr<Load>;
 
-  // Throws InputError if the folder cannot be created, or the server's URL is none.
+  // Throws InputError if the folder cannot be created, or the server's URL is invalid.
   static std::shared_ptr<RecordStore> Open(RecordStoreConfig config, const cache::KvCacheSpec& spec);
   // Writes what is queued, as long as the places take it, and ends the threads; bounded in time, whatever the places
   // do. Required once; nothing may be called afterwards.
@@ -125,11 +125,11 @@ class RecordStore {
   // Seconds per prompt token that the owner measured, for the decision; 0: unknown.
   void SetComputeRate(double seconds_per_token);
 
-  // Zeros for a place that there is not.
+  // Zeros for a place that the store does not have.
   CacheTierStats HostStats() const { return StatsOf(Place::kHost); }
   CacheTierStats FolderStats() const { return StatsOf(Place::kFolder); }
   CacheTierStats ServerStats() const { return StatsOf(Place::kServer); }
-  // Message for the operator, one per trouble; empty: none.
+  // Message for the operator, one per failure; empty: none.
   std::string TakeWarning();
 
  private:
@@ -142,7 +142,7 @@ class RecordStore {
     MovingMean seconds_per_byte{0.1};
     double tried_at = 0;  // time of the last load that the rates spoke against
     CacheTierStats stats;
-    Trouble trouble;
+    ErrorLatch error_latch;
   };
 
   RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spec);
@@ -180,10 +180,10 @@ class RecordStore {
   mutable std::mutex mutex_;
   std::condition_variable_any load_work_;
   std::vector<Tier> tiers_;         // nearest first; at least one
-  RecordMemory* memory_ = nullptr;  // of the first tier; null: none
+  RecordMemory* memory_ = nullptr;  // memory of the first tier; null: none
   std::deque<LoadHandle> lookups_, loads_;
   int64_t buffered_bytes_ = 0;  // read and not yet taken
-  size_t read_tier_ = 0;        // of the latest read
+  size_t read_tier_ = 0;        // tier of the latest read
   double seconds_per_token_ = 0;
   IoThread loader_{mutex_, config_.now};
 };

@@ -12,7 +12,7 @@ constexpr int64_t kMaxQueuedBytes = int64_t{256} << 20;
 constexpr size_t kMaxJobs = 65536;  // beyond it, times of use are not recorded
 constexpr size_t kMaxBatchJobs = 256;
 constexpr double kMinPause = 1, kMaxPause = 60;  // seconds without writes after a failure
-constexpr double kHangSeconds = 10;              // of one batch: the place hangs
+constexpr double kHangSeconds = 10;              // if one batch takes longer, the place hangs
 
 }  // namespace
 
@@ -45,14 +45,14 @@ bool RecordWriter::Hangs() const {
   return thread_.Hangs(kHangSeconds);
 }
 
-bool RecordWriter::Wants(const RecordId& id, int64_t bytes) {
+bool RecordWriter::ShouldWrite(const RecordId& id, int64_t bytes) {
   const std::string name = FileName(id);
-  const bool known = backend_.Knows(id);
+  const bool known = backend_.IsKnown(id);
   const std::lock_guard lock(mutex_);
   // A count of what is there may find again what is to be removed.
   if ((known && !removals_.contains(name)) || queued_.contains(name)) return false;
   if (Hangs()) {
-    trouble_.Report(backend_.Name(), "pages cannot be written in time", "it is slow or does not answer");
+    error_latch_.Report(backend_.Name(), "pages cannot be written in time", "it is slow or does not answer");
   } else if (queued_bytes_ + bytes <= kMaxQueuedBytes && now_() >= again_at_) {
     return true;
   }
@@ -84,7 +84,7 @@ void RecordWriter::Write(const RecordUse& use, std::shared_ptr<const RecordConte
 }
 
 void RecordWriter::Touch(const RecordUse& use) {
-  if (!backend_.IsStale(use.id)) return;
+  if (!backend_.NeedsTouch(use.id)) return;
   const std::lock_guard lock(mutex_);
   Queue({.kind = Kind::kTouch, .use = use, .content = nullptr});
 }
@@ -216,7 +216,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
       const RecordContent& content = *job->content;
       headers.emplace_back();
       if (backend_.NeedsHeader()) {
-        headers.back() = RecordHeader(identity_, job->use.id, content.tokens, content.Payload());
+        headers.back() = EncodeRecordHeader(identity_, job->use.id, content.tokens, content.Payload());
       }
       records.push_back({.use = job->use, .header = headers.back(), .content = job->content});
     }
@@ -229,13 +229,13 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
   written_bytes_ += result.bytes;
   if (result.error.empty()) {
     pause_ = 0;
-    trouble_.End();
+    error_latch_.End();
     return;
   }
   ++errors_;
   pause_ = std::clamp(2 * pause_, kMinPause, kMaxPause);
   again_at_ = now_() + pause_;
-  trouble_.Report(backend_.Name(), "pages cannot be written", result.error);
+  error_latch_.Report(backend_.Name(), "pages cannot be written", result.error);
 }
 
 void RecordWriter::Count(CacheTierStats& stats) const {
@@ -248,7 +248,7 @@ void RecordWriter::Count(CacheTierStats& stats) const {
 
 std::string RecordWriter::TakeWarning() {
   const std::lock_guard lock(mutex_);
-  return trouble_.Take();
+  return error_latch_.Take();
 }
 
 }  // namespace kvanta::store

@@ -1,4 +1,4 @@
-// Writes records to one place on a thread of its own, behind the steps that made them. The queue is bounded, and writes
+// Writes records to one place on a thread of its own, after the steps that made them. The queue is bounded, and writes
 // are off for a while after a failure: the records stay in memory alone, and are offered again when they are used.
 #pragma once
 
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "store/error_latch.h"
 #include "store/io_thread.h"
 #include "store/record_backend.h"
-#include "store/trouble.h"
 
 namespace kvanta::store {
 
@@ -37,7 +37,7 @@ class RecordWriter {
 
   // True if a record of `bytes` should be written: it is not stored, and neither is the queue full nor does the place
   // fail or hang.
-  bool Wants(const RecordId& id, int64_t bytes);
+  bool ShouldWrite(const RecordId& id, int64_t bytes);
   void Write(const RecordUse& use, std::shared_ptr<const RecordContent> content);
   // Renews the time of last use of a stored record, unless that was a moment ago.
   void Touch(const RecordUse& use);
@@ -60,8 +60,8 @@ class RecordWriter {
   struct Job {
     Kind kind = Kind::kWrite;
     RecordUse use;
-    std::shared_ptr<const RecordContent> content;  // of kWrite
-    int64_t until_ns = 0;                          // of kPin
+    std::shared_ptr<const RecordContent> content;  // only for kWrite
+    int64_t until_ns = 0;                          // only for kPin
 
     int64_t Bytes() const noexcept { return content ? std::ssize(content->Payload()) : 0; }
   };
@@ -92,7 +92,7 @@ class RecordWriter {
   double close_by_ = 0;  // end of writing what is queued, after RequestStop()
   int64_t written_bytes_ = 0, errors_ = 0, dropped_ = 0;
   double seconds_ = 0;
-  Trouble trouble_;
+  ErrorLatch error_latch_;
   IoThread thread_{mutex_, now_};
 };
 

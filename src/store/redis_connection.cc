@@ -12,10 +12,10 @@
 namespace kvanta::store {
 namespace {
 
-constexpr double kLeastBytesPerSecond = 4e6;  // of a batch, besides kBatchSeconds
+constexpr double kLeastBytesPerSecond = 4e6;  // slowest rate allowed for a batch, in addition to kBatchSeconds
 constexpr double kBatchSeconds = 2;
 constexpr size_t kChunkBytes = 256 << 10;  // sent or received at once
-constexpr int kMaxElements = 4096;         // of an array in a reply
+constexpr int kMaxElements = 4096;         // elements of an array in a reply
 
 // The functions with which hiredis makes its replies.
 const redisReplyObjectFunctions& DefaultFunctions() {

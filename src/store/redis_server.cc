@@ -23,7 +23,7 @@ namespace kvanta::store {
 namespace {
 
 constexpr int64_t kBatchBytes = int64_t{8} << 20;
-constexpr size_t kKeysPerCommand = 16;                         // of MGET, during which a server does nothing else
+constexpr size_t kKeysPerCommand = 16;  // keys of an MGET, during which a server does nothing else
 constexpr double kMinConnectPause = 1, kMaxConnectPause = 60;  // seconds between attempts to connect
 constexpr double kFreshSeconds = 60;                           // a use within this time of the last one is not sent
 constexpr size_t kMaxKnown = 1'000'000;                        // records that this process remembers
@@ -80,7 +80,7 @@ class Link {
     }
   }
 
-  // Commands in progress after so many seconds fail within the time of a stall.
+  // Commands that are still in progress after `seconds` fail within the time of a stall.
   void EndAfter(double seconds) noexcept { end_by_ = Now() + seconds; }
   int64_t Connects() const noexcept { return connects_; }
   std::string LastError() {
@@ -90,7 +90,7 @@ class Link {
 
  private:
   const RedisUrl& url_;
-  const Clock now_;  // of pauses; deadlines of sockets are on the clock of Now()
+  const Clock now_;  // clock of pauses; deadlines of sockets are on the clock of Now()
   const double answer_seconds_;
   const std::function<void()> on_connect_;
   std::mutex mutex_;
@@ -118,11 +118,11 @@ class RedisServer final : public RecordBackend {
   std::string NameOf(const RecordId& id) const override { return prefix_ + FileName(id); }
   int64_t BatchBytes() const noexcept override { return kBatchBytes; }
 
-  bool Knows(const RecordId& id) const override {
+  bool IsKnown(const RecordId& id) const override {
     const std::lock_guard lock(mutex_);
     return known_.contains(id);
   }
-  bool IsStale(const RecordId& id) const override {
+  bool NeedsTouch(const RecordId& id) const override {
     const std::lock_guard lock(mutex_);
     const auto found = known_.find(id);
     return found != known_.end() && now_() - found->second > kFreshSeconds;
@@ -179,7 +179,7 @@ class RedisServer final : public RecordBackend {
   std::unordered_map<RecordId, double, RecordHash> known_;  // time of the last use that was sent; pinned: later
 };
 
-// Records that the server has not. A value of another length is none of ours.
+// Records that the server does not have. A value of another length was not written by Kvanta.
 std::vector<const RecordToWrite*> RedisServer::Missing(std::span<const RecordToWrite> records,
                                                        std::span<const Reply> lengths) {
   std::vector<const RecordToWrite*> missing;
@@ -240,7 +240,7 @@ void RedisServer::Pin(std::span<const RecordUse> records, std::span<const int64_
   for (size_t i = 0; i < records.size(); ++i) {
     const int64_t rest = CeilDiv(until_ns[i] - WallClockNs(), int64_t{1'000'000'000});
     const bool outlives = ttl_ > 0 && rest > ttl_;
-    if (!outlives && !IsStale(records[i].id)) continue;
+    if (!outlives && !NeedsTouch(records[i].id)) continue;
     renewed.push_back(records[i]);
     seconds.push_back(outlives ? rest : ttl_);
   }

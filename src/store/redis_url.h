@@ -16,8 +16,8 @@ struct RedisUrl {
   std::string ca_file = {}, certificate_file = {}, key_file = {};
 };
 
-// Throws InputError. Its text has nothing of the URL but scheme and names of parameters: any other part of a URL that
-// is none may be a password.
+// Throws InputError. Its text has nothing of the URL but scheme and names of parameters: any other part of an
+// invalid URL may be a password.
 RedisUrl ParseRedisUrl(std::string_view text);
 
 }  // namespace kvanta::store

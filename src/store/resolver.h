@@ -1,4 +1,4 @@
-// Addresses of one host. The system's lookup knows no deadline: it runs on a thread of its own, which is left behind.
+// Addresses of one host. The system's lookup has no deadline: it runs on a thread of its own, which is left behind.
 #pragma once
 
 #include <netdb.h>

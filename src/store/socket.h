@@ -11,7 +11,7 @@
 
 namespace kvanta::store {
 
-// Whose text may be shown: it has no secrets.
+// An error whose text may be shown: it has no secrets.
 class ConnectionError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -1,4 +1,4 @@
-// TLS by OpenSSL over memory: its own sockets would raise SIGPIPE, and know no deadlines.
+// TLS by OpenSSL over memory: its own sockets would raise SIGPIPE, and have no deadlines.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <openssl/err.h>

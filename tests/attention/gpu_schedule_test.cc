@@ -43,7 +43,7 @@ TEST(GpuScheduleTest, DividesTilesAmongBlocksUpToALimit) {
   Batch batch;
   batch.sequences.push_back({.span = {.start = 3000, .tokens = 2, .pages = nullptr}, .first_row = 0});
   GpuSchedule schedule;
-  const std::vector<int> splits(2 * 2 * 2, 3);  // of KV heads, tokens, 16 and 4 heads
+  const std::vector<int> splits(2 * 2 * 2, 3);  // for each of 2 KV heads, 2 tokens, 16 and 4 heads
   for (const auto& [blocks, tasks] : {std::pair{8, 8}, {1, 8}, {24, 24}, {30, 24}, {13, 16}}) {
     SCOPED_TRACE(blocks);
     MakeGpuSchedule(shape, batch, {0}, 64, {.large_blocks = blocks}, schedule);
@@ -53,7 +53,7 @@ TEST(GpuScheduleTest, DividesTilesAmongBlocksUpToALimit) {
   MakeGpuSchedule(shape, batch, {0}, 64, {.large_blocks = 24, .max_result_rows = 0}, schedule);  // nothing is divided
   CheckSchedule(schedule, splits, 24);
   EXPECT_EQ(schedule.result_rows, 8 * 16);
-  // One token more than eight splits: blocks get whole ones and, beside them, splits of one token.
+  // One token more than eight splits: blocks get whole ones and, in addition, splits of one token.
   const WorkShape small{.heads = 4, .kv_heads = 1, .head_dim = 64, .visibility = {}};
   batch.sequences.assign(66, {.span = {.start = 8192, .tokens = 1, .pages = nullptr}, .first_row = 0});
   MakeGpuSchedule(small, batch, std::vector<int32_t>(66), 64, {.small_blocks = 66}, schedule);

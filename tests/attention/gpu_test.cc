@@ -266,7 +266,7 @@ TEST_P(GpuAttentionTest, NanReachesOnlyRowsThatSeeIt) {
                                        .sliding_window = chunked ? 0 : 20,
                                        .chunk = chunked ? 20 : 0,
                                        .lengths = {80}});
-    const int last_query = chunked ? 39 : 56;  // that sees kToken
+    const int last_query = chunked ? 39 : 56;  // the last query that sees kToken
     CacheHarness clean(options, 11), dirty(options, 11);
     constexpr int kToken = 37;
     dirty.sequences()[0].v[static_cast<size_t>(kToken * dirty.KvWidth() + 64 + 5)] = std::nanf("");  // KV head 1

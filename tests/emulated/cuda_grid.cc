@@ -36,7 +36,7 @@ struct Copy {
 struct Fiber {
   int thread = 0;
   std::vector<Copy> copies;  // in flight
-  int group = 0;             // of copies that begin now
+  int group = 0;             // group of copies that begin now
   State state = State::kRunning;
   const char* operation = nullptr;  // warp operation's name
   void* operand = nullptr;
@@ -92,7 +92,7 @@ class Block {
   void* scheduler_sanitizer_ = nullptr;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_stack_bytes_ = 0;
-  std::unique_ptr<uint8_t[]> shared_memory_;  // of exactly the requested size, for asan
+  std::unique_ptr<uint8_t[]> shared_memory_;  // exactly the requested size, for asan
   uint8_t* shared_ = nullptr;
   std::vector<ByteHistory> history_;
   int block_time_ = 1;

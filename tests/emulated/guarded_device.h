@@ -84,7 +84,7 @@ class GuardedDevice final : public Device {
   }
 
   std::shared_ptr<Arena> arena_;
-  std::vector<Copy> copies_;                                    // of CopyInAsync, to do
+  std::vector<Copy> copies_;                                    // CopyInAsync calls still to do
   std::vector<std::pair<const uint8_t*, size_t>> page_locked_;  // ranges that were allocated
   int64_t async_bytes_ = 0, page_locked_bytes_ = 0;
   Graph* capture_ = nullptr;

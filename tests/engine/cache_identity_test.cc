@@ -92,7 +92,7 @@ TEST(CacheIdentity, PageBytesAreThoseOfTheNumericsVersion) {
   const std::span<const char* const> units = kernels::RunnableIsas();
   for (const GoldenPages& golden : kGolden) {
     const auto runs = [&](const char* unit) { return std::string_view(unit) == golden.isa; };
-    if (std::ranges::none_of(units, runs)) continue;  // of another CPU
+    if (std::ranges::none_of(units, runs)) continue;  // recorded for another CPU
     EXPECT_EQ(PagesDigest(golden), golden.digest) << golden.isa << ", " << golden.format << ", weights "
                                                   << golden.weight_dtype << (golden.latents ? ", MLA" : "");
   }
@@ -154,7 +154,7 @@ TEST(CacheIdentity, NamesTheUnitThatRunsForAuto) {
 TEST(CacheIdentityDeathTest, NamesTheUnitThatRunsWithoutAmxPermission) {
   const std::span<const char* const> units = kernels::RunnableIsas();
   if (std::string_view(units.front()) != "amx") GTEST_SKIP() << "no AMX on this CPU";
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has not got the permission yet
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that does not have the permission yet
   EXPECT_EXIT(PrintUnitWithoutTiles(TinyConfig(Model(), "int4")), testing::ExitedWithCode(0),
               std::string("runs ") + units[1] + "\n");
 }

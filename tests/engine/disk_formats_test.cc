@@ -86,7 +86,7 @@ class Tiers {
   models::TempFolder folder_;
   EngineConfig config_;
   std::unique_ptr<Engine> cold_, engine_;
-  int64_t hits_ = 0;  // of engines that are gone
+  int64_t hits_ = 0;  // hits of engines that are gone
 };
 
 TEST(DiskFormats, EveryFormatHasTheBitsOfAColdRun) {

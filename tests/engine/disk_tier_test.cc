@@ -10,7 +10,7 @@ namespace {
 
 class DiskTierFormats : public testing::TestWithParam<FormatCase> {};
 
-// Random prefixes, chunkings and restarts: rows behind the hit have the bits of a run without a cache.
+// Random prefixes, chunkings and restarts: rows after the hit have the bits of a run without a cache.
 TEST_P(DiskTierFormats, AHitAfterARestartHasTheBitsOfAColdRun) {
   const models::TempFolder folder;
   EngineConfig cold_config = ConfigOf(GetParam());

@@ -80,7 +80,7 @@ constexpr FormatCase kDraftCases[] = {
 INSTANTIATE_TEST_SUITE_P(Formats, DraftModelOver, testing::ValuesIn(kDraftCases), NameOf);
 
 // Greedy and sampled: drafts are sampled with the random numbers that verification takes. A token that the draft model
-// computed at a wrong position, or behind a rejected one, would be rejected.
+// computed at a wrong position, or after a rejected one, would be rejected.
 TEST(DraftModel, TheTargetItselfIsAlwaysRight) {
   EngineConfig config = TinyConfig(Model(), "int8");
   config.max_model_len = 256;
@@ -137,7 +137,7 @@ TEST(DraftModel, PausesWhereItCostsMoreThanItSaves) {
   EXPECT_GT(dear->Stats().draft_tokens, 1) << "it tries again";
 }
 
-// Behind its own limit, the draft model is silent.
+// The draft model proposes nothing past its own limit.
 TEST(DraftModel, MayBeShorterThanTheModel) {
   const TinyModel draft({.max_position = 64});
   EngineConfig config = TinyConfig(Model(), "int8");

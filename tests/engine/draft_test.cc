@@ -116,7 +116,7 @@ TEST(DraftControl, LoadDecidesHowManyMustBeAccepted) {
   DraftControl in_batch;
   EXPECT_LT(Trials(in_batch, 100, 1, MinAcceptance(16, 16)), 10) << "and not for 16";
   EXPECT_GT(Trials(in_batch, 400, 4, MinAcceptance(16, 16)), 200);
-  EXPECT_LT(MinAcceptance(1, 64), MinAcceptance(1, 1)) << "beside a prompt, a row is a smaller part of the step";
+  EXPECT_LT(MinAcceptance(1, 64), MinAcceptance(1, 1)) << "next to a prompt, a row is a smaller part of the step";
   EXPECT_LT(MinAcceptance(64, 64), 1);
 }
 

@@ -65,7 +65,7 @@ void ExpectBatchInvariance(Engine::Impl& engine, std::span<const int32_t> tokens
   std::vector<float> again(logits.begin(), logits.end());
   ASSERT_EQ(engine.Logits(tokens, 32, again, true), 0);
   ASSERT_EQ(engine.Logits(tokens, 0, again, true), 32) << "whole pages of the prefix";
-  ASSERT_EQ(std::memcmp(again.data(), logits.data(), logits.size_bytes()), 0) << "behind a cached prefix";
+  ASSERT_EQ(std::memcmp(again.data(), logits.data(), logits.size_bytes()), 0) << "after a cached prefix";
 }
 
 TEST_P(GpuEngineTest, LogitsAreBatchInvariantAndNearTheCpus) {
@@ -84,7 +84,7 @@ TEST_P(GpuEngineTest, LogitsAreBatchInvariantAndNearTheCpus) {
 #endif
   };
   for (const auto& [kv, weights, experts] : kCases) {
-    SCOPED_TRACE(std::string(kv) + " beside weights " + weights + (experts ? " of experts" : ""));
+    SCOPED_TRACE(std::string(kv) + " with weights " + weights + (experts ? " of experts" : ""));
     EngineConfig on_cpu = Config(kv, weights, experts);
     on_cpu.isa = "portable";  // operands of fp8 are not rounded to bf16
     Engine cpu(on_cpu);

@@ -44,7 +44,7 @@ class GpuOffloadTest : public testing::GpuTestBase, public ::testing::WithParamI
  protected:
   void SetUp() override { Start(GetParam()); }
 
-  // GPU memory for `prompts` prompts with a few tokens behind each, RAM for `kept` of them.
+  // GPU memory for `prompts` prompts with a few tokens after each, RAM for `kept` of them.
   static EngineConfig Config(const OffloadCase& what, int prompts, int kept) {
     EngineConfig config = TinyConfig(ModelOf(what), what.format);
     config.dtype = "bfloat16";

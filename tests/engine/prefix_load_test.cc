@@ -15,7 +15,7 @@ constexpr int64_t kStored = 96;
 
 class PrefixLoadTest : public DiskTierTest {
  protected:
-  // Memory for `prompts` prompts with a few tokens behind each.
+  // Memory for `prompts` prompts with a few tokens after each.
   EngineConfig Config(int prompts) const {
     EngineConfig config = StoredConfig(folder_.Path());
     const CachePlan plan = PlanCacheBytes(config);
@@ -124,7 +124,7 @@ TEST_F(PrefixLoadTest, PriorityOrderIsKept) {
   engine.Stop();
 }
 
-// One that comes first while nobody has memory, and whose lookup has not ended: what was found behind it waits for the
+// One that comes first while nobody has memory, and whose lookup has not ended: what was found after it waits for the
 // memory that it will take.
 TEST_F(PrefixLoadTest, AFoundPrefixWaitsForRequestsBeforeIt) {
   StoreUsers();
@@ -142,7 +142,7 @@ TEST_F(PrefixLoadTest, AFoundPrefixWaitsForRequestsBeforeIt) {
   engine.Stop();
 }
 
-// A load behind one that takes long, on a disk that reads page by page, waits for its turn.
+// A load after one that takes long waits for its turn, on a disk that reads page by page.
 TEST_F(PrefixLoadTest, ALoadBehindASlowOneIsNotStalled) {
   StoreUsers();
   disk_->hangs = false;

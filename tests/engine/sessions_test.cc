@@ -40,7 +40,7 @@ TEST(Sessions, PrefixHitsGiveTheBitsOfAColdRunForEveryFormat) {
     cold_config.enable_prefix_caching = false;
     Engine cold(cold_config);
     const CachePlan plan = PlanCacheBytes(config);
-    const int64_t pages = 2 * 256 / config.page_size;  // of the up to 600 tokens in the end
+    const int64_t pages = 2 * 256 / config.page_size;  // fewer than the up to 600 tokens take in the end
     config.kv_cache_memory_bytes = pages * (plan.page_bytes + plan.exact_page_bytes / 3);
     Engine engine(config);
     std::mt19937_64 random(77);

@@ -87,7 +87,7 @@ TEST_P(SpeculationOver, LeavesThePagesOfPlainDecoding) {
       try {
         bytes = plain.ExportPage(tokens, page, group);
       } catch (const InputError&) {
-        continue;  // behind a window
+        continue;  // already outside a window
       }
       EXPECT_EQ(speculating.engine->ExportPage(tokens, page, group), bytes) << "page " << page;
       ++pages;

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 inline constexpr size_t kVocab = 96;
 #ifdef KVANTA_SANITIZED
-inline constexpr int kDamages = 12;  // of stored pages, of up to six kinds in turn
+inline constexpr int kDamages = 12;  // damaged stored pages, of up to six kinds in turn
 #else
 inline constexpr int kDamages = 60;
 #endif

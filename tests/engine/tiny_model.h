@@ -31,7 +31,7 @@ struct TinyShape {
   int full_layers = 0;  // with a sliding window: the first layers, which have none
   int rank = 0;         // above 0: latents of this many channels, and rope_dim rotated ones
   int rope_dim = 16;
-  int experts = 0;         // above 0, beside latents: of all layers but the first; two take a row, one more takes all
+  int experts = 0;         // above 0, with latents: of all layers but the first; two take a row, one more takes all
   float key_gain = 2.0F;   // with a gain, so that attention is not nearly uniform
   std::string extra = {};  // more lines of config.json, each beginning with a comma
 };

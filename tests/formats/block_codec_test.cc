@@ -96,7 +96,7 @@ struct PowerCase {
   const char* format;
   float amax;
   uint8_t scale;
-  uint8_t code;  // of the largest value
+  uint8_t code;  // code of the largest value
 };
 
 TEST(PowerOfTwoScales, ExponentsOfTheLargestValue) {

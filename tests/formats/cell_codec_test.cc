@@ -139,7 +139,7 @@ TEST(CellCodec, DistortionIsThatOfTheFormat) {
   const auto x = Normal(static_cast<size_t>(512 * 128), 1.0F, 2);
   for (const ExpectedFormat& entry : kExpectedFormats) {
     KvScheme scheme = KvScheme::Parse(entry.name);
-    scheme.k.query = false;  // of klt3 and klt2: without a calibration
+    scheme.k.query = false;  // klt3 and klt2 without a calibration
     for (const auto& [kind, distortion] :
          {std::pair{SideKind::kK, entry.k_distortion}, {SideKind::kV, entry.v_distortion}}) {
       const auto y = DecodeCell(scheme, kind, EncodeCell(scheme, kind, x, shape), shape);

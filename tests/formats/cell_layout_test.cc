@@ -121,7 +121,7 @@ TEST(CellLayout, OffsetsAreThoseOfTheDrawing) {
   const CellShape shape{64, 32};
   const Format& int8 = Find("int8");
   EXPECT_EQ(CodeOffset(SideKind::kK, int8, shape, 0, 4), 64);  // unit 1 of token 0: next line
-  EXPECT_EQ(CodeOffset(SideKind::kK, int8, shape, 1, 0), 4);   // token 1 beside token 0
+  EXPECT_EQ(CodeOffset(SideKind::kK, int8, shape, 1, 0), 4);   // token 1 next to token 0
   EXPECT_EQ(CodeOffset(SideKind::kK, int8, shape, 17, 6), 512 + 64 + 4 + 2);
   EXPECT_EQ(CodeOffset(SideKind::kV, int8, shape, 1, 0), 1);  // the same channel of 4 tokens
   EXPECT_EQ(CodeOffset(SideKind::kV, int8, shape, 5, 3), 128 + 12 + 1);
@@ -188,7 +188,7 @@ TEST(CellLayout, ConversionsAreInverseAndFollowTheDrawing) {
       };
       transposed(sections.block_scales, Bytes(side.format->scaling.block));
       if (side.format->scaling.block_offset) transposed(sections.block_offsets, 2);
-      const auto rest = static_cast<std::ptrdiff_t>(sections.token_scales);  // of tokens and channels: unchanged
+      const auto rest = static_cast<std::ptrdiff_t>(sections.token_scales);  // tokens and channels: unchanged
       EXPECT_TRUE(std::equal(cell.begin() + rest, cell.end(), canonical.begin() + rest)) << side.text;
     }
   }

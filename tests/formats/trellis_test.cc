@@ -61,7 +61,7 @@ TEST_P(TrellisTest, LevelsAreThoseOfNormalRows) {
   }
   EXPECT_NEAR(std::sqrt(square / 256), 45, 2);  // more than a row's, since far windows are rare
   EXPECT_LE(largest, 127);
-  EXPECT_GE(largest, 100);  // of the int8 that it is stored in
+  EXPECT_GE(largest, 100);  // most of the range of the int8 that it is stored in
 }
 
 // Minimum squared distance over all circular paths, in double: Viterbi's algorithm once per u in which the ends join.

@@ -45,7 +45,7 @@ int64_t BytesOf(std::string_view type) {
 }
 
 // Tensors as a reader of files makes them: the size is that of type and shape. None is aligned, and each has memory of
-// its own, so that the sanitizers notice accesses behind its end.
+// its own, so that the sanitizers notice accesses past its end.
 class Module {
  public:
   explicit Module(std::string_view text) {

@@ -60,7 +60,7 @@ std::vector<float> SumOf(const ValueKernel& kernel, const Cell& values, const fl
   return out;
 }
 
-// Kernels of bf16 beside quantized cells, whose operands no unit rounds to bf16.
+// Kernels of bf16 cells next to quantized ones, whose operands no unit rounds to bf16.
 TEST_P(AttentionOperandsTest, ExactKernelsKeepOperandsOf16Bits) {
   constexpr float kOperand = 1 + 0x1p-12F;  // 1 in bf16
   constexpr int kToken = 7, kChannel = 5, kHeadDim = 128;

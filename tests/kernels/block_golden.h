@@ -7,7 +7,7 @@ namespace kvanta::kernels::golden {
 
 struct BlockGolden {
   const char* format;
-  const char* hex;  // of a row of blocks
+  const char* hex;  // bytes of a row of blocks
   uint64_t digest;  // FNV-1a of the values' f32 bits, zeros positive
 };
 

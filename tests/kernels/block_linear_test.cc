@@ -262,12 +262,12 @@ TEST(BlockLinear, StacksKeptAndQuantizedBlocks) {
       } else if (index < 32) {
         expected = ReadBlock(&q4_1.bytes[static_cast<size_t>(at) * 20], BlockFormat::kQ4_1);
       } else if (index < 48) {
-        BlockValues(ReadBlock(&q8_0.bytes[static_cast<size_t>(at) * 34], BlockFormat::kQ8_0), values);
+        DequantizeBlock(ReadBlock(&q8_0.bytes[static_cast<size_t>(at) * 34], BlockFormat::kQ8_0), values);
         expected = QuantizeInt4(values, kBlockWeights);
       } else {
         expected = QuantizeInt4(f32.data() + (index - 48) * 64 + block * kBlockWeights, kBlockWeights);
       }
-      BlockValues(expected, values);
+      DequantizeBlock(expected, values);
       for (int i = 0; i < kBlockWeights; ++i) ASSERT_EQ(row[block * kBlockWeights + i], values[i]) << index;
     }
   }

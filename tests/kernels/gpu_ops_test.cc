@@ -225,7 +225,7 @@ TEST_P(GpuOpsTest, GgufBlocksAreKept) {
       for (int64_t block = 0; block < in / kBlockWeights; ++block) {
         float expected[kBlockWeights];
         const uint8_t* at = bytes.data() + (row * (in / kBlockWeights) + block) * BlockBytes(format);
-        BlockValues(ReadBlock(at, format), expected);
+        DequantizeBlock(ReadBlock(at, format), expected);
         for (int i = 0; i < kBlockWeights; ++i) {
           ASSERT_NEAR(values[static_cast<size_t>(block * kBlockWeights + i)], expected[i],
                       16 * std::abs(expected[0]) * 1e-6 + 1e-6);

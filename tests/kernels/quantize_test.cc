@@ -14,7 +14,7 @@ namespace {
 
 double SquaredError(const WeightBlock& block, const float* x, int n) {
   float values[kBlockWeights];
-  BlockValues(block, values);
+  DequantizeBlock(block, values);
   double sum = 0;
   for (int i = 0; i < n; ++i) sum += (double{values[i]} - x[i]) * (double{values[i]} - x[i]);
   return sum;
@@ -27,7 +27,7 @@ TEST(Quantize, Int8IsWithinHalfAStep) {
     const int n = block % 32 + 1;
     const WeightBlock q = QuantizeInt8(values, n);
     float out[kBlockWeights];
-    BlockValues(q, out);
+    DequantizeBlock(q, out);
     for (int i = 0; i < kBlockWeights; ++i) {
       // Half a step; where fp16 rounds the scale down, the largest code is clipped: 127 of its 2^-11.
       ASSERT_NEAR(out[i], i < n ? values[i] : 0, Fp16ToFloat(q.scale) * (i < n ? 0.5 + 127 * 0x1p-11 : 0));

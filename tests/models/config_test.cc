@@ -256,7 +256,7 @@ TEST(Config, DeclaredKvCacheOfLayers) {
   EXPECT_THAT(ErrorOf(with({{"self_attn", fp8}})), HasSubstr("a module of a layer, such as model.layers.0.self_attn"));
   EXPECT_THAT(ErrorOf(with({{"model.layers.1.self_attn", fp8}, {"model.layers.1.attn", nvfp4}})),
               HasSubstr("that layer 1 has by another module"));
-  EXPECT_THAT(ErrorOf(with(json::object())), HasSubstr("the algorithm of each layer beside it"));
+  EXPECT_THAT(ErrorOf(with(json::object())), HasSubstr("next to it with the algorithm of each layer"));
   // ModelOpt writes names of algorithms where compressed-tensors has no description.
   const json named = {{"quant_method", "modelopt"}, {"kv_cache_scheme", "NVFP4"}};
   EXPECT_EQ(Parse(With(Llama(), "quantization_config", named)).declared_kv_cache, "nvfp4");

@@ -78,7 +78,7 @@ TEST(Phi3Config, LongRopeOfBothGenerations) {
   EXPECT_EQ(Parse(second).layer_specs[0].rope.original_max_position, 4096) << "the class's default comes first";
   second["original_max_position_embeddings"] = 128;
   EXPECT_EQ(Parse(second).layer_specs[0].rope, rope);
-  for (const char* name : {"su", "yarn"}) {  // of the first checkpoints
+  for (const char* name : {"su", "yarn"}) {  // names in the first checkpoints
     json old_name = Phi3();
     old_name["rope_scaling"]["type"] = name;
     EXPECT_EQ(Parse(old_name).layer_specs[0].rope, rope) << name;

@@ -320,7 +320,7 @@ TEST_F(CheckpointScales, OfTheLayersThatDeclareThem) {
   ModelConfig config = Config();
   config.declared_kv_cache_layers = {"k=fp8_e4m3,v=nvfp4", ""};
   const auto tensors = Make({{"model.layers.0.self_attn.k_proj.k_scale", {3}},
-                             {"model.layers.0.self_attn.v_proj.v_scale", {5}}});  // of NVFP4: another convention
+                             {"model.layers.0.self_attn.v_proj.v_scale", {5}}});  // NVFP4: another convention
   KvScales scales = ScalesOf(tensors, config);
   EXPECT_EQ(scales.source, ScaleSource::kCheckpoint);
   EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(3, 3));

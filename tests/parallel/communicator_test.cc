@@ -92,7 +92,7 @@ TEST_P(Ranks, GatherColumnsOfAnySize) {
   Run(3, [](Communicator& ranks) {
     // Parts of different sizes, empty ones, and rows that cross messages.
     for (const auto& [rows, count] : std::vector<std::pair<int64_t, int64_t>>{{1, 8}, {1, 2}, {5, 7}, {33, 5003}}) {
-      const Partition columns = ranks.Divide(count);
+      const Partition columns = ranks.PartitionOf(count);
       const std::vector<float> own = OwnColumns(ranks, rows, columns);
       std::vector<float> all(static_cast<size_t>(rows * count));
       ranks.AllGatherColumns(own.data(), rows, columns, all.data());
@@ -127,7 +127,7 @@ TEST_P(Ranks, ALostRankIsNamed) {
     if (ranks.Rank() == 1) return ReportRankLoss(folder_, 1, {.rank = 1, .reason = "out of memory"});
     const std::vector<float> own(4);
     std::vector<float> all(8);
-    ranks.AllGatherColumns(own.data(), 1, ranks.Divide(8), all.data());
+    ranks.AllGatherColumns(own.data(), 1, ranks.PartitionOf(8), all.data());
     const std::string lost = "rank 1 of 2 is lost, and the engine ends: out of memory";
     EXPECT_THAT([&] { ranks.Check(); }, ThrowsMessage<RankLostError>(lost));
     std::vector<uint8_t> message;
@@ -141,7 +141,7 @@ TEST_P(Ranks, ARankThatLostAnotherNamesIt) {
     if (ranks.Rank() == 1) return ReportRankLoss(folder_, 1, {.rank = 5, .reason = "line 1\nline 2"});
     const std::vector<float> own(4);
     std::vector<float> all(8);
-    ranks.AllGatherColumns(own.data(), 1, ranks.Divide(8), all.data());
+    ranks.AllGatherColumns(own.data(), 1, ranks.PartitionOf(8), all.data());
     EXPECT_THAT([&] { ranks.Check(); },
                 Throws<RankLostError>(
                     AllOf(Property(&RankLostError::Rank, 5), Property(&RankLostError::Reason, "line 1\nline 2"))));
@@ -162,7 +162,7 @@ TEST_P(Ranks, OneThatDoesNotAnswerInTimeIsLost) {
       }
       const std::vector<float> own(4);
       std::vector<float> all(8);
-      ranks->AllGatherColumns(own.data(), 1, ranks->Divide(8), all.data());
+      ranks->AllGatherColumns(own.data(), 1, ranks->PartitionOf(8), all.data());
       EXPECT_THAT([&] { ranks->Check(); },
                   Throws<RankLostError>(Property(&RankLostError::Reason,
                                                  "it did not answer within 1 seconds (distributed_timeout_seconds)")));

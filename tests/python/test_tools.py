@@ -176,6 +176,7 @@ def names(tmp_path: Path) -> Path:
     lines = ["[cache]", "PageStore PagePool public", "page_store.h page_pool.h", "told grammar_tokens", "most* max"]
     lines += ["Monitor::Offer Monitor::Enqueue", "~line queue  # also a cache line"]
     write(tmp_path, "tools/renamed_names.txt", "\n".join(lines))
+    write(tmp_path, "tools/prose_crutches.txt", "# list\nleft behind\nbehind -> after\nthat (is|are) none -> not one\n")
     write(tmp_path, "src/cache/page_pool.h", "// Pages of one size. Of PageStore, nothing is left.\nint line = 0;\n")
     write(tmp_path, "python/kvanta/plan.py", '"""Plans."""\n\ntold = most = 1  # how much\n')
     write(tmp_path, "docs/adr/0022-names.md", "before\n<!-- names -->\n<!-- /names -->\nafter\n")
@@ -206,6 +207,11 @@ def test_names_accept_a_clean_tree_and_write_the_table(names: Path) -> None:
         ("src/cache/a.cc", "//\n// What it is.\n", ':2: comment begins with "What"'),
         ("python/kvanta/a.py", 'def f() -> None:\n    """Those that wait."""\n', ':2: comment begins with "Those"'),
         ("python/kvanta/a.py", "x = 1  # Where it is\n", ':1: comment begins with "Where"'),
+        ("src/cache/a.cc", "// Rows\n// behind it.\n", ':1: "behind": write after:'),
+        ("src/cache/a.cc", 'Fail("a page\\n Behind it");\n', ':1: "Behind": write after:'),
+        ("src/cache/a.cc", 'auto text = R"(a\nURL that is none)";\n', ':2: "that is none": write not one:'),
+        ("src/README.md", "# A\n\n```\nbehind\n```\nand behind it\n", ':6: "behind": write after:'),
+        ("python/bindings/a.cc", "// Left behind. Behind it.\n", ':1: "Behind": write after:'),
         ("docs/adr/0022-names.md", "<!-- names -->\n<!-- /names -->\n", "run tools/check_names.py --write"),
     ],
 )
@@ -226,6 +232,7 @@ def test_names_find(names: Path, path: str, text: str, message: str) -> None:
         "int almost = 0, kMostly = 1, Told = 2;\n",
         "TEST_F(PoolTest, PageStore) {}\nTEST(PageStore, Offer) {}\n",
         "const int n = 1'000'000;  // Offered rows\n",
+        "const auto behind = 1;  // left behind, and the flag --behindhand\n",
     ],
 )
 def test_names_leave_strings_continued_comments_and_other_words(names: Path, text: str) -> None:

@@ -33,7 +33,7 @@ SamplingParams Greedy() {
   return params;
 }
 
-// A token behind draft tokens is the one behind the same tokens as output.
+// The token after draft tokens equals the one after the same tokens as output.
 TEST(Sampler, DraftsCountAsOutput) {
   std::mt19937_64 random(31);
   Sampler sampler;
@@ -69,7 +69,7 @@ TEST(RowSampler, SamplesADraftUpToItsFirstWrongToken) {
   RowSampler sampler(threads);
   const SamplerState state(Greedy(), 1, std::vector<int32_t>{1}, {});
   const std::vector<int32_t> draft = {3, 4, 9};
-  const std::vector<int32_t> best = {3, 4, 5, 6};  // of the rows behind 0, 1, 2 and 3 draft tokens
+  const std::vector<int32_t> best = {3, 4, 5, 6};  // of the rows after 0, 1, 2 and 3 draft tokens
   std::vector<std::vector<float>> logits(8, std::vector<float>(10, 0.0F));
   std::vector<SampleRow> rows;
   for (size_t i = 0; i < 8; ++i) {  // two sequences

@@ -7,7 +7,7 @@
 namespace kvanta::scheduler {
 namespace {
 
-// A waiting sequence whose pages are being loaded: the memory of all its tokens is kept from those behind it.
+// A waiting sequence whose pages are being loaded: the memory of all its tokens is kept from those after it.
 TEST(Scheduler, APreparedSequenceHasItsMemory) {
   World world(Config(4, 64), 6 * 1024, false, 0);
   auto running = world.Make(kPage, 1), loading = world.Make(3 * kPage, 2), small = world.Make(kPage, 3);

@@ -69,7 +69,7 @@ struct TimedWorld : World {
   }
 
   double now = 100, spent = 0;
-  std::vector<std::pair<Sequence*, int>> tokens;  // of the last step
+  std::vector<std::pair<Sequence*, int>> tokens;  // tokens of the last step
 };
 
 TEST(StepTime, StreamsDoNotWaitForPrompts) {

@@ -11,7 +11,7 @@
 #include "models/temp_folder.h"
 
 namespace {
-thread_local int close_error = 0;  // of this thread's next close
+thread_local int close_error = 0;  // error of this thread's next close
 }
 
 // In place of the C library's.

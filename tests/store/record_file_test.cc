@@ -62,7 +62,7 @@ class Written : public testing::Test {
   Written() {
     std::mt19937 random(3);
     for (uint8_t& byte : payload_) byte = static_cast<uint8_t>(random());
-    file_ = RecordHeader(identity_, id_, tokens_, payload_);
+    file_ = EncodeRecordHeader(identity_, id_, tokens_, payload_);
     file_.insert(file_.end(), payload_.begin(), payload_.end());
   }
 

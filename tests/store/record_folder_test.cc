@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kDayNs = int64_t{86400} * 1'000'000'000;
-constexpr int64_t kFileBytes = 4096;  // that a small record takes
+constexpr int64_t kFileBytes = 4096;  // bytes that a small record takes
 
 class RecordFolderTest : public testing::Test {
  protected:
@@ -32,11 +32,11 @@ class RecordFolderTest : public testing::Test {
     const std::string name = FileName(Id(number));
     return folder_.Path() + "/" + Hex(IdentityKey("{}")).substr(0, 32) + "/" + name.substr(0, 2) + "/" + name;
   }
-  // Page `index` of a prefix, behind the page of the number before.
+  // Page `index` of a prefix, after the page of the number before.
   std::string TryWrite(RecordFolder& folder, int number, int64_t index = 0) const {
     const std::vector<uint8_t> payload(100);
     const std::vector<uint8_t> header =
-        RecordHeader(IdentityKey("{}"), Id(number), std::vector<int32_t>{number}, payload);
+        EncodeRecordHeader(IdentityKey("{}"), Id(number), std::vector<int32_t>{number}, payload);
     const auto content = std::make_shared<const RecordContent>(RecordContent{
         .parent = index > 0 ? Id(number - 1).key : PageKey{}, .tokens = {number}, .payload = OwnBytes(payload)});
     const RecordToWrite record{.use = {.id = Id(number), .index = index}, .header = header, .content = content};
@@ -103,7 +103,7 @@ TEST_F(RecordFolderTest, TimesInThePastGoFirstAndAreReadUntilThen) {
   for (int i = 100; i < 109; ++i) Write(folder, i);
   EXPECT_EQ(Read(folder, 7), ReadResult::Outcome::kMissing);
   EXPECT_EQ(Read(folder, 6), ReadResult::Outcome::kRead);
-  EXPECT_TRUE(folder.IsStale(Id(6)) || ModifiedNs(PathOf(6)) > WallClockNs() - kDayNs);
+  EXPECT_TRUE(folder.NeedsTouch(Id(6)) || ModifiedNs(PathOf(6)) > WallClockNs() - kDayNs);
 }
 
 TEST_F(RecordFolderTest, TemporaryFilesOfAnyOtherTimeAreRemoved) {
@@ -142,7 +142,7 @@ TEST_F(RecordFolderTest, PinnedFilesStayWithinHalfOfTheLimit) {
   EXPECT_LE(ModifiedNs(PathOf(4)), WallClockNs() + kDayNs);
 }
 
-// Pages of one prefix are written and used one after the other, but those behind a page are of no use without it.
+// Pages of one prefix are written and used one after the other, but those after a page are useless without it.
 TEST_F(RecordFolderTest, NoPageIsEvictedBeforeThoseBehindIt) {
   RecordFolder folder = Open(16 * kFileBytes);
   const auto expect_order = [&] {
@@ -150,7 +150,7 @@ TEST_F(RecordFolderTest, NoPageIsEvictedBeforeThoseBehindIt) {
   };
   for (int page = 0; page < 8; ++page) {
     Write(folder, page, page);
-    ::usleep(3000);  // of computing
+    ::usleep(3000);  // stands for computing
   }
   expect_order();
   for (int page = 0; page < 8; ++page) ASSERT_EQ(SetModified(PathOf(page), WallClockNs() - kDayNs), 0);
@@ -179,7 +179,7 @@ TEST_F(RecordFolderTest, NothingIsWrittenBeyondTheLimitWhereOthersCannotGo) {
   folder.Open();
   for (const int number : {1, 2}) {
     EXPECT_EQ(TryWrite(folder, number),
-              "4096 bytes have no place beside 16384 that cannot be removed, of a limit of 16384");
+              "4096 bytes do not fit in addition to 16384 that cannot be removed, with a limit of 16384");
   }
   EXPECT_LE(Stats(folder).bytes, 4 * kFileBytes);
 }
@@ -192,15 +192,15 @@ TEST_F(RecordFolderTest, FilesOfOtherProcessesAreKnownOnceSeen) {
   for (const int file : {1, 2}) Write(other, file);
   const int64_t hour_ago = WallClockNs() - kDayNs / 24;
   ASSERT_EQ(SetModified(PathOf(1), hour_ago), 0);
-  EXPECT_FALSE(folder.Knows(Id(1)));
+  EXPECT_FALSE(folder.IsKnown(Id(1)));
   EXPECT_EQ(Read(folder, 1), ReadResult::Outcome::kRead);
-  EXPECT_TRUE(folder.Knows(Id(1)));
-  EXPECT_TRUE(folder.IsStale(Id(1)));
+  EXPECT_TRUE(folder.IsKnown(Id(1)));
+  EXPECT_TRUE(folder.NeedsTouch(Id(1)));
   const RecordUse used{.id = Id(1)};
   folder.Touch({&used, 1});
   EXPECT_GT(ModifiedNs(PathOf(1)), hour_ago + kDayNs / 48);
   Write(folder, 2);
-  EXPECT_TRUE(folder.Knows(Id(2)));
+  EXPECT_TRUE(folder.IsKnown(Id(2)));
   EXPECT_EQ(Stats(folder).files, 2);
   EXPECT_EQ(Stats(folder).bytes, 2 * kFileBytes);
 }
@@ -292,7 +292,7 @@ TEST_F(RecordFolderTest, ManyFilesAreCountedInSecondsAndBoundedMemory) {
   (void)before;
 #endif
   const double steps = Now();
-  for (int i = 0; i < 1000; ++i) folder.Knows(Id(i));
+  for (int i = 0; i < 1000; ++i) folder.IsKnown(Id(i));
   EXPECT_LT(Now() - steps, 0.5) << "a step's question";
 }
 

@@ -74,7 +74,7 @@ class Memory {
   std::vector<int64_t> Pages(int prefix) const {
     std::vector<int64_t> pages;
     for (int64_t page = 0; page < 16; ++page) {
-      if (records_.Knows(Use(prefix, page).id)) pages.push_back(page);
+      if (records_.IsKnown(Use(prefix, page).id)) pages.push_back(page);
     }
     return pages;
   }
@@ -117,7 +117,7 @@ TEST(RecordMemoryTest, KeepsWhatIsWritten) {
   EXPECT_EQ(memory.Stats().bytes, 3 * kPageBytes);
   EXPECT_EQ(memory.Stats().limit_bytes, 8 * kPageBytes);
   (*memory).Invalidate(first.id);
-  EXPECT_FALSE((*memory).Knows(first.id));
+  EXPECT_FALSE((*memory).IsKnown(first.id));
   (*memory).Remove({&exact.id, 1});
   EXPECT_EQ(memory.Stats().bytes, 0);
   EXPECT_EQ(memory.Stats().evictions, 0);
@@ -147,7 +147,7 @@ TEST(RecordMemoryTest, WhatALookupFindsIsUsed) {
   EXPECT_EQ(memory.Pages(2), std::vector<int64_t>());
 }
 
-// First pages are written first. Without them, those behind them are of no use.
+// First pages are written first. Without them, those after them are useless.
 TEST(RecordMemoryTest, NoPageGoesBeforeThoseBehindIt) {
   Memory memory(8);
   memory.PutPrefix(1, 4);
@@ -168,11 +168,11 @@ TEST(RecordMemoryTest, ASharedPageStaysUntilItsLastContinuationGoes) {
   Memory memory(4);
   memory.PutPrefix(1, 3);
   const RecordUse branch = {.id = {KeyOf(2, 2), 0, PageKind::kQuantized}, .index = 2};
-  memory.Put(1, branch);  // behind page 1 of prefix 1
+  memory.Put(1, branch);  // after page 1 of prefix 1
   memory.Put(3, Use(3, 0));
   EXPECT_EQ(memory.Pages(1), (std::vector<int64_t>{0, 1}));
   memory.Put(4, Use(4, 0));
-  EXPECT_FALSE((*memory).Knows(branch.id));
+  EXPECT_FALSE((*memory).IsKnown(branch.id));
   EXPECT_EQ(memory.Pages(1), (std::vector<int64_t>{0, 1}));
   memory.Put(5, Use(5, 0));
   EXPECT_EQ(memory.Pages(1), std::vector<int64_t>{0});
@@ -191,11 +191,11 @@ TEST(RecordMemoryTest, RecordsThatFewHitsReadGoByTheirUse) {
   memory.Touch(Use(1, 1, 1));
   for (int64_t page = 0; page < 3; ++page) memory.Touch(Use(1, page));
   memory.PutPrefix(2, 6);
-  EXPECT_FALSE((*memory).Knows(Use(1, 0, 1).id));
-  EXPECT_FALSE((*memory).Knows(Use(1, 2, 1).id));
-  EXPECT_FALSE((*memory).Knows(Use(1, 1, 0, PageKind::kExact).id));
-  EXPECT_TRUE((*memory).Knows(Use(1, 1, 1).id)) << "used since";
-  EXPECT_TRUE((*memory).Knows(Use(1, 0, 0, PageKind::kExact).id));
+  EXPECT_FALSE((*memory).IsKnown(Use(1, 0, 1).id));
+  EXPECT_FALSE((*memory).IsKnown(Use(1, 2, 1).id));
+  EXPECT_FALSE((*memory).IsKnown(Use(1, 1, 0, PageKind::kExact).id));
+  EXPECT_TRUE((*memory).IsKnown(Use(1, 1, 1).id)) << "used since";
+  EXPECT_TRUE((*memory).IsKnown(Use(1, 0, 0, PageKind::kExact).id));
   EXPECT_EQ(memory.Pages(1), (std::vector<int64_t>{0, 1, 2}));
 }
 
@@ -249,11 +249,11 @@ TEST(RecordMemoryTest, PinnedRecordsGoBeforeNewOnesAreRefused) {
 TEST(RecordMemoryTest, PayloadsFromElsewhereAreNotKept) {
   Memory memory(2);
   memory.Write(1, Use(1, 0), OwnBytes(std::vector<uint8_t>(kPageBytes)));
-  EXPECT_FALSE((*memory).Knows(Use(1, 0).id));
+  EXPECT_FALSE((*memory).IsKnown(Use(1, 0).id));
   EXPECT_EQ(memory.Stats().dropped_records, 1);
 }
 
-// A page that was removed and comes again finds those behind it.
+// A page that was removed and comes again finds those after it.
 TEST(RecordMemoryTest, ARemovedPageMayComeAgain) {
   Memory memory(4);
   memory.PutPrefix(1, 3);
@@ -292,7 +292,7 @@ TEST(RecordMemoryTest, RandomOperations) {
         memory.Pin(use, WallClockNs() + static_cast<int64_t>(random() % 3) * kSecondNs / 1000);
         break;
       case 3:
-        if ((*memory).Knows(use.id)) {
+        if ((*memory).IsKnown(use.id)) {
           ASSERT_TRUE(IsWhole(memory.Read(use), use));
         }
         break;

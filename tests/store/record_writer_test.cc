@@ -27,8 +27,8 @@ class HangingPlace final : public RecordBackend {
   std::string Name() const override { return "place"; }
   std::string NameOf(const RecordId& /*id*/) const override { return "record"; }
   int64_t BatchBytes() const noexcept override { return 1000; }
-  bool Knows(const RecordId& /*id*/) const override { return false; }
-  bool IsStale(const RecordId& /*id*/) const override { return true; }
+  bool IsKnown(const RecordId& /*id*/) const override { return false; }
+  bool NeedsTouch(const RecordId& /*id*/) const override { return true; }
   void Invalidate(const RecordId& /*id*/) override {}
   void Describe(CacheTierStats& /*stats*/) const override {}
   void Open() override {
@@ -61,7 +61,7 @@ TEST(RecordWriterTest, JobsOfAHangingPlaceAreBounded) {
     place->writer.Pin({.id = Id(i)}, 1);
     place->writer.Drop(Id(i));
   }
-  EXPECT_TRUE(place->writer.Wants(Id(0), 100)) << "bounded by bytes";
+  EXPECT_TRUE(place->writer.ShouldWrite(Id(0), 100)) << "bounded by bytes";
   place->writer.Write({.id = Id(0)}, Content());
   place->backend.hangs = false;
   place->writer.Flush();

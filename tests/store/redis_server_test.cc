@@ -36,7 +36,7 @@ class RedisServerTest : public testing::Test {
   std::string Write(RecordBackend& server, const std::vector<RecordId>& ids) const {
     std::vector<std::vector<uint8_t>> headers;
     std::vector<RecordToWrite> records;
-    for (const RecordId& id : ids) headers.push_back(RecordHeader(identity_, id, tokens_, payload_));
+    for (const RecordId& id : ids) headers.push_back(EncodeRecordHeader(identity_, id, tokens_, payload_));
     const auto content =
         std::make_shared<const RecordContent>(RecordContent{.tokens = tokens_, .payload = OwnBytes(payload_)});
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -68,9 +68,9 @@ class RedisServerTest : public testing::Test {
 TEST_F(RedisServerTest, KeepsRecordsForOtherMachines) {
   const std::vector<RecordId> ids = Ids(40);
   const auto first = Make();
-  EXPECT_FALSE(first->Knows(ids[0]));
+  EXPECT_FALSE(first->IsKnown(ids[0]));
   EXPECT_EQ(Write(*first, ids), "");
-  EXPECT_TRUE(first->Knows(ids[39]));
+  EXPECT_TRUE(first->IsKnown(ids[39]));
   EXPECT_EQ(fake_.Values().size(), 40u);
   EXPECT_EQ(fake_.Values().begin()->first.find("kvanta:" + IdentityName(identity_) + ":"), 0u);
   const auto second = Make();
@@ -102,11 +102,11 @@ TEST_F(RedisServerTest, TimesToLiveAreSetAndRenewed) {
   const std::vector<RecordUse> uses = {{.id = ids[0]}};
   server->Touch(uses);
   EXPECT_EQ(fake_.Commands().back()[0] + fake_.Commands().back()[2], "EXPIRE90");
-  EXPECT_TRUE(server->Knows(ids[0]));
-  EXPECT_FALSE(server->IsStale(ids[0])) << "used a moment ago";
+  EXPECT_TRUE(server->IsKnown(ids[0]));
+  EXPECT_FALSE(server->NeedsTouch(ids[0])) << "used a moment ago";
   fake_.SetValues({});
   server->Touch(uses);
-  EXPECT_FALSE(server->Knows(ids[0])) << "evicted: to be written again";
+  EXPECT_FALSE(server->IsKnown(ids[0])) << "evicted: to be written again";
 }
 
 TEST_F(RedisServerTest, PinnedRecordsExpireNoEarlierThanTheirPins) {
@@ -125,10 +125,10 @@ TEST_F(RedisServerTest, PinnedRecordsExpireNoEarlierThanTheirPins) {
   pin(*server, 600);
   EXPECT_EQ(fake_.Commands().back()[0] + fake_.Commands().back()[2], "EXPIRE600");
   EXPECT_EQ(server->Read(ids)[0].outcome, Outcome::kRead);
-  EXPECT_FALSE(server->IsStale(ids[0])) << "a use would shorten the pin";
+  EXPECT_FALSE(server->NeedsTouch(ids[0])) << "a use would shorten the pin";
   const auto other = Make(90);
   other->Read(ids);
-  EXPECT_TRUE(other->IsStale(ids[0]));
+  EXPECT_TRUE(other->NeedsTouch(ids[0]));
   pin(*other, 80);
   EXPECT_EQ(fake_.Commands().back()[0] + fake_.Commands().back()[2], "EXPIRE90");
   const auto lasting = Make();
@@ -189,7 +189,7 @@ TEST_F(RedisServerTest, ErrorsOfWritesAreTold) {
   Answer("SET", "-OOM command not allowed when used memory > 'maxmemory'.\r\n");
   const auto server = Make();
   EXPECT_NE(Write(*server, Ids(2)).find("OOM command not allowed"), std::string::npos);
-  EXPECT_FALSE(server->Knows(Ids(1)[0]));
+  EXPECT_FALSE(server->IsKnown(Ids(1)[0]));
 }
 
 // A stall costs its time once; until the pause is over, nothing waits.
@@ -203,7 +203,7 @@ TEST_F(RedisServerTest, ErrorsOfClustersAndOfRightsAreTold) {
     Answer("SET", reply);
     const auto server = Make();
     EXPECT_EQ(Write(*server, Ids(2)), shown);
-    EXPECT_FALSE(server->Knows(Ids(1)[0]));
+    EXPECT_FALSE(server->IsKnown(Ids(1)[0]));
     Answer("STRLEN", reply);
     std::vector<uint8_t> found(1, 0);
     EXPECT_NE(server->Find(Ids(1), found).find(shown), std::string::npos);
@@ -262,7 +262,7 @@ TEST_F(RedisServerTest, RefusedConnectionsAreTriedAgainLater) {
   EXPECT_EQ(server->Read(ids)[0].outcome, Outcome::kFailed) << "a pause of a second";
   clock_.Advance(1.05);
   EXPECT_EQ(server->Read(ids)[0].outcome, Outcome::kMissing);
-  EXPECT_FALSE(server->Knows(ids[0])) << "the new server has nothing";
+  EXPECT_FALSE(server->IsKnown(ids[0])) << "the new server has nothing";
   EXPECT_EQ(Write(*server, ids), "");
   EXPECT_EQ(server->Read(ids)[0].outcome, Outcome::kRead);
 }

@@ -213,7 +213,7 @@ struct CompilerVec16 {
         [](U4 pair) __attribute__((always_inline)) { return (F4)(kPhase == 0 ? pair << 16 : pair & 0xffff0000U); },
         LoadVectors<U4, 4>(block));
   }
-  static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
+  static KVANTA_INLINE F BroadcastBf16(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
 
   // Register tile of matrix kernels: at most kTileSums sums, kRowTile rows, kColumnTile columns of 16 lanes. 3 sums

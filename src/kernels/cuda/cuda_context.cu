@@ -326,7 +326,7 @@ class CudaRuntimeContext final : public CudaContext {
 }  // namespace
 
 bool cuda::OverlapsLaunches() noexcept {
-  static const bool overlaps = ProbeCuda().capability >= 90;  // of the GPU that is used
+  static const bool overlaps = ProbeCuda().capability >= 90;  // capability of the GPU that is used
   return overlaps;
 }
 

@@ -11,7 +11,7 @@ struct CudaProbe {
   int devices = 0;
   int best = -1;           // device of the highest compute capability
   int capability = 0;      // times 10
-  char name[256] = "";     // of device `best`
+  char name[256] = "";     // name of device `best`
   int driver_version = 0;  // 13000 for 13.0; 0 without a driver
   int runtime_version = 0;
 };

@@ -44,8 +44,8 @@ struct UnpackedBlock {
 
 struct BlockFormatInfo {
   std::string_view name;  // "Q4_K"
-  int weights = 0;        // of a block
-  int bytes = 0;          // of a block
+  int weights = 0;        // per block
+  int bytes = 0;          // per block
   void (*unpack)(const uint8_t* bytes, UnpackedBlock& block) noexcept = nullptr;
 };
 

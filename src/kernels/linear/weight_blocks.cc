@@ -74,7 +74,7 @@ WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
   return block;
 }
 
-void BlockValues(const WeightBlock& block, float* out) noexcept {
+void DequantizeBlock(const WeightBlock& block, float* out) noexcept {
   const float scale = Fp16ToFloat(block.scale), offset = Fp16ToFloat(block.offset);
   for (int i = 0; i < kBlockWeights; ++i) out[i] = scale * static_cast<float>(block.codes[i]) + offset;
 }

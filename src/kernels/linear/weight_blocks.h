@@ -20,7 +20,7 @@ struct WeightBlock {
 // bytes: BlockBytes(format) of Q8_0, Q4_0 or Q4_1.
 WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept;
 // out: f32 [32].
-void BlockValues(const WeightBlock& block, float* out) noexcept;
+void DequantizeBlock(const WeightBlock& block, float* out) noexcept;
 
 // Quantizes n <= 32 finite values; the rest of the block counts as zeros. Int8: scale max|x| / 127, no offset, codes
 // rounded to the nearest. Int4: codes 0 to 15 with an offset, the least squared error among several ranges. A scale or

@@ -13,7 +13,7 @@ namespace kvanta::kernels {
 // Row-major [out][in], elements or blocks (then `in` is a multiple of their size).
 struct WeightView {
   const void* data = nullptr;
-  DType dtype = DType::kF32;  // of the elements
+  DType dtype = DType::kF32;  // type of the elements
   int64_t out = 0;
   int64_t in = 0;
   BlockFormat blocks = BlockFormat::kNone;

@@ -11,7 +11,7 @@
 namespace kvanta::kernels {
 
 struct GatedDeltaNetShape {
-  int k_heads = 0;  // of queries and keys
+  int k_heads = 0;  // heads of queries and keys
   int v_heads = 0;  // a multiple of k_heads
   // Heads of values that share a head of queries and keys are k_heads apart (llama.cpp's order); else they are
   // adjacent.
@@ -37,7 +37,7 @@ inline constexpr int kMaxDeltaHeadDim = 256;  // k_dim and v_dim; multiples of 8
 
 // Adjacent channels of the convolution's input in a projected row.
 struct ChannelRun {
-  int64_t channel = 0;    // of the convolution
+  int64_t channel = 0;    // channel of the convolution
   int64_t projected = 0;  // in the projected row
   int64_t count = 0;
 };
@@ -71,7 +71,7 @@ struct GatedDeltaNetOp {
   const float* dt_bias = nullptr;  // [v_heads]
   const float* decay = nullptr;    // [v_heads]: -exp(A_log)
   const float* norm = nullptr;     // [v_dim]
-  float eps = 0;                   // of the norm
+  float eps = 0;                   // epsilon of the norm
   cache::StateStep states;
   // Scratch: [rows][ConvWidth()] and [rows][2 v_heads].
   float* mixed = nullptr;

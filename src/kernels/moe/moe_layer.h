@@ -33,13 +33,13 @@ struct MoeConfig {
   bool norm_topk_prob = false;       // weights are divided by the chosen scores' sum
   float routed_scaling_factor = 1;
   bool apply_router_weight_on_input = false;  // an expert's input is multiplied by the weight, not its output (Llama 4)
-  bool bias = false;                          // of the router and of the experts (GPT-OSS)
+  bool bias = false;                          // router and experts have a bias (GPT-OSS)
   bool has_expert_scales = false;             // factors of the experts' weights, after the choice (Gemma 4)
 
   bool operator==(const MoeConfig&) const = default;
 };
 
-// Vectors of a router beside its matrix: [num_experts] each, or empty (MoeConfig says which).
+// Vectors of a router in addition to its matrix: [num_experts] each, or empty (MoeConfig says which).
 struct RouterVectors {
   std::span<const float> e_score_correction_bias = {};
   std::span<const float> per_expert_scale = {};
@@ -74,7 +74,7 @@ struct ExpertDivision {
   // are summed: for expert parallelism.
   bool by_experts = false;
 
-  bool Divided() const noexcept { return ranks != nullptr && !ranks->Alone(); }
+  bool Divided() const noexcept { return ranks != nullptr && !ranks->IsSingleRank(); }
 };
 
 class ExpertLayer {

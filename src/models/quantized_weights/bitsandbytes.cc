@@ -23,7 +23,7 @@ constexpr const char* kNestedMap = "weight.nested_quant_map";
 struct Nf4Parts {
   const uint8_t* codes = nullptr;  // [out * in / 2]
   int64_t block = 0;
-  std::vector<float> absmax = {};  // of blocks
+  std::vector<float> absmax = {};  // one per block
   std::array<float, 16> values{};
 };
 

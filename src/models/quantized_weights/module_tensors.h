@@ -30,7 +30,7 @@ class ModuleTensors {
   // Scales of activations, which are not quantized: read, and not used.
   void IgnoreActivations();
 
-  std::string Name(std::string_view part) const;  // of the tensor
+  std::string Name(std::string_view part) const;  // name of the tensor
   // Throws InputError "FOLDER: tensor 'NAME' PROBLEM".
   [[noreturn]] void Fail(std::string_view part, const std::string& problem) const;
   ThreadPool& Threads() const { return threads_; }

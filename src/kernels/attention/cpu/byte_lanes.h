@@ -216,7 +216,7 @@ struct PackedLanes : Base {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
   // -1 where x is negative, else 1.
-  static KVANTA_INLINE void Signs(Vec16::F x, int /*bits*/, uint8_t* out) {
+  static KVANTA_INLINE void StoreFlips(Vec16::F x, int /*bits*/, uint8_t* out) {
     const Vec16::I sign = Each(
         [](F4 y) __attribute__((always_inline)) { return ((I4)y >> 31) | 1; }, x);
     const C16 bytes = kernels::PackSigned(PackShorts(sign.v[0], sign.v[1]), PackShorts(sign.v[2], sign.v[3]));

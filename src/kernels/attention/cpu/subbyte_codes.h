@@ -17,7 +17,7 @@ namespace {
 
 // Bytes that fields decode to: level + offset, from 0 to `max_byte`, or the level.
 struct SubbyteLevels {
-  alignas(64) uint8_t byte[64];   // of the first 16 fields, repeated four times
+  alignas(64) uint8_t byte[64];   // bytes of the first 16 fields, repeated four times
   alignas(64) uint8_t level[64];  // in two's complement
   int offset;
   int max_byte;

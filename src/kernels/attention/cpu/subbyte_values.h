@@ -41,7 +41,7 @@ struct SlotScales {
   alignas(64) float share[kMaxBlocks][kMaxPageTokens];   // scale of a slot / largest scale of the block, without signs
   alignas(64) float offset[kMaxBlocks][kMaxPageTokens];  // value of the middle code
   alignas(64) float max_share[kMaxPageTokens];           // maximum share of a slot over all blocks
-  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens + 64];    // [blocks][page_tokens], by Bytes16::Signs()
+  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens + 64];    // [blocks][page_tokens], by Bytes16::StoreFlips()
   alignas(64) uint8_t code_offsets[kMaxBlocks * kMaxPageTokens];  // subtracted from codes, where kept (AMX)
   float largest[kMaxBlocks];
   int blocks;
@@ -76,7 +76,7 @@ KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int midpoi
             Vec16::Store(slots.offset[b] + t, Vec16::Fma(scale, Vec16::Set1(static_cast<float>(midpoint)), offset));
           }
           if constexpr (kScaleSigns) {
-            Bytes16::Signs(scale, 2 * midpoint - 1, slots.signs + slot);
+            Bytes16::StoreFlips(scale, 2 * midpoint - 1, slots.signs + slot);
             CodeOffsets::Offsets(scale, midpoint, slots.code_offsets + slot);
             scale = Vec16::Abs(scale);
           }
@@ -148,7 +148,7 @@ KVANTA_INLINE void LoadFourBlocks(const CellView& cell, int first, int midpoint,
       if constexpr (kScaleSigns) CodeOffsets::Offsets(scale, midpoint, slots.code_offsets + slot);
     }
     if constexpr (kScaleSigns) {
-      B::SignsOfFour(scales[b], 2 * midpoint - 1, slots.signs + block_slot);
+      B::StoreFlips64(scales[b], 2 * midpoint - 1, slots.signs + block_slot);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) scales[b][i] = Vec16::Abs(scales[b][i]);
     }

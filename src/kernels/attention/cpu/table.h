@@ -104,7 +104,7 @@ struct KeyPass {
   float* scores = nullptr;           // [rows][kMaxPageTokens]
   uint8_t* workspace = nullptr;      // kWorkspaceBytes, 64-byte aligned; may be shared with the value kernel
   WorkspaceUse workspace_use = WorkspaceUse::kNone;
-  const formats::BitAllocation* allocation = nullptr;  // of element types with IsAllocated()
+  const formats::BitAllocation* allocation = nullptr;  // only for element types with IsAllocated()
   Prefetch prefetch = {};
 };
 

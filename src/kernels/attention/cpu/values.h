@@ -80,8 +80,8 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
       return;
     }
   }
-  alignas(64) float w[kPassRows][kMaxPageTokens];  // of scaled operands
-  alignas(64) float scale[kMaxPageTokens];         // of the block, shared by all rows
+  alignas(64) float w[kPassRows][kMaxPageTokens];  // scaled operands
+  alignas(64) float scale[kMaxPageTokens];         // scales of the block, shared by all rows
   for (int b = 0; b < blocks; ++b) {
     for (int t = first; t < last; t += 16) {
       Vec16::F x = Vec16::Mul(LoadScales(scales, b * cell.page_tokens + t), Vec16::Set1(side_scale));
@@ -157,7 +157,7 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const ScaledProbs& probs, c
   const bool rescales = range.rescale;
   const int head_dim = pass.cell.head_dim;
   int64_t blocks[kVectors];
-  const uint8_t* operands[kVectors];  // of the first row
+  const uint8_t* operands[kVectors];  // operands of the first row
   const float *scales[kVectors], *offsets[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     const int channel = !kTail || column + 16 * v < head_dim ? column + 16 * v : column;

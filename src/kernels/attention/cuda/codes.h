@@ -134,7 +134,7 @@ struct FieldPosition {
   int unit;
   int shift;
 };
-KVANTA_DEVICE FieldPosition PositionIn(int bits, int channel) {
+KVANTA_DEVICE FieldPosition FieldPositionOf(int bits, int channel) {
   const int bytes = channel / 8 * bits;
   return {bytes / 4, 2 * (bytes % 4)};
 }
@@ -146,7 +146,7 @@ struct KeyOperand {
   static constexpr int kLoads = KvType::kSubbyte ? 1 : KvType::kBits / 4;
   struct Raw {
     Vec4 low[kLoads];  // units of tokens 4 g .. 4 g + 3
-    Vec4 high;         // of the second bit section
+    Vec4 high;         // fields of the second bit section
   };
 
   // Channel of half `half` of pair `pair` of a block. Both halves are in one 4-byte unit, except with f32 codes.
@@ -170,9 +170,9 @@ struct KeyOperand {
         raw.low[0] = cell.Codes4(lane_line + t * 64, block * 256);
         return;
       }
-      raw.low[0] = cell.Codes4(lane_line + PositionIn(type.LowBits(), channel).unit * 64, 0);
+      raw.low[0] = cell.Codes4(lane_line + FieldPositionOf(type.LowBits(), channel).unit * 64, 0);
       if (type.HighBits() != 0) {
-        const int unit = head_dim * type.LowBits() / 32 + PositionIn(type.HighBits(), channel).unit;
+        const int unit = head_dim * type.LowBits() / 32 + FieldPositionOf(type.HighBits(), channel).unit;
         raw.high = cell.Codes4(lane_line + unit * 64, 0);
       }
     } else {
@@ -205,9 +205,9 @@ struct KeyOperand {
                (((1U << static_cast<unsigned>(bits)) - 1U) * 0x00010001U);
       };
       const int low = type.LowBits();
-      uint32_t both = fields(raw.low[0].word[j], low, PositionIn(low, 8 * t).shift);
+      uint32_t both = fields(raw.low[0].word[j], low, FieldPositionOf(low, 8 * t).shift);
       if (const int high = type.HighBits(); high != 0) {
-        both |= fields(raw.high.word[j], high, PositionIn(high, 8 * t).shift) << static_cast<unsigned>(low);
+        both |= fields(raw.high.word[j], high, FieldPositionOf(high, 8 * t).shift) << static_cast<unsigned>(low);
       }
       if constexpr (KvType::kDecodeKind == DecodeKind::kLloyd) return LloydPair(both, low == 4);
       if constexpr (KvType::kDecodeKind == DecodeKind::kE3M2) return E3m2Pair(both);
@@ -245,7 +245,7 @@ struct ValueOperand {
     } else if constexpr (KvType::kSubbyte) {
       const int line = head_dim * (type.LowBits() + type.HighBits()) / 2;  // bytes of 4 tokens
       const auto load = [&](int section, int bits, uint32_t(&to)[2][2]) {
-        const int byte = section + 4 * PositionIn(bits, channel).unit + channel % 8 / 2;
+        const int byte = section + 4 * FieldPositionOf(bits, channel).unit + channel % 8 / 2;
         KVANTA_UNROLL
         for (int i = 0; i < 2; ++i) {
           const Vec2 vec = cell.Codes2(first * line + 4 * byte, i * line);
@@ -299,7 +299,7 @@ struct ValueOperand {
       pairs[3] = NibblePair<KvType::kElementType, 2 + kOdd>(high);
     } else {
       const auto fields = [&](uint32_t word, int bits) {
-        const int shift = PositionIn(bits, 4 * g).shift + bits * (kChannel % 2);
+        const int shift = FieldPositionOf(bits, 4 * g).shift + bits * (kChannel % 2);
         return (word >> static_cast<unsigned>(shift)) & (((1U << static_cast<unsigned>(bits)) - 1U) * 0x01010101U);
       };
       uint32_t both[2];

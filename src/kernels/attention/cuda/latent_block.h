@@ -16,7 +16,7 @@
 
 namespace kvanta::kernels::cuda {
 
-inline constexpr int kLatentChannels = kMaxLatentRank / kAttendWarps;  // of a warp
+inline constexpr int kLatentChannels = kMaxLatentRank / kAttendWarps;  // channels per warp
 
 template <class List>
 struct StaticDispatch;
@@ -83,7 +83,7 @@ struct LatentBlock {
     static constexpr int kScales = 0;
     static constexpr int kBias = kScales + 4 * kQueryRows;
     static constexpr int kSums = kBias + 4 * kQueryRows;
-    static constexpr int kRowMax = kSums + 4 * kQueryRows;  // of each warp's chunk
+    static constexpr int kRowMax = kSums + 4 * kQueryRows;  // row maxima of each warp's chunk
     static constexpr int kWarpSums = kRowMax + kAttendWarps * 4 * kQueryRows;
     static constexpr int kPages = kWarpSums + kAttendWarps * 4 * kQueryRows;
     static constexpr int kSplitPages = kSplitTokens / kMinPage;  // maximum
@@ -110,7 +110,7 @@ struct LatentBlock {
                                         bool first) {
     const int lane = ThreadIndex() % kWarp;
     const int warp = ThreadIndex() / kWarp;
-    const int channels = params.head_dim - warp * kLatentChannels;  // of this warp and the following ones; may be <= 0
+    const int channels = params.head_dim - warp * kLatentChannels;  // left from this warp on; may be <= 0
     Outputs outputs;
     const RowFragments<kRowTiles> zeros = {};
     KVANTA_UNROLL
@@ -243,7 +243,7 @@ struct LatentBlock {
     SyncBlock();
     float* const states = params.metadata->split_state + int64_t{result_row} * 2;
     const int count = tile.tokens * tile.heads;
-    RowValues<kRowTiles> row_max, sums;  // of the task, including this split
+    RowValues<kRowTiles> row_max, sums;  // state of the task, including this split
     ForRows<kRowTiles>([&](int row_tile, int q) {
       const int row = RowOf(row_tile, q, lane % 4);
       float sum = 0;

@@ -32,7 +32,7 @@ struct SharedOutputs {
   static constexpr bool kUnrolled = false;
   static constexpr int kRowTiles = kTiles;
   static constexpr int kMaxBlocks = 8;
-  int base;  // of the lane: 16 bytes of each tile
+  int base;  // the lane's base: 16 bytes of each tile
 
   KVANTA_DEVICE void Load(int block, float (&to)[kRowTiles][2][4]) const {
     KVANTA_UNROLL

@@ -20,9 +20,9 @@ struct PageCell {
   static constexpr bool kIsStaged = false;
   const uint8_t* cell;
   const CellOffsets& offsets;
-  const uint8_t* codes;  // of the chunk
+  const uint8_t* codes;  // codes of the chunk
   int page_size;
-  int first_token;  // of the chunk, in the page
+  int first_token;  // first token of the chunk, counted within the page
   int token_mask;   // 31, or 15 for pages of 16 tokens
 
   KVANTA_DEVICE PageCell(const uint8_t* in_page, const CellOffsets& sections, int row_bytes, int tokens, int first)

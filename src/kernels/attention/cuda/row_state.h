@@ -46,8 +46,8 @@ KVANTA_DEVICE float RowSum(float value) {
 // Softmax state of a lane's rows.
 template <int kRowTiles>
 struct RowState {
-  RowValues<kRowTiles> max;    // of logits, in powers of 2
-  RowValues<kRowTiles> sum;    // of this lane's probabilities
+  RowValues<kRowTiles> max;    // maximum of the logits, in powers of 2
+  RowValues<kRowTiles> sum;    // sum of this lane's probabilities
   int exponent[kRowTiles][2];  // outputs are in units of 2^(exponent - kTopExponent)
 };
 

@@ -15,7 +15,7 @@ struct RowScales {
   RowValues<kRowTiles> offset;  // logit of a token offset of 1
 };
 
-// Scaled dots to logits in powers of 2. bias: of the lane's rows, which cancels but for a softcap or beside a sink.
+// Scaled dots to logits in powers of 2. bias: of the lane's rows; it cancels except with a softcap or a sink.
 template <int kRowTiles>
 KVANTA_DEVICE void ToLogits(const AttentionParams& params, const RowValues<kRowTiles>& bias,
                             RowFragments<kRowTiles>& s) {
@@ -104,8 +104,8 @@ struct KeyScores {
  private:
   // Factors folded into a block's key operands.
   struct Factors {
-    uint32_t tokens[4];              // of token 4 g + j, in both halves
-    uint32_t scales[4], offsets[4];  // of channel pairs
+    uint32_t tokens[4];              // values of token 4 g + j, in both halves
+    uint32_t scales[4], offsets[4];  // scales and offsets of channel pairs
   };
 
   template <class Cell>

@@ -66,7 +66,7 @@ struct StagedCell {
     // Sections of one value per token of the page.
     const auto fetch_sections = [&](auto value_bytes, auto sections, int to, int64_t section) {
       constexpr int kValueBytes = decltype(value_bytes)::value;
-      constexpr int kPieces = kChunkTokens * kValueBytes / 16;  // of a section
+      constexpr int kPieces = kChunkTokens * kValueBytes / 16;  // pieces of a section
       const int of_lane = lane / kPieces * (kValueBytes * (page_size - kChunkTokens));
       FetchPieces<decltype(sections)::value * kPieces>(
           to, lane_record + (cell.first_cell + section + (of_lane + first_token * kValueBytes)), lane);

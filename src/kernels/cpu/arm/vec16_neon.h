@@ -67,7 +67,7 @@ struct Vec16 : CompilerVec16 {
     };
     return {{ load(0), load(1), load(2), load(3) }};
   }
-  static KVANTA_INLINE bfloat16x8_t SetBf16X(const Bf16X* x) {
+  static KVANTA_INLINE bfloat16x8_t BroadcastBf16(const Bf16X* x) {
     return (bfloat16x8_t)vdupq_n_u32(*x);
   }
   static KVANTA_INLINE F DotBf16(bfloat16x8_t x, Bf16W w, F sum) {

@@ -106,13 +106,13 @@ struct Bytes16 {
     return _mm512_reduce_add_epi32(sums);
   }
   // Flips for AndFlip(): `bits` where x is negative, else 0.
-  static KVANTA_INLINE void Signs(Vec16::F x, int bits, uint8_t* out) {
+  static KVANTA_INLINE void StoreFlips(Vec16::F x, int bits, uint8_t* out) {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
     Store(_mm_maskz_mov_epi8(negative, _mm_set1_epi8(static_cast<char>(bits))), out);
   }
 #ifndef KVANTA_EMULATE_AVX512  // its small tiles do without
-  // Signs() of four vectors.
-  static KVANTA_INLINE void SignsOfFour(const Vec16::F* x, int bits, uint8_t* out) {
+  // StoreFlips() of four vectors, as 64 bytes for AndFlip().
+  static KVANTA_INLINE void StoreFlips64(const Vec16::F* x, int bits, uint8_t* out) {
     const auto mask = [x](int i) { return _mm512_movepi32_mask(_mm512_castps_si512(x[i])); };
     const __mmask32 low = _mm512_kunpackw(mask(1), mask(0)), high = _mm512_kunpackw(mask(3), mask(2));
     _mm512_storeu_si512(out,

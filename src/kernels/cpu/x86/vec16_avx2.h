@@ -188,7 +188,7 @@ struct Vec16 {
       return {_mm256_castsi256_ps(_mm256_and_si256(lo, odd)), _mm256_castsi256_ps(_mm256_and_si256(hi, odd))};
     }
   }
-  static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
+  static KVANTA_INLINE F BroadcastBf16(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
 
   // Register tile of matrix kernels: at most kTileSums sums, kRowTile rows, kColumnTile columns of 16 lanes. 6 x 1: 12

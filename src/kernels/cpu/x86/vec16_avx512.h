@@ -165,7 +165,7 @@ struct Vec16 {
   static KVANTA_INLINE Bf16W LoadBf16Block(const uint16_t* block) {
     return (Bf16W)_mm512_loadu_si512(block);
   }
-  static KVANTA_INLINE Bf16W SetBf16X(const Bf16X* x) {
+  static KVANTA_INLINE Bf16W BroadcastBf16(const Bf16X* x) {
     return (Bf16W)_mm512_set1_epi32(static_cast<int32_t>(*x));
   }
   static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) {
@@ -203,7 +203,7 @@ struct Vec16 {
     const I pairs = _mm512_loadu_si512(block);
     return _mm512_castsi512_ps(kPhase == 0 ? _mm512_slli_epi32(pairs, 16) : AndInt(pairs, -0x10000));
   }
-  static KVANTA_INLINE F SetBf16X(const Bf16X* x) {
+  static KVANTA_INLINE F BroadcastBf16(const Bf16X* x) {
     return Set1(*x);
   }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) {

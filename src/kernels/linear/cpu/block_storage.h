@@ -15,7 +15,7 @@
 namespace kvanta::kernels {
 
 inline constexpr int kBlockK = 32;
-inline constexpr int kPanelColumns = 16;  // of a panel of W, in every storage
+inline constexpr int kPanelColumns = 16;  // columns of a panel of W, in every storage
 
 enum class ScaleType : uint8_t { kFp16, kE8M0, kF32 };
 enum class SubScaleType : uint8_t {
@@ -31,12 +31,12 @@ struct BlockLayout {
   int low_bits = 0;         // 8, 4 or 2
   int high_bits = 0;        // 0, 1 or 2
   int code_offset = 0;      // added to codes, so that they are unsigned
-  bool has_offset = false;  // blocks have an offset beside the scale
+  bool has_offset = false;  // blocks have an offset in addition to the scale
   int blocks = 1;           // in a step
   int sub = kBlockK;        // k of a sub-scale
   ScaleType scale = ScaleType::kFp16;
   SubScaleType sub_scale = SubScaleType::kNone;
-  CodeTable table = CodeTable::kNone;  // of the values that codes of 4 bits stand for
+  CodeTable table = CodeTable::kNone;  // table of the values that codes of 4 bits stand for
   bool is_expanded = false;            // a copy in the cache, of bytes
 
   constexpr KVANTA_INLINE int StepK() const { return blocks * kBlockK; }
@@ -95,7 +95,7 @@ enum class BlockStorage : uint8_t {
 };
 inline constexpr int kBlockStorages = static_cast<int>(BlockStorage::kNvfp4) + 1;
 
-// In the order of BlockStorage. NVFP4's scale beside the sub-scales is that of the tensor.
+// In the order of BlockStorage. In addition to its sub-scales, NVFP4 has the scale of the tensor.
 inline constexpr BlockLayout kBlockLayouts[kBlockStorages] = {
     {.low_bits = 8, .code_offset = 128},
     {.low_bits = 4, .code_offset = 8},

@@ -66,8 +66,8 @@ struct BlockWeight {
   struct Block {
     typename Dots::X codes;
     float scale;
-    int32_t start[kSubs];  // of a dot: compensates for the offset of W's codes
-    float sums[kSubs];     // of the codes
+    int32_t start[kSubs];  // initial value of a dot: compensates for the offset of W's codes
+    float sums[kSubs];     // sums of the codes
   };
   struct X {
     Block blocks[kLayout.blocks];

@@ -188,7 +188,7 @@ class PanelCodec {
   }
 
   const BlockLayout& layout_;
-  uint8_t index_[256] = {};  // of a table's value
+  uint8_t index_[256] = {};  // index of a table's value
 };
 
 // Converts a block quantized here, or read from Q4_0 for a storage with offsets.

@@ -24,7 +24,7 @@ struct TileTask {
   StepBlocks steps;
   int64_t first_block = 0;
   int64_t end_block = 0;
-  const float* bias = nullptr;  // of the tile's first column, or null
+  const float* bias = nullptr;  // bias of the tile's first column, or null
   float* y = nullptr;           // the tile's first element
   int64_t y_stride = 0;
   int64_t columns = 0;  // valid, of 16 * panels
@@ -148,7 +148,7 @@ class WeightPrefetcher {
 
  private:
   const uint8_t* next_;
-  const uint8_t* end_;  // of the first panel
+  const uint8_t* end_;  // end of the first panel
   int64_t w_panel_;
 };
 

@@ -41,7 +41,7 @@ struct Bf16Weight : ElementTile {
   static KVANTA_INLINE Vec16::Bf16W LoadW(const uint8_t* p) {
     return Vec16::LoadBf16Block<kPhase>(reinterpret_cast<const uint16_t*>(p));
   }
-  static KVANTA_INLINE auto SetX(const X* x) { return Vec16::SetBf16X(x); }
+  static KVANTA_INLINE auto SetX(const X* x) { return Vec16::BroadcastBf16(x); }
   template <class XLanes>
   static KVANTA_INLINE Vec16::F Dot(XLanes x, Vec16::Bf16W w, Vec16::F sum) {
     return Vec16::DotBf16(x, w, sum);

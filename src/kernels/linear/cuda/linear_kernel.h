@@ -54,7 +54,7 @@ struct LinearBlock {
   static constexpr int kRowTiles = RowTilesOf(kTile);
   static constexpr int kOuts = kPanels * kPanelRows;
   static constexpr int kRows = kRowTiles * kRowTile;
-  static constexpr int kRounds = kRows > 32 ? 2 : 1;  // of the reduction: halves its shared memory
+  static constexpr int kRounds = kRows > 32 ? 2 : 1;  // rounds of the reduction; two halve its shared memory
   static constexpr int kRoundTiles = kRowTiles / kRounds;
   static constexpr int kRoundRows = kRows / kRounds;
   static constexpr int kStride = kOuts + 4;  // floats per row of sums, padded against bank conflicts

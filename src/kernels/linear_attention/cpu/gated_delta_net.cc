@@ -11,8 +11,8 @@ namespace {
 
 using cache::StateSegment;
 
-constexpr int64_t kConvChannels = 512;  // of a task
-constexpr float kNormEps = 1e-6F;       // of queries and keys
+constexpr int64_t kConvChannels = 512;  // convolution channels per task
+constexpr float kNormEps = 1e-6F;       // epsilon of the norm of queries and keys
 
 class GatedDeltaNet {
  public:
@@ -24,7 +24,7 @@ class GatedDeltaNet {
     for (const ChannelRun& run : op_.runs) blocks += CeilDiv(run.count, kConvChannels);
     auto convolve = [&](int64_t task, int) { Convolve(task / blocks, task % blocks); };
     threads_.ForEach(sequences_ * blocks, convolve);
-    auto prepare = [&](int64_t row, int) { PrepareRow(row); };
+    auto prepare = [&](int64_t row, int) { NormalizeAndGate(row); };
     threads_.ForEach(op_.rows, prepare);
     const int64_t columns = CeilDiv(shape_.v_dim, kDeltaColumns);
     auto update = [&](int64_t task, int) {
@@ -80,7 +80,7 @@ class GatedDeltaNet {
   }
 
   // Norms queries and keys, and computes each head's decay and beta.
-  void PrepareRow(int64_t row) noexcept {
+  void NormalizeAndGate(int64_t row) noexcept {
     float* q = op_.mixed + row * shape_.ConvWidth();
     float* k = q + shape_.KeyWidth();
     const float query_scale = 1.0F / std::sqrt(static_cast<float>(shape_.k_dim));

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMaxRoutedRows = 1024;
 constexpr int64_t kMaxExpertRows = 256;
 constexpr int64_t kMaxSharedRows = 256;  // rows routed together by expert parallelism, which keeps all their outputs
-constexpr int64_t kLineFloats = 16;      // of a cache line
+constexpr int64_t kLineFloats = 16;      // floats per cache line
 
 // One expert of one row.
 struct ExpertRow {
@@ -37,7 +37,7 @@ class CpuExperts final : public ExpertLayer {
         own_width_(experts_.front().gate_up->Out() / 2),
         ranks_(division.Divided() ? *division.ranks : alone_),
         by_experts_(division.Divided() && division.by_experts),
-        parts_(ranks_.Divide(moe.num_experts)),
+        parts_(ranks_.PartitionOf(moe.num_experts)),
         first_expert_(by_experts_ ? parts_.Begin(ranks_.Rank()) : 0),
         max_rows_(by_experts_ ? kMaxSharedRows : kMaxRoutedRows),
         activate_mul_(context_->isa.rows.ActivateMul(moe.activation)),
@@ -53,7 +53,7 @@ class CpuExperts final : public ExpertLayer {
   }
 
   void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept override {
-    Place(context_->expert_rows.as<float>());  // which later layers may have replaced by a larger one
+    Place(context_->expert_rows.as<float>());  // later layers may have replaced it by a larger one
     for (int64_t row = 0; row < rows; row += max_rows_) {
       ForwardRows(x + row * hidden_, logits + row * moe_.num_experts, std::min(max_rows_, rows - row),
                   out + row * hidden_);
@@ -61,7 +61,7 @@ class CpuExperts final : public ExpertLayer {
   }
 
  private:
-  bool DividesColumns() const noexcept { return !ranks_.Alone() && !by_experts_; }
+  bool DividesColumns() const noexcept { return !ranks_.IsSingleRank() && !by_experts_; }
 
   // Divides scratch memory; returns the number of floats.
   int64_t Place(float* memory) noexcept {
@@ -100,7 +100,7 @@ class CpuExperts final : public ExpertLayer {
         Combine(group, expert_rows_, sums);
       });
     }
-    if (DividesColumns()) ranks_.AllGatherColumns(sums, rows, ranks_.Divide(hidden_), out);
+    if (DividesColumns()) ranks_.AllGatherColumns(sums, rows, ranks_.PartitionOf(hidden_), out);
   }
 
   template <class Visit>
@@ -162,7 +162,7 @@ class CpuExperts final : public ExpertLayer {
         activate_mul_(gate, gate + own_width_, own_width_, own_gated_ + i * own_width_);
       }
     });
-    if (DividesColumns()) ranks_.AllGatherColumns(own_gated_, count, ranks_.Divide(width_), gated_);
+    if (DividesColumns()) ranks_.AllGatherColumns(own_gated_, count, ranks_.PartitionOf(width_), gated_);
     Multiply(entries, &ExpertWeights::down, gated_, width_, outputs, own_hidden_);
   }
 
@@ -222,9 +222,9 @@ class CpuExperts final : public ExpertLayer {
   parallel::Communicator alone_;
   parallel::Communicator& ranks_;
   const bool by_experts_;
-  const parallel::Partition parts_;  // of the experts, with by_experts_
-  const int64_t first_expert_;       // of this rank
-  const int64_t max_rows_;           // that are routed together
+  const parallel::Partition parts_;  // partition of the experts, with by_experts_
+  const int64_t first_expert_;       // first expert of this rank
+  const int64_t max_rows_;           // rows that are routed together
   const ActivateMulKernel activate_mul_;
   ExpertRouter router_;
   // Experts of a group of rows: [rows][num_experts_per_tok], then ordered by expert.

@@ -164,7 +164,7 @@ KVANTA_DEVICE int32_t SampleAboveThreshold(const float* logits, int64_t width, f
     uint32_t upper = 0;  // lowest threshold with too few logits, or the maximum
     uint32_t lower = 0;  // highest threshold with enough logits
     int32_t all = 0;     // logits at or above `lower`
-    int32_t own = 0;     // of these, this thread's
+    int32_t own = 0;     // this thread's part of these
     KVANTA_UNROLL
     for (int i = kThresholds - 1; i >= 0; --i) {
       const bool reached = params.top_k > 0 ? search.count[i] >= params.top_k : search.mass[i] >= sufficient;

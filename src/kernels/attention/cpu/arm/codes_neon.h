@@ -233,7 +233,7 @@ struct Bytes16 : PackedLanes<DotLanes<4>> {
     return vaddvq_s32((int32x4_t)sum);
   }
   // Flips for AndFlip(): `bits` where x is negative, else 0.
-  static KVANTA_INLINE void Signs(Vec16::F x, int bits, uint8_t* out) {
+  static KVANTA_INLINE void StoreFlips(Vec16::F x, int bits, uint8_t* out) {
     const Vec16::I flips = Each(
         [&](F4 y) __attribute__((always_inline)) { return ((I4)y >> 31) & bits; }, x);
     const C16 bytes = kernels::PackSigned(PackShorts(flips.v[0], flips.v[1]), PackShorts(flips.v[2], flips.v[3]));

@@ -65,7 +65,7 @@ float PrepareTwoTerms(const float* query, int head_dim, int /*block*/, uint8_t* 
   return scale + 0 * Vec16::Sum(sum);  // NaN and infinities propagate
 }
 inline int64_t TwoTermBytes(int head_dim) {
-  return RoundUp(int64_t{4} * head_dim, 64);  // of bf16; integers take half
+  return RoundUp(int64_t{4} * head_dim, 64);  // bytes for bf16; integers take half
 }
 
 // ---- keys by element type: 16 tokens of a chunk of kChannels channels are a tile

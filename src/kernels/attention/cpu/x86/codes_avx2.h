@@ -350,7 +350,7 @@ struct Bytes16 {
     return sum;
   }
   // -1 where x is negative, else 1.
-  static KVANTA_INLINE void Signs(Vec16::F x, int /*bits*/, uint8_t* out) {
+  static KVANTA_INLINE void StoreFlips(Vec16::F x, int /*bits*/, uint8_t* out) {
     const auto sign = [](__m256 half) {
       return _mm256_or_si256(_mm256_srai_epi32(_mm256_castps_si256(half), 31), _mm256_set1_epi32(1));
     };

@@ -1,6 +1,7 @@
 // Dot products with fp8 codes by multiply-adds of fp16, which have twice the products of f32's. fp8 is exact in fp16.
 // Queries and scaled probabilities are rounded to fp16, in units in which no sum overflows, and sums leave fp16 for f32
-// after every kChainProducts products: both errors are small beside those of fp8 codes. Included by isa_avx512fp16.cc.
+// after every kChainProducts products: both errors are small relative to those of fp8 codes. Included by
+// isa_avx512fp16.cc.
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,7 @@ class KltKeys {
     }
   }
 
-  int Lines() const { return 2 * allocation_.coded_blocks; }  // that have codes
+  int Lines() const { return 2 * allocation_.coded_blocks; }  // lines that have codes
 
   void Unpack(const uint8_t* group, uint8_t* out) const {
     UnpackLines(*this, group, out);
@@ -61,7 +61,7 @@ class KltKeys {
   template <int kGroups, class F>
   KVANTA_INLINE void ForLines(const uint8_t* group, int64_t group_bytes, F f) const {
     const int last_word = row_bytes_ / 4 - 1;
-    alignas(64) uint8_t begin[kGroups * 64];  // of the circular strings, which follow the last words
+    alignas(64) uint8_t begin[kGroups * 64];  // first words of the circular strings, repeated after the last words
     for (int g = 0; g < kGroups; ++g) {
       const __m512i words = _mm512_loadu_si512(group + g * group_bytes + string_byte_ / 4 * 64);
       _mm512_store_si512(begin + 64 * g, _mm512_srl_epi32(words, _mm_cvtsi32_si128(string_byte_ % 4 * 8)));
@@ -138,7 +138,7 @@ struct KltSteps {
     static constexpr Spreads kSpreads = MakeSpreads(kBits);
     static constexpr KltLevelWords kLevels = MakeKltLevelWords(kBits);
     constexpr int kTargets = 256 >> kBits;
-    constexpr int kVectors = kTargets > 32 ? kTargets / 32 : 1;  // of best metrics; at 4 bits in both halves of one
+    constexpr int kVectors = kTargets > 32 ? kTargets / 32 : 1;  // best metrics; at 4 bits in both halves of one
     __m512i metric[8];
     for (int i = 0; i < 8; ++i) metric[i] = _mm512_load_si512(metrics + 32 * i);
     for (int element = formats::kAllocationBlock - 1; element >= 0; --element) {

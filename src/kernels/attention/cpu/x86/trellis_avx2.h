@@ -16,7 +16,7 @@ namespace {
 template <int kBits>
 struct TrellisSteps {
   static constexpr int kTargets = 256 >> kBits;
-  static constexpr int kVectors = kTargets / 16;  // of metrics
+  static constexpr int kVectors = kTargets / 16;  // vectors of metrics
   static constexpr int kChoices = 1 << kBits;
 
   struct Candidate {

@@ -127,7 +127,7 @@ class TrellisKeys {
   KVANTA_INLINE void ForLines(const uint8_t* group, int64_t group_bytes, F f) const {
     static constexpr LevelBytes kLevels =
         MakeLevelBytes(formats::kTrellisLevels[kBits - formats::kMinTrellisBits], CodeInt8x8::kOffset);
-    constexpr int kLines = kBits == 3 ? 8 : 8 / kBits;  // that fill whole words
+    constexpr int kLines = kBits == 3 ? 8 : 8 / kBits;  // lines that fill whole words
     constexpr int kWords = kLines * kBits / 8;
     const LevelLookup levels(kLevels);
     const uint8_t* words = group;
@@ -217,7 +217,7 @@ class TrellisValues {
   });
   static constexpr BytePermutation kWindows = MakeBytePermutation(
       [](int i) { return kPairs ? 2 * kBits * (i / 8) % 8 + kBits * (i % 8 / 4) + 16 * (i % 4) : kBits * (i % 8); });
-  static constexpr BytePermutation kTokens =  // of 8 channels of a token
+  static constexpr BytePermutation kTokens =  // 8 channels of a token
       MakeBytePermutation([](int i) { return i / 32 * 32 + i % 4 * 8 + i / 4 % 8; });
 
   KVANTA_INLINE TrellisValues()
@@ -262,7 +262,7 @@ constexpr Spreads MakeSpreads(int bits) {
 template <int kBits>
 struct TrellisSteps {
   static constexpr int kTargets = 256 >> kBits;
-  static constexpr int kVectors = kTargets > 32 ? kTargets / 32 : 1;  // of metrics; at 4 bits in both halves of one
+  static constexpr int kVectors = kTargets > 32 ? kTargets / 32 : 1;  // metrics; at 4 bits in both halves of one
   static constexpr int kCandidates = 8 / kVectors;
 
   struct Candidate {

@@ -28,7 +28,7 @@ template <BlockLayout kLayout>
 struct ByteDots : ByteCodes {
   // Sums in int32 and as many in f32: four registers each.
   static constexpr int kRowTile = !kSmallTiles && kLayout.Subs() == 1 ? 3 : 2;
-  static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
+  static constexpr int kQuads = 8 / kLayout.Subs();  // quads per dot
 
   template <int kRows, int kSub>
   static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {

@@ -38,7 +38,7 @@ struct Bytes64 {
 // MaxCode() * 128.
 template <BlockLayout kLayout>
 struct ByteDots : ByteCodes {
-  static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
+  static constexpr int kQuads = 8 / kLayout.Subs();  // quads per dot
   static constexpr int kFit = 32767 / (256 * kLayout.MaxCode());
   static constexpr int kPart = kFit >= kQuads ? kQuads : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
   static_assert(kFit >= 1);

@@ -20,10 +20,11 @@ struct ByteDots : ByteCodes {
   // 16 rows of many bytes wait for memory: fewer tiles read them less often.
   static constexpr bool kStreams = kLayout.low_bits == 8 && !kLayout.is_expanded;
   static constexpr int kPanels = kExpands || kStreams ? 1 : 2;
-  // Sums in int32 and as many in f32, beside the weights and scales; three kinds of sums where blocks have sub-blocks.
+  // Registers hold kSums sums in int32 and kSums in f32 in addition to the weights and scales; three kinds of sums
+  // where blocks have sub-blocks.
   static constexpr int kSums = kSmallTiles ? 2 : kLayout.Subs() == 1 ? Vec16::kRowTile : 8;
   static constexpr int kRowTile = kSums / kPanels;
-  static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
+  static constexpr int kQuads = 8 / kLayout.Subs();  // quads per dot
 
   template <int kRows, int kSub>
   static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {

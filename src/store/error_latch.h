@@ -1,4 +1,5 @@
-// One line for the operator per trouble, until it is over. Guarded by its owner's mutex.
+// Reports the first error of a failure in one line for the operator, and no further one until it ends. Guarded by its
+// owner's mutex.
 #pragma once
 
 #include <string>
@@ -6,7 +7,7 @@
 
 namespace kvanta::store {
 
-class Trouble {
+class ErrorLatch {
  public:
   // place: RecordBackend::Name().
   void Report(const std::string& place, const std::string& what, const std::string& why) {

@@ -3,7 +3,7 @@
     python benchmarks/disk_trace.py stories260k conversation_trace.jsonl --json docs/results/disk-trace.json
 
 The trace has an hour. It is repeated --hours times, compressed to --minutes; each hour keeps one of --share sessions,
-and has contents of its own, but for the block that all prompts begin with. Lengths are multiplied by --length-scale and
+and has different contents, but for the block that all prompts begin with. Lengths are multiplied by --length-scale and
 cut to fit the model. At the end
 
 * every request has been answered, and the disk has counted no error and no damaged file,

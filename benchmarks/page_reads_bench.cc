@@ -57,7 +57,7 @@ Options ParseArguments(int argc, char** argv) {
   return options;
 }
 
-// Files of equal size in a folder of their own, removed in the end.
+// Files of equal size in a separate folder, removed in the end.
 class Files {
  public:
   Files(const std::string& dir, int64_t count, int64_t bytes) : folder_(fmt::format("{}/reads-{}", dir, getpid())) {

@@ -1,4 +1,4 @@
-"""Attention on arrays of one's own, through a really quantized cache: for tests and researchers.
+"""Attention on the caller's arrays, through a really quantized cache: for tests and researchers.
 
 Shapes: q [query_tokens, heads, head_dim]; k and v [tokens, kv_heads, head_dim]; the queries stand at the last
 `query_tokens` positions, and each sees the keys up to its own.

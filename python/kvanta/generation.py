@@ -41,7 +41,7 @@ class TextShape(Protocol):
 
 @dataclass(frozen=True)
 class ConstraintRecipe:
-    """All that the masks of one text are made of, besides tokenizer and grammars."""
+    """Everything needed to build the masks of one text, except tokenizer and grammars."""
 
     prompt: TokenPrompt
     params: SamplingParams

@@ -105,7 +105,7 @@ def resolve_model(model: str | os.PathLike[str], hub: HubAccess = _DEFAULT_ACCES
     snapshot = local.path.parent.name == "snapshots" and local.path.name == hub.revision  # of the hub's own cache
     if hub.revision and not snapshot:
         raise InputError(
-            f"the revision {one_line(hub.revision)} is asked of {name!r}, which is on this machine and used as it is; "
+            f"the revision {one_line(hub.revision)} is given for {name!r}, which is on this machine; "
             "only a hub id (ORGANIZATION/MODEL) has revisions"
         )
     return local

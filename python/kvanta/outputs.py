@@ -101,7 +101,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum of the tokens' log-probabilities; None without `logprobs`."""
     logprobs: list[TokenLogprobs] | FlatLogprobs | None = None
-    """Per new token, as SamplingParams.logprobs asks for."""
+    """Log-probabilities of every new token, as SamplingParams.logprobs requests."""
     finish_reason: str | None = None
     """"stop": a stop string, expression or token, or the end of the sequence; "length": max_tokens or the context;
     "repetition"; "abort"; "timeout".

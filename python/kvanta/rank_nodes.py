@@ -79,7 +79,7 @@ def _key() -> bytes:
 
 
 def _facts(config: _core.EngineConfig, nodes: Nodes) -> dict[str, Any]:
-    """Facts that all nodes must have in common before their ranks start, besides what ranks compare."""
+    """Facts that all nodes must have in common before their ranks start, in addition to what ranks compare."""
     path = config.quantization_param_path
     try:
         scales = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
@@ -288,7 +288,7 @@ class NodeListener:
             facts = json.loads(connection.recv_bytes(_MAX_GREETING))
             node = facts.get("node") if isinstance(facts, dict) else None
             if not (type(node) is int and 0 < node < self._nodes.count):
-                raise ValueError(f"there are nodes 1 to {self._nodes.count - 1} besides node 0")
+                raise ValueError(f"node must be between 1 and {self._nodes.count - 1}, got {node!r:.50}")
             if not (error := self._difference(node, facts)):
                 self._join(node, connection)
                 return

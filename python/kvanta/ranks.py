@@ -33,7 +33,7 @@ _LOCK = ".lock"
 
 
 def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankProcesses | None]:
-    """An engine, and the processes of its other ranks where the configuration asks for them (_core.rank_count).
+    """An engine, and the processes of its other ranks where the configuration has several (_core.rank_count).
 
     They end with the engine, and with this process, however it ends.
     """
@@ -178,7 +178,7 @@ class RankProcesses:
                 continue
             fields = {**self._fields, "rank": rank}
             order = json.dumps({"config": fields, "cpus": self.cpus[rank - self._local.start]})
-            # Isolated: it needs no package but this one, and finds it beside itself.
+            # Isolated: it needs no package but this one, and finds it in its own folder.
             try:
                 process = subprocess.Popen([sys.executable, "-IS", _SCRIPT], stdin=subprocess.PIPE)
             except OSError as error:  # too many processes, or no memory

@@ -66,7 +66,7 @@ class ReasoningGate:
 
 
 class GatedMatcher:
-    """A matcher behind a gate, for one text. Until it opens, any token may follow, but for the end of the text."""
+    """A matcher for one text that starts once a gate opens. Until then, any token but the end of the text may come."""
 
     def __init__(self, matcher: LLMatcher, gate: ReasoningGate, vocab: int, end_tokens: Sequence[int]) -> None:
         self._matcher = matcher

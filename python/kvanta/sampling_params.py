@@ -186,7 +186,7 @@ class SamplingParams(Parameters):
     token is not sampled.
     """
     truncate_prompt_tokens: int | None = parameter(None, optional(check_truncation))
-    """Keeps this many tokens of a longer prompt; -1: as many as the context holds besides max_tokens, or one."""
+    """Keeps this many tokens of a longer prompt; -1: as many as fit the context together with max_tokens, or one."""
     truncation_side: str | None = parameter(None, optional(check_side))
     """The side that is cut off: "left" (None), or "right"."""
     logprobs: int | None = parameter(None, _integer_or_none(-1), http=False)
@@ -272,7 +272,7 @@ class SamplingParams(Parameters):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Log-probabilities of every new token besides its own; None: not even that."""
+        """Log-probabilities of every new token in addition to its own; None: not even its own."""
         if self.logprobs is not None:
             return self.logprobs
         return len(self.logprob_token_ids) if self.logprob_token_ids else None

@@ -76,7 +76,7 @@ class StopStrings:
     def add(self, text: str, final: bool = False) -> str:
         """The text that may be shown now. Once a stop string was `found`, what follows it is dropped.
 
-        The stop string that ends first counts; the longest, if several end together.
+        The stop string that ends first wins; the longest, if several end together.
         """
         if self.found is not None:
             return ""

@@ -65,7 +65,7 @@ class Tag:
     trigger: str
     parts: Sequence[Part]
     alone: bool = False
-    """The trigger counts only at the beginning of the text, and behind another tag."""
+    """The trigger is recognized only at the beginning of the text and directly after another tag."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Masks of `allowed_token_ids` and `bad_words`, for one text: the engine asks for them as for a grammar's."""
+"""Masks of `allowed_token_ids` and `bad_words`, for one text: the engine requests them like a grammar's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvanta.values import one_line
 
 
 class Matcher(Protocol):
-    """The state of a grammar: llguidance's LLMatcher, or one behind it."""
+    """The state of a grammar: llguidance's LLMatcher, or one that wraps it."""
 
     def consume_tokens(self, tokens: list[int]) -> bool:
         """Takes the next tokens of the text."""
@@ -30,7 +30,7 @@ class Matcher(Protocol):
 
 
 def bad_word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token sequences of words, as vLLM has them: at the beginning of a text, and behind a space."""
+    """Token sequences of words, as vLLM has them: at the beginning of a text, and after a space."""
     sequences: list[list[int]] = []
     for word in words:
         first = tokenizer.encode(word.lstrip(), add_special_tokens=False)

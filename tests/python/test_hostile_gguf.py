@@ -1,4 +1,4 @@
-"""Damaged and lying GGUF files: one InputError each, quickly, and nothing is left behind."""
+"""Damaged and lying GGUF files: one InputError each, quickly, and no files remain."""
 
 import random
 import struct

@@ -46,7 +46,7 @@ MAX_LATER = 100
 
 
 class Application:
-    """The application behind Ray's proxy."""
+    """The application, reached through Ray's proxy."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""benchmarks/soak.py on the shipped model: a crowd that leaves, talks nonsense and asks for too much, for a while."""
+"""benchmarks/soak.py on the shipped model: clients that disconnect, send malformed requests and overload it."""
 
 import asyncio
 import math

@@ -62,7 +62,7 @@ class Calibration:
         return "attn_head" if self.granularity == "head" else "tensor"
 
     def of_layer(self, layer: int) -> LayerCalibration:
-        """Without what is behind the layer's heads and channels."""
+        """The calibration of one layer, without the padding after its heads and channels."""
         heads, channels = self.layer_heads[layer]
         return LayerCalibration(
             self.k_scale[layer][:heads],

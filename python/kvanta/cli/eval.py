@@ -127,7 +127,7 @@ def _add_tasks(result: CommandParser) -> None:
 
 
 def _add_search(result: CommandParser) -> None:
-    search = result.group("search", "a scheme of its own for every layer and side")
+    search = result.group("search", "a separate scheme for every layer and side")
     search.add_argument(
         "--search",
         type=real_number,

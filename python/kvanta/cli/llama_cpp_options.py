@@ -71,7 +71,7 @@ _ADVICE: tuple[_Advice, ...] = (
         "--override-generation-config",
         "give --override-generation-config, such as '{{\"temperature\": 0.7}}'",
     ),
-    _Advice("-p --prompt -f --file", "--raw", "give the prompt behind MODEL, or as the standard input"),
+    _Advice("-p --prompt -f --file", "--raw", "give the prompt after MODEL, or on standard input"),
     _Advice("-cnv -no-cnv -i", "", "kvanta chat converses, kvanta generate does not"),
     _Advice("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale", "", "edit the model's config.json"),
     _Advice("--lora --lora-scaled", "", "LoRA adapters are not supported; merge them into the weights"),

@@ -139,7 +139,7 @@ class EngineFactory:
 
 
 def _numeric_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options on which the bits of results depend, as far as they are given."""
+    """The given options on which the bits of results depend."""
     return {name: options[name] for name in _NUMERIC if options.get(name) is not None}
 
 

@@ -40,7 +40,7 @@ def folder_of(key: str) -> Path:
 
 
 def load(key: str, passages: Iterable[Passage] | None, vocab: int) -> tuple[list[Passage], ReferenceRows] | None:
-    """The rows of all passages, read from disk as they are needed; None if there are none, or not as they were written.
+    """The rows of all passages, read from disk on demand; None if they are missing or damaged.
 
     `passages`: that they must be of; None: whichever they are of.
     """

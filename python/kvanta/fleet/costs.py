@@ -33,7 +33,7 @@ class ReplicaCosts:
     load_s: float = 0.0
     """Lookup and first answer of the store."""
     message_s: float = 0.0
-    """The replica's work, beside the step, on a token that it sends."""
+    """The replica's work outside the step for each token that it sends."""
     front_s: float = 0.0
     """Work of the front, which all replicas share, on a request, one after the other."""
     request_s: float = 0.0
@@ -52,11 +52,11 @@ class ReplicaCosts:
     """Time that a step may take while sequences decode, as --max-step-ms: 0: any; None: the engine's own limit."""
 
     def prefill_s(self, tokens: int, depth: int) -> float:
-        """Prompt tokens in a step, behind `depth` others."""
+        """Seconds of a step for `tokens` prompt tokens that follow `depth` others."""
         return tokens * (self.prefill_token_s + self.prefill_depth_s * (depth + tokens / 2))
 
     def prefill_tokens(self, seconds: float, depth: int) -> int:
-        """Prompt tokens that a step computes in so many seconds, behind `depth` others."""
+        """Prompt tokens that a step computes in `seconds`, after `depth` others."""
         first, growth = self.prefill_token_s + self.prefill_depth_s * depth, self.prefill_depth_s / 2
         if growth * seconds < 1e-9 * first**2:
             return int(seconds / first)

@@ -277,7 +277,7 @@ class Replica:
         return step.decoding + done
 
     def begin_step(self, time_s: float) -> float | None:
-        """Begins a step at `time_s`, which end_step ends; its seconds on a CPU of its own. None: no request can run."""
+        """Begins a step at `time_s`, which end_step ends. Its seconds on a dedicated CPU; None: no request can run."""
         self.now_s = time_s
         self._admit()
         self._current = self._form() if self.running else None

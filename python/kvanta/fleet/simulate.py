@@ -17,10 +17,10 @@ from kvanta.loadgen.workload import PlannedRequest, Workload
 
 MAX_REPLICAS = 1000
 TOKENS_PER_REQUEST = 128
-"""What a request counts to the prefix-aware router, beside the prompt tokens that a replica has to compute."""
+"""Cost of a request to the prefix-aware router, in addition to the prompt tokens that a replica has to compute."""
 BACKLOG_WEIGHT = 0.25
-"""Of prompt tokens that a replica has to compute for earlier requests: on Mooncake's conversations, full weight loses a
-sixth of the cached tokens and gains nothing, and none doubles the time to the first token.
+"""Weight of prompt tokens that a replica has to compute for earlier requests. On Mooncake's conversations, full weight
+loses a sixth of the cached tokens and gains nothing; zero doubles the time to the first token.
 """
 
 

@@ -1,4 +1,4 @@
-"""The keys of Gemma 4 in GGUF files: two sizes of heads, shared layers, wider MLPs, experts beside the MLP."""
+"""The keys of Gemma 4 in GGUF files: two sizes of heads, shared layers, wider MLPs, experts in addition to the MLP."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _heads(metadata: Metadata, config: Config) -> None:
 
 
 def _shared_layers(metadata: Metadata, config: Config) -> None:
-    """Layers without K and V of their own, whose MLPs may be twice as wide; keys that are values."""
+    """Layers without their own K and V, whose MLPs may be twice as wide; keys that are values."""
     layers, shared = config["num_hidden_layers"], metadata.count("attention.shared_kv_layers")
     if shared >= layers:
         raise InputError(f"{metadata.path} has {layers} layers, all of which share K and V")

@@ -91,7 +91,7 @@ def synthetic(
 ) -> Workload:
     """`requests` requests of about the same lengths, each uniform in (1 ± spread) of the one given.
 
-    `shared_prefix`: tokens that all prompts have in common, which come before `input_tokens` of their own.
+    `shared_prefix`: tokens that all prompts have in common, followed by `input_tokens` that differ.
     """
     _check("requests", requests, 1, MAX_REQUESTS)
     _check("input tokens", input_tokens, 1, MAX_TOKENS)

@@ -152,7 +152,7 @@ def front_app(
 
 
 class _Ingress:
-    """Ties the engines to the front's application; Front asks for their handle itself."""
+    """Ties the engines to the front's application; Front gets their handle itself."""
 
     def __init__(self, engines: DeploymentHandle, prefill: DeploymentHandle | None) -> None:
         self._engines = engines, prefill

@@ -46,7 +46,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             del self._latest[gone]
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """It counts no more, even before Serve's controller has noticed."""
+        """Forgets the replica, even before Serve's controller has noticed."""
         super().on_replica_actor_died(replica_id)
         self._latest.pop(replica_id.unique_id, None)
 

@@ -1,6 +1,6 @@
 """The engine's counters of every replica, as this process's routers have last seen them.
 
-A module of its own: Ray sends the router's class to handles by value, with copies of its module's variables.
+A separate module: Ray sends the router's class to handles by value, with copies of its module's variables.
 """
 
 from __future__ import annotations

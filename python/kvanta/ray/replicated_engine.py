@@ -1,4 +1,4 @@
-"""An engine whose requests run on replicas. The server uses it as it uses an engine of its own.
+"""An engine whose requests run on replicas. The server uses it like a local engine.
 
 A request whose replica dies goes on at another one: with the tokens that have come, and so with the same bits.
 """

@@ -75,7 +75,7 @@ class AnswerParsers:
 
 @dataclass(frozen=True)
 class ContinuationShape:
-    """A text that follows a prompt as it is: reasoning may be limited, and nothing is taken apart."""
+    """Plain continuation of a prompt: reasoning may be limited, and the text is not parsed."""
 
     parsers: AnswerParsers
     shown: frozenset[int] = frozenset()

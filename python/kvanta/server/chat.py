@@ -135,6 +135,6 @@ class ChatResponse(ChoicesResponse):
         choice = {**self._common(delta), **(self._ending(delta) if finished else {}), "delta": new}
         if not (finished and found.calls):
             return [choice]
-        # As OpenAI's: the openai client reports a call as done in a chunk behind the last one with its arguments.
+        # As OpenAI's: the openai client reports a call as done in a chunk after the last one with its arguments.
         end = {key: choice[key] for key in ("index", "finish_reason", "stop_reason")}
         return [{**choice, "finish_reason": None, "stop_reason": None}, {**end, "logprobs": None, "delta": {}}]

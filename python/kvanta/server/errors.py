@@ -37,7 +37,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-# Quoted texts, which stay as they are, and Python's names of JSON's values.
+# Quoted texts, which stay unchanged, and Python's names of JSON's values.
 _LITERALS = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)"(?:[^"\\]|\\.)*"|\b(?:None|True|False)\b""")
 _JSON_NAMES = {"None": "null", "True": "true", "False": "false"}
 

@@ -98,7 +98,7 @@ class GenerateRequest(BaseModel):
 
     @property
     def input_start(self) -> int | None:
-        """First prompt token whose log-probability is returned; None: none of them."""
+        """First prompt token whose log-probability is returned; None: no prompt token's is."""
         start = -1 if self.logprob_start_len is None else self.logprob_start_len
         if start < -1:
             message = f"logprob_start_len must be -1 or a position in the prompt, got {start}"

@@ -157,7 +157,7 @@ class GenerationJob(EngineJob):
                 yield []
 
     def _is_due(self, delta: Delta) -> bool:
-        """The content is the first, or the last, or as much as `stream_interval` asks for.
+        """True if the content is the first or the last, or has at least `stream_interval` tokens.
 
         The first content is sent with what belongs to the prompt, and so waits for it.
         """

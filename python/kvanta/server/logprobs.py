@@ -15,7 +15,7 @@ _MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 class LogprobsWriter:
     """Writes positions of one text. `as_ids`: tokens are called "token_id:17", which is never ambiguous.
 
-    `most_likely`: number of tokens at each position; None: all that there are, for logprob_token_ids.
+    `most_likely`: number of tokens at each position; None: all that the engine returned, for logprob_token_ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, most_likely: int | None, *, as_ids: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/messages and /v1/messages/count_tokens, and the chats that they ask for."""
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, and the chats that they describe."""
 
 from __future__ import annotations
 

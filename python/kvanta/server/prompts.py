@@ -94,7 +94,7 @@ def template_variables(request: ChatFields, tokenizer: Tokenizer) -> dict[str, A
 
 
 def _set_effort(variables: dict[str, Any], effort: str, tokenizer: Tokenizer) -> None:
-    """Adds what the chat template reads. "medium" is OpenAI's default, and asks for nothing where it reads none."""
+    """Adds what the chat template reads. "medium", OpenAI's default, has no effect if it reads none."""
     names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
     switches = [name for name in ("enable_thinking", "thinking") if name in names]
     if "reasoning_effort" in names:

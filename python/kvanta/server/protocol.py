@@ -1,6 +1,6 @@
 """Bodies of HTTP requests. Types are checked here, ranges by SamplingParams; unknown fields are ignored, as by OpenAI.
 
-The sampling fields are those of SamplingParams. Fields that may be long lists are Any with a schema of their own:
+The sampling fields are those of SamplingParams. Fields that may be long lists are Any with a separate schema:
 pydantic would make an error for every element.
 """
 
@@ -64,7 +64,7 @@ class QueueFields(Body):
 
     @property
     def end_user(self) -> str:
-        """Whom the client asks for, as it names them; empty: nobody in particular."""
+        """The client's name of the end user; empty: none given."""
         extra = self.model_extra or {}
         metadata = extra.get("metadata")
         names = (

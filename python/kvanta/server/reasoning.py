@@ -49,7 +49,7 @@ class ReasoningFormat:
     """Variables of the chat template that turn reasoning on and off."""
     is_harmony: bool = False
     label: str = ""
-    """A text behind the start that may be there and is not reasoning."""
+    """Optional text after the start that is not reasoning."""
     repeats: bool = False
     """Reasoning may come again within the answer."""
 
@@ -159,7 +159,7 @@ class ThinkReader:
 
     @property
     def in_content(self) -> bool:
-        """True before the first mark, if the text need not begin with it, and behind the second one."""
+        """True after the second mark, and before the first one if the text need not begin with it."""
         return self._state is not Begin.REASONING
 
     def take(self, text: str) -> Found:

@@ -185,7 +185,7 @@ class ChoicesResponse(GenerationResponse):
 
     @abstractmethod
     def _pieces(self, delta: Delta) -> list[dict[str, Any]]:
-        """Choices with the new content of a text, each in a chunk of its own; none if there is nothing to send."""
+        """Choices with the new content of a text, each in its own chunk; none if there is nothing to send."""
 
     def _top_level(self) -> dict[str, Any]:
         """Fields next to the choices, in a whole answer and in a stream's first chunk."""

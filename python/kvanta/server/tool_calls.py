@@ -223,7 +223,7 @@ def _values(text: str) -> list[Any]:
 
 
 def _list_values(text: str) -> tuple[list[Any], str]:
-    """The complete values of a JSON list, and the text of an incomplete one behind them."""
+    """The complete values of a JSON list, and the text of an incomplete one after them."""
     values: list[Any] = []
     at = len(text) - len(text.lstrip().removeprefix("["))
     while True:

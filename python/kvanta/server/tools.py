@@ -72,7 +72,7 @@ class Tools:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas of the arguments, by the functions' names, as far as they are given."""
+        """The schemas of the arguments, where given, by the functions' names."""
         found = {}
         for tool in self.offered:
             function = tool.get("function")

@@ -121,7 +121,7 @@ class XmlCalls(StateReader):
         return True
 
     def _after(self, found: Found, final: bool) -> bool:
-        """Behind a call: the mark that closes what the first one opened."""
+        """Takes the mark after a call that closes what the first one opened."""
         self._buffer.skip_space()
         end = self.call_ends[-1]
         if self._buffer.text.startswith(end):

@@ -40,7 +40,7 @@ class LineInput:
         return line.rstrip("\r\n") if line else None
 
     def read_block(self, first: str) -> str:
-        """The lines up to one that ends with three quotes, after the text that stands behind the first three."""
+        """Lines up to one that ends with three quotes. `first`: the text after the opening quotes."""
         lines = [first]
         while not lines[-1].rstrip().endswith(QUOTES):
             line = self.read("... ")

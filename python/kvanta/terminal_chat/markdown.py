@@ -96,7 +96,7 @@ class MarkdownRenderer:
             self._held = rest[1:]
             self._code = not self._code
             return CODE if self._code else self._style()
-        if len(rest) < 3 and not final:  # ** and the character behind it
+        if len(rest) < 3 and not final:  # ** and the character after it
             return None
         if rest.startswith("**") and (self._bold or not rest[2:3].isspace()):
             self._held = rest[2:]

@@ -24,7 +24,7 @@ class TokenizerDescription:
     path: Path
     json: Json
     special_texts: Mapping[str, str] = field(default_factory=dict)
-    """bos_token and so on, where the folder's configuration does not name them."""
+    """bos_token and the other special tokens that the folder's configuration does not name."""
     adds_bos: bool | None = None
     """The tokenizer begins a text with bos_token; None: as `json` says."""
     prefix_space: bool = False
@@ -49,7 +49,7 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """Settings beside a tokenizer's file."""
+    """Settings in the other files of a tokenizer's folder."""
 
     folder: Path
     config: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Options of vLLM, SGLang and Aphrodite: accepted without effect, refused with a reason, or the opposite of ours."""
+"""Options of vLLM, SGLang and Aphrodite: accepted without effect, refused with a reason, or opposites of Kvanta's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refusal(NamedTuple):
     reason: str
     neutral: tuple[str, ...] = ()
     takes_one_value: bool = False
-    """On the command line; others are switches, or take several."""
+    """True if the flag takes one value; others are switches or take several."""
 
 
 # Accepted without effect, with one line that says so. True: the flag takes a value; those of LISTS take several.

@@ -164,7 +164,7 @@ class ModelOptions(OptionGroup):
 
     @property
     def kv_events(self) -> KvEventsConfig | None:
-        """Settings of KV events; None: there are none. Raises InputError."""
+        """Settings of KV events; None: events are off. Raises InputError."""
         return read_kv_events_config(self.kv_events_config, self.kv_events_endpoint)
 
     @property

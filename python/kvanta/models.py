@@ -29,7 +29,7 @@ class ModelFolder:
     """A model on this machine, in Hugging Face layout."""
 
     name: str
-    """As the user said it, for reports."""
+    """MODEL as the user gave it, for reports."""
     path: Path
 
 
@@ -112,7 +112,7 @@ def resolve_model(model: str | os.PathLike[str], hub: HubAccess = _DEFAULT_ACCES
 
 
 def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
-    """None for a hub id."""
+    """The model on this machine; None for a hub id."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
     if not isinstance(name, str) or not name:
         raise InputError(

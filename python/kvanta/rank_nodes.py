@@ -51,7 +51,7 @@ class Nodes:
     count: int
     rank: int
     ranks: int
-    """Of all nodes."""
+    """Number of ranks on all nodes."""
     address: str
     port: int
 
@@ -196,7 +196,7 @@ def _greeted(connection: Connection) -> None:
 
 
 def _prove(connection: Connection, *, first: bool) -> None:
-    """Both ends show that they have the key, if this one has any."""
+    """Proves to each end that the other has the key, if this one has any."""
     if not (key := _key()):
         return
     steps = (deliver_challenge, answer_challenge) if first else (answer_challenge, deliver_challenge)
@@ -373,7 +373,7 @@ class NodeConnection:
         _greeted(connection)
         self._connection = connection
         self.address = str(address)
-        """Of this machine, at which node 0 reaches it."""
+        """Address of this machine at which node 0 reaches it."""
         return ""
 
     def start(self, folder: str) -> None:

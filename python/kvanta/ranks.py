@@ -100,9 +100,9 @@ class RankProcesses:
         self._size = nodes.ranks
         self._local = nodes.ranks_of(nodes.rank)
         self.cpus = _divide_cpus(len(self._local))
-        """Of each rank of this machine; empty: there are fewer CPUs than ranks, and none has its own."""
+        """CPUs of each rank of this machine; empty: there are fewer CPUs than ranks, so they share."""
         self.connection = NodeConnection(config, nodes) if nodes.rank > 0 else None
-        """To node 0, of another node."""
+        """Connection to node 0, on any other node."""
         _remove_left_folders()
         self._folder = tempfile.mkdtemp(prefix=_PREFIX)
         lock = _lock(self._folder)

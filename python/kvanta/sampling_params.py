@@ -203,7 +203,7 @@ class SamplingParams(Parameters):
     stop_regex: str | Sequence[str] | None = parameter(
         None, optional(_patterns), help="end after the first match of any of these expressions", metavar="PATTERN"
     )
-    """As SGLang's: the match stays in the text. kvanta.stop_regex describes the syntax."""
+    """The match stays in the text, as SGLang's does. kvanta.stop_regex describes the syntax."""
     logprob_token_ids: Sequence[int] | None = parameter(None, optional(_scored_tokens))
     """Log-probabilities of every new token: the chosen one's and those of these tokens, instead of the likely ones."""
     thinking_token_budget: int | None = parameter(None, optional(_budget))

@@ -23,7 +23,7 @@ class Matcher(Protocol):
         """Bits of the tokens that may follow."""
 
     def is_error(self) -> bool:
-        """True when the state cannot be used any more."""
+        """True once the state can no longer be used."""
 
     def get_error(self) -> str:
         """The reason."""
@@ -85,12 +85,12 @@ class TokenMask:
         self._tail: list[int] = []
 
     def consume_tokens(self, tokens: list[int]) -> bool:
-        """As Matcher."""
+        """Same as Matcher's."""
         self._tail = [*self._tail, *tokens][-self._longest :] if self._longest else []
         return self._inner is None or self._inner.consume_tokens(tokens)
 
     def compute_bitmask(self) -> bytes:
-        """As Matcher."""
+        """Same as Matcher's."""
         mask = self._base.copy()
         for before, last in self._ends.get(self._tail[-1], ()) if self._tail else ():
             if self._tail[-len(before) :] == before:
@@ -101,9 +101,9 @@ class TokenMask:
         return mask.tobytes()
 
     def is_error(self) -> bool:
-        """As Matcher."""
+        """Same as Matcher's."""
         return self._inner is not None and self._inner.is_error()
 
     def get_error(self) -> str:
-        """As Matcher."""
+        """Same as Matcher's."""
         return "" if self._inner is None else self._inner.get_error()

@@ -52,9 +52,9 @@ class Calibration:
     layer_heads: Sequence[tuple[int, int]]
     """[layers]: KV heads, and the channels of each."""
     statistics: KvStatistics | None
-    """None of calibrate_query()."""
+    """Statistics; None from calibrate_query()."""
     query: QueryMatrices | None = None
-    """Of +query."""
+    """Matrices for +query."""
 
     @property
     def strategy(self) -> str:

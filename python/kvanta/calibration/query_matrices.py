@@ -16,7 +16,7 @@ MIN_TOKENS = 8192
 """Fewer do not determine the second moments of a head of 128 channels well."""
 _REGULARIZATION = 1e-3
 _WEIGHTED_REGULARIZATION = 0.3
-"""Of weighted queries: few of them carry most of the weight, and others come after the calibration."""
+"""Regularization of weighted queries: few carry most of the weight, and others come after the calibration."""
 _Float64 = NDArray[np.float64]
 
 
@@ -33,7 +33,7 @@ class QueryMoments:
     """[layers, kv_heads, head_dim, head_dim], as query_moment."""
     query_moment: _Float64
     weighted_query_moment: _Float64 | None = None
-    """None if not requested."""
+    """Moment of weighted queries; None if not requested."""
 
     def add(self, other: QueryMoments) -> None:
         """Adds the sums of another text of the same model."""

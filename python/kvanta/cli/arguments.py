@@ -340,7 +340,7 @@ def _types_in(hint: Any) -> set[Any]:
 
 
 def whole_number(text: str) -> int:
-    """For `type=` of options."""
+    """Parses an option's value, for `type=`."""
     try:
         return int(text)
     except ValueError:
@@ -348,7 +348,7 @@ def whole_number(text: str) -> int:
 
 
 def real_number(text: str) -> float:
-    """For `type=` of options."""
+    """Parses an option's value, for `type=`."""
     try:
         return float(text)
     except ValueError:

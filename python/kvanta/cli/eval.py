@@ -65,7 +65,7 @@ def parser() -> CommandParser:
         "--tokens",
         type=whole_number,
         metavar="N",
-        help=f"tokens of the text, in all windows, as far as it has them [{Settings.tokens}]",
+        help=f"tokens of the text in all windows, or those that it has [{Settings.tokens}]",
     )
     result.add_argument(
         "--reference", default="bf16", metavar="FORMAT", help="format that the others are compared with [bf16]"

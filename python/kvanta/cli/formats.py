@@ -27,7 +27,7 @@ def parser() -> CommandParser:
 
 
 def _description(row: dict[str, Any]) -> str:
-    """With the pages that stay in bf16, unless it names them."""
+    """Description, with the pages that stay in bf16 unless it names them."""
     if row["exact"] != "open" or "exact" in row["summary"]:
         return str(row["summary"])
     return f"{row['summary']}; open {'and first ' if row['sink_pages'] else ''}page exact"

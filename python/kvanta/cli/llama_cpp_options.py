@@ -12,7 +12,7 @@ class _Advice(NamedTuple):
     ours: str
     """The option that is given instead: a command without it has no advice. Empty: none is needed."""
     text: str
-    """With {value} for that of the option."""
+    """Advice, in which {value} is replaced by the option's value."""
 
 
 _ADVICE: tuple[_Advice, ...] = (

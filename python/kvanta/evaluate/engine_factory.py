@@ -24,12 +24,12 @@ class EngineFactory:
     """A model folder, the engine options that all formats share, and the longest passage."""
 
     model: str
-    """As the user said it."""
+    """MODEL as the user gave it."""
     folder: Path
     context: int
     """Tokens."""
     sequences: int
-    """That an engine runs at once."""
+    """Number of sequences that an engine runs at once."""
     options: Mapping[str, Any] = field(default_factory=dict)
     reference_weights: str | None = None
     """weight_dtype of the reference; None: that of the options."""

@@ -26,7 +26,7 @@ from kvanta.home_folder import kvanta_home
 
 LAYOUT_VERSION = 1
 MAX_BYTES = 4 * 2**30
-"""That the folder may hold: the references that were not used for longest go first."""
+"""Limit of the folder: the least recently used references are removed first."""
 
 _LONGEST_WRITING = 24 * 3600  # seconds
 _ATTEMPTS = 100

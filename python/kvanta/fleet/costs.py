@@ -23,11 +23,11 @@ class ReplicaCosts:
     prefill_token_s: float
     """A prompt token at depth 0, in full steps."""
     prefill_depth_s: float = 0.0
-    """In addition, for each token before it."""
+    """Additional cost for each token before it."""
     decode_sequence_s: float = 0.0
     """A further sequence that decodes in the step."""
     decode_depth_s: float = 0.0
-    """In addition, for each token before the one that is decoded."""
+    """Additional cost for each token before the decoded one."""
     load_bytes_per_s: float = 1e9
     """Rate at which pages of a shared store are read."""
     load_s: float = 0.0
@@ -39,13 +39,13 @@ class ReplicaCosts:
     request_s: float = 0.0
     """A request's further time to the first token, which delays no other: messages, network."""
     replica_request_s: float = 0.0
-    """On shared CPUs: the replica's work on a request before its first step."""
+    """Replica's work on a request before its first step, on shared CPUs."""
     front_message_s: float = 0.0
-    """On shared CPUs: the front's work on a token."""
+    """Front's work on a token, on shared CPUs."""
     client_request_s: float = 0.0
-    """On shared CPUs: the work of clients on the same machine, one after the other, on a request."""
+    """Serial work on a request by clients on the same machine, on shared CPUs."""
     client_message_s: float = 0.0
-    """On shared CPUs: that on a token."""
+    """Clients' work on a token, on shared CPUs."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_step_s: float | None = None

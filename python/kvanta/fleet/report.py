@@ -31,7 +31,7 @@ class FleetQuestion:
     """Target of the 99th percentile: the report then finds the fewest replicas that meet it."""
     store_bytes: float = math.inf
     cpus: float | None = None
-    """That the replicas share; None: each has its own."""
+    """CPUs that the replicas share; None: each has its own."""
 
 
 def costs_by_format(file: str, formats: Sequence[str]) -> dict[str, ReplicaCosts]:

@@ -31,7 +31,7 @@ class Fleet:
     replicas: int
     routing: str
     capacity_tokens: int
-    """That the cache of a replica holds."""
+    """Tokens that a replica's cache holds."""
     bytes_per_token: float
     costs: ReplicaCosts
     store_bytes: float = math.inf
@@ -50,7 +50,7 @@ class _RoundRobin:
 
 
 def _prefix_aware(replicas: Sequence[Replica], request: PlannedRequest) -> int:
-    """As PrefixRouter: the replica with the least to compute before the first token; of equal ones, the emptier."""
+    """PrefixRouter's choice: least to compute before the first token; among equals, the smallest cache."""
 
     def cost(index: int) -> tuple[float, int]:
         replica = replicas[index]

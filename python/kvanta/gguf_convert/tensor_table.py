@@ -30,7 +30,7 @@ class Module:
 
 
 def parse_table(text: str) -> dict[str, Module]:
-    """By GGUF's names; a later line replaces an earlier one."""
+    """Modules by GGUF's names; a later line replaces an earlier one."""
     modules = {}
     for line in text.strip().splitlines():
         if line.strip():

@@ -25,7 +25,7 @@ _PROBE_WORDS = 64
 
 
 def base_of(url: str) -> str:
-    """Without /v1 and a slash at the end; raises InputError."""
+    """The URL without /v1 and a slash at the end; raises InputError."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

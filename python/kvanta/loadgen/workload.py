@@ -69,7 +69,7 @@ class Workload:
 
 
 def arrival_times(count: int, rate: float, burstiness: float, random: np.random.Generator) -> list[float]:
-    """In seconds, ascending from 0. Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less
+    """Seconds, ascending from 0. Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less
     comes in bursts, more is regular; an infinite rate sends everything at once.
     """
     if rate == float("inf"):

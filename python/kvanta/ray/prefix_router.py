@@ -124,7 +124,7 @@ class RoundRobinRouter(PrefixRouter):
     """Takes the replicas in turn, whatever they hold: for replicas that share a store, and to compare with."""
 
     def initialize_state(self, **kwargs: int) -> None:
-        """As PrefixRouter's."""
+        """Does the same as PrefixRouter's."""
         super().initialize_state(**kwargs)
         self._turn = 0
 
@@ -140,4 +140,4 @@ class RoundRobinRouter(PrefixRouter):
 
 
 ROUTERS: dict[str, type[PrefixRouter]] = {"prefix-aware": PrefixRouter, "round-robin": RoundRobinRouter}
-"""By the names of kvanta.server.options.ROUTINGS."""
+"""Routers by the names of kvanta.server.options.ROUTINGS."""

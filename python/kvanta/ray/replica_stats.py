@@ -8,4 +8,4 @@ from __future__ import annotations
 from typing import Any
 
 LATEST: dict[str, dict[str, dict[str, Any]]] = {}
-"""By the name of the deployment, and by Ray's id of the replica."""
+"""Statistics by the deployment's name and Ray's id of the replica."""

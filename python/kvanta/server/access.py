@@ -41,7 +41,7 @@ def route_path(scope: Scope) -> str:
 
 
 def refuse_web_pages(http: Request) -> None:
-    """For requests that have an effect, and that a browser sends for any page without asking the server.
+    """Refuses requests that have an effect and that a browser sends for any page without asking the server.
 
     Raises ApiError.
     """

@@ -307,7 +307,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
-        """For Prometheus."""
+        """Serves the metrics for Prometheus."""
         encode: Any
         try:
             encode, kind = choose_encoder(http.headers.get("accept", ""))

@@ -243,7 +243,7 @@ class AsyncLLM:
         return job
 
     async def _queue(self, job: EngineJob, add: Callable[[], None], tokens: int) -> None:
-        """Queues a job's sequences, which have so many prompt tokens. When it raises, nothing is queued."""
+        """Queues a job's sequences, which have `tokens` prompt tokens. When it raises, nothing is queued."""
         names, sequences = list(job.open), len(job.open)
         self._jobs.update(dict.fromkeys(names, job))  # first: outputs may come before the last one is added
 

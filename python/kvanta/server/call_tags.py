@@ -144,4 +144,4 @@ SYNTAXES: Mapping[str, Callable[[Schemas], Iterator[Tag]]] = {
     "openai": _openai,
     "qwen3_coder": _qwen3_coder,
 }
-"""By the names of tool_calls.PARSERS."""
+"""Tags by the names of tool_calls.PARSERS."""

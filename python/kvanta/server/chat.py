@@ -81,7 +81,7 @@ class ChatResponse(ChoicesResponse):
         return {**self._common(delta), **self._ending(delta), "message": message}
 
     def _ending(self, delta: Delta) -> dict[str, Any]:
-        """As OpenAI says it: an answer of calls ends with them, unless the client chose the function itself."""
+        """Finish reason as OpenAI's: an answer of calls ends with them, unless the client chose the function."""
         ends = delta.finish_reason == "stop"
         calls = ends and self._readers[delta.choice].calls > 0 and not self._named
         return {"finish_reason": "tool_calls"} if calls else {}

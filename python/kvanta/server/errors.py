@@ -77,7 +77,7 @@ class ApiError(HTTPException):
 
 
 def shutting_down() -> ApiError:
-    """For requests that come, or have not ended, when the server stops."""
+    """Error of requests that arrive or have not ended when the server stops."""
     return ApiError(503, "the server is shutting down", headers={"Retry-After": "10"})
 
 

@@ -263,7 +263,7 @@ class GenerateResponse(GenerationResponse):
     def _tuples(
         self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> tuple[list[LogprobTuple], list[list[LogprobTuple] | None]]:
-        """Each token's own, and the most likely ones of its position."""
+        """Log-probabilities of each token, and the most likely ones at its position."""
         own = [
             self._tuple(entry[token].logprob if entry else None, token)
             for token, entry in zip(tokens, entries, strict=True)

@@ -78,7 +78,7 @@ class Histogram:
         self._sum += value
 
     def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
-        """As Prometheus wants it: cumulative."""
+        """Metric in Prometheus' form, cumulative."""
         family = HistogramMetricFamily(name, text, labels=["model_name"])
         buckets: list[tuple[str, float]] = []
         total = 0

@@ -267,7 +267,7 @@ class ChatRequest(ChatFields, SamplingFields):
         given, functions = super()._structured_outputs(), self.functions
         if not functions.forced:
             return given
-        # OpenAI's and Anthropic's own field constrains answers that are texts, and a call is none.
+        # OpenAI's and Anthropic's own field constrains answers that are texts, and a call is not.
         if given is not None and super().constraint_field != "response_format":
             message = f"tool_choice {one_line(self.tool_choice)} and a constraint of the text exclude each other"
             raise InputError(message, "tool_choice")

@@ -80,7 +80,7 @@ FORMATS: Mapping[str, ReasoningFormat] = {
     "openai_gptoss": HARMONY,
     "qwen3": ReasoningFormat(switches=("enable_thinking",)),
 }
-"""By the names of vLLM; those of SGLang are aliases."""
+"""Formats by vLLM's names; SGLang's are aliases."""
 _ALIASES: Mapping[str, str] = {
     "deepseek-r1": "deepseek_r1",
     "deepseek-v3": "deepseek_v3",
@@ -105,7 +105,7 @@ _CALL_MARKS = (
 
 
 def format_name(name: str) -> str:
-    """As FORMATS has it. Raises InputError for an unknown one."""
+    """The name in FORMATS. Raises InputError for an unknown one."""
     known = _ALIASES.get(name, name)
     if known and known not in FORMATS:
         raise InputError(f"{name!r} is none of {', '.join([*FORMATS, *_ALIASES])}")

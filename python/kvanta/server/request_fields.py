@@ -122,7 +122,7 @@ _GIVE = "the field of this endpoint is "
 
 # Fields of /v1/responses alone; its further fields are those of chats. So are the names of the next two tables.
 RESPONSES_REFUSED: Mapping[str, Refused] = {
-    "access_programs": Refused("there are none"),
+    "access_programs": Refused("Kvanta has no access programs"),
     "add_generation_prompt": Refused("only chats have it", (True,)),
     "background_options": Refused("the answer is sent as soon as it is complete; give stream", ({},)),
     "context_management": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ([],)),

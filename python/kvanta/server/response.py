@@ -122,7 +122,7 @@ class GenerationResponse(ABC):
         return self._entries(self._completion_tokens(), len(self._job.outputs)) + self._prompt_entries
 
     async def events(self, off_loop: OffLoop, ping_seconds: float) -> AsyncGenerator[bytes, None]:
-        """Until the job is finished; a ping whenever nothing else has been sent for so many seconds (0: never)."""
+        """Events until the job is finished, and a ping after each `ping_seconds` without one (0: never)."""
         pace = Pace()
         if self._echoed_entries <= _MAX_ENTRIES:
             first = self._first_events(json_bytes)

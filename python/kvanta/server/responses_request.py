@@ -169,7 +169,7 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def _choice(choice: Any) -> Any:
-    """As chats have it."""
+    """The value as in chats."""
     if kind_of(choice) == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if kind_of(choice) == "allowed_tools":
@@ -180,7 +180,7 @@ def _choice(choice: Any) -> Any:
 
 
 def _format(given: Any) -> Any:
-    """As chats have it."""
+    """The value as in chats."""
     if kind_of(given) != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}

@@ -217,7 +217,7 @@ class Service:
         return await front.off_loop(count)
 
     def model_card(self, name: str, created: int) -> dict[str, Any]:
-        """As /v1/models lists it."""
+        """The model, as /v1/models lists it."""
         stats = self.front.loaded.stats()
         return {
             "id": name,

@@ -97,7 +97,7 @@ def _check_counts(containers: int, fields: int, commas: int, digits: int, fracti
 
 
 def large_json_bytes(value: object) -> bytes:
-    """As json_bytes, on a thread that lets others run in between."""
+    """Same as json_bytes, on a thread that lets others run in between."""
     return b"".join(_paced(_pieces(value, 0)))
 
 
@@ -149,7 +149,7 @@ def discard_values(values: list[Any]) -> None:
 
 
 def _pieces(value: object, depth: int) -> Iterator[bytes]:
-    """Each has at most _SLICE values, texts and keys aside; entries of a list are written together up to that."""
+    """Pieces of at most _SLICE values, texts and keys aside; entries of a list are written together up to that."""
     if not isinstance(value, (dict, list)) or depth > _MAX_DEPTH or _size(value, _SLICE) <= _SLICE:
         yield json_bytes(value)
     elif isinstance(value, dict):

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 OURS = "kvanta:"
 THEIRS = "vllm:"
-# Families of ours that vLLM has with the same meaning.
+# Families of Kvanta that vLLM has with the same meaning.
 NAMES = frozenset(
     (
         "admission_rejections",

@@ -20,7 +20,7 @@ class LineInput:
     def __init__(self, commands: Iterable[str]) -> None:
         """`commands`: completed by Tab."""
         self.interactive = sys.stdin.isatty()
-        if isinstance(sys.stdin, io.TextIOWrapper):  # the tokenizer reports what is not UTF-8
+        if isinstance(sys.stdin, io.TextIOWrapper):  # the tokenizer reports invalid UTF-8
             sys.stdin.reconfigure(errors="surrogateescape")
         self._history: Path | None = None
         if self.interactive:

@@ -15,7 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Without control characters, with which a model could steer the terminal."""
+    """The text without control characters, with which a model could steer the terminal."""
     return _CONTROL.sub("", text)
 
 

@@ -43,7 +43,7 @@ class AddedToken:
     rstrip: bool = False
 
     def as_json(self, index: int) -> Json:
-        """As in tokenizer.json."""
+        """The token as in tokenizer.json."""
         return {"id": index, **self.__dict__}
 
 
@@ -82,7 +82,7 @@ class FolderSettings:
 
     @property
     def tokenizer_class(self) -> str:
-        """As tokenizer_config.json names it, without "Fast"."""
+        """Class named by tokenizer_config.json, without "Fast"."""
         return str(self.config.get("tokenizer_class") or "").removesuffix("Fast")
 
 

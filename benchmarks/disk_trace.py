@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--share", type=int, default=8, help="one of so many sessions is kept")
+    parser.add_argument("--share", type=int, default=8, help="one session in this many is kept")
     parser.add_argument("--length-scale", type=float, default=1 / 32)
     parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--max-output", type=int, default=16)

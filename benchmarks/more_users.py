@@ -128,7 +128,7 @@ class Held:
 
 
 def most_users(make_engine: Callable[[int], _core.Engine], users: Users, guess: int, crowd: int) -> Held:
-    """Finds the maximum. make_engine: makes an engine for at most so many sequences. crowd: users at saturation."""
+    """Finds the maximum. make_engine: makes an engine for at most this many sequences. crowd: users at saturation."""
     count = max(1, guess)
     while True:
         engine = make_engine(count)

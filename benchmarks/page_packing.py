@@ -1,4 +1,4 @@
-"""Lossless packing of stored pages by zstd, per cache format: bytes saved, and speeds beside those of reading pages.
+"""Lossless packing of stored pages by zstd, per cache format: bytes saved, and speed relative to reading pages.
 
     python benchmarks/page_packing.py smollm2 --text wiki.test.raw --json docs/results/page-packing.json
 

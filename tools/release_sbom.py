@@ -138,7 +138,7 @@ def _installed(libraries: dict[str, bytes]) -> dict[str, tuple[str, str, str]]:
 def _version(package: str) -> tuple[str, str, str]:
     text = dpkg_query("--show", "--showformat=${Package} ${Version} ${Architecture}", package)
     if not text:
-        raise ReleaseError(f"{package} is part of the wheels, and dpkg-query knows no version of it here")
+        raise ReleaseError(f"{package} is part of the wheels, but dpkg-query finds no version of it on this machine")
     name, version, architecture = text.split()
     return name, version, architecture
 

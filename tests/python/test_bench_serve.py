@@ -323,7 +323,7 @@ def test_lengths_without_times_are_sent_at_a_rate(tmp_path: Path, capsys: pytest
     assert [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies] == [(20, 4), (30, 6)]
 
 
-def test_reports_beside_each_other_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_next_to_each_other_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, picture = tmp_path / "first.json", tmp_path / "load.svg"
     words = [*FEW, "--rate", "200", "400"]
     with FakeServer() as server:

@@ -1,4 +1,4 @@
-"""Several engines behind one server, by Ray Serve: the same answers as of one, whichever of them die."""
+"""Several engines of one server, by Ray Serve: the same answers as of one, whichever of them die."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // Reads of records from a folder, as the prefix cache on disk does it: by one thread, by several, and by io_uring with
-// as many reads in flight. Cold files have left the system's file cache; warm ones have not.
+// as many reads in flight. Cold files have left the system's file cache; warm ones are in it.
 //
 //   page_reads_bench --dir DIR [--bytes 65536 443000 1048576] [--depths 1 4 16] [--megabytes 64] [--turns 5]
 //                    [--json FILE]

@@ -83,7 +83,7 @@ def _shared_layers(metadata: Metadata, config: Config) -> None:
 def _ropes(metadata: Metadata, config: Config) -> None:
     """A frequency factor of 1 rotates a pair of channels of the layers without a window, a huge one does not."""
     if metadata.has("rope.scaling.type") and metadata.text("gemma4.rope.scaling.type") != "none":
-        raise InputError(f"{metadata.path} has scaled rope frequencies, which 'gemma4' models have not")
+        raise InputError(f"{metadata.path} has scaled rope frequencies, which 'gemma4' models do not have")
     theta = config.pop("rope_theta")
     del config["rope_scaling"]
     pairs = metadata.size("attention.key_length") // 2

@@ -311,7 +311,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         encode: Any
         try:
             encode, kind = choose_encoder(http.headers.get("accept", ""))
-        except (TypeError, ValueError):  # a version that is none
+        except (TypeError, ValueError):  # a malformed version
             encode, kind = choose_encoder("")
         # No name needs to be escaped, and the library would do it to the colons of samples in OpenMetrics.
         return Response(encode(registry, escaping=ALLOWUTF8), media_type=kind)

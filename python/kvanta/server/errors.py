@@ -91,7 +91,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def json_bytes(value: object) -> bytes:
-    """JSON in UTF-8; a lone surrogate, which UTF-8 has not, becomes "?", and numbers that are not finite null."""
+    """JSON in UTF-8; a lone surrogate, which UTF-8 cannot encode, becomes "?", and numbers that are not finite null."""
     try:
         return orjson.dumps(value)
     except TypeError:  # a lone surrogate, an integer of more than 64 bits, a key that is no text, very deep nesting

@@ -1,4 +1,4 @@
-"""Fields of requests that vLLM, SGLang and OpenAI have and this server has not: refused, or without a meaning here.
+"""Fields of requests that vLLM, SGLang and OpenAI have and this server does not: refused, or without effect.
 
 A field that would change the answer is refused unless its value has no effect. Other fields that nobody knows are
 ignored, as by vLLM, with one line in the log for each name.

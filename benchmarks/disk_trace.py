@@ -3,7 +3,7 @@
     python benchmarks/disk_trace.py stories260k conversation_trace.jsonl --json docs/results/disk-trace.json
 
 The trace has an hour. It is repeated --hours times, compressed to --minutes; each hour keeps one of --share sessions,
-and has contents of its own, but for the block that all prompts begin with. Lengths are multiplied by --length-scale and
+and has different contents, but for the block that all prompts begin with. Lengths are multiplied by --length-scale and
 cut to fit the model. At the end
 
 * every request has been answered, and the disk has counted no error and no damaged file,
@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--share", type=int, default=8, help="one of so many sessions is kept")
+    parser.add_argument("--share", type=int, default=8, help="one session in this many is kept")
     parser.add_argument("--length-scale", type=float, default=1 / 32)
     parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--max-output", type=int, default=16)

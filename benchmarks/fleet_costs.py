@@ -26,7 +26,7 @@ STEPS = 32
 
 
 def run(engine: _core.Engine, prompts: list[list[int]], answer: int) -> tuple[float, float]:
-    """Seconds to the last sequence's first token, and of a step behind it."""
+    """Seconds to the last sequence's first token, and of a step after it."""
     sampling = _core.SamplingParams()
     sampling.max_tokens, sampling.ignore_eos, sampling.temperature = answer, True, 0.0
     begin = time.monotonic()

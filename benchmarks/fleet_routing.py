@@ -1,4 +1,4 @@
-"""Live replicas on a real trace, prefix-aware or in turn, beside what `kvanta plan --fleet` says of the same replicas.
+"""Live replicas on a real trace, prefix-aware or in turn, compared with what `kvanta plan --fleet` predicts.
 
     python benchmarks/random_gguf.py llama-15m Q8_0 small.gguf --layers 16
     benchmarks/fleet_costs.py small.gguf --threads 1 --formats int4 --short 128 --long 1024 --block-size 16 --json C

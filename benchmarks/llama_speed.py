@@ -51,7 +51,7 @@ class Subject:
     program: str
     cache: str
     rates: Callable[[Sequence[Work]], list[list[float]]]
-    """Of works at one depth: tokens per second of every repeat."""
+    """Tokens per second of every repeat, for works at one depth."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 from kvanta.loadgen.traces import MOONCAKE_BLOCK
 
 _SIGMA = 0.9
-"""Of the logarithms of lengths: the 95th percentile is 4.4 times the median."""
+"""Standard deviation of the logarithms of lengths: the 95th percentile is 4.4 times the median."""
 
 
 @dataclass(frozen=True)

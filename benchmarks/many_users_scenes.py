@@ -30,14 +30,14 @@ class Shape:
     streams: int = 4
     stream_prompt: int = 64
     stream_tokens: int = 4000
-    """Of an answer that is given up when the scene is over."""
+    """Tokens of an answer, which is given up when the scene is over."""
     before: int = 40
     """Tokens of each stream before the prompt arrives, and again after its first token."""
     short: int = 40
     answer: int = 16
     """Tokens of an answer to a short prompt."""
     delay_s: float = 1.0
-    """From the long prompt, or the many waiting ones, to the one that is measured."""
+    """Seconds from the long prompt, or the many waiting ones, to the one that is measured."""
     per_minute: float = 200.0
     minutes: float = 10.0
     waiting: int = 50
@@ -51,11 +51,11 @@ class User:
     session: aiohttp.ClientSession
     target: Target
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Of prompts."""
+    """Numbers of prompts."""
     seed: int = field(default_factory=lambda: secrets.randbits(62))
 
     def named(self, name: str, session: aiohttp.ClientSession | None = None) -> User:
-        """Another user, who is told apart by the field `user`, and by the key of a session of their own."""
+        """Another user, who is told apart by the field `user`, and by the key of a separate session."""
         target = replace(self.target, extra={**self.target.extra, "user": name})
         return replace(self, target=target, session=session or self.session)
 

@@ -55,14 +55,14 @@ class Trial:
     users: int
     most_running: int = 0
     most_decoding: int = 0
-    """That got a token in the same step."""
+    """Most sequences that got a token in one step."""
     preemptions: int = 0
     seconds: float = 0.0
-    """Of computing, all together."""
+    """Total seconds of computing."""
     decode_seconds: list[float] = field(default_factory=list)
-    """Of the steps in which as many decoded as may run."""
+    """Seconds of the steps in which as many decoded as may run."""
     tokens: dict[int, list[int]] = field(default_factory=dict)
-    """By user; not all if one was preempted and the trial given up."""
+    """Tokens by user; incomplete if one was preempted and the trial given up."""
 
     def holds(self, count: int) -> bool:
         """True if `count` users were served concurrently."""
@@ -128,7 +128,7 @@ class Held:
 
 
 def most_users(make_engine: Callable[[int], _core.Engine], users: Users, guess: int, crowd: int) -> Held:
-    """Finds the maximum. make_engine: makes an engine for at most so many sequences. crowd: users at saturation."""
+    """Finds the maximum. make_engine: makes an engine for at most this many sequences. crowd: users at saturation."""
     count = max(1, guess)
     while True:
         engine = make_engine(count)

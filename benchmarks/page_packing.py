@@ -1,4 +1,4 @@
-"""Lossless packing of stored pages by zstd, per cache format: bytes saved, and speeds beside those of reading pages.
+"""Lossless packing of stored pages by zstd, per cache format: bytes saved, and speed relative to reading pages.
 
     python benchmarks/page_packing.py smollm2 --text wiki.test.raw --json docs/results/page-packing.json
 
@@ -59,7 +59,7 @@ def write_pages(options: argparse.Namespace, name: str, prompt: list[int], folde
         stats = engine.stats()["disk"]
         del engine
     if not stats["read_bytes"] or found[1] != found[0]:
-        raise SystemExit(f"error: {name}: {found[1]} behind {stats['read_bytes']} bytes of pages, computed {found[0]}")
+        raise SystemExit(f"error: {name}: {found[1]} after {stats['read_bytes']} bytes of pages, {found[0]} computed")
     return stats
 
 

@@ -1,5 +1,5 @@
 // Reads of records from a folder, as the prefix cache on disk does it: by one thread, by several, and by io_uring with
-// as many reads in flight. Cold files have left the system's file cache; warm ones have not.
+// as many reads in flight. Cold files have left the system's file cache; warm ones are in it.
 //
 //   page_reads_bench --dir DIR [--bytes 65536 443000 1048576] [--depths 1 4 16] [--megabytes 64] [--turns 5]
 //                    [--json FILE]
@@ -57,7 +57,7 @@ Options ParseArguments(int argc, char** argv) {
   return options;
 }
 
-// Files of equal size in a folder of their own, removed in the end.
+// Files of equal size in a separate folder, removed in the end.
 class Files {
  public:
   Files(const std::string& dir, int64_t count, int64_t bytes) : folder_(fmt::format("{}/reads-{}", dir, getpid())) {

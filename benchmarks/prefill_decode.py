@@ -55,7 +55,7 @@ def ask(url: str, prompt: Sequence[int], tokens: int) -> tuple[list[int], int, f
 
 
 def measure(command: Sequence[str], prompts: Sequence[Sequence[int]]) -> list[tuple[list[int], int, float, float]]:
-    """For each prompt: the answer, cached prompt tokens, and seconds to its first token alone and as a whole.
+    """The answer of each prompt, cached prompt tokens, and seconds to its first token alone and as a whole.
 
     The first token is that of a prompt that differs in its first token, so that nothing is cached.
     """

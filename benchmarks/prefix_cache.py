@@ -1,4 +1,4 @@
-"""The prefix cache on disk, per cache format: time to the first token of a long prompt, and the cost of writing behind.
+"""The prefix cache on disk, per cache format: time to the first token of a long prompt, and the cost of write-behind.
 
     python benchmarks/prefix_cache.py smollm2 --json docs/results/prefix-cache.json --plot docs/results/prefix-cache.png
 
@@ -7,7 +7,7 @@ them in the folder (warm). Both have run a short prompt before, so that weights 
 system's file cache, as after a restart of the server alone; --drop-caches empties it before warm runs (needs root). The
 tokens are compared.
 
-Writing behind: two engines, one with a folder and one without, take turns with the same new prompts, and with decode of
+Write-behind: two engines, one with a folder and one without, take turns with the same new prompts, and with decode of
 --writing-requests requests: many short turns, since the machine's own speed drifts by more than writing costs. What the
 disk still has to take when a work ends is counted apart. Figures are medians of turns, by the wall clock. Rows of an
 earlier run with the same model and prompt stay in the JSON file, so that formats and parts can be measured one by one.
@@ -129,7 +129,7 @@ def first_token_row(samples: dict[str, list[float]]) -> Row:
 
 
 def writing_row(options: argparse.Namespace, name: str, prompts: Prompts) -> Row:
-    """Speed with writing behind as a share of the speed without, of prompts and of decode."""
+    """Speed with write-behind as a share of the speed without, of prompts and of decode."""
     works = {
         "prompt": (1, options.writing_prompt_tokens, 1),
         "decode": (options.writing_requests, _DECODE_PROMPT, options.writing_output_tokens),
@@ -232,8 +232,8 @@ def main() -> int:
         for name in options.formats:
             row = rows[name] = rows[name] | writing_row(options, name, prompts)
             print(
-                f"{name:18} with writing behind, prompts run at {row['prompt_share']:.1%} and decode at "
-                f"{row['decode_share']:.1%} of the speed without; {row['behind_s']:.3f} s behind",
+                f"{name:18} with write-behind, prompts run at {row['prompt_share']:.1%} and decode at "
+                f"{row['decode_share']:.1%} of the speed without; the disk finishes {row['behind_s']:.3f} s later",
                 flush=True,
             )
     report = {**settings, "rows": list(rows.values())}

@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face layout with random bf16 weights, to measure speed beside other engines."""
+"""A model folder in Hugging Face layout with random bf16 weights, to compare speed with other engines."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ folder each; both must generate the same tokens:
         --users 30 --first-tokens 2000 --order random --rounds 1 --threads 2 --formats bf16 int4
         --json docs/results/returning-users-disk.json
 
-Rates are then per second of the wall clock, since threads of the disk work beside the engine's, and a round ends when
-its pages are written. Rows of an earlier run with the same settings stay in the JSON file, so that formats
+Rates are then per second of the wall clock, since the disk's threads run at the same time as the engine's; a round ends
+when its pages are written. Rows of an earlier run with the same settings stay in the JSON file, so that formats
 and --places can be measured one by one, the reference first.
 """
 

@@ -66,9 +66,9 @@ class Findings:
     """Outcomes of the visits."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Of OUTCOMES."""
+    """Number of visits by name in OUTCOMES."""
     examples: list[str] = field(default_factory=list)
-    """Of errors and of what must not be."""
+    """Examples of errors and of what must not be."""
 
     def add(self, outcome: str, example: str = "") -> None:
         """Counts one visit."""

@@ -6,7 +6,7 @@ Three kinds of work, several prompts of each, one request at a time or --batch a
 passage (the answer repeats much of the prompt), and writing on from it (sampled with seeds, so that it repeats little).
 Plain and speculative runs alternate, --pairs times; figures are medians of decode steps alone, without prompts. All
 runs must give the same tokens and log-probabilities to the bit, which is checked first. --rows: time of a plain step of
-so many sequences, in those of one: about what a draft of one token less costs.
+this many sequences relative to one sequence: about the cost of a draft of one token less.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def measure(plain: LLM, speculating: LLM, name: str, work: Any, options: argpars
 
 
 def step_costs(llm: LLM, rows: Sequence[int], prompt: list[int]) -> list[dict[str, float]]:
-    """Times of decode steps of so many sequences."""
+    """Times of decode steps with this many sequences."""
     params = SamplingParams(temperature=1.0, max_tokens=48, ignore_eos=True)
     llm.generate([prompt], params, use_tqdm=False)
     costs = []

@@ -3,9 +3,9 @@
     python benchmarks/random_gguf.py llama-1b Q4_K_M llama-1b.gguf
     python benchmarks/tensor_parallel.py llama-1b.gguf --json docs/results/tensor-parallel.json
 
-Each engine has a process of its own, and they take turns, --turns times: a prompt that is in no cache, then tokens that
+Each engine has its own process, and they take turns, --turns times: a prompt that is in no cache, then tokens that
 one request generates after it, and --sequences at once. Rates are medians. All must generate the same tokens, which is
-checked first. With --mbit, each rank is on a node of its own, with a network of that rate between the two.
+checked first. With --mbit, each rank is on a separate node, with a network of that rate between the two.
 Memory is the proportional set size of each process, which divides pages of the model's file among those that map them.
 """
 

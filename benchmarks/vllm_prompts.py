@@ -6,7 +6,7 @@
 Random bf16 weights in the shape of a Llama model of 1.2 billion (--head-dim 64: 32 query and 8 KV heads). vLLM's
 server and one of Kvanta for each of --caches run at the same time and get each prompt in turns, in reverse order every
 second time; the others are idle meanwhile. Each prompt has random token ids and gets one token; TOKENS@DEPTH are new
-ones behind DEPTH that all servers have in their prefix caches. Checked before a figure counts: tokens of the prompt,
+ones after DEPTH that all servers have in their prefix caches. Checked before a figure is used: tokens of the prompt,
 cached ones, and that Kvanta's most likely token with a bf16 cache is among vLLM's five. Ratios are medians of those of
 each repeat. Prompts of more than 4,096 new tokens are sent once. Rows of an earlier run stay in FILE, so that prompts
 can be measured one by one.
@@ -44,7 +44,7 @@ _MOST_REPEATED = 4096
 
 
 class Prompt(NamedTuple):
-    """New tokens behind cached ones."""
+    """New tokens after cached ones."""
 
     depth: int
     tokens: int
@@ -115,9 +115,9 @@ def servers(folder: Path, options: argparse.Namespace, context: int) -> Iterator
 
 
 def check(name: str, answer: Answer, tokens: int, depth: int) -> None:
-    """Raises SystemExit unless a prompt of `tokens` new ones was computed behind `depth` cached ones."""
+    """Raises SystemExit unless a prompt of `tokens` new ones was computed after `depth` cached ones."""
     if (answer.prompt_tokens, answer.cached_tokens) != (tokens + depth, depth):
-        raise SystemExit(f"error: {name}: {answer} instead of {tokens} tokens behind {depth} cached ones")
+        raise SystemExit(f"error: {name}: {answer} instead of {tokens} tokens after {depth} cached ones")
 
 
 def repeat(urls: Mapping[str, str], tokens: int, depth: int, number: int) -> dict[str, float]:

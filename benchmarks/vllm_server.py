@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 CACHE_GIB = 2
-"""Memory of its KV cache, and of Kvanta's beside it."""
+"""Memory of its KV cache, and of Kvanta's in the comparison."""
 
 
 def vllm_version(command: Path) -> str:

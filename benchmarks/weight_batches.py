@@ -3,7 +3,7 @@
     python benchmarks/weight_batches.py --json docs/results/weight-batches.json
 
 Random weights in the shape of a Llama model of 1.2 billion, quantized when they are loaded; MODEL, a folder with bf16
-weights, is another one. --requests arrive at once, each with --input-len tokens of its own, and get --output-len; the
+weights, is another one. --requests arrive at once, each with --input-len different tokens, and get --output-len; the
 cache is bf16. Every engine generates the same tokens in every repeat, or nothing is printed. Ratios to the first of
 --weights are medians of those of each repeat.
 """

@@ -5,7 +5,7 @@
 
 FOLDER has llama.cpp's llama-quantize and llama-perplexity, built elsewhere. SmolLM2 is widened without another result,
 so that its rows have whole blocks of 256 (benchmarks/wide_gguf.py), and quantized to each type, matrix of the logits
-included. Both programs compare their predictions from that file with their own from its weights dequantized to bf16, on
+included. Both programs compare predictions from that file with predictions from its weights dequantized to bf16, on
 the same windows of tokens: mean KL divergence in nats per token, the second half of each window scored, the cache
 unquantized (bf16; llama.cpp: f16). Results of an earlier run with the same model, text and program stay in FILE, so
 types can be measured one by one.

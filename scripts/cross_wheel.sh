@@ -6,7 +6,7 @@ packages=build/aarch64-site
 dist=dist/aarch64
 python=$sysroot/python
 
-# arm64_apt COMMAND [ARGUMENT...]: apt-get for arm64, with lists, archives and a record of installed packages (none) of its own.
+# arm64_apt COMMAND [ARGUMENT...]: apt-get for arm64, with separate lists, archives and record of installed packages (none).
 arm64_apt() {
   local apt=$PWD/$sysroot/apt
   apt-get -q -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User= -o Acquire::Languages=none \

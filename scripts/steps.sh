@@ -7,7 +7,7 @@
 #                                        the same ones on this machine before, unless $run_all is true
 #   run_steps FOLDER                     runs them in order; the output of each goes to FOLDER/NAME.log
 #
-# A step that exits with 77 counts as skipped (its last line says why); so does one whose dependency did not pass.
+# A step that exits with 77 is skipped (its last line says why); so is one whose dependency did not pass.
 
 step_names=() step_needs=() step_titles=() step_background=()
 step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3") step_background+=("${4:-}"); }
@@ -42,7 +42,7 @@ closing_lines() {
   grep -E '^[0-9]+% tests passed|^=+ .*(passed|failed|error).* =+$|^(summary|warning): ' "$1" | tail -n 8 || true
 }
 
-# progress_line LOG SECONDS: the last line of a log, or the last one that counts, as ninja's [31/84] does, with an estimate
+# progress_line LOG SECONDS: the last line of a log, or the last one with a count, as ninja's [31/84], with an estimate
 # from the time that the counted ones have taken.
 progress_line() {
   local line left=

@@ -85,7 +85,7 @@ _INTERNAL = frozenset(
 
 
 def class_fields(tree: ast.Module, name: str) -> set[str]:
-    """Annotated names of a class and of its bases, as far as they are in the same source."""
+    """Annotated names of a class and of its bases in the same source."""
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     found = set()
     for base in classes[name].bases:

@@ -53,7 +53,7 @@ classes of the servers, and the declarations of ours.
 
 
 class Endpoint(NamedTuple):
-    """A body of ours: its own fields, its tables, and the endpoint that reads what is in none of them."""
+    """A request body of Kvanta: its fields, its tables, and the endpoint that reads all other fields."""
 
     title: str
     declared: Collection[str]

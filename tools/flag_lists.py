@@ -3,7 +3,7 @@
 
     pip download --no-deps vllm==0.33.0 && tools/flag_lists.py vllm-0.33.0-*.whl > tools/data/vllm_flags.txt
 
-Each line has an option's flags, separated by spaces, and behind them `=` if it takes a value, `=+` if several.
+Each line has an option's flags, separated by spaces, then `=` if it takes a value, `=+` if several.
 """
 
 from __future__ import annotations

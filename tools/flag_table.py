@@ -49,12 +49,12 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """As an argument."""
+        """The name of the argument."""
         return self.names[0].removeprefix("--").replace("-", "_")
 
 
 def read_flags(engine: str) -> list[Flag]:
-    """The options of an engine; long names of one option are options of their own."""
+    """The options of an engine; each long name of an option is listed as an option."""
     flags = []
     for line in (ROOT / "tools" / "data" / f"{engine}_flags.txt").read_text(encoding="utf-8").splitlines():
         words = line.split()

@@ -1,4 +1,4 @@
-"""Tables of linear layers in documents: two instruction sets compared, and torch beside Kvanta."""
+"""Tables of linear layers in documents: two instruction sets compared, and torch compared with Kvanta."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from result_table import Table
 _LARGE_MODELS = (
     ("1b", "llama-1b", "Q4_K_M", "--ik-repack --decode --prefill 512@0 --repeats 3"),
     ("8b", "llama-8b", "Q4_K_M", "--new-tokens 32 --ik-repack --decode 0 8192 --prefill 512@0 --repeats 2"),
-    # Decode at 8,192 of the next two has a run of its own: `--decode 8192 --prefill --repeats 1`.
+    # Decode at 8,192 of the next two has a separate run: `--decode 8192 --prefill --repeats 1`.
     ("30b-a3b", "qwen3-30b-a3b", "Q4_K_M", "--new-tokens 128 --ik-repack --decode 0 --prefill 512@0 --repeats 3"),
     ("gpt-oss-20b", "gpt-oss-20b", "MXFP4", "--new-tokens 64 --ik-repack --decode 0 --prefill 512@0"),
 )

@@ -5,9 +5,9 @@
     tools/mutate.py --python            those that need no build
     tools/mutate.py --only NAME...
 
-The copy is a worktree of git at build/mutations with the tracked files as they are now; it stays, so that the next run
-compiles what differs. The tests of a fault must pass without it and fail with it. Python runs with the extension that
-is installed or linked in this interpreter's package kvanta. Exit status 1 if a fault was not found.
+The copy is a worktree of git at build/mutations with the current tracked files; it stays, so that the next run compiles
+what differs. The tests of a fault must pass without it and fail with it. Python runs with the extension that is
+installed or linked in this interpreter's package kvanta. Exit status 1 if a fault was not found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutations.toml"
 TIMEOUT_SECONDS = 600
-"""Of the tests of one fault; a fault may well make them wait forever."""
+"""Time limit of the tests of one fault, which may make them wait forever."""
 
 
 @dataclass(frozen=True)

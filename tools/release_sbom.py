@@ -115,7 +115,7 @@ def bundled(wheel: Path) -> list[Component]:
 
 
 def build_id(library: bytes) -> bytes:
-    """The GNU build id of an ELF file, which auditwheel leaves as it is. Empty if it has none."""
+    """The GNU build id of an ELF file, which auditwheel does not change. Empty if it has none."""
     note = re.search(rb"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0(.{20})", library, re.DOTALL)
     return note[1] if note else b""
 
@@ -138,7 +138,7 @@ def _installed(libraries: dict[str, bytes]) -> dict[str, tuple[str, str, str]]:
 def _version(package: str) -> tuple[str, str, str]:
     text = dpkg_query("--show", "--showformat=${Package} ${Version} ${Architecture}", package)
     if not text:
-        raise ReleaseError(f"{package} is part of the wheels, and dpkg-query knows no version of it here")
+        raise ReleaseError(f"{package} is part of the wheels, but dpkg-query finds no version of it on this machine")
     name, version, architecture = text.split()
     return name, version, architecture
 

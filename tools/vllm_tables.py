@@ -38,7 +38,7 @@ VLLM_TABLES = {
             ("of bench engine's", "serve_share", ".0%"),
             ("start (s)", "kvanta.start_s", ".1f"),
             ("vLLM's", "vllm.start_s", ".1f"),
-            ("memory beside the weights (MiB)", "beside_weights_mib", ".0f"),
+            ("memory without weights (MiB)", "beside_weights_mib", ".0f"),
         ),
     ),
     **{

@@ -1,4 +1,4 @@
-"""Attention on arrays of one's own, through a really quantized cache: for tests and researchers.
+"""Attention on the caller's arrays, through a really quantized cache: for tests and researchers.
 
 Shapes: q [query_tokens, heads, head_dim]; k and v [tokens, kv_heads, head_dim]; the queries stand at the last
 `query_tokens` positions, and each sees the keys up to its own.
@@ -89,7 +89,7 @@ def reference(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Any) -> NDArr
 
 
 def read_limit_gb_s(threads: int, isa: str = "auto") -> float:
-    """GB/s that this machine reads from memory with so many threads, measured now: the limit of every decode."""
+    """GB/s that this machine reads from memory with this number of threads, measured now: the limit of every decode."""
     whole_number("threads", threads, 1, 2**31 - 1)
     text("isa", isa)
     return _core.read_limit_gb_s(threads, isa)

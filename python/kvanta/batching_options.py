@@ -9,7 +9,7 @@ from kvanta.options import GENERATING, OptionGroup, option, parse_integer, parse
 
 
 def _length(value: Any) -> int:
-    """A number of tokens; auto and -1 ask for the model's own limit."""
+    """A number of tokens; auto and -1 mean the model's own limit."""
     return 0 if str(value).lower() in ("auto", "-1") else parse_tokens(value)
 
 
@@ -18,7 +18,7 @@ def _step_ms(value: Any) -> float | str:
 
 
 def _policy(value: Any) -> str:
-    """SGLang's lpm and dfs-weight ask for what cached prefixes leave least of, which `shortest` counts alone."""
+    """SGLang's lpm and dfs-weight order by cached prefixes, as `shortest` does: it counts uncached tokens only."""
     name = str(value).lower()
     return {"lpm": "shortest", "dfs-weight": "shortest"}.get(name, name)
 

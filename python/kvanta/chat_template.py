@@ -1,7 +1,7 @@
 """Chat templates: Jinja2 in a sandbox, with what templates of published models expect to find there.
 
 Semantics follow transformers' apply_chat_template: whitespace control, loop controls, the functions raise_exception
-and strftime_now, a tojson that keeps characters as they are, and {% generation %} blocks, which change nothing here.
+and strftime_now, a tojson that does not escape characters, and {% generation %} blocks, which change nothing here.
 The sandbox limits its time and its memory (template_sandbox.py).
 """
 
@@ -54,7 +54,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 
 
 class ChatTemplate:
-    """A compiled template; `special` holds the texts of bos_token, eos_token and so on, if the model has them."""
+    """A compiled template; `special` holds the texts of the model's bos_token, eos_token and other special tokens."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_BYTES:

@@ -1,4 +1,4 @@
-"""Options of vLLM, SGLang and Aphrodite: accepted without effect, refused with a reason, or the opposite of ours."""
+"""Options of vLLM, SGLang and Aphrodite: accepted without effect, refused with a reason, or opposites of Kvanta's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvanta.values import nearest, one_line, truth
 
 
 class Refusal(NamedTuple):
-    """Reason for refusing an option. `neutral` values ask for nothing and are accepted, as None, False, empty."""
+    """Reason for refusing an option. `neutral` values have no effect and are accepted, as None, False, empty."""
 
     reason: str
     neutral: tuple[str, ...] = ()
     takes_one_value: bool = False
-    """On the command line; others are switches, or take several."""
+    """True if the flag takes one value; others are switches or take several."""
 
 
 # Accepted without effect, with one line that says so. True: the flag takes a value; those of LISTS take several.
@@ -69,7 +69,7 @@ def ignored_note(name: str) -> str:
 
 
 def check_refused(name: str, value: Any) -> None:
-    """Raises InputError unless the value of an option of REFUSED asks for nothing. `value` may be a flag's text."""
+    """Raises InputError unless the value of an option of REFUSED has no effect. `value` may be a flag's text."""
     refusal = REFUSED[name]
     given = value.lower() if isinstance(value, str) else value
     if given and given not in (*refusal.neutral, "none", "null", "false", "{}", "[]"):
@@ -79,7 +79,7 @@ def check_refused(name: str, value: Any) -> None:
 def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The options of the engine and of loading under their preferred names, and notes on options without effect.
 
-    Raises InputError for an option that is unknown, refused or given twice. None asks for the default.
+    Raises InputError for an option that is unknown, refused or given twice. None means the default.
     """
     options = {name: each for each in (*engine_options.OPTIONS, *model_options.OPTIONS) for name in each.names}
     arguments: dict[str, Any] = {}

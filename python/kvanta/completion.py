@@ -91,7 +91,7 @@ class Completion:
         final = ends or self._repeats
         text = "" if tokens or not final else self._new_text([], None, final=True)
         taken = 0
-        while taken < len(tokens) and self._found is None:  # accepted drafts may go on behind a stop string
+        while taken < len(tokens) and self._found is None:  # accepted drafts may continue after a stop string
             token = tokens[taken]
             output.token_ids.append(token)
             if output.logprobs is not None:

@@ -67,7 +67,7 @@ class EmbeddingMethods:
         lora_request: None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """As `embed`, as float32 arrays. `pooling_task`: for compatibility, "embed" alone."""
+        """Embeds as `embed`, into float32 arrays. `pooling_task`: for compatibility, "embed" alone."""
         refuse_arguments(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         if pooling_task != "embed":
             raise InputError(f"pooling_task must be embed, got {one_line(pooling_task)}: there are embeddings alone")

@@ -74,7 +74,7 @@ def draft_config(speculative_config: Any) -> dict[str, Any]:
 
 
 def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> None:
-    """Bytes for the pages that were asked for, and for the exact pages of max_num_seqs sequences in addition."""
+    """Bytes for the requested pages, and for the exact pages of max_num_seqs sequences in addition."""
     if len(sizes) > 1:
         given = " and ".join(f"{name} ({size})" for name, size in sizes.items())
         raise InputError(f"{given} are sizes of the same cache: give one of them")

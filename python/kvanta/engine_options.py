@@ -277,7 +277,7 @@ class EngineOptions(BatchingOptions):
     )
     distributed_timeout_seconds: int | None = option(
         120,
-        "seconds after which one of these processes that does not answer counts as lost",
+        "seconds after which one of these processes that does not answer is considered lost",
         parse_integer,
         aliases=("dist_timeout",),
         metavar="SECONDS",

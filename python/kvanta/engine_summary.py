@@ -40,7 +40,7 @@ class EngineSummary:
     smaller: tuple[str, int] | None
     """The next smaller recommended format, and the sequences that the same memory would hold in it."""
     ram_tokens: int
-    """Tokens of copies of pages in RAM, of an engine on a GPU; 0: there are none."""
+    """Tokens of copies of pages in RAM, of an engine on a GPU; 0: no tier in RAM."""
 
     def __str__(self) -> str:
         processes = f"{self.processes} processes, each on " if self.processes > 1 else ""

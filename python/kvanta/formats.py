@@ -24,7 +24,7 @@ def names() -> list[str]:
 
 def table() -> list[dict[str, Any]]:
     """One row per format: name, aliases, summary, bits_per_element, scale, block, hadamard, exact, sink_pages, and
-    backends, the families of those that attend to the format as it is stored: "cpu", "cuda" and "reference", whether
+    backends, the families of those that attend to the format in its stored form: "cpu", "cuda" and "reference", whether
     this machine runs them or not (kvanta.attention.backends() does).
     """
     return _core.format_table()

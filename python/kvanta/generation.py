@@ -33,7 +33,7 @@ class TextShape(Protocol):
         """Special tokens that the text has in any case."""
 
     def gate(self, prompt: str) -> ReasoningGate | None:
-        """For the grammar of one text, which begins where its reasoning ends; None: at once."""
+        """Gate of one text's grammar, which begins where its reasoning ends; None: at once."""
 
     def thinking(self, prompt: str) -> Thinking | None:
         """The reasoning of one text; None if nothing is known of it."""
@@ -41,7 +41,7 @@ class TextShape(Protocol):
 
 @dataclass(frozen=True)
 class ConstraintRecipe:
-    """All that the masks of one text are made of, besides tokenizer and grammars."""
+    """Everything needed to build the masks of one text, except tokenizer and grammars."""
 
     prompt: TokenPrompt
     params: SamplingParams

@@ -18,7 +18,7 @@ def kvanta_home() -> Path:
 
 
 def user_home(instead: str) -> Path:
-    """The user's home folder, which must be there: containers often name one that is not.
+    """The user's home folder, which must exist: containers often name one that does not.
 
     `instead`: the environment variable that names another place.
     """

@@ -15,7 +15,7 @@ class Group(NamedTuple):
     values: str
     """Names of those with a value."""
     neutral: tuple[str, ...] = ()
-    """Of refused options: values that ask for nothing, besides none, null, false and empty ones."""
+    """Values of refused options that have no effect, in addition to none, null, false and empty ones."""
 
 
 # Accepted: they change nothing in the answers of this engine.
@@ -180,7 +180,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "swap_space",
     ),
     Group(
-        "files are mapped and read as they are, and no code of a model is run",
+        "files are mapped and read unchanged, and no code of a model is run",
         "allow_deprecated_quantization delete_ckpt_after_loading trust_remote_code weight_loader_disable_mmap "
         "weight_loader_drop_cache_after_load weight_loader_prefetch_checkpoints",
         "code_revision ignore_patterns modelexpress_config pt_load_map_location "

@@ -14,7 +14,7 @@ from kvanta.errors import InputError, reason_of
 from kvanta.values import one_line
 
 MAX_JSON_BYTES = 100_000_000
-"""Of a file that is read: the tokenizers of large models have 35 MB."""
+"""Size limit of a file: the tokenizers of large models have 35 MB."""
 
 
 def read_regular_file(file: Path, max_bytes: int = MAX_JSON_BYTES) -> str:

@@ -1,6 +1,6 @@
 """JSON schemas before they become grammars: objects are closed, and OpenAI's strict mode is checked.
 
-A model that may add properties of its own often does not end: vLLM's and SGLang's parsers allow none by default.
+A model that may add properties often does not end: vLLM's and SGLang's parsers allow none by default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_STRICT = (
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with `additionalProperties: false` in every object that lists properties and does not say otherwise.
 
-    Objects that several schemas describe together (allOf; properties beside $ref or anyOf) stay open, unless the one
+    Objects that several schemas describe together (allOf; properties next to $ref or anyOf) stay open, unless the one
     that has the parts lists every property of theirs.
     """
     closed: dict[str, Any] = _Closer(schema).close(schema, alone=True)

@@ -87,7 +87,7 @@ class LLM(EmbeddingMethods):
     def get_default_sampling_params(self) -> SamplingParams:
         """Parameters of calls that give none: those of the model's generation_config.json, as `generation_config` says.
 
-        A SamplingParams made by the caller is used as it is.
+        A SamplingParams made by the caller is used unchanged.
         """
         return SamplingParams(**self.default_sampling)
 
@@ -264,8 +264,8 @@ class LLM(EmbeddingMethods):
 
         `key_means`: float32 [layers, kv_heads, head_dim], subtracted from K first. Keys of the result: tokens; edges
         [bins + 1] and histogram [layers, 2, kv_heads, bins] of magnitudes; amax, sum, square_sum [layers, 2, kv_heads,
-        head_dim]; axis 1 is K, V. Sizes are the most of any layer, others have zeros behind theirs
-        (model_info.layer_heads). kvanta.calibration makes scales of it.
+        head_dim]; axis 1 is K, V. Sizes are the largest of any layer; smaller layers are padded
+        with zeros (model_info.layer_heads). kvanta.calibration makes scales of it.
         """
         tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
         heads = self.model_info.layer_heads

@@ -30,7 +30,7 @@ _REFUSED_FORMATS: Mapping[str, str] = {
     "dummy": "weights are never made up",
     "pt": _PICKLES,
     "npcache": _PICKLES,
-    "bitsandbytes": "weights are read as they are stored; --weight-dtype stores them in fewer bits",
+    "bitsandbytes": "weights are read in their stored form; --weight-dtype stores them in fewer bits",
     "mistral": "give the folder in Hugging Face layout, with config.json",
 }
 _GUIDANCE = ("auto", "guidance", "llguidance")
@@ -164,7 +164,7 @@ class ModelOptions(OptionGroup):
 
     @property
     def kv_events(self) -> KvEventsConfig | None:
-        """Settings of KV events; None: there are none. Raises InputError."""
+        """Settings of KV events; None: events are off. Raises InputError."""
         return read_kv_events_config(self.kv_events_config, self.kv_events_endpoint)
 
     @property
@@ -192,11 +192,11 @@ class ModelOptions(OptionGroup):
         except InputError as error:
             raise InputError(f"{name}: backend {error}") from None
         if given.pop("reasoning_parser", ""):
-            raise InputError(f"{name}: give reasoning_parser as an option of its own, --reasoning-parser")
+            raise InputError(f"{name}: give reasoning_parser as a separate option, --reasoning-parser")
         if given.pop("reasoning_parser_plugin", ""):
             raise InputError(f"{name}: reasoning_parser_plugin is not supported: no code of others is run")
         if given.pop("enable_in_reasoning", False):
-            raise InputError(f"{name}: enable_in_reasoning is not supported: constraints begin behind the reasoning")
+            raise InputError(f"{name}: enable_in_reasoning is not supported: constraints begin after the reasoning")
         given.pop("disable_fallback", None)  # there is one backend, and so no other to fall back on
         closed = truth(f"{name}: disable_additional_properties", given.pop("disable_additional_properties", True))
         dense = truth(f"{name}: disable_any_whitespace", given.pop("disable_any_whitespace", False))

@@ -29,7 +29,7 @@ class ModelFolder:
     """A model on this machine, in Hugging Face layout."""
 
     name: str
-    """As the user said it, for reports."""
+    """MODEL as the user gave it, for reports."""
     path: Path
 
 
@@ -105,14 +105,14 @@ def resolve_model(model: str | os.PathLike[str], hub: HubAccess = _DEFAULT_ACCES
     snapshot = local.path.parent.name == "snapshots" and local.path.name == hub.revision  # of the hub's own cache
     if hub.revision and not snapshot:
         raise InputError(
-            f"the revision {one_line(hub.revision)} is asked of {name!r}, which is on this machine and used as it is; "
+            f"the revision {one_line(hub.revision)} is given for {name!r}, which is on this machine; "
             "only a hub id (ORGANIZATION/MODEL) has revisions"
         )
     return local
 
 
 def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
-    """None for a hub id."""
+    """The model on this machine; None for a hub id."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
     if not isinstance(name, str) or not name:
         raise InputError(

@@ -55,7 +55,7 @@ class Option:
     group: str
     """A key of GROUPS."""
     shown: tuple[str, ...] = ()
-    """Commands whose --help shows the option without its group being asked for."""
+    """Commands whose --help shows the option even without its group."""
     aliases: tuple[str, ...] = ()
     """Further names, as arguments and as flags."""
     choices: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ class Logprob:
     rank: int
     """1: the most likely token."""
     decoded_token: str | None
-    """None with detokenize=False."""
+    """Text of the token; None with detokenize=False."""
 
 
 class Finished(int):
@@ -36,7 +36,7 @@ class Finished(int):
 _FINISHED, _UNFINISHED = Finished(True), Finished(False)
 
 TokenLogprobs = dict[int, Logprob]
-"""By token id: the token that stands there, first, and the most likely ones."""
+"""Log-probabilities by token id: first the token at this position, then the most likely ones."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
 
     start_indices: list[int] = field(default_factory=list)
     end_indices: list[int] = field(default_factory=list)
-    """By position: its entries are [start, end) of the lists below."""
+    """Ends by position: its entries are [start, end) of the lists below."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -101,7 +101,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum of the tokens' log-probabilities; None without `logprobs`."""
     logprobs: list[TokenLogprobs] | FlatLogprobs | None = None
-    """Per new token, as SamplingParams.logprobs asks for."""
+    """Log-probabilities of every new token, as SamplingParams.logprobs requests."""
     finish_reason: str | None = None
     """"stop": a stop string, expression or token, or the end of the sequence; "length": max_tokens or the context;
     "repetition"; "abort"; "timeout".
@@ -195,6 +195,6 @@ class ScoringRequestOutput:
     request_id: str
     outputs: ScoringOutput
     prompt_token_ids: list[int]
-    """Of both texts, one after the other."""
+    """Token ids of both texts, one after the other."""
     num_cached_tokens: int = 0
     finished: bool = True

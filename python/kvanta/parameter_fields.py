@@ -12,7 +12,7 @@ from kvanta.values import one_line, whole_number
 INT32_MAX = 2**31 - 1
 
 Check = Callable[[str, Any], Any]
-"""check(name, value) -> the value as it is stored; raises InputError that names the field."""
+"""check(name, value) -> the value to be stored; raises InputError that names the field."""
 
 
 def parameter(
@@ -27,7 +27,7 @@ def parameter(
     refused: str = "",
     **own: Any,
 ) -> Any:
-    """`common`: commands show the flag without being asked for its group. `http`: the HTTP endpoints have the field
+    """`common`: commands show the flag even without its group. `http`: the HTTP endpoints have the field
     under this name and with this type. `accepted`, `refused`: the reason, if the field has no effect. `own`: for
     dataclasses.field.
     """

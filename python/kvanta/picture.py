@@ -21,7 +21,7 @@ def check_picture(file: str) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """In inches; it can measure its labels."""
+    """Figure of a size in inches, which can measure its labels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

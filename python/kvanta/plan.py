@@ -26,7 +26,7 @@ _MEANINGLESS: Mapping[str, str] = {
 
 
 def default_memory(weight_bytes: int) -> int:
-    """In bytes: 8 GiB, or the next power of two that leaves a fifth of it to the cache."""
+    """Bytes: 8 GiB, or the next power of two that leaves a fifth of it to the cache."""
     memory = _LEAST_MEMORY
     while memory * 4 < weight_bytes * 5:
         memory *= 2

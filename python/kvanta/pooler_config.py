@@ -13,7 +13,7 @@ from kvanta.values import one_line
 
 _MODULES = "modules.json"
 _MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
-# Fields of vLLM's PoolerConfig that ask for nothing with these values, besides null.
+# Fields of vLLM's PoolerConfig that have no effect with these values or null.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "task": ("embed",),
     "tok_pooling_type": (),
@@ -77,4 +77,4 @@ def _stored_type(file: Path) -> str:
     if len(modes) == 1 and modes[0] in _MODES:
         return _MODES[modes[0]]
     known = ", ".join(_MODES)
-    raise InputError(f"{file} asks for {', '.join(modes) or 'no pooling'}; supported: {known}; give pooler_config")
+    raise InputError(f"{file} requests {', '.join(modes) or 'no pooling'}; supported: {known}; give pooler_config")

@@ -49,7 +49,7 @@ class PoolingParams(Parameters):
     pooling_type: str | None = parameter(None, optional(check_pooling_type))
     """"mean": of the hidden states of all tokens; "last": the last token's. By default "last"."""
     normalize: bool | None = parameter(None, optional(truth))
-    """To an L2 norm of 1. By default True."""
+    """Scales embeddings to an L2 norm of 1. Default: True."""
     use_activation: bool | None = parameter(None, optional(truth))
     """The same under vLLM's newer name."""
     dimensions: int | None = parameter(

@@ -71,7 +71,7 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool =
 
 
 def _check_keys(prompt: Mapping[Any, Any]) -> None:
-    """Refuses keys that would be ignored, unless their values ask for nothing: vLLM's prompts may have such ones."""
+    """Refuses keys that would be ignored, unless their values have no effect: vLLM's prompts may have such ones."""
     if not prompt.keys() & {*_PROMPT_KEYS[:2]}:
         raise InputError(f"a prompt mapping needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
     for key, value in prompt.items():

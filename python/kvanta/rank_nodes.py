@@ -51,7 +51,7 @@ class Nodes:
     count: int
     rank: int
     ranks: int
-    """Of all nodes."""
+    """Number of ranks on all nodes."""
     address: str
     port: int
 
@@ -79,7 +79,7 @@ def _key() -> bytes:
 
 
 def _facts(config: _core.EngineConfig, nodes: Nodes) -> dict[str, Any]:
-    """Facts that all nodes must have in common before their ranks start, besides what ranks compare."""
+    """Facts that all nodes must have in common before their ranks start, in addition to what ranks compare."""
     path = config.quantization_param_path
     try:
         scales = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
@@ -196,7 +196,7 @@ def _greeted(connection: Connection) -> None:
 
 
 def _prove(connection: Connection, *, first: bool) -> None:
-    """Both ends show that they have the key, if this one has any."""
+    """Proves to each end that the other has the key, if this one has any."""
     if not (key := _key()):
         return
     steps = (deliver_challenge, answer_challenge) if first else (answer_challenge, deliver_challenge)
@@ -288,7 +288,7 @@ class NodeListener:
             facts = json.loads(connection.recv_bytes(_MAX_GREETING))
             node = facts.get("node") if isinstance(facts, dict) else None
             if not (type(node) is int and 0 < node < self._nodes.count):
-                raise ValueError(f"there are nodes 1 to {self._nodes.count - 1} besides node 0")
+                raise ValueError(f"node must be between 1 and {self._nodes.count - 1}, got {node!r:.50}")
             if not (error := self._difference(node, facts)):
                 self._join(node, connection)
                 return
@@ -373,7 +373,7 @@ class NodeConnection:
         _greeted(connection)
         self._connection = connection
         self.address = str(address)
-        """Of this machine, at which node 0 reaches it."""
+        """Address of this machine at which node 0 reaches it."""
         return ""
 
     def start(self, folder: str) -> None:

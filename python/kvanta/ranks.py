@@ -33,7 +33,7 @@ _LOCK = ".lock"
 
 
 def engine_with_ranks(config: _core.EngineConfig) -> tuple[_core.Engine, RankProcesses | None]:
-    """An engine, and the processes of its other ranks where the configuration asks for them (_core.rank_count).
+    """An engine, and the processes of its other ranks where the configuration has several (_core.rank_count).
 
     They end with the engine, and with this process, however it ends.
     """
@@ -100,9 +100,9 @@ class RankProcesses:
         self._size = nodes.ranks
         self._local = nodes.ranks_of(nodes.rank)
         self.cpus = _divide_cpus(len(self._local))
-        """Of each rank of this machine; empty: there are fewer CPUs than ranks, and none has its own."""
+        """CPUs of each rank of this machine; empty: there are fewer CPUs than ranks, so they share."""
         self.connection = NodeConnection(config, nodes) if nodes.rank > 0 else None
-        """To node 0, of another node."""
+        """Connection to node 0, on any other node."""
         _remove_left_folders()
         self._folder = tempfile.mkdtemp(prefix=_PREFIX)
         lock = _lock(self._folder)
@@ -178,7 +178,7 @@ class RankProcesses:
                 continue
             fields = {**self._fields, "rank": rank}
             order = json.dumps({"config": fields, "cpus": self.cpus[rank - self._local.start]})
-            # Isolated: it needs no package but this one, and finds it beside itself.
+            # Isolated: it needs no package but this one, and finds it in its own folder.
             try:
                 process = subprocess.Popen([sys.executable, "-IS", _SCRIPT], stdin=subprocess.PIPE)
             except OSError as error:  # too many processes, or no memory

@@ -66,7 +66,7 @@ class ReasoningGate:
 
 
 class GatedMatcher:
-    """A matcher behind a gate, for one text. Until it opens, any token may follow, but for the end of the text."""
+    """A matcher for one text that starts once a gate opens. Until then, any token but the end of the text may come."""
 
     def __init__(self, matcher: LLMatcher, gate: ReasoningGate, vocab: int, end_tokens: Sequence[int]) -> None:
         self._matcher = matcher
@@ -79,11 +79,11 @@ class GatedMatcher:
         self._any_token = np.packbits(any_token, bitorder="little").view(np.uint32)
 
     def consume_tokens(self, tokens: Sequence[int]) -> bool:
-        """As LLMatcher."""
+        """Same as LLMatcher's."""
         return bool(self._matcher.consume_tokens(self._gate.pass_on(tokens)))
 
     def compute_bitmask(self) -> bytes:
-        """As LLMatcher."""
+        """Same as LLMatcher's."""
         if not self._gate.open:
             return self._any_token.tobytes()
         mask: NDArray[np.uint32] = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
@@ -95,9 +95,9 @@ class GatedMatcher:
         return mask.tobytes()
 
     def is_error(self) -> bool:
-        """As LLMatcher."""
+        """Same as LLMatcher's."""
         return bool(self._matcher.is_error())
 
     def get_error(self) -> str:
-        """As LLMatcher."""
+        """Same as LLMatcher's."""
         return str(self._matcher.get_error())

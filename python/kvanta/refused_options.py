@@ -87,7 +87,7 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         ("auto", "float32"),
     ),
     Group(
-        "files are read as they are",
+        "files are read unchanged",
         "",
         "model_checksum model_loader_extra_config",
         ("{}",),
@@ -110,12 +110,12 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "watermark watermark_config",
     ),
     Group(
-        "a request asks for it: return_token_ids, return_tokens_as_token_ids",
+        "set it per request: return_token_ids, return_tokens_as_token_ids",
         "return_input_ids return_output_ids return_tokens_as_token_ids",
         "",
     ),
     Group(
-        "a request asks for it: stream_options",
+        "set it per request: stream_options",
         "enable_force_include_usage stream_response_default_include_usage",
         "",
     ),
@@ -208,7 +208,7 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "weight_transfer_config",
     ),
     Group(
-        "kvanta serve separates reasoning from answers; LLM returns texts as they are",
+        "kvanta serve separates reasoning from answers; LLM returns texts that include it",
         "",
         "reasoning_parser",
     ),

@@ -53,7 +53,7 @@ class RepetitionDetector:
         self._sizes = np.arange(smallest, params.max_pattern_size + 1)
         self._needed = self._sizes * (params.min_count - 1)
         self._equal = np.zeros(len(self._sizes), dtype=np.int64)
-        """By size: the number of last tokens that equal the token this far before them."""
+        """Number, by size, of last tokens that equal the token this far before them."""
         self._recent = np.full(params.max_pattern_size + 1, -1, dtype=np.int64)
         """The last tokens, the newest last."""
 

@@ -186,7 +186,7 @@ class SamplingParams(Parameters):
     token is not sampled.
     """
     truncate_prompt_tokens: int | None = parameter(None, optional(check_truncation))
-    """Keeps this many tokens of a longer prompt; -1: as many as the context holds besides max_tokens, or one."""
+    """Keeps this many tokens of a longer prompt; -1: as many as fit the context together with max_tokens, or one."""
     truncation_side: str | None = parameter(None, optional(check_side))
     """The side that is cut off: "left" (None), or "right"."""
     logprobs: int | None = parameter(None, _integer_or_none(-1), http=False)
@@ -203,7 +203,7 @@ class SamplingParams(Parameters):
     stop_regex: str | Sequence[str] | None = parameter(
         None, optional(_patterns), help="end after the first match of any of these expressions", metavar="PATTERN"
     )
-    """As SGLang's: the match stays in the text. kvanta.stop_regex describes the syntax."""
+    """The match stays in the text, as SGLang's does. kvanta.stop_regex describes the syntax."""
     logprob_token_ids: Sequence[int] | None = parameter(None, optional(_scored_tokens))
     """Log-probabilities of every new token: the chosen one's and those of these tokens, instead of the likely ones."""
     thinking_token_budget: int | None = parameter(None, optional(_budget))
@@ -272,7 +272,7 @@ class SamplingParams(Parameters):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Log-probabilities of every new token besides its own; None: not even that."""
+        """Log-probabilities of every new token in addition to its own; None: not even its own."""
         if self.logprobs is not None:
             return self.logprobs
         return len(self.logprob_token_ids) if self.logprob_token_ids else None

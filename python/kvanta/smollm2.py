@@ -92,7 +92,7 @@ def _extract(wheel: Path, target: Path) -> None:
 
 
 def smollm2_folder() -> Path:
-    """The converted model; made when it is asked for the first time."""
+    """The converted model; made on first use."""
     folder = kvanta_home() / "models" / f"smollm2-{CONVERTER_VERSION}"
     if (folder / "config.json").is_file():
         return folder

@@ -42,7 +42,7 @@ class StopSearch:
         """The pattern that has matched."""
 
     def add(self, text: str) -> str:
-        """The text up to the end of the first match; nothing behind it. Raises InputError for a pattern too complex."""
+        """The text up to the end of the first match, nothing after it. Raises InputError for a pattern too complex."""
         if not self._automata:
             return text
         if self.found is not None:

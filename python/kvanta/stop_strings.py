@@ -17,11 +17,11 @@ class StopAutomaton:
         self.next: dict[tuple[int, str], int] = {}
         """(state, character) -> state, where the beginning grows."""
         self.fallback = [0]
-        """By state: the next shorter beginning that is an end of it."""
+        """The next shorter beginning that is an end of it, by state."""
         self.depth = [0]
-        """By state: its number of characters."""
+        """Number of characters, by state."""
         self.found: list[str | None] = [None]
-        """By state: the longest stop string that ends here."""
+        """The longest stop string that ends here, by state."""
         for stop in stops:
             self._insert(stop)
         self._link()
@@ -61,7 +61,7 @@ class StopAutomaton:
 
 
 class StopStrings:
-    """Passes text on as soon as it cannot be part of a stop string any more. Looks at every character once."""
+    """Passes text on as soon as it can no longer be part of a stop string. Looks at every character once."""
 
     def __init__(self, stops: Sequence[str] | StopAutomaton, include_in_output: bool = False) -> None:
         if not isinstance(stops, StopAutomaton):
@@ -76,7 +76,7 @@ class StopStrings:
     def add(self, text: str, final: bool = False) -> str:
         """The text that may be shown now. Once a stop string was `found`, what follows it is dropped.
 
-        The stop string that ends first counts; the longest, if several end together.
+        The stop string that ends first wins; the longest, if several end together.
         """
         if self.found is not None:
             return ""

@@ -65,7 +65,7 @@ class Tag:
     trigger: str
     parts: Sequence[Part]
     alone: bool = False
-    """The trigger counts only at the beginning of the text, and behind another tag."""
+    """The trigger is recognized only at the beginning of the text and directly after another tag."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def lark_grammar(
     end_tokens: Collection[int],
     schema: Callable[[str | Mapping[str, Any]], str],
 ) -> str:
-    """In llguidance's dialect. `special`: texts of the special tokens, which no other tokens can spell.
+    """Grammar in llguidance's dialect. `special`: texts of the special tokens, which no other tokens can spell.
 
     `schema`: writes a schema as JSON. Special tokens that begin no tag may stand in the text between the tags.
     """
@@ -229,7 +229,7 @@ def _quoted(words: str) -> str:
 
 
 def _ranges(numbers: Collection[int]) -> str:
-    """As "1,3-7"."""
+    """Numbers written as "1,3-7"."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][1] == number - 1:

@@ -57,7 +57,7 @@ class StructuredOutputsParams:
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
-    """In the syntax of Rust's crate regex (no look-around, no back references); the whole text must match."""
+    """Syntax of Rust's crate regex (no look-around, no back references); the whole text must match."""
     choice: Sequence[str] | None = None
     """One of these texts."""
     grammar: str | None = None
@@ -257,7 +257,7 @@ class _Vocabulary:
 
 
 def fill_masks(states: list[Matcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[Exception | None]:
-    """For EngineConfig.set_fill_masks: one step of all constrained requests. Returns an error or None for each."""
+    """Fills masks for one step of all constrained requests (EngineConfig.set_fill_masks); an error or None for each."""
     return [_fill_mask(*each) for each in zip(states, taken, masks, strict=True)]
 
 
@@ -269,7 +269,7 @@ def _fill_mask(matcher: Matcher, tokens: list[int], mask: NDArray[np.uint32]) ->
         if not matcher.is_error():
             return None
         return InputError(f"structured_outputs: the grammar is too complex: {_line(matcher.get_error())}")
-    except Exception as error:  # a fault of ours; the other requests must go on
+    except Exception as error:  # a defect of Kvanta; the other requests must go on
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
@@ -282,7 +282,7 @@ def _line(message: str) -> str:
 def _grammar(
     params: StructuredOutputsParams, config: StructuredOutputsConfig, tokenizer: Tokenizer, info: _core.ModelInfo
 ) -> str:
-    """In llguidance's own language. Raises InputError for what is not even a schema."""
+    """The grammar in llguidance's language. Raises InputError for what is not a schema."""
     from llguidance import LLMatcher, grammar_from
 
     kind = params.kind

@@ -60,7 +60,7 @@ def _make(characters: int) -> None:
 
 
 def _length(value: object) -> int:
-    """Characters of a value's text, at least roughly; an object that is in it twice counts twice."""
+    """Characters of a value's text, at least roughly; an object that is in it twice is counted twice."""
     total = 0
     waiting = [value]
     most = _characters_left.get()[0]
@@ -328,7 +328,7 @@ class _Rewriter(NodeTransformer):
         return nodes.Filter(node, "sized", [], [], None, None) if node.ctx == "load" else node
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:  # noqa: N802  (Jinja finds it by the class of the node)
-        """Written text counts like any other."""
+        """Written text is counted like any other."""
         return nodes.Const(node.data)
 
 

@@ -58,7 +58,7 @@ def thinking_marks(tokenizer: Tokenizer) -> tuple[str, str] | None:
 
 
 def thinking_of_vocabulary(tokenizer: Tokenizer, prompt: Sequence[int]) -> Thinking:
-    """By the tokens of a model that has some for its reasoning. Raises InputError if it has not."""
+    """Marks of reasoning that are tokens of the vocabulary. Raises InputError if it has none."""
     marks = thinking_marks(tokenizer)
     if marks is None:
         known = " or ".join(f"{start} and {end}" for start, end in _MARKS)
@@ -88,7 +88,7 @@ class ThinkingBudget:
         self._force()
 
     def consume_tokens(self, tokens: list[int]) -> bool:
-        """As Matcher."""
+        """Same as Matcher's."""
         state = self._thinking.state
         for token in tokens:
             before = state.in_reasoning
@@ -105,7 +105,7 @@ class ThinkingBudget:
             self._forced = list(self._thinking.end)
 
     def compute_bitmask(self) -> bytes:
-        """As Matcher."""
+        """Same as Matcher's."""
         if not self._forced:
             return self._inner.compute_bitmask()
         mask = np.zeros(self._words, dtype=np.uint32)
@@ -113,9 +113,9 @@ class ThinkingBudget:
         return mask.tobytes()
 
     def is_error(self) -> bool:
-        """As Matcher."""
+        """Same as Matcher's."""
         return self._inner.is_error()
 
     def get_error(self) -> str:
-        """As Matcher."""
+        """Same as Matcher's."""
         return self._inner.get_error()

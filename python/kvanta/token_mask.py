@@ -1,4 +1,4 @@
-"""Masks of `allowed_token_ids` and `bad_words`, for one text: the engine asks for them as for a grammar's."""
+"""Masks of `allowed_token_ids` and `bad_words`, for one text: the engine requests them like a grammar's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvanta.values import one_line
 
 
 class Matcher(Protocol):
-    """The state of a grammar: llguidance's LLMatcher, or one behind it."""
+    """The state of a grammar: llguidance's LLMatcher, or one that wraps it."""
 
     def consume_tokens(self, tokens: list[int]) -> bool:
         """Takes the next tokens of the text."""
@@ -23,14 +23,14 @@ class Matcher(Protocol):
         """Bits of the tokens that may follow."""
 
     def is_error(self) -> bool:
-        """True when the state cannot be used any more."""
+        """True once the state can no longer be used."""
 
     def get_error(self) -> str:
         """The reason."""
 
 
 def bad_word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token sequences of words, as vLLM has them: at the beginning of a text, and behind a space."""
+    """Token sequences of words, as vLLM has them: at the beginning of a text, and after a space."""
     sequences: list[list[int]] = []
     for word in words:
         first = tokenizer.encode(word.lstrip(), add_special_tokens=False)
@@ -85,12 +85,12 @@ class TokenMask:
         self._tail: list[int] = []
 
     def consume_tokens(self, tokens: list[int]) -> bool:
-        """As Matcher."""
+        """Same as Matcher's."""
         self._tail = [*self._tail, *tokens][-self._longest :] if self._longest else []
         return self._inner is None or self._inner.consume_tokens(tokens)
 
     def compute_bitmask(self) -> bytes:
-        """As Matcher."""
+        """Same as Matcher's."""
         mask = self._base.copy()
         for before, last in self._ends.get(self._tail[-1], ()) if self._tail else ():
             if self._tail[-len(before) :] == before:
@@ -101,9 +101,9 @@ class TokenMask:
         return mask.tobytes()
 
     def is_error(self) -> bool:
-        """As Matcher."""
+        """Same as Matcher's."""
         return self._inner is not None and self._inner.is_error()
 
     def get_error(self) -> str:
-        """As Matcher."""
+        """Same as Matcher's."""
         return "" if self._inner is None else self._inner.get_error()

@@ -173,7 +173,7 @@ class Tokenizer:
     def detokenizer(
         self, prompt: Sequence[int], *, skip_special_tokens: bool = True, shown: Collection[int] = ()
     ) -> Detokenizer:
-        """For the text that follows `prompt`. `shown`: special tokens that are not skipped."""
+        """Detokenizer of the text that follows `prompt`. `shown`: special tokens that are not skipped."""
         at_start = all(token in self.bytes.special for token in prompt)
         return Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=at_start, shown=shown)
 

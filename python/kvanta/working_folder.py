@@ -1,4 +1,4 @@
-"""Temporary folders beside what is made in them, which therefore appears complete or not at all."""
+"""Temporary folders next to their target, which therefore appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvanta.errors import ResourceError, reason_of
 
 @contextlib.contextmanager
 def working_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target`, whose parent is made if it is missing; what is left of it at the end is removed.
+    """A hidden folder next to `target`, whose parent is made if missing; what is left of it at the end is removed.
 
     Raises ResourceError if the folder cannot be made.
     """

@@ -6,7 +6,7 @@ zero. No model has such pairs, but every model's slowest ones hardly turn. So th
 pairs stand still (a rope scaling that any reader of the llama3 kind takes), and the base with biases there, of the kind
 that Qwen2 has in q, k and v. The field's biased keys (Qwen2.5) sit in the same slow pairs.
 
-Scaling a pair (c, c + head_dim / 2) of K by a and of Q by 1/a commutes with RoPE and leaves every product as it is; a
+Scaling a pair (c, c + head_dim / 2) of K by a and of Q by 1/a commutes with RoPE and leaves every product unchanged; a
 is a power of two, so that not one bit of an exact cache's logits changes.
 """
 

@@ -53,7 +53,7 @@ def kvanta(*words: str, stdin: str | bytes = "", **environment: str) -> subproce
 
 
 def kvanta_process(*words: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a process of its own."""
+    """Runs a command in a separate process."""
     data = stdin if isinstance(stdin, bytes) else stdin.encode()
     done = subprocess.run(
         [sys.executable, "-m", "kvanta", *words],

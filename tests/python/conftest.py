@@ -23,13 +23,13 @@ sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests/oracle", "tools",
 # A run in the background inherits interrupts that are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Ray lowers the priority of its workers, which would get next to no CPU beside other tests.
+# Ray lowers the priority of its workers, which would get next to no CPU while other tests run.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# The models of torch are so small that its threads do little but wait, the longer the more tests run beside.
+# The models of torch are so small that its threads mostly wait, the longer the more tests run concurrently.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Files that take longest, or wait longest: with --dist loadfile, none of them is then begun last.
+# Files that take longest, or wait longest: with --dist loadfile, they then do not start last.
 FIRST = (
     "test_ray_operation.py",
     "test_replicas.py",

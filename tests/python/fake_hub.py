@@ -44,7 +44,7 @@ class FakeHub:
         self.repositories[name] = folder
 
     def downloads(self) -> list[str]:
-        """Files whose content was asked for."""
+        """Files whose content was requested."""
         return [path.rsplit("/", 1)[1] for method, path in self.requests if method == "GET" and "/resolve/" in path]
 
     def files_of(self, name: str) -> list[Path]:
@@ -58,12 +58,12 @@ class FakeHub:
         return revision in ("main", self.commit_of(name))
 
     def info(self, name: str) -> dict[str, Any]:
-        """As /api/models/NAME describes it."""
+        """The model, as /api/models/NAME describes it."""
         siblings = [{"rfilename": path.name} for path in self.files_of(name)]
         return {"id": name, "modelId": name, "sha": self.commit_of(name), "private": False, "siblings": siblings}
 
     def tree(self, name: str) -> list[dict[str, Any]]:
-        """As /api/models/NAME/tree/REVISION lists it."""
+        """The files, as /api/models/NAME/tree/REVISION lists them."""
         return [
             {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": etag(path)}
             for path in self.files_of(name)

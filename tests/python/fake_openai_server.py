@@ -36,7 +36,7 @@ def usage_of(body: dict[str, Any], produced: int, cached: int = 0) -> dict[str, 
 
 
 async def whole_answer(body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """As many tokens as asked for, one a chunk, then the usage."""
+    """The requested number of tokens, one a chunk, then the usage."""
     yield STREAM
     chat = "messages" in body
     if chat:
@@ -52,7 +52,7 @@ async def whole_answer(body: dict[str, Any]) -> AsyncIterator[bytes]:
 
 @dataclass
 class FakeServer:
-    """Serves in a thread of its own while it is entered. `answers`: by the number of the completion, counted from 0
+    """Serves in a separate thread while it is entered. `answers`: by the number of the completion, counted from 0
     after the probes (requests for 2 tokens); `answer` for all others.
     """
 

@@ -50,7 +50,7 @@ def tensor_name(tensors: Container[str], part: str) -> str:
 
 
 def target(name: str) -> str | None:
-    """GGUF's names that the table has not."""
+    """GGUF's names that the table does not have."""
     found = re.fullmatch(r"model\.layers\.(\d+)\.(\S+)", name)
     return f"blk.{found[1]}.{_SCALES[found[2]]}" if found and found[2] in _SCALES else None
 

@@ -84,7 +84,7 @@ class Source:
 
     folder: Path
     other_arch: str = ""
-    """In place of the one that ARCHITECTURES has."""
+    """Replacement for the one that ARCHITECTURES has."""
     config: dict[str, Any] = field(init=False)
     tensors: dict[str, Array] = field(init=False)
 

@@ -53,7 +53,7 @@ def decode_batch(payload: bytes) -> list[dict[str, Any]]:
 
 
 class Subscriber:
-    """Receives batches in order; asks for those that it has missed."""
+    """Receives batches in order; requests those that it has missed."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()

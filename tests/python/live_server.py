@@ -138,7 +138,7 @@ def events(response: httpx2.Response) -> Iterator[str]:
 
 
 def wait_until_idle(server: LiveServer) -> None:
-    """And checks that nothing is left behind: every page is free or a prefix's."""
+    """Waits until the server is idle; checks that every page is free or a prefix's."""
     patience = threading.Event()
     for _ in range(600):
         stats = server.front.loaded.stats()

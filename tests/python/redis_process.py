@@ -34,7 +34,7 @@ class RedisProcess:
         raise AssertionError("redis-server does not answer")
 
     def kill(self) -> None:
-        """As kill -9 does."""
+        """Ends the server as kill -9 does."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)

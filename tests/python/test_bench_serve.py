@@ -168,7 +168,7 @@ async def no_token(body: dict[str, Any]) -> AsyncIterator[bytes]:
 
 
 async def odd_fields(body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """Wrong types wherever one could stand: what is usable counts."""
+    """Wrong types in every field: the usable ones are counted."""
     yield STREAM + event({"choices": "none"}) + event({"choices": [3, {"text": 4, "finish_reason": None}], "usage": 5})
     usage = {"completion_tokens": "7", "prompt_tokens": -1, "prompt_tokens_details": [1]}
     yield event({"choices": [{"delta": None, "text": "a", "finish_reason": "stop"}], "usage": usage}) + event("[DONE]")
@@ -283,7 +283,7 @@ def test_counters_of_the_server_are_differences(capsys: pytest.CaptureFixture[st
 
 
 def test_goodput_by_the_time_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command measures it before the load, one request after the other, and with prompts of their own."""
+    """The command measures it before the load, one request after the other, with separate prompts."""
     words = ["--input-len", "100", "--length-spread", "0.5", "--output-len", "50", "--requests", "30"]
     with FakeServer() as server:
         report = bench(server, *words, "--slo", "ttft=1e6x,itl=1e3", "e2e=600", capsys=capsys)
@@ -323,7 +323,7 @@ def test_lengths_without_times_are_sent_at_a_rate(tmp_path: Path, capsys: pytest
     assert [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies] == [(20, 4), (30, 6)]
 
 
-def test_reports_beside_each_other_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_next_to_each_other_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, picture = tmp_path / "first.json", tmp_path / "load.svg"
     words = [*FEW, "--rate", "200", "400"]
     with FakeServer() as server:

@@ -154,7 +154,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "misspelt option": (["generate", "stories260k", "x", "--kv-cache-dtpye", "int8"], "did you mean --kv-cache-dtype"),
     "no model": (["generate"], "MODEL is missing"),
     "nothing": (["serve"], "MODEL is missing: give a Hugging Face id, a folder"),
-    "no model, and lists of their own": (
+    "no model, and options that are lists": (
         ["plan", "--memory", "1GiB"],
         "MODEL is missing: give a Hugging Face id, a folder",
     ),
@@ -168,7 +168,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no such model": (["generate", "nosuch", "x"], "stories260k, smollm2"),
     "misspelt model": (["generate", "storys260k", "x"], "did you mean stories260k"),
     "misspelt config": (["plan", "llama-3.1-8"], "did you mean llama-3.1-8b"),
-    "MODEL behind a list": (["serve", "--api-key", "abc", "stories260k"], "--api-key took 'abc' and 'stories260k'"),
+    "MODEL after a list": (["serve", "--api-key", "abc", "stories260k"], "--api-key took 'abc' and 'stories260k'"),
     "no such shell": (["completion", "cmd"], "cmd.*bash"),
     "no such folder": (["plan", "/no/such/folder"], "/no/such/folder"),
     "model twice": (["plan", "stories260k", "--model", "stories260k"], "twice"),
@@ -187,7 +187,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "not a GGUF": (["convert", "/etc/hostname", "out"], "GGUF"),
     "nothing to convert": (["convert", "nowhere.gguf", "out"], "nowhere.gguf"),
     "an empty prompt": (["generate", "stories260k", ""], "the prompt is empty"),
-    "PROMPT behind a list": (["generate", "stories260k", "--stop", ".", "x"], "--stop took '.' and 'x'; put PROMPT"),
+    "PROMPT after a list": (["generate", "stories260k", "--stop", ".", "x"], "--stop took '.' and 'x'; put PROMPT"),
     "an empty standard input": (["generate", "stories260k"], "the prompt is empty"),
     "length that is a word": (["plan", "stories260k", "--max-model-len", "abc"], "--max-model-len.*'abc'"),
     "length with a fraction": (["plan", "stories260k", "--max-model-len", "100.5"], "--max-model-len.*'100.5'"),

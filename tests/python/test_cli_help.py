@@ -25,7 +25,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flags(text: str) -> set[str]:
-    """The options that have a line of their own."""
+    """The options that have their own line."""
     return set(re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE))
 
 

@@ -78,7 +78,7 @@ def test_advice_names_options_that_there_are() -> None:
     for each in llama_cpp_options._ADVICE:
         assert not each.ours or each.ours in known
         assert set(re.findall(r"--[a-z-]+", each.text)) <= known
-        assert not set(each.flags.split()) <= known, "no command would ask for it"
+        assert not set(each.flags.split()) <= known, "no command would show it"
 
 
 @pytest.mark.parametrize("flag", ["-t", "-a", "-c", "-s", "-d", "-tp2", "-np"])

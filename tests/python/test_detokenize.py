@@ -144,7 +144,7 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
 
 
 def test_a_first_space_belongs_to_the_text_unless_it_is_the_tokenizers_own() -> None:
-    word = STORIES.encode("girl")[1:]  # behind <s>: U+2581 and the word
+    word = STORIES.encode("girl")[1:]  # after <s>: U+2581 and the word
     assert "".join(stream(STORIES.bytes, [[token] for token in word], at_start=True)) == "girl"
     assert "".join(stream(STORIES.bytes, [word], at_start=False)) == " girl"
     prompt, rest = STORIES.encode("Once upon"), STORIES.encode("a time")[1:]

@@ -39,7 +39,7 @@ MODELS = ("smollm2", "MODEL", "./model", "./model/config.json", "./my-model", "M
 PLACEHOLDERS = {"SIZE": "1GiB", "BITS": "5", "N": "2", "NAMES": "int8", "URL": "http://127.0.0.1:8000", "...": "int8"}
 # Formats that heads of 8 channels take, in place of those that need 32, or a calibration.
 SMALLER = ((r"int4\b(?!_per)", "t4"), (r"int[356]_g32", "int8"), (r"nvfp4", "int4_per_token_head"), (r"\+query", ""))
-# Less work than the command asks for, by command: options that replace those of the same name.
+# Less work than the documented command does, by command: options that replace those of the same name.
 LESS: dict[str, dict[str, str]] = {
     "generate": {"--max-tokens": "4"},
     "eval": {"--tokens": "256", "--context": "128"},
@@ -50,7 +50,7 @@ ENGINE = {"generate", "eval", "calibrate", "bench engine", "chat"}
 
 
 def words_of(command: str) -> list[str]:
-    """The words of the first simple command, without variables before it and & behind it."""
+    """The words of the first simple command, without variables before it and & after it."""
     words = shlex.split(re.sub(r'^eval "\$\((.*)\)"', r"\1", command))
     while re.fullmatch(r"\w+=.*", words[0]):
         words = words[1:]
@@ -58,7 +58,7 @@ def words_of(command: str) -> list[str]:
 
 
 def split_kvanta(words: list[str]) -> tuple[str, CommandParser, list[str]]:
-    """Command, its parser and the words behind it."""
+    """Command, its parser and the words after it."""
     name = ALIASES.get(words[0], words[0])
     assert name in COMMANDS, words
     module, rest = name, words[1:]

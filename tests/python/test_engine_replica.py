@@ -85,7 +85,7 @@ def test_a_replica_without_a_prefix_cache() -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_replica_goes_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a caller that leaves meanwhile leaves nothing behind."""
+    """The request of a caller that leaves meanwhile is dropped entirely."""
     pytest.importorskip("llguidance")
     compiling, released = threading.Event(), threading.Event()
 

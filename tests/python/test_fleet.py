@@ -140,7 +140,7 @@ def test_the_front_takes_one_request_after_the_other() -> None:
 
 
 def test_a_prompt_follows_an_equal_one_that_is_being_computed() -> None:
-    """Its blocks count as held, as PrefixRouter counts what it has sent; 128 tokens for the other request are less."""
+    """Blocks of sent prompts are taken as held, as in PrefixRouter; 128 tokens for the other request cost less."""
     blocks = (1, 2, 3)
     workload = workload_of((0.0, 310, 2, blocks), (0.01, 310, 2, blocks), (0.02, 310, 2, (7, 8, 9)))
     report = simulate(workload, fleet_of(replicas=2, routing="prefix-aware"))

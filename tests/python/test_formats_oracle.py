@@ -99,7 +99,7 @@ def rows(draw: st.DrawFn) -> F32:
     if draw(st.booleans()):  # values on a coarse grid make ties
         step = np.abs(x).max() / draw(st.sampled_from([6, 7, 8, 12, 16, 31, 127, 254]))
         x = np.rint(x / step) * step
-    if draw(st.booleans()):  # channels of their own mean, as keys have
+    if draw(st.booleans()):  # channels with different means, as keys have
         x += random.standard_normal(head_dim) * 10 * np.abs(x).max()
     if draw(st.booleans()):
         x[random.random(x.shape) < 0.1] = draw(st.sampled_from([0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, 65505.0]))

@@ -64,7 +64,7 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_sup
 
 
 def test_config_of_the_published_models(tmp_path: Path) -> None:
-    """Heads of full attention in keys of their own; transformers 5.23 writes them by layer."""
+    """Heads of full attention have separate keys; transformers 5.23 writes them by layer."""
     expected = saved(tmp_path, **K_EQ_V)
     assert json.loads((tmp_path / "config.json").read_text())["per_layer_config"]["1"]["head_dim"] == 32
     tiny_models.edit_config(tmp_path, per_layer_config=..., global_head_dim=32, num_global_key_value_heads=1)

@@ -101,7 +101,7 @@ def test_a_request_gets_what_it_does_not_say(folder: Path) -> None:
 
 
 def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """kvanta generate has defaults of its own, which the model's replace when they are asked for."""
+    """kvanta generate has its own defaults; the model's replace them on request."""
     words = ["generate", str(folder), "Once", "--raw", "--json", "-", "--threads", "1"]
 
     def tokens(*more: str) -> int:

@@ -134,7 +134,7 @@ def test_llama3_rope_factors_become_parameters(tmp_path: Path) -> None:
     plain = 10000.0 ** (-np.arange(0, 64, 2) / 64)
     weights = model.weights()
     path = write_gguf(tmp_path / "m.gguf", model, weights)
-    # llama.cpp stores the quotient of the frequencies as a tensor of its own.
+    # llama.cpp stores the quotient of the frequencies as a separate tensor.
     reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(tmp_path / "r.gguf", "llama")
     for name, value in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":

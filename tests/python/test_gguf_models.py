@@ -204,7 +204,7 @@ def test_language_models_of_qwen_vl(model: str, arch: str, tmp_path: Path) -> No
     assert float32_error(gguf_models.write(source, tmp_path / "m.gguf"), source) < tolerance.F32_LOGITS
 
 
-# NVFP4 has scales of whole tensors beside it, which no architecture here has names for.
+# NVFP4 also has scales of whole tensors, which no architecture here has names for.
 @pytest.mark.parametrize("kind", [kind for kind in _core.gguf_types() if kind not in ("F32", "NVFP4")])
 def test_types_of_tensors(kind: str, tmp_path: Path, record_support: RecordSupport) -> None:
     file, source = make(tmp_path, "llama_256", gguf.GGMLQuantizationType[kind])

@@ -1,4 +1,4 @@
-"""Damaged and lying GGUF files: one InputError each, quickly, and nothing is left behind."""
+"""Damaged and lying GGUF files: one InputError each, quickly, and no files remain."""
 
 import random
 import struct
@@ -206,7 +206,7 @@ def test_lying_tables_of_tensors(tensors: list[tuple[str, list[int], int, int]],
 
 def test_repeated_keys(tmp_path: Path) -> None:
     key = struct.pack("<Q", 1) + b"a" + struct.pack("<II", 4, 7)
-    expect_error(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + key + key, "the key 'a' is there twice")
+    expect_error(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + key + key, "the key 'a' occurs twice")
 
 
 def test_a_missing_and_a_strange_tensor(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def texts(llm: LLM, count: int = 10, **form: Any) -> list[Any]:
 
 
 def test_every_answer_ends_with_the_properties_of_the_schema(llm: LLM) -> None:
-    """A weak model never ends an open object: it goes on with properties of its own."""
+    """A weak model never ends an open object: it goes on with further properties."""
     closed = texts(llm, json=COLOUR)
     assert [text.finish_reason for text in closed] == ["stop"] * 10
     assert all(json.loads(text.text).keys() == {"colour"} for text in closed)

@@ -156,7 +156,7 @@ def test_a_password_is_needed_and_never_shown(tmp_path: Path, cold: LLM, monkeyp
 
 
 def _certificates(folder: Path) -> None:
-    """An authority of its own, and a certificate for 127.0.0.1."""
+    """Makes a certificate authority, and a certificate for 127.0.0.1."""
     for words in (
         "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.pem -subj /CN=test",
         "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=redis "

@@ -139,7 +139,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a number for a list": ({"kv_cache_dtype_skip_layers": 1.5}, "kv_cache_dtype_skip_layers must be LAYER, got 1.5"),
     "a text that is not UTF-8": ({"kv_cache_dtype": "\ud800"}, "kv_cache_dtype.*UTF-8"),
     "a tokenizer that is a number": ({"tokenizer": 5}, "MODEL is 5"),
-    "a size that is none": ({"kv_cache_memory_bytes": "much"}, "much"),
+    "a size that is a word": ({"kv_cache_memory_bytes": "much"}, "much"),
 }
 
 

@@ -278,7 +278,7 @@ def report_of(label: str, *runs: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_reports_are_read_again_and_shown_beside_each_other(tmp_path: Path) -> None:
+def test_reports_are_read_again_and_shown_next_to_each_other(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps(report_of("int4")))
     text = text_of([read_report(str(file)), report_of("bf16", {"rate": None, "failed": 7})])

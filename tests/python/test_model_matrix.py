@@ -33,7 +33,7 @@ def test_every_architecture_was_tested_on_every_device(stored: dict[str, Any]) -
 
 def test_every_way_to_store_weights_was_tested(stored: dict[str, Any]) -> None:
     tested = {row["weights"] for row in stored["weights"] if row["cpu"] > 0}
-    # NVFP4 tensors of GGUF have scales beside them, which no architecture has names for.
+    # NVFP4 tensors of GGUF also have tensor scales, which no architecture has names for.
     blocks = {f"GGUF {kind}" for kind in _core.gguf_types() if kind != "NVFP4"}
     assert tested == {"F32", "BF16", "F16", "mxfp4"} | layouts.LAYOUTS.keys() | blocks
 

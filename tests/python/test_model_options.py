@@ -46,7 +46,7 @@ def test_a_revision_is_downloaded(downloads: list[dict[str, Any]]) -> None:
 
 
 def test_a_revision_of_what_is_here_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the revision 'v2' is asked of .*stories260k', which is on this machine"):
+    with pytest.raises(InputError, match=r"the revision 'v2' is given for .*stories260k', which is on this machine"):
         LLM("stories260k", revision="v2", **SIZES)
     with pytest.raises(InputError, match="the revision 'v3'"):
         LLM("stories260k", tokenizer_revision="v3", **SIZES)
@@ -70,7 +70,7 @@ def test_a_revision_of_what_is_here_is_refused(tmp_path: Path) -> None:
         ({"grammar_backend": "xgrammar"}, "guided_decoding_backend: 'xgrammar' is not supported"),
         ({"structured_outputs_config": {"backend": "xgrammar"}}, "structured_outputs_config: backend 'xgrammar'"),
         ({"structured_outputs_config": {"enable_in_reasoning": True}}, "enable_in_reasoning is not supported"),
-        ({"structured_outputs_config": {"reasoning_parser": "qwen3"}}, "give reasoning_parser as an option of its own"),
+        ({"structured_outputs_config": {"reasoning_parser": "qwen3"}}, "give reasoning_parser as a separate option"),
         ({"structured_outputs_config": {"disable_any_whitespace": "x"}}, "disable_any_whitespace must be True or"),
         ({"structured_outputs_config": {"speed": 1}}, "structured_outputs_config has 'speed'; known: backend"),
         ({"structured_outputs_config": "{"}, "structured_outputs_config: '{' is not JSON"),
@@ -203,7 +203,7 @@ def test_other_commands_accept_the_defaults_alone() -> None:
     ],
 )
 def test_a_list_that_is_repeated_has_all_values(command: Any, given: list[str], name: str, values: Any) -> None:
-    for _ in range(2):  # the default stays as it is
+    for _ in range(2):  # the default stays unchanged
         read = command.parser().parse_exactly(given)
         assert getattr(read, name) == values
 

@@ -380,7 +380,7 @@ FAULTS: dict[str, Fault] = {
         {},
         edit_tensor("model.layers.1.mlp.moe_statics.e_score_correction_bias", lambda bias: bias.roll(1)),
     ),
-    "shared_expert_beside_the_block": (
+    "shared_expert_next_to_the_block": (
         "GraniteMoeShared",
         {},
         edit_tensor("model.layers.1.shared_mlp.input_linear.weight", lambda weight: weight.roll(1, 0)),

@@ -30,5 +30,5 @@ def test_the_most_users_are_found_from_below_and_from_above(name: str, guess: in
     assert held.crowd.decode_seconds
     assert held.one_more.users == held.users + 1
     assert not held.one_more.holds(held.users + 1)
-    for engine in engines:  # nothing is left behind, not even by those who were given up
+    for engine in engines:  # no pages stay in use, not even by requests that were given up
         assert engine.stats()["running"] == engine.stats()["waiting"] == engine.stats()["pages_used"] == 0

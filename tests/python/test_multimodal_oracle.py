@@ -62,7 +62,7 @@ def test_language_models_of_qwen_vl(name: str, tmp_path: Path, record_support: R
 
 @pytest.mark.parametrize("name", ["Qwen2VL", "Qwen2_5_VL"])
 def test_first_checkpoints_of_qwen_vl(name: str, tmp_path: Path) -> None:
-    """The language model's keys are at the top of config.json, its tensors beside those of vision."""
+    """The language model's keys are at the top of config.json, its tensors next to those of vision."""
     windows = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
     model = tiny_multimodal.make_qwen_vl(name, **windows)
     tiny_models.save(model, tmp_path)

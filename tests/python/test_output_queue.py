@@ -1,4 +1,4 @@
-"""Outputs of an engine that wait for an event loop, behind a file descriptor."""
+"""Outputs of an engine that wait for an event loop, which a file descriptor wakes."""
 
 import select
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The server's page and the Grafana dashboard: whole, without anything from outside, and of metrics that there are."""
+"""The server's page and the Grafana dashboard: whole, self-contained, and of existing metrics."""
 
 import json
 import re

@@ -69,7 +69,7 @@ VLLM_SAMPLING: dict[str, Any] = {
     "routed_experts_prompt_start": 0,
     "trace_decode_token_ids": None,
 }
-# Arguments of vLLM's LLM and EngineArgs, and of SGLang's ServerArgs, that ask for nothing.
+# Arguments of vLLM's LLM and EngineArgs, and of SGLang's ServerArgs, with values that have no effect.
 NEUTRAL_ENGINE: dict[str, Any] = {
     "quantization": None,
     "quantization_config": None,

@@ -153,7 +153,7 @@ def test_each_rank_has_its_layers_weights_and_cache() -> None:
     assert part.stats()["weight_bytes"] < 0.6 * whole.stats()["weight_bytes"]
     page, whole_page = (llm.stats()["groups"][0]["page_bytes"] for llm in (part, whole))
     assert page == whole_page * 2 // 5
-    # No rank's cache is larger than asked for: rank 1 has three layers.
+    # No rank's cache is larger than requested: rank 1 has three layers.
     assert part.stats()["cache_budget_bytes"] == (1 << 22) * 2 // 3
 
 

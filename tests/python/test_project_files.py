@@ -69,7 +69,7 @@ def test_workflows_trust_little(path: Path) -> None:
 
 
 def test_forms_of_issues() -> None:
-    """GitHub shows a form only with these keys, each question with an id of its own."""
+    """GitHub shows a form only with these keys, each question with a unique id."""
     forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
     assert {form.stem for form in forms} == {"bug", "config", "feature"}
     for form in forms:

@@ -61,7 +61,7 @@ def actual(function: Any) -> dict[str, tuple[str, object]]:
 def test_signatures_are_the_real_ones(owner: str, name: str) -> None:
     real, page = actual(getattr(OWNERS[owner], name)), described(signatures()[owner, name])
     for argument, (kind, default) in page.items():
-        if default is ...:  # the page says only that there is one
+        if default is ...:  # the page gives no value of the default
             assert real[argument][1] is not inspect.Parameter.empty
             real[argument] = (kind, default)
     assert page == real

@@ -19,7 +19,7 @@ from kvanta import LLM, _core
 from kvanta.plan import plan
 
 TOKENS = np.random.default_rng(3).integers(0, tiny_models.VOCAB, 70).astype(np.int32)
-# GPT-OSS has MXFP4 of its own (test_mxfp4_experts.py).
+# GPT-OSS has its own MXFP4 (test_mxfp4_experts.py).
 ARCHITECTURES = [name for name in _core.architectures() if name != "GptOssForCausalLM"]
 
 

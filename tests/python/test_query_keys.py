@@ -124,7 +124,7 @@ def file(folder: Path) -> Path:
     return result
 
 
-def test_scales_beside_matrices_serve_keys_without_their_mean(tmp_path: Path) -> None:
+def test_scales_next_to_matrices_serve_keys_without_their_mean(tmp_path: Path) -> None:
     reader = quiet_llm(tiny_checkpoints.write_checkpoint(tmp_path), kv_cache_dtype="bf16")
     alone, both = (calibrate(reader, TEXT, query=True, key_mean=given, granularity="head") for given in (False, True))
     centred = collect_statistics(reader, TEXT.tolist(), both.window, both.k_mean).amax[:, 0].max(axis=-1)

@@ -46,7 +46,7 @@ MAX_LATER = 100
 
 
 class Application:
-    """The application behind Ray's proxy."""
+    """The application, reached through Ray's proxy."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -163,7 +163,7 @@ def while_clients_stream(
     return results
 
 
-def test_the_application_answers_behind_rays_proxy(application: Application) -> None:
+def test_the_application_answers_through_rays_proxy(application: Application) -> None:
     """Two fronts, each with a router."""
     application.begin(replicas=2, fronts=2, served_model_name=["tiny"])
     body = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 1, "temperature": 0.8}

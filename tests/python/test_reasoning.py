@@ -368,7 +368,7 @@ def sentences(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
         yield live
 
 
-def test_a_form_holds_behind_the_reasoning(sentences: LiveServer) -> None:
+def test_a_form_holds_after_the_reasoning(sentences: LiveServer) -> None:
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
     body = {"messages": CHAT, "max_tokens": 250, "temperature": 0}
     plain = sentences.post("/v1/chat/completions", **body).json()["choices"][0]["message"]

@@ -1,4 +1,4 @@
-"""Several engines behind one server, by Ray Serve: the same answers as of one, whichever of them die."""
+"""Several engines of one server, by Ray Serve: the same answers as of one, whichever of them die."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def quiet() -> Iterator[LiveServer]:
 
 
 def same(fleet: Fleet, quiet: LiveServer, path: str, **body: Any) -> dict[str, Any]:
-    """Both answer alike."""
+    """The answer, which both servers must give."""
     answer, wanted = fleet.ask(path, **body), quiet.client.post(path, json=body).json()
     for each in (answer, wanted):
         for name in ("id", "created", "model"):
@@ -120,7 +120,7 @@ def leave_stream(fleet: Fleet, max_tokens: int, before: int) -> float:
 
 
 def test_a_client_that_goes_away_frees_its_pages(fleet: Fleet) -> None:
-    """The replica stops: it makes fewer tokens than were asked for, unless all are made before it hears of it.
+    """The replica stops: it makes fewer tokens than requested, unless it finishes before the news arrives.
 
     This server's first test, so that no other tokens are counted.
     """
@@ -159,7 +159,7 @@ def test_bad_requests_are_refused(fleet: Fleet, body: dict[str, Any], message: s
 
 def test_prompts_go_where_their_beginning_is(fleet: Fleet) -> None:
     """Nine conversations of two turns each; chance alone would find one in three."""
-    histories = [[10 + number] * 256 for number in range(9)]  # outweighs a request that still counts as running
+    histories = [[10 + number] * 256 for number in range(9)]  # outweighs a request that is still counted as running
     [before] = fleet.metrics("kv_cache_prefix_pages")
     for tokens in histories:
         fleet.ask(prompt=tokens, max_tokens=1)

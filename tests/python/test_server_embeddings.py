@@ -92,12 +92,12 @@ def test_parameters(server: LiveServer, llm: LLM) -> None:
 
 def test_openai_client(server: LiveServer, expected: list[list[float]]) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        by_default = client.embeddings.create(model="tiny", input=TEXTS)  # the client asks for base64
+        by_default = client.embeddings.create(model="tiny", input=TEXTS)  # the client requests base64
         as_floats = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float", dimensions=8)
         as_base64 = client.embeddings.create(model="tiny", input=TEXTS[0], encoding_format="base64")
     assert [entry.embedding for entry in by_default.data] == expected
     assert [len(entry.embedding) for entry in as_floats.data] == [8] * 3
-    raw: Any = as_base64.data[0].embedding  # the client leaves it to the caller who asks for it
+    raw: Any = as_base64.data[0].embedding  # the client does not decode it if the caller requested it
     assert decoded(raw).tolist() == expected[0]
     assert by_default.usage.prompt_tokens == by_default.usage.total_tokens > 0
 

@@ -22,7 +22,7 @@ LONGEST_BODY = "[" + ",".join(["7"] * 300_000) + "]"
 MOST = 2.5
 """Times what LONGEST_BODY takes on this machine, twice what the dearest of these requests needs."""
 TRIES = 6
-"""Of which the shortest counts: the first may load modules, and other processes slow a thread's CPU time down."""
+"""The shortest is taken: the first may load modules, and other processes slow a thread's CPU time down."""
 USER = {"role": "user", "content": "a"}
 LONG = {"ignore_eos": True, "temperature": 0}
 
@@ -137,7 +137,7 @@ def test_callbacks_are_short(server: LiveServer, name: str, monkeypatch: pytest.
     while len(longest) < TRIES and (not longest or min(longest)[0] >= MOST):
         with loop_work(server, monkeypatch) as work:
             assert send(server, path, body) == status
-            server.on_loop(threading.get_ident)  # behind what ends the request
+            server.on_loop(threading.get_ident)  # runs after what ends the request
         longest.append((work.seconds / reading_seconds(), work.callback))
     print(f"{name}: {min(longest)[0]:.2f} in {min(longest)[1]}")
     assert min(longest)[0] < MOST, longest

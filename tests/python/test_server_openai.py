@@ -68,7 +68,7 @@ def test_chat(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("choice", ["required", "paint"])
 def test_a_call_in_a_stream_is_done(client: openai.OpenAI, choice: str) -> None:
-    """The client reports it only if the reason for the end comes behind it."""
+    """The client reports it only if the finish reason comes after it."""
     schema = {"type": "object", "properties": {"colour": {"enum": ["red"]}}, "required": ["colour"]}
     with client.chat.completions.stream(
         model="stories260k",

@@ -158,7 +158,7 @@ def test_probes_and_the_page_get_no_line(
 
 
 def test_what_would_be_missed_is_refused() -> None:
-    """Options whose value asks an operator something that can be seen; their defaults ask for nothing."""
+    """Options whose missing effect an operator would notice are refused; their defaults have no effect and pass."""
     words = parser().parse_exactly
     asked = ["--log-requests-level 2", "--enable-log-outputs", "--enable-sleep-mode", "--otlp-traces-endpoint x:1"]
     asked += [

@@ -1,4 +1,4 @@
-"""Conversations on quantized caches: every turn finds its history in the prefix cache, and answers as if it had not."""
+"""Conversations on quantized caches: each turn finds its history in the prefix cache, and answers as without one."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def longest_gap(server: LiveServer, work: Callable[[], None]) -> float:
 
     thread = threading.Thread(target=ping)
     thread.start()
-    began.wait(120)  # the first answer makes the connection, beside nothing
+    began.wait(120)  # the first answer makes the connection, before any other work
     try:
         work()
     finally:

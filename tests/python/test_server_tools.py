@@ -1,4 +1,4 @@
-"""Calls of functions: demanded ones, and those that a model writes of its own accord."""
+"""Calls of functions: forced ones, and those that a model writes by itself."""
 
 from __future__ import annotations
 

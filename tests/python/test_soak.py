@@ -1,4 +1,4 @@
-"""benchmarks/soak.py on the shipped model: a crowd that leaves, talks nonsense and asks for too much, for a while."""
+"""benchmarks/soak.py on the shipped model: clients that disconnect, send malformed requests and overload it."""
 
 import asyncio
 import math
@@ -26,7 +26,7 @@ async def ask_all(url: str, questions: list[Question]) -> list[Answer]:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int4_per_token_head"])
-def test_a_crowd_gets_the_answers_of_an_idle_server_and_leaves_nothing_behind(dtype: str) -> None:
+def test_a_crowd_gets_the_answers_of_an_idle_server_and_leaves_no_pages_in_use(dtype: str) -> None:
     with live_server(kv_cache_dtype=dtype) as server:
         answers = asyncio.run(ask_all(server.url, QUESTIONS))
         server.front.capacity = 8  # of 48 clients

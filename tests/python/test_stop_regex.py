@@ -1,4 +1,4 @@
-"""stop_regex: the text ends behind the first match, however it comes in pieces, and no pattern takes long."""
+"""stop_regex: the text ends after the first match, however it is split into pieces, and no pattern takes long."""
 
 from __future__ import annotations
 

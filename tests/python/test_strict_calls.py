@@ -1,4 +1,4 @@
-"""Calls of strict functions that a model makes of its own accord: their arguments match the functions' schemas."""
+"""Unforced calls of strict functions: their arguments match the functions' schemas."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def length_allowed(constraint: StructuredOutputsParams | None, text: str, marks:
 @pytest.mark.parametrize("special", [False, True], ids=["words", "special tokens"])
 @pytest.mark.parametrize(("parser", "text"), WRITTEN)
 def test_calls_match_their_schemas(parser: str, text: str, special: bool) -> None:
-    """The same text with another unit stops where the unit does; so does a function that there is not."""
+    """The same text with another unit stops where the unit does; so does a function that does not exist."""
     marks = getattr(PARSERS[parser], "marks", ()) if special else ()
     constraint = constrain_calls(Tools.read(TOOLS, None, None), parser, None)
     whole, taken = length_allowed(constraint, text, marks)

@@ -123,7 +123,7 @@ def test_a_constrained_text_ends_in_spite_of_ignore_eos_and_min_tokens(llm: LLM)
 
 
 def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
-    """Not of what the mask leaves: a choice that the model would never make has a low one."""
+    """Log-probabilities are of the unmasked distribution: a choice that the model would never make has a low one."""
     params = SamplingParams(temperature=0.0, logprobs=1, structured_outputs=StructuredOutputsParams(choice=["zzzz"]))
     (text,) = llm.generate(PROMPT, params)[0].outputs
     assert text.text == "zzzz"
@@ -203,7 +203,7 @@ def make_engine(llm: LLM, **options: Any) -> tuple[_core.Engine, GrammarCompiler
 
 
 def test_on_the_engines_own_thread(llm: LLM) -> None:
-    """As a server does it: constraints come and go while other threads hold the GIL and ask for statistics."""
+    """Constraints come and go, as in a server, while other threads hold the GIL and read statistics."""
     engine, compiler = make_engine(llm)
     texts: dict[str, list[int]] = {}
     ends = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""thinking_token_budget: after so many tokens of reasoning, its end is written."""
+"""thinking_token_budget: after this many tokens of reasoning, its end is written."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_beginning_of_sequence(tmp_path: Path) -> None:
     assert STORIES.encode("") == [1]
     without = Tokenizer(folder_with(tmp_path, bos_token="<s>", add_bos_token=False))
     assert without.encode("Hi") == STORIES.encode("Hi", add_special_tokens=False)
-    assert without.encode("<s>Hi")[0] == 1  # asked for in the text itself
+    assert without.encode("<s>Hi")[0] == 1  # the text itself has it
 
     description = json.loads((SHIPPED / "stories260k" / "tokenizer.json").read_text(encoding="utf-8"))
     description["post_processor"] = None

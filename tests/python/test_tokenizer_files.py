@@ -113,7 +113,7 @@ def test_the_beginning_of_a_text(tmp_path: Path) -> None:
     assert Tokenizer(sentencepiece_folder(tmp_path, trained("llama"), add_bos_token=False)).encode("Once") == plain
     newer = Tokenizer(sentencepiece_folder(tmp_path, trained("llama"), legacy=False))
     assert newer.encode("Once") == [1, *plain]
-    assert newer.encode("<s> Once") == [1, *plain]  # no space of its own behind a special token
+    assert newer.encode("<s> Once") == [1, *plain]  # no space is added after a special token
 
 
 def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "few tokens": (
         "tekken.json",
         json.dumps(tekken(None, [b"a"])).encode(),
-        r"has 1 tokens in vocab; its config names -6 beside",
+        r"has 1 tokens in vocab; its config names -6 in addition",
     ),
     "no base64": (
         "tekken.json",
@@ -358,7 +358,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
         json.dumps(tekken([{"rank": 99, "token_str": "x"}], ranks())).encode(),
         "not a rank below 20",
     ),
-    "no merges": ("vocab.json", b'{"a": 0}', r"no merges\.txt beside it"),
+    "no merges": ("vocab.json", b'{"a": 0}', r"neither merges\.txt nor tokenizer\.json"),
 }
 
 

@@ -44,7 +44,7 @@ def test_requests(server: LiveServer) -> None:
     tokenizer, limit = server.front.tokenizer, server.front.max_model_len
     ids = tokenizer.encode(LONG)
     body: dict[str, Any] = {"prompt": LONG, "max_tokens": 3, "temperature": 0, "return_token_ids": True}
-    assert server.post("/v1/completions", **body).status_code == 400  # too long as it is
+    assert server.post("/v1/completions", **body).status_code == 400  # too long without truncation
     cut = server.completion(**body, truncate_prompt_tokens=9, echo=True)["choices"][0]
     assert cut["prompt_token_ids"] == ids[-9:]
     assert cut["text"].startswith(tokenizer.decode(ids[-9:]))

@@ -61,7 +61,7 @@ def test_a_cache_folder_of_an_earlier_version(version: str, tmp_path: Path, cold
     if entries == {before.identity}:  # the same arithmetic and file format: the pages are used
         assert found.num_cached_tokens == STORED_TOKENS
         assert stats["disk"]["hit_tokens"] == STORED_TOKENS
-    else:  # an identity of its own: the old pages stay, listed with what they are of, until they are evicted
+    else:  # a new identity: the old pages stay, listed with what they are of, until they are evicted
         assert found.num_cached_tokens == 0
         assert before.identity in entries
     assert stats["disk"]["damaged_files"] == 0

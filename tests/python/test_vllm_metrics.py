@@ -57,7 +57,7 @@ def scrape(server: LiveServer) -> tuple[Samples, dict[str, dict[str, str]]]:
 @pytest.mark.parametrize("escaping", ["", ";escaping=underscores", ";escaping=allow-utf-8", ";escaping=values"])
 @pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
 def test_names_are_the_same_in_every_format(server: LiveServer, kind: str, escaping: str) -> None:
-    """Prometheus 2 asks for OpenMetrics 1.0.0, without a word about escaping."""
+    """Prometheus 2 accepts OpenMetrics 1.0.0 and does not mention escaping."""
     for version in (";version=1.0.0", "", ";version=none"):
         accept = f"{kind}{version}{escaping};q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
         answer = server.client.get("/metrics", headers={"Accept": accept})
@@ -79,7 +79,7 @@ def test_statistics_that_are_metrics_have_their_values(server: LiveServer) -> No
     for path, kind, name, text, condition in _core.engine_metrics():
         key = (f"kvanta:{name}{'_total' if kind == 'counter' else ''}", "")
         assert text.endswith("."), path
-        # The page has the metrics of these two tiers as a line each, beside those of the folder.
+        # The page lists the metrics of these two tiers in one line each, after those of the folder.
         documented = re.sub(r"^(host|store)_cache_.*", r"\1_cache_*", key[0].removeprefix("kvanta:"))
         assert f"`{documented}`" in DOCS, path
         paths.add(path)

@@ -1,4 +1,4 @@
-"""Calls of LLM as scripts made for vLLM have them: order and names of arguments, values that ask for nothing."""
+"""Calls of LLM as scripts made for vLLM have them: order and names of arguments, values without effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAT = [{"role": "user", "content": PROMPT}]
 TEMPLATE = "{{ messages[0].content }}"
 BEAMS = BeamSearchParams(beam_width=2, max_tokens=4)
 
-# Arguments of the methods of vLLM's LLM, behind self: those that may be given by position, and all.
+# Arguments of the methods of vLLM's LLM, after self: those that may be given by position, and all.
 METHODS: dict[str, tuple[list[str], set[str]]] = {
     "generate": (
         ["prompts", "sampling_params"],

@@ -270,7 +270,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 if type(model).__name__.startswith("Gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
                     parameter.mul_(0.5)  # its attention has no scale
             elif name.endswith("e_score_correction_bias"):
-                parameter.copy_(0.1 * noise)  # beside the scores of a softmax
+                parameter.copy_(0.1 * noise)  # small next to the scores of a softmax
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
             elif name.endswith("sinks"):

@@ -97,7 +97,7 @@ def make_qwen_vl(name: str, **settings: Any) -> transformers.PreTrainedModel:
     sections = text["head_dim"] // 2 - 4  # of the three positions
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [sections, 2, 2]}
     text["rope_parameters"] = {**rope, **text.get("rope_parameters", {})}
-    if name != "Qwen3VL":  # whose heads alone have a size of their own
+    if name != "Qwen3VL":  # the only one whose heads have a separate size
         del text["head_dim"]
     vision = {
         "depth": 1,

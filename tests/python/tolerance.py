@@ -25,8 +25,8 @@ F32_DIVERGENCE = 1e-9
 # transformers in the same places (inputs of linear layers, K, V). Both are sums over the same thousands of rounding
 # errors, so their rms differs little. Measured: by less than 1 %.
 ROUNDING_ERROR_RATIO = 1.1
-# Operands of bf16 are queries and probabilities rounded, beside K and V: twice as many roundings at most. Measured: up
-# to 1.18.
+# bf16 operands: queries and probabilities are rounded in addition to K and V, so twice as many roundings at most.
+# Measured: up to 1.18.
 BF16_ROUNDING_RATIO = ROUNDING_ERROR_RATIO * sqrt(2 if HAS_BF16_OPERANDS else 1)
 
 # ROUNDING_ERROR_RATIO for latents: transformers rounds keys and values, the engine rounds the latent from which both

@@ -52,9 +52,9 @@ class Calibration:
     layer_heads: Sequence[tuple[int, int]]
     """[layers]: KV heads, and the channels of each."""
     statistics: KvStatistics | None
-    """None of calibrate_query()."""
+    """Statistics; None from calibrate_query()."""
     query: QueryMatrices | None = None
-    """Of +query."""
+    """Matrices for +query."""
 
     @property
     def strategy(self) -> str:
@@ -62,7 +62,7 @@ class Calibration:
         return "attn_head" if self.granularity == "head" else "tensor"
 
     def of_layer(self, layer: int) -> LayerCalibration:
-        """Without what is behind the layer's heads and channels."""
+        """The calibration of one layer, without the padding after its heads and channels."""
         heads, channels = self.layer_heads[layer]
         return LayerCalibration(
             self.k_scale[layer][:heads],

@@ -28,7 +28,7 @@ _BLOCK = 1 << 24
 
 
 def quantization_config(strategy: str) -> dict[str, Any]:
-    """compressed-tensors' description: weights as they are, KV cache in E4M3 with static scales."""
+    """compressed-tensors' description: unchanged weights, KV cache in E4M3 with static scales."""
     scheme = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
     return {
         "quant_method": "compressed-tensors",

@@ -35,7 +35,7 @@ def layer_algorithms(schemes: Sequence[str]) -> dict[str, str]:
 
 
 def quantization(algorithms: Mapping[str, str]) -> dict[str, Any]:
-    """ModelOpt's declaration: weights as they are, and the algorithm of each layer's cache."""
+    """ModelOpt's declaration: unchanged weights, and the algorithm of each layer's cache."""
     kinds = set(algorithms.values())
     return {
         "quant_algo": None,

@@ -16,7 +16,7 @@ MIN_TOKENS = 8192
 """Fewer do not determine the second moments of a head of 128 channels well."""
 _REGULARIZATION = 1e-3
 _WEIGHTED_REGULARIZATION = 0.3
-"""Of weighted queries: few of them carry most of the weight, and others come after the calibration."""
+"""Regularization of weighted queries: few carry most of the weight, and others come after the calibration."""
 _Float64 = NDArray[np.float64]
 
 
@@ -33,7 +33,7 @@ class QueryMoments:
     """[layers, kv_heads, head_dim, head_dim], as query_moment."""
     query_moment: _Float64
     weighted_query_moment: _Float64 | None = None
-    """None if not asked for."""
+    """Moment of weighted queries; None if not requested."""
 
     def add(self, other: QueryMoments) -> None:
         """Adds the sums of another text of the same model."""
@@ -65,7 +65,7 @@ def collect_query_moments(
     weighted: bool = True,
     lengths: Sequence[int] | None = None,
 ) -> QueryMoments:
-    """Forwards the text in windows of `window` tokens, each a sequence of its own. Raises InputError if it is short.
+    """Forwards the text in windows of `window` tokens, each a separate sequence. Raises InputError if it is short.
 
     `weighted`: as of LLM.query_moments(), and `lengths`: its context_lengths, by default those of context_lengths().
     """
@@ -87,7 +87,7 @@ def collect_query_moments(
                 total.add(part)
     if total is None or total.tokens < MIN_TOKENS // 2:
         raise InputError(
-            f"windows of {window:,} tokens leave too few behind the first page, which is always exact; give longer "
+            f"windows of {window:,} tokens leave too few after the first page, which is always exact; give longer "
             "ones (--max-model-len)"
         )
     return total

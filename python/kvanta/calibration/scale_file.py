@@ -70,7 +70,7 @@ def write_scale_file(path: str | Path, calibration: Calibration, info: _core.Mod
     """
     path = Path(path).expanduser()
     check_scale_file_name(path, calibration.query is not None)
-    # A name of its own: replicas that start together write the same file.
+    # A unique name: replicas that start together write the same file.
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.partial")
     try:
         text = json.dumps(scale_file(calibration, info))

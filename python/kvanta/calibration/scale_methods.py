@@ -30,7 +30,7 @@ def _stored(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _percentile_of(edges: NDArray[np.float32], histogram: NDArray[np.int64], amax: float, percentile: float) -> float:
     reached = np.cumsum(histogram) >= percentile / 100 * histogram.sum()
     bin_index = int(np.argmax(reached))
-    # In the lowest bin: nearly everything is zero, and what is not is all that counts.
+    # In the lowest bin nearly everything is zero, so the few other values decide.
     return amax if bin_index == 0 else min(amax, float(edges[bin_index + 1]))
 
 

@@ -57,7 +57,7 @@ def collect_statistics(
     key_means: NDArray[np.float32] | None = None,
     what: str = "reading",
 ) -> KvStatistics:
-    """Forwards the text in windows of `window` tokens, each a sequence of its own.
+    """Forwards the text in windows of `window` tokens, each a separate sequence.
 
     `key_means`: [layers, kv_heads, head_dim], subtracted from K before anything is counted.
     """

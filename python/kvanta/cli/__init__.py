@@ -113,7 +113,7 @@ def report_errors(command: Callable[[], int]) -> int:
 
         print(f"kvanta: error: there is not enough memory{memory_note()}", file=sys.stderr)
         return 1
-    except Exception as error:  # a fault of ours, but still one line
+    except Exception as error:  # a defect of Kvanta, but still one line
         return _report_fault(error)
     return status
 

@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
     """Raises InputError instead of printing its usage, and names the option that is nearest to an unknown one."""
 
     def __init__(self, prog: str, description: str) -> None:
-        """`description`: paragraphs, and indented lines that stay as they are."""
+        """`description`: paragraphs, and indented lines, which are not filled."""
         super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=False)
         self._positionals.title = "arguments"
         self._about = dict(GROUPS)
@@ -239,7 +239,7 @@ def add_engine_options(
 ) -> None:
     """Adds every engine option, and those of other engines except the command's `own` names.
 
-    `loads`: the command has the options of loading, too; else they are accepted when they ask for nothing. `defaults`:
+    `loads`: the command has the options of loading, too; else only values without effect are accepted. `defaults`:
     the command's, in place of the options' own, for the help.
     """
     add_options(parser, OPTIONS, OPPOSITES, defaults)
@@ -340,7 +340,7 @@ def _types_in(hint: Any) -> set[Any]:
 
 
 def whole_number(text: str) -> int:
-    """For `type=` of options."""
+    """Parses an option's value, for `type=`."""
     try:
         return int(text)
     except ValueError:
@@ -348,7 +348,7 @@ def whole_number(text: str) -> int:
 
 
 def real_number(text: str) -> float:
-    """For `type=` of options."""
+    """Parses an option's value, for `type=`."""
     try:
         return float(text)
     except ValueError:

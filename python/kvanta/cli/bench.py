@@ -1,4 +1,4 @@
-"""`kvanta bench SUBJECT`: one list of what can be measured; each subject is a module of its own."""
+"""`kvanta bench SUBJECT`: one list of what can be measured; each subject has its own module."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def parser() -> CommandParser:
     )
     result.add_argument("--profile", action="store_true", help="where a step's time goes; slows small models a little")
     result.add_argument(
-        "--label", metavar="NAME", help="name of this engine, for bench serve --beside [its cache's format]"
+        "--label", metavar="NAME", help="name of this engine in bench serve --beside [its cache's format]"
     )
     add_json(result)
     add_engine_options(result)

@@ -265,7 +265,7 @@ def _workload(values: argparse.Namespace, load: Load) -> workload.Workload:
         rate = math.inf if load.rate is None else load.rate
         return read.arriving(rate, _or(values.burstiness, 1.0), values.seed)
     if values.burstiness is not None:
-        raise InputError("--burstiness has a meaning only where the trace has no times of its own")
+        raise InputError("--burstiness needs a trace without times")
     if load.rate is not None:
         if values.time_scale is not None:
             raise InputError("--rate and --time-scale both say how fast the trace is replayed; give one of them")

@@ -36,7 +36,7 @@ def parser() -> CommandParser:
     result = CommandParser(prog="kvanta chat", description=_DESCRIPTION)
     add_model(result)
     result.add_argument("--system", metavar="TEXT", help="system message")
-    result.add_argument("--plain", action="store_true", help="show Markdown as it is")
+    result.add_argument("--plain", action="store_true", help="show Markdown unformatted")
     result.add_argument(
         "--reasoning-parser",
         default="",

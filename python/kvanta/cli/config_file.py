@@ -24,7 +24,7 @@ def add_config(parser: CommandParser) -> None:
 
 
 def with_config(parser: CommandParser, words: Sequence[str]) -> tuple[list[str], str | None]:
-    """The words with the file's options behind them, as far as they do not give them; and the file's model."""
+    """The words, then the file's options that the words do not set; and the file's model."""
     files = [value for word, value in itertools.pairwise([*words, ""]) if word == "--config"]
     files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
     if not files:

@@ -65,7 +65,7 @@ def parser() -> CommandParser:
         "--tokens",
         type=whole_number,
         metavar="N",
-        help=f"tokens of the text, in all windows, as far as it has them [{Settings.tokens}]",
+        help=f"tokens of the text in all windows, or those that it has [{Settings.tokens}]",
     )
     result.add_argument(
         "--reference", default="bf16", metavar="FORMAT", help="format that the others are compared with [bf16]"
@@ -127,7 +127,7 @@ def _add_tasks(result: CommandParser) -> None:
 
 
 def _add_search(result: CommandParser) -> None:
-    search = result.group("search", "a scheme of its own for every layer and side")
+    search = result.group("search", "a separate scheme for every layer and side")
     search.add_argument(
         "--search",
         type=real_number,

@@ -28,7 +28,7 @@ class _IgnoredOption(ForeignOption):
 
 
 class _RefusedOption(ForeignOption):
-    """Accepts values that ask for nothing, as LLM does."""
+    """Accepts values without effect, as LLM does."""
 
     def __call__(self, _: Any, __: Any, values: Any, option_string: str | None = None) -> None:
         value = values if isinstance(values, str) else values[0] if len(values) == 1 else values or True
@@ -48,7 +48,7 @@ class _NeutralOption(ForeignOption):
 
 
 def add_neutral_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of loading to a command that has none: they are accepted when they ask for nothing."""
+    """Adds the options of loading to a command that has none: only values without effect are accepted."""
     for option in MODEL_OPTIONS:
         parser.add_argument(
             *option.flags, dest=f"neutral_{option.name}", action=_NeutralOption, nargs="?", help=argparse.SUPPRESS

@@ -27,7 +27,7 @@ def parser() -> CommandParser:
 
 
 def _description(row: dict[str, Any]) -> str:
-    """With the pages that stay in bf16, unless it names them."""
+    """Description, with the pages that stay in bf16 unless it names them."""
     if row["exact"] != "open" or "exact" in row["summary"]:
         return str(row["summary"])
     return f"{row['summary']}; open {'and first ' if row['sink_pages'] else ''}page exact"
@@ -44,7 +44,7 @@ def _text(report: dict[str, Any]) -> str:
         parts += [line, textwrap.fill(_description(row), page_width(), initial_indent=_UNDER, subsequent_indent=_UNDER)]
     notes = [
         "bits: per element at head_dim 128, scales included; of latents at 512 + 64 rotated channels.",
-        "Devices attend to a format as it is stored. The reference, in double precision, attends to all of them.",
+        "Devices attend to a format in its stored form. The reference, in double precision, attends to all of them.",
         f"Backends of this machine: {', '.join(report['backends'])}",
     ]
     return "\n".join([*parts, "", *(textwrap.fill(note, page_width()) for note in notes)])

@@ -46,7 +46,7 @@ def parser() -> CommandParser:
     style.add_argument(
         "--chat", action="store_true", help="ask through the chat template (default when the model has one)"
     )
-    style.add_argument("--raw", action="store_true", help="continue the prompt as it is")
+    style.add_argument("--raw", action="store_true", help="continue the prompt without a chat template")
     result.add_argument("--system", metavar="TEXT", help="system message of the chat")
     add_sampling_fields(result, _DEFAULTS)
     less_common(

@@ -92,7 +92,7 @@ def _more(counts: dict[str, int], about: dict[str, str]) -> str:
 
 
 def _filled(text: str) -> str:
-    """Paragraphs filled to the page's width; indented lines, such as examples, stay as they are."""
+    """Paragraphs filled to the page's width; indented lines, such as examples, stay unchanged."""
     parts: list[str] = []
     for line in text.splitlines():
         if parts and parts[-1].strip() and line.strip() and not parts[-1].startswith(" ") and not line.startswith(" "):

@@ -12,7 +12,7 @@ class _Advice(NamedTuple):
     ours: str
     """The option that is given instead: a command without it has no advice. Empty: none is needed."""
     text: str
-    """With {value} for that of the option."""
+    """Advice, in which {value} is replaced by the option's value."""
 
 
 _ADVICE: tuple[_Advice, ...] = (
@@ -71,7 +71,7 @@ _ADVICE: tuple[_Advice, ...] = (
         "--override-generation-config",
         "give --override-generation-config, such as '{{\"temperature\": 0.7}}'",
     ),
-    _Advice("-p --prompt -f --file", "--raw", "give the prompt behind MODEL, or as the standard input"),
+    _Advice("-p --prompt -f --file", "--raw", "give the prompt after MODEL, or on standard input"),
     _Advice("-cnv -no-cnv -i", "", "kvanta chat converses, kvanta generate does not"),
     _Advice("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale", "", "edit the model's config.json"),
     _Advice("--lora --lora-scaled", "", "LoRA adapters are not supported; merge them into the weights"),

@@ -19,9 +19,9 @@ class Choice:
 
     name: str
     bits: float
-    """Per element."""
+    """Bits per element."""
     cost: float
-    """That it does, in units that add up, such as nats."""
+    """Cost of the choice, in units that add up, such as nats."""
 
 
 def allocate(items: Sequence[Sequence[Choice]], mean_bits: float) -> list[Choice]:

@@ -12,7 +12,7 @@ from kvanta.llm import LLM
 
 
 class DivergenceTask:
-    """Teacher-forced over windows of a text; the second half of each counts."""
+    """Teacher-forced over windows of a text, of which the second halves are evaluated."""
 
     def __init__(self, passages: list[Passage], identity: dict[str, Any], vocab: int) -> None:
         self._passages = passages

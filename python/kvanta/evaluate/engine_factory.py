@@ -24,12 +24,12 @@ class EngineFactory:
     """A model folder, the engine options that all formats share, and the longest passage."""
 
     model: str
-    """As the user said it."""
+    """MODEL as the user gave it."""
     folder: Path
     context: int
     """Tokens."""
     sequences: int
-    """That an engine runs at once."""
+    """Number of sequences that an engine runs at once."""
     options: Mapping[str, Any] = field(default_factory=dict)
     reference_weights: str | None = None
     """weight_dtype of the reference; None: that of the options."""
@@ -139,7 +139,7 @@ class EngineFactory:
 
 
 def _numeric_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options on which the bits of results depend, as far as they are given."""
+    """The given options on which the bits of results depend."""
     return {name: options[name] for name in _NUMERIC if options.get(name) is not None}
 
 

@@ -32,7 +32,7 @@ class Settings:
     formats: Sequence[str] | None = None
     """Names, schemes or scheme files; None: all quantized formats that the model takes."""
     recommended: bool = False
-    """In place of all formats, the recommended ones."""
+    """Evaluates the recommended formats only."""
     text: str | None = None
     """A file; None: the shipped text."""
     context: int | None = None

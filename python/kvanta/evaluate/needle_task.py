@@ -1,4 +1,4 @@
-"""Task "needle": a fact hidden in a long text is asked for, through the model's own chat template."""
+"""Task "needle": questions about a fact hidden in a long text, through the model's chat template."""
 
 from __future__ import annotations
 

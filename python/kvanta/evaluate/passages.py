@@ -16,9 +16,9 @@ _CHARACTERS_PER_TOKEN = 8  # more than texts have on average
 
 @dataclass(frozen=True)
 class Passage:
-    """Tokens that are read in one go; rows `first` .. len(tokens) - 2 of their logits count.
+    """Tokens that are read in one go; rows `first` .. len(tokens) - 2 of their logits are evaluated.
 
-    Row i predicts token i + 1, so every row that counts has a token to be compared with.
+    Row i predicts token i + 1, so every evaluated row has a token to be compared with.
     """
 
     tokens: tuple[int, ...]
@@ -59,7 +59,7 @@ def beginning_of(tokenizer: Tokenizer) -> list[int]:
 
 
 def windows(tokens: Sequence[int], beginning: Sequence[int], context: int) -> list[Passage]:
-    """Windows of `context` tokens, each read after `beginning`; the second half of each counts.
+    """Windows of `context` tokens, each read after `beginning`; the second half of each is evaluated.
 
     A rest that fills no window is left out; a text shorter than one window is one window. Raises InputError.
     """

@@ -21,7 +21,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Reference:
-    """Packed predictions of the reference for every row that counts."""
+    """Packed predictions of the reference for every evaluated row."""
 
     passages: list[Passage]
     rows: ReferenceRows

@@ -26,7 +26,7 @@ from kvanta.home_folder import kvanta_home
 
 LAYOUT_VERSION = 1
 MAX_BYTES = 4 * 2**30
-"""That the folder may hold: the references that were not used for longest go first."""
+"""Limit of the folder: the least recently used references are removed first."""
 
 _LONGEST_WRITING = 24 * 3600  # seconds
 _ATTEMPTS = 100
@@ -40,7 +40,7 @@ def folder_of(key: str) -> Path:
 
 
 def load(key: str, passages: Iterable[Passage] | None, vocab: int) -> tuple[list[Passage], ReferenceRows] | None:
-    """The rows of all passages, read from disk as they are needed; None if there are none, or not as they were written.
+    """The rows of all passages, read from disk on demand; None if they are missing or damaged.
 
     `passages`: that they must be of; None: whichever they are of.
     """

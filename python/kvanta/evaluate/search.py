@@ -49,7 +49,7 @@ class Found:
 
 
 class Search:
-    """For one model, on some passages that are not those on which the result is judged. Raises InputError."""
+    """A search for one model, on passages other than those on which the result is judged. Raises InputError."""
 
     def __init__(
         self,

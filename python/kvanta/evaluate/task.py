@@ -14,7 +14,7 @@ class Task(Protocol):
 
     @property
     def tokens(self) -> int:
-        """That are read or written per format, for the progress bar."""
+        """Tokens read or written per format, for the progress bar."""
 
     def prepare(self, open_engine: Callable[[], LLM], progress: Progress) -> dict[str, Any]:
         """Figures of the reference, whose engine is opened only if they are not kept on disk."""

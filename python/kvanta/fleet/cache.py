@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class BlockCache:
-    """Blocks that a memory of `capacity` blocks holds. A block is found only behind those before it."""
+    """Cache of at most `capacity` blocks. A block is found only if all blocks before it are found, too."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -23,40 +23,40 @@ class ReplicaCosts:
     prefill_token_s: float
     """A prompt token at depth 0, in full steps."""
     prefill_depth_s: float = 0.0
-    """In addition, for each token before it."""
+    """Additional cost for each token before it."""
     decode_sequence_s: float = 0.0
     """A further sequence that decodes in the step."""
     decode_depth_s: float = 0.0
-    """In addition, for each token before the one that is decoded."""
+    """Additional cost for each token before the decoded one."""
     load_bytes_per_s: float = 1e9
     """Rate at which pages of a shared store are read."""
     load_s: float = 0.0
     """Lookup and first answer of the store."""
     message_s: float = 0.0
-    """The replica's work, beside the step, on a token that it sends."""
+    """The replica's work outside the step for each token that it sends."""
     front_s: float = 0.0
     """Work of the front, which all replicas share, on a request, one after the other."""
     request_s: float = 0.0
     """A request's further time to the first token, which delays no other: messages, network."""
     replica_request_s: float = 0.0
-    """On shared CPUs: the replica's work on a request before its first step."""
+    """Replica's work on a request before its first step, on shared CPUs."""
     front_message_s: float = 0.0
-    """On shared CPUs: the front's work on a token."""
+    """Front's work on a token, on shared CPUs."""
     client_request_s: float = 0.0
-    """On shared CPUs: the work of clients on the same machine, one after the other, on a request."""
+    """Serial work on a request by clients on the same machine, on shared CPUs."""
     client_message_s: float = 0.0
-    """On shared CPUs: that on a token."""
+    """Clients' work on a token, on shared CPUs."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_step_s: float | None = None
     """Time that a step may take while sequences decode, as --max-step-ms: 0: any; None: the engine's own limit."""
 
     def prefill_s(self, tokens: int, depth: int) -> float:
-        """Prompt tokens in a step, behind `depth` others."""
+        """Seconds of a step for `tokens` prompt tokens that follow `depth` others."""
         return tokens * (self.prefill_token_s + self.prefill_depth_s * (depth + tokens / 2))
 
     def prefill_tokens(self, seconds: float, depth: int) -> int:
-        """Prompt tokens that a step computes in so many seconds, after `depth` others."""
+        """Prompt tokens that a step computes in `seconds`, after `depth` others."""
         first, growth = self.prefill_token_s + self.prefill_depth_s * depth, self.prefill_depth_s / 2
         if growth * seconds < 1e-9 * first**2:
             return int(seconds / first)

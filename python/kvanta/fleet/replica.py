@@ -12,7 +12,7 @@ from kvanta.fleet.costs import ReplicaCosts
 from kvanta.loadgen.workload import PlannedRequest
 
 _OVERTAKING_S = 0.5
-"""That others may take at once from the oldest prompt (src/scheduler/prompt_order.cc)."""
+"""Time that others may take at once from the oldest prompt (src/scheduler/prompt_order.cc)."""
 _ROW_UNIT = 8
 """Tokens that a step computes of its first prompt, whatever time is left."""
 
@@ -62,7 +62,7 @@ class _Step:
 
     decoding: list[SimulatedRequest]
     prefilling: list[tuple[SimulatedRequest, int]]
-    """With the tokens of each."""
+    """Requests whose prompts are computed, and the tokens of each in this step."""
     seconds: float
 
 
@@ -277,7 +277,7 @@ class Replica:
         return step.decoding + done
 
     def begin_step(self, time_s: float) -> float | None:
-        """Begins a step at `time_s`, which end_step ends; its seconds on a CPU of its own. None: no request can run."""
+        """Begins a step at `time_s`, which end_step ends. Its seconds on a dedicated CPU; None: no request can run."""
         self.now_s = time_s
         self._admit()
         self._current = self._form() if self.running else None

@@ -28,10 +28,10 @@ class FleetQuestion:
     replicas: Sequence[int] = (1, 3, 10)
     routings: Sequence[str] = tuple(ROUTINGS)
     target_ttft_s: float | None = None
-    """Asks for the fewest replicas whose 99th percentile is within it, too."""
+    """Target of the 99th percentile: the report then finds the fewest replicas that meet it."""
     store_bytes: float = math.inf
     cpus: float | None = None
-    """That the replicas share; None: each has its own."""
+    """CPUs that the replicas share; None: each has its own."""
 
 
 def costs_by_format(file: str, formats: Sequence[str]) -> dict[str, ReplicaCosts]:

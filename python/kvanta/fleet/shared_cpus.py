@@ -14,7 +14,7 @@ from kvanta.fleet.replica import Replica, SimulatedRequest
 from kvanta.loadgen.workload import PlannedRequest
 
 REPLICA_WEIGHT = 36 / 1024
-"""Share of a replica's thread beside one of the front: Linux's weights of nice 15, which Ray's workers have, and 0."""
+"""Weight of a replica's thread relative to a front's: Linux's weight of nice 15, as Ray's workers have, over nice 0."""
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class Thread:
 
     weight: float = 1.0
     left_s: float = 0.0
-    """Of the first work in the queue, on a CPU of its own."""
+    """Seconds left of the first work in the queue, on a dedicated CPU."""
     queue: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
 
 
@@ -42,7 +42,7 @@ class SharedCpus:
         heapq.heappush(self._timers, (time_s, next(self._count), then))
 
     def add(self, thread: Thread, seconds: float, then: Callable[[], None]) -> None:
-        """Work of so many seconds for a thread, behind what it has; calls `then` when it is done."""
+        """Appends work of `seconds` to a thread's queue; calls `then` when it is done."""
         thread.queue.append((seconds, then))
         if len(thread.queue) == 1:
             thread.left_s = seconds
@@ -76,7 +76,7 @@ class SharedCpus:
         """CPUs of each thread that has work."""
         free, total = self._cpus, sum(thread.weight for thread in self._busy)
         rates = []
-        # A heavy thread runs on one CPU; its share beyond that is left to those behind it.
+        # A heavy thread runs on one CPU; its share beyond that is left to the lighter ones.
         for thread in sorted(self._busy, key=lambda each: -each.weight):
             rate = min(1.0, free * thread.weight / total)
             rates.append((thread, rate))

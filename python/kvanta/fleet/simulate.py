@@ -17,10 +17,10 @@ from kvanta.loadgen.workload import PlannedRequest, Workload
 
 MAX_REPLICAS = 1000
 TOKENS_PER_REQUEST = 128
-"""What a request counts to the prefix-aware router, beside the prompt tokens that a replica has to compute."""
+"""Cost of a request to the prefix-aware router, in addition to the prompt tokens that a replica has to compute."""
 BACKLOG_WEIGHT = 0.25
-"""Of prompt tokens that a replica has to compute for earlier requests: on Mooncake's conversations, full weight loses a
-sixth of the cached tokens and gains nothing, and none doubles the time to the first token.
+"""Weight of prompt tokens that a replica has to compute for earlier requests. On Mooncake's conversations, full weight
+loses a sixth of the cached tokens and gains nothing; zero doubles the time to the first token.
 """
 
 
@@ -31,7 +31,7 @@ class Fleet:
     replicas: int
     routing: str
     capacity_tokens: int
-    """That the cache of a replica holds."""
+    """Tokens that a replica's cache holds."""
     bytes_per_token: float
     costs: ReplicaCosts
     store_bytes: float = math.inf
@@ -50,7 +50,7 @@ class _RoundRobin:
 
 
 def _prefix_aware(replicas: Sequence[Replica], request: PlannedRequest) -> int:
-    """As PrefixRouter: the replica with the least to compute before the first token; of equal ones, the emptier."""
+    """PrefixRouter's choice: least to compute before the first token; among equals, the smallest cache."""
 
     def cost(index: int) -> tuple[float, int]:
         replica = replicas[index]

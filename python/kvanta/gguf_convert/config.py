@@ -75,7 +75,7 @@ def _check_heads(metadata: Metadata, config: dict[str, Any], rotated: int) -> No
 
 
 def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
-    """Without the keys that depend on the tensors (tie_word_embeddings, biases)."""
+    """Hugging Face's config without the keys that depend on the tensors (tie_word_embeddings, biases)."""
     architecture = metadata.architecture
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)

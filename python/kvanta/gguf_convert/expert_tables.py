@@ -1,4 +1,4 @@
-"""Lines of the tables in tensor_names.py that an architecture with experts has beside the common ones."""
+"""Lines of the tables in tensor_names.py that an architecture with experts has in addition to the common ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ffn_up_shexp    shared_mlp.up_proj        s,h   moe
 ffn_down_shexp  shared_mlp.output_linear  h,s   moe
 """
 
-# Beside the MLP, with norms of their own. Gate and up are one tensor in most files.
+# Experts in addition to the MLP, each with separate norms. Gate and up are one tensor in most files.
 GEMMA4 = """
 ffn_gate_inp          router.proj                   E,h      moe
 ffn_gate_inp.scale    =router.scale                 h        moe

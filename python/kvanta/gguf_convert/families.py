@@ -316,7 +316,7 @@ def _deepseek2(metadata: Metadata, config: Config) -> None:
     config["head_dim"] = rope
     scaling = config["rope_scaling"]
     if metadata.value("deepseek2.attention.temperature_scale"):
-        raise InputError(f"{metadata.path} has queries that grow with the position, which 'deepseek2' models have not")
+        raise InputError(f"{metadata.path} has queries that grow with the position; 'deepseek2' models do not")
     if scaling is not None and metadata.has("rope.scaling.yarn_log_multiplier"):
         mscale = round(10 * metadata.number("rope.scaling.yarn_log_multiplier"), 6)
         scaling |= {"mscale": mscale, "mscale_all_dim": mscale}

@@ -1,4 +1,4 @@
-"""The keys of Gemma 4 in GGUF files: two sizes of heads, shared layers, wider MLPs, experts beside the MLP."""
+"""The keys of Gemma 4 in GGUF files: two sizes of heads, shared layers, wider MLPs, experts in addition to the MLP."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _heads(metadata: Metadata, config: Config) -> None:
 
 
 def _shared_layers(metadata: Metadata, config: Config) -> None:
-    """Layers without K and V of their own, whose MLPs may be twice as wide; keys that are values."""
+    """Layers without their own K and V, whose MLPs may be twice as wide; keys that are values."""
     layers, shared = config["num_hidden_layers"], metadata.count("attention.shared_kv_layers")
     if shared >= layers:
         raise InputError(f"{metadata.path} has {layers} layers, all of which share K and V")
@@ -83,7 +83,7 @@ def _shared_layers(metadata: Metadata, config: Config) -> None:
 def _ropes(metadata: Metadata, config: Config) -> None:
     """A frequency factor of 1 rotates a pair of channels of the layers without a window, a huge one does not."""
     if metadata.has("rope.scaling.type") and metadata.text("gemma4.rope.scaling.type") != "none":
-        raise InputError(f"{metadata.path} has scaled rope frequencies, which 'gemma4' models have not")
+        raise InputError(f"{metadata.path} has scaled rope frequencies, which 'gemma4' models do not have")
     theta = config.pop("rope_theta")
     del config["rope_scaling"]
     pairs = metadata.size("attention.key_length") // 2

@@ -165,7 +165,7 @@ def _read(path: Path, data: bytes | mmap.mmap) -> Header:
     for _ in range(cursor.count("the number of keys")):
         key = cursor.text("a key")
         if key in values:
-            raise cursor.fail(f"the key {key!r} is there twice")
+            raise cursor.fail(f"the key {key!r} occurs twice")
         values[key] = cursor.value(cursor.u32(repr(key)), repr(key))
     tensors = [_tensor(cursor, path) for _ in range(tensor_count)]
     alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)

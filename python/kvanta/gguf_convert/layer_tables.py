@@ -136,7 +136,7 @@ post_ffw_norm        post_feedforward_layernorm  h   norm
 """
 )
 
-# Layers may have no K and V of their own, or no V.
+# Layers may lack K and V, or V alone.
 _GEMMA4 = (
     expert_tables.GEMMA4
     + _MLP_MATRICES

@@ -80,7 +80,7 @@ class Metadata:
         return np.asarray(values, dtype=np.float32).reshape(len(data), tensor.shape[-1])
 
     def value(self, key: str) -> Any:
-        """The value as it is; None without one."""
+        """The value, unconverted; None without one."""
         return self._values.get(key)
 
     def _typed(self, key: str, kinds: tuple[type, ...], what: str, default: Any) -> Any:

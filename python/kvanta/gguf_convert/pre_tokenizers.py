@@ -132,7 +132,7 @@ class PreTokenizer:
     whole_words_first: bool = False
     """A word that is in the vocabulary is taken without merges."""
     adds_bos: bool = False
-    """Where the file does not say it."""
+    """Default where the file does not say."""
 
     def json(self) -> Json:
         """The pre_tokenizer of tokenizer.json."""

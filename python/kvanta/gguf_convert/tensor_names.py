@@ -1,4 +1,4 @@
-"""The modules of an architecture in GGUF, and the sizes that config.json asks for."""
+"""The modules of an architecture in GGUF, and the sizes that config.json requires."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ may be there), `optional`, `dense` and `moe` (needed in layers without and with 
 (needed in layers of attention and of Gated DeltaNet), `k` and `v` (needed in layers that have keys, and values, of
 their own), `layer_inputs` (needed with an input of every layer), `norm`. "*" stands for the number of an expert or a
 head, the first size. "|" joins two modules: the upper half of the rows, and the lower one. A name after "=" is that of
-the tensor itself; one that ends with a dot has neither .weight nor .bias behind it.
+the tensor itself; one that ends with a dot has neither .weight nor .bias appended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Module:
 
 
 def parse_table(text: str) -> dict[str, Module]:
-    """By GGUF's names; a later line replaces an earlier one."""
+    """Modules by GGUF's names; a later line replaces an earlier one."""
     modules = {}
     for line in text.strip().splitlines():
         if line.strip():

@@ -48,7 +48,7 @@ class Weight:
     """Rows of each matrix in the file, where it has others, too; 0: as many as the weight."""
 
     def in_place(self, types: set[str]) -> bool:
-        """True if the tensor can be used as it is stored, by a reader of `types`."""
+        """True if the tensor can be used in its stored form, by a reader of `types`."""
         kind = type_name(self.info)
         is_vector = len(self.shape) == 1 or ("*" in self.name and len(self.shape) == 2)
         return not self.plus_one and kind in (_ELEMENTS if is_vector else types)

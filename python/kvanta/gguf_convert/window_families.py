@@ -1,4 +1,4 @@
-"""Sliding windows of layers in GGUF files, and the keys of EXAONE 4.0 and Command R beside them."""
+"""Sliding windows of layers in GGUF files, and the other keys of EXAONE 4.0 and Command R."""
 
 from __future__ import annotations
 

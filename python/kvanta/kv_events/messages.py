@@ -34,7 +34,7 @@ class BlockStored(_Event):
     medium: str | None
     lora_name: str | None
     extra_keys: list[tuple[str, ...] | None] | None = None
-    """For each block: the salt of a first block."""
+    """Extra keys of each block: the salt of a first block."""
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None

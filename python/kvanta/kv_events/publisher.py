@@ -16,7 +16,7 @@ from kvanta.kv_events.config import KvEventsConfig
 from kvanta.kv_events.messages import EventEncoder
 
 _END = (-1).to_bytes(8, "big", signed=True)
-"""Sequence number behind the last batch of a replay."""
+"""Sequence number sent after the last batch of a replay."""
 _LINGER = 1000
 """Milliseconds that a closed socket goes on sending."""
 _SLICE = 1024
@@ -31,7 +31,7 @@ _PATIENCE = 100
 
 @dataclass
 class _Replay:
-    """Batches that a client has asked for and not got yet."""
+    """Batches that a client has requested and not received yet."""
 
     client: bytes
     next: int
@@ -81,7 +81,7 @@ class KvEventPublisher:
         self._count += 1
 
     def idle(self) -> None:
-        """Sends batches again to those who ask: from the requested number on, as far as they are kept.
+        """Sends batches again to clients that request them: from the requested number on, those that are still kept.
 
         Each client has one replay at a time. All of them together get a slice of their batches, as much as they take.
         """

@@ -109,7 +109,7 @@ async def bench_server(
 async def _measure_alone(
     session: aiohttp.ClientSession, target: Target, maker: PromptMaker, workloads: Sequence[Workload]
 ) -> list[AloneLatencies]:
-    """Latencies of one request at a time, on the server that is idle before the runs, with prompts of their own."""
+    """Latencies of one request at a time, on the server that is idle before the runs, with separate prompts."""
     requests = [request for workload in workloads for request in workload.requests]
     tokens = min(TOKENS_ALONE, max(request.output_tokens for request in requests))
     lengths = lengths_alone([request.input_tokens for request in requests])

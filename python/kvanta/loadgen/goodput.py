@@ -34,7 +34,7 @@ class Target:
 
 
 def parse_targets(goodput: Sequence[str], slo: Sequence[str] = ()) -> dict[str, Target]:
-    """By name, from `--goodput ttft:500 tpot:50` in milliseconds and `--slo ttft=1,itl=3x` in seconds or multiples."""
+    """Targets by name: `--goodput ttft:500 tpot:50` in milliseconds, `--slo ttft=1,itl=3x` in seconds or multiples."""
     targets: dict[str, Target] = {}
 
     def add(option: str, text: str, separator: str, unit: str, example: str) -> None:
@@ -92,10 +92,10 @@ class Goodput:
 
     targets: Mapping[str, Target]
     alone: Sequence[AloneLatencies] = ()
-    """By ascending length, at least one if a target is a multiple."""
+    """Latencies by ascending length, at least one if a target is a multiple."""
 
     def figures(self, good: Sequence[RequestRecord], sent: int, seconds: float) -> dict[str, Any]:
-        """`good`: the requests that have succeeded, of `sent` in so many seconds."""
+        """`good`: the requests that have succeeded, of `sent` in `seconds`."""
         count = sum(map(self._meets, good))
         multiples = {name: target.value for name, target in self.targets.items() if target.is_multiple}
         return {

@@ -35,7 +35,7 @@ class PromptMaker:
         self._seed = seed
 
     def pieces(self, request: PlannedRequest, run: int = 0) -> list[Any]:
-        """As many as the request's input tokens, of the type that was given."""
+        """Tokens or words, as many as the request's input tokens."""
         indices = []
         missing = request.input_tokens
         for block in request.blocks:

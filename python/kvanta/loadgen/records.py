@@ -35,7 +35,7 @@ class RequestRecord:
     due_s: float
     """Scheduled time of sending."""
     input_tokens: int = 0
-    """As the server counts them; before its answer, as planned."""
+    """Number counted by the server; before its answer, the planned one."""
     wanted_tokens: int = 0
     ready_s: float = 0.0
     """When the load generator got to it: what is beyond due_s is the generator's own slowness."""

@@ -65,13 +65,13 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     """Caveats of the figures."""
     notes = []
     if report["prompts"] == "text":
-        notes.append("the server was given text: lengths of prompts are about, not exactly, those asked for")
+        notes.append("the server was given text: lengths of prompts are approximately the requested ones")
     if not report["exact_lengths"]:
-        notes.append("the server takes no ignore_eos: answers may be shorter than asked for")
+        notes.append("the server takes no ignore_eos: answers may be shorter than requested")
     for run in report["runs"]:
         short, lag = run["short_answers"], run["generator_lag_ms"]["p99"]
         if short:
-            notes.append(f"{short:,} of {run['completed']:,} answers were shorter than asked for")
+            notes.append(f"{short:,} of {run['completed']:,} answers were shorter than requested")
         if lag > 100:
             notes.append(f"the load generator itself was late by {lag:,.0f} ms (p99): the machine has no time for it")
         for kind, error in run["errors"].items():

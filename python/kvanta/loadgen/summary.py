@@ -64,7 +64,7 @@ def distribution(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _errors(records: Sequence[RequestRecord]) -> dict[str, dict[str, Any]]:
-    """By kind, the most frequent first: how many, and what the first one said."""
+    """Errors by kind, the most frequent first: their number and the first message."""
     kinds: dict[str, dict[str, Any]] = {}
     for record in records:
         if not record.succeeded:

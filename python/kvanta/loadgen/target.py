@@ -25,7 +25,7 @@ _PROBE_WORDS = 64
 
 
 def base_of(url: str) -> str:
-    """Without /v1 and a slash at the end; raises InputError."""
+    """The URL without /v1 and a slash at the end; raises InputError."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -108,12 +108,12 @@ async def find_target(
 ) -> Target:
     """Asks the server for its model, and with single short requests for what it takes.
 
-    `ids`: token ids to make prompts of; otherwise the server's /tokenize is asked for some. Raises ResourceError if
-    the server does not answer, InputError if it cannot do what was asked for.
+    `ids`: token ids to make prompts of; otherwise they come from the server's /tokenize. Raises ResourceError if
+    the server does not answer, InputError if it does not support what is requested.
     """
     base = base_of(url)
     if api == "chat" and prompts == "ids":
-        raise InputError("a chat takes no token ids; ask for --prompts text, or for --api completions")
+        raise InputError("a chat takes no token ids; give --prompts text or --api completions")
     try:
         name, card = await _served_model(session, base, model)
     except LoadError as error:
@@ -125,7 +125,7 @@ async def find_target(
     if api == "completions" and prompts != "text":
         target.ids = tuple(ids) or await _some_ids(session, target)
         if not target.ids and prompts == "ids":
-            raise InputError(f"{base} has no /tokenize; name the model's tokenizer with --tokenizer, or ask for text")
+            raise InputError(f"{base} has no /tokenize; give the model's tokenizer with --tokenizer, or --prompts text")
     await _agree(session, target, prompts)
     return target
 

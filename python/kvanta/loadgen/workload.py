@@ -69,7 +69,7 @@ class Workload:
 
 
 def arrival_times(count: int, rate: float, burstiness: float, random: np.random.Generator) -> list[float]:
-    """In seconds, ascending from 0. Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less
+    """Seconds, ascending from 0. Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process, less
     comes in bursts, more is regular; an infinite rate sends everything at once.
     """
     if rate == float("inf"):
@@ -91,7 +91,7 @@ def synthetic(
 ) -> Workload:
     """`requests` requests of about the same lengths, each uniform in (1 ± spread) of the one given.
 
-    `shared_prefix`: tokens that all prompts have in common, which come before `input_tokens` of their own.
+    `shared_prefix`: tokens that all prompts have in common, followed by `input_tokens` that differ.
     """
     _check("requests", requests, 1, MAX_REQUESTS)
     _check("input tokens", input_tokens, 1, MAX_TOKENS)

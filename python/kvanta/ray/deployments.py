@@ -39,7 +39,7 @@ _HEALTH_SECONDS = 2.0
 _DRAIN_LOOP_SECONDS = 0.2
 """Between two looks whether they have finished."""
 _DRAIN_SECONDS = 120.0
-"""For the requests of a replica that is to end, as in a rolling update; afterwards they go on elsewhere."""
+"""Time for the requests of a replica that is to end, as in a rolling update; then they continue elsewhere."""
 
 
 def engine_app(
@@ -152,7 +152,7 @@ def front_app(
 
 
 class _Ingress:
-    """Ties the engines to the front's application; Front asks for their handle itself."""
+    """Ties the engines to the front's application; Front gets their handle itself."""
 
     def __init__(self, engines: DeploymentHandle, prefill: DeploymentHandle | None) -> None:
         self._engines = engines, prefill

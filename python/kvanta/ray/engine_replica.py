@@ -114,13 +114,13 @@ class EngineReplica:
         await asyncio.to_thread(self._engine.reset_prefix_cache)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """For PrefixRouter: the cache's pages and the engine's counters, which go to Ray's metrics, too."""
+        """Statistics for PrefixRouter: the cache's pages and the engine's counters, which go to Ray's metrics, too."""
         stats = self._engine.stats()
         self._metrics.update(stats)
         return {"pages": self._index.pages(), "engine": stats, "identity": self._identity}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For ByRequestsAndCache."""
+        """Statistics for ByRequestsAndCache."""
         stats = self._engine.stats()
         held = stats["cache_used_bytes"] - stats["cache_evictable_bytes"]
         return {CACHE_OCCUPANCY: held / stats["cache_budget_bytes"]}

@@ -38,7 +38,7 @@ class EngineRequest:
     generated: list[int] = field(default_factory=list)
     user: str = ""
     identity: str = ""
-    """Of the engine that the request is meant for, by identity_of."""
+    """Identity of the engine that the request is meant for, by identity_of."""
 
 
 class OtherEngineError(Exception):
@@ -68,7 +68,7 @@ def prompt_of(request: EngineRequest) -> EngineRequest:
 
 
 class TokenLogprob(NamedTuple):
-    """As the engine's."""
+    """The engine's TokenLogprob, as a message."""
 
     token: int
     logprob: float
@@ -76,7 +76,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Times(NamedTuple):
-    """As the engine's: seconds on the replica's clock."""
+    """The engine's Times, as a message: seconds on the replica's clock."""
 
     added: float
     scheduled: float
@@ -89,7 +89,7 @@ _NEVER = Times(0.0, 0.0, 0.0, 0.0)
 
 @dataclass
 class RemoteOutput:
-    """As the engine's EngineOutput."""
+    """The engine's EngineOutput, as a message."""
 
     id: str
     tokens: list[int] = field(default_factory=list)

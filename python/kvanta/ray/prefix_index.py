@@ -32,7 +32,7 @@ def _hash(above: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class PrefixIndex:
-    """The pages of an engine, by its KV events (an EventConsumer). Any thread may ask for them."""
+    """The pages of an engine, by its KV events (an EventConsumer). Any thread may look them up."""
 
     def __init__(self) -> None:
         self._hashes: dict[int, bytes] = {}  # by the engine's hash

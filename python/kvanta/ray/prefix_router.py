@@ -46,7 +46,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             del self._latest[gone]
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """It counts no more, even before Serve's controller has noticed."""
+        """Forgets the replica, even before Serve's controller has noticed."""
         super().on_replica_actor_died(replica_id)
         self._latest.pop(replica_id.unique_id, None)
 
@@ -124,7 +124,7 @@ class RoundRobinRouter(PrefixRouter):
     """Takes the replicas in turn, whatever they hold: for replicas that share a store, and to compare with."""
 
     def initialize_state(self, **kwargs: int) -> None:
-        """As PrefixRouter's."""
+        """Does the same as PrefixRouter's."""
         super().initialize_state(**kwargs)
         self._turn = 0
 
@@ -140,4 +140,4 @@ class RoundRobinRouter(PrefixRouter):
 
 
 ROUTERS: dict[str, type[PrefixRouter]] = {"prefix-aware": PrefixRouter, "round-robin": RoundRobinRouter}
-"""By the names of kvanta.server.options.ROUTINGS."""
+"""Routers by the names of kvanta.server.options.ROUTINGS."""

@@ -1,6 +1,6 @@
 """Prompt tokens that replicas have to compute before the first tokens of requests that this process has sent.
 
-A module of its own, as replica_stats: routers write here, and the fronts that see the first tokens.
+A separate module, as replica_stats is: routers write here, and so do the fronts that see the first tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _tokens: Counter[Hashable] = Counter()
 
 
 def begin(request: str) -> None:
-    """A request is about to be sent; until forget(), it counts where it goes."""
+    """Registers a request about to be sent; until forget(), it is part of its replica's backlog."""
     with _lock:
         _drop(request)
         _lacks[request] = {}

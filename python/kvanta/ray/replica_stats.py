@@ -1,6 +1,6 @@
 """The engine's counters of every replica, as this process's routers have last seen them.
 
-A module of its own: Ray sends the router's class to handles by value, with copies of its module's variables.
+A separate module: Ray sends the router's class to handles by value, with copies of its module's variables.
 """
 
 from __future__ import annotations
@@ -8,4 +8,4 @@ from __future__ import annotations
 from typing import Any
 
 LATEST: dict[str, dict[str, dict[str, Any]]] = {}
-"""By the name of the deployment, and by Ray's id of the replica."""
+"""Statistics by the deployment's name and Ray's id of the replica."""

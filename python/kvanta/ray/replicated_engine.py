@@ -1,4 +1,4 @@
-"""An engine whose requests run on replicas. The server uses it as it uses an engine of its own.
+"""An engine whose requests run on replicas. The server uses it like a local engine.
 
 A request whose replica dies goes on at another one: with the tokens that have come, and so with the same bits.
 """
@@ -25,9 +25,9 @@ from kvanta.ray.messages import EngineRequest, OtherEngineError, RemoteOutput, f
 
 _log = logging.getLogger("kvanta.server")
 _NO_PREFILL_SECONDS = 2.0
-"""Without a prefill replica, until a request goes on without one; those that start have reported by then."""
+"""Wait for a prefill replica before a request continues without one; replicas that start have reported by then."""
 _OTHER_ENGINE_SECONDS = 10.0
-"""With replicas of other models alone, until a request fails; new ones report what they are within a second."""
+"""Wait while only replicas of other models run, until a request fails; new ones report within a second."""
 _RETRY_SECONDS = 0.1
 """Between two attempts of a request."""
 LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, DeploymentUnavailableError, BackPressureError)
@@ -183,7 +183,7 @@ class ReplicatedEngine:
                 await asyncio.sleep(_RETRY_SECONDS)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # a fault of the replica's or of ours
+        except Exception as error:  # a defect of the replica or of Kvanta
             _log.exception("request %s", request.name)
             self._end(request, _core.FinishReason.ERROR, f"{type(error).__name__} at the replica")
         finally:

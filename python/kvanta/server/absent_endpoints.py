@@ -1,4 +1,4 @@
-"""Endpoints of other servers that there are not, with what exists instead: for the message of a 404."""
+"""Endpoints of other servers that are not implemented, each with its replacement, for the message of a 404."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OPENAI = "it is a service of OpenAI's platform, not of a model's server"
 _LORA = "LoRA adapters are not supported; merge them into the weights"
 _CHATS = "use /v1/chat/completions"
 
-# The beginning of a path, up to a slash -> the reason; the longest one counts.
+# The beginning of a path, up to a slash -> the reason; the longest match wins.
 _REASONS: Mapping[str, str] = {
     # OpenAI's and Anthropic's.
     "/v1/responses": _STORED,

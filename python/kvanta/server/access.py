@@ -41,7 +41,7 @@ def route_path(scope: Scope) -> str:
 
 
 def refuse_web_pages(http: Request) -> None:
-    """For requests that have an effect, and that a browser sends for any page without asking the server.
+    """Refuses requests that have an effect and that a browser sends for any page without asking the server.
 
     Raises ApiError.
     """
@@ -200,7 +200,7 @@ class AccessControl:
     def _check_encoding(self, headers: Headers) -> None:
         coding = headers.get("content-encoding", "").lower()
         if coding not in ("", "identity"):
-            message = f"the body has the Content-Encoding {coding[:50]!r}; bodies are read as they are: identity"
+            message = f"the body has the Content-Encoding {coding[:50]!r}; the only supported one is identity"
             raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
 
     def _check_length(self, headers: Headers) -> None:

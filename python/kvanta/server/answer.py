@@ -75,7 +75,7 @@ class AnswerParsers:
 
 @dataclass(frozen=True)
 class ContinuationShape:
-    """A text that follows a prompt as it is: reasoning may be limited, and nothing is taken apart."""
+    """Plain continuation of a prompt: reasoning may be limited, and the text is not parsed."""
 
     parsers: AnswerParsers
     shown: frozenset[int] = frozenset()
@@ -84,7 +84,7 @@ class ContinuationShape:
         """The whole text is the grammar's."""
 
     def thinking(self, prompt: str) -> Thinking | None:
-        """As AnswerShape: from the prompt's mark, or from one that the text itself has."""
+        """Reasoning as AnswerShape's: from the prompt's mark, or from one in the text itself."""
         reasoning = self.parsers.reasoning
         if reasoning is None:
             return None
@@ -139,13 +139,13 @@ class AnswerShape:
         return [token for end in ends if (token := tokenizer.token_id(end)) is not None]
 
     def reader(self, prompt: str) -> TextReader:
-        """For one text of the answer."""
+        """Reader of one text of the answer."""
         reasoning = self.parsers.reasoning
         inner = make_reader(self.tools, "" if reasoning is HARMONY else self.parsers.tool_parser)
         return inner or PlainText() if reasoning is None else self._reasoning_reader(reasoning, prompt, inner)
 
     def gate(self, prompt: str) -> ReasoningGate | None:
-        """For the grammar of one text, which begins where the reasoning ends; None: at once."""
+        """Gate of one text's grammar, which begins where the reasoning ends; None: at once."""
         reasoning, tokenizer = self.parsers.reasoning, self.parsers.tokenizer
         if reasoning is None or self.free:  # a call may begin in the reasoning
             return None
@@ -166,7 +166,7 @@ class AnswerShape:
         return self.parsers.thinking(reasoning, self._reasoning_reader(reasoning, prompt, None), prompt)
 
     def count(self, prompt: str) -> ReasoningCount | None:
-        """For one text; None where there is no reasoning to count."""
+        """Counter of one text's reasoning; None if it has no reasoning to count."""
         reasoning = self.parsers.reasoning
         if reasoning is None:
             return None

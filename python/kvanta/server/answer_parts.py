@@ -20,7 +20,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass
 class AnswerPart:
-    """A part of the answer, as far as it is known."""
+    """The known beginning of a part of the answer."""
 
     index: int
     kind: Kind

@@ -307,11 +307,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:
-        """For Prometheus."""
+        """Serves the metrics for Prometheus."""
         encode: Any
         try:
             encode, kind = choose_encoder(http.headers.get("accept", ""))
-        except (TypeError, ValueError):  # a version that is none
+        except (TypeError, ValueError):  # a malformed version
             encode, kind = choose_encoder("")
         # No name needs to be escaped, and the library would do it to the colons of samples in OpenMetrics.
         return Response(encode(registry, escaping=ALLOWUTF8), media_type=kind)

@@ -105,7 +105,7 @@ class AsyncLLM:
         if self.draining:
             raise shutting_down()
         if sequences > self.capacity:
-            message = f"the request asks for {sequences} texts; this server takes {self.capacity} at once"
+            message = f"the request needs {sequences} texts; this server takes {self.capacity} at once"
             raise ApiError(400, message, param="n")
         if self._admitted + sequences > self.capacity:
             taken = f"{self._admitted} of {self.capacity} sequences"
@@ -143,7 +143,7 @@ class AsyncLLM:
             raise ApiError(400, message, param=field) from None
 
     async def write(self, build: Callable[[], Result]) -> Result:
-        """Runs what makes a large answer of the engine's outputs, on a thread of its own kind."""
+        """Runs `build`, which makes a large answer of the engine's outputs, on a thread for such answers."""
         self.writing += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._writers, build)
@@ -243,7 +243,7 @@ class AsyncLLM:
         return job
 
     async def _queue(self, job: EngineJob, add: Callable[[], None], tokens: int) -> None:
-        """Queues a job's sequences, which have so many prompt tokens. When it raises, nothing is queued."""
+        """Queues a job's sequences, which have `tokens` prompt tokens. When it raises, nothing is queued."""
         names, sequences = list(job.open), len(job.open)
         self._jobs.update(dict.fromkeys(names, job))  # first: outputs may come before the last one is added
 

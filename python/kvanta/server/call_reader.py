@@ -29,7 +29,7 @@ def _finite(text: str) -> float:
 
 
 JSON_READER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
-"""For JSON of a model's, which is written again: NaN, Infinity and 1e999 would become what is no JSON."""
+"""Reader for a model's JSON, which is written again: NaN, Infinity and 1e999 would not be JSON."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Found:
 
     content: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """With name and id where a call begins; a call that continues has an index and arguments alone."""
+    """Calls: the first piece has name and id, later ones only an index and arguments."""
     reasoning: str = ""
 
     def add_arguments(self, index: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Constraints for calls that a model writes of its own accord, in the syntax that `--tool-call-parser` names.
+"""Constraints for calls that a model writes without being forced to, in the syntax that `--tool-call-parser` names.
 
 With `strict` functions, a call is one of the given functions once it has begun, and the arguments of strict ones match
 their schemas, as in OpenAI's API, vLLM and SGLang. Arguments of other functions are any object.
@@ -144,4 +144,4 @@ SYNTAXES: Mapping[str, Callable[[Schemas], Iterator[Tag]]] = {
     "openai": _openai,
     "qwen3_coder": _qwen3_coder,
 }
-"""By the names of tool_calls.PARSERS."""
+"""Tags by the names of tool_calls.PARSERS."""

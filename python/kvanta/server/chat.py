@@ -81,7 +81,7 @@ class ChatResponse(ChoicesResponse):
         return {**self._common(delta), **self._ending(delta), "message": message}
 
     def _ending(self, delta: Delta) -> dict[str, Any]:
-        """As OpenAI says it: an answer of calls ends with them, unless the client chose the function itself."""
+        """Finish reason as OpenAI's: an answer of calls ends with them, unless the client chose the function."""
         ends = delta.finish_reason == "stop"
         calls = ends and self._readers[delta.choice].calls > 0 and not self._named
         return {"finish_reason": "tool_calls"} if calls else {}
@@ -135,6 +135,6 @@ class ChatResponse(ChoicesResponse):
         choice = {**self._common(delta), **(self._ending(delta) if finished else {}), "delta": new}
         if not (finished and found.calls):
             return [choice]
-        # As OpenAI's: the openai client reports a call as done in a chunk behind the last one with its arguments.
+        # As OpenAI's: the openai client reports a call as done in a chunk after the last one with its arguments.
         end = {key: choice[key] for key in ("index", "finish_reason", "stop_reason")}
         return [{**choice, "finish_reason": None, "stop_reason": None}, {**end, "logprobs": None, "delta": {}}]

@@ -63,7 +63,7 @@ class LimitedProtocol(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """For what is no HTTP, in the form of all other errors. An answer that has begun ends as it is."""
+        """Answers what is not HTTP with an error of the usual form. An answer that has begun just ends."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             limit = f"or its header has more than {2 * MAX_HEADER_BYTES} bytes"
             body = json_bytes(ApiError(400, f"the request is not valid HTTP, {limit}").body())

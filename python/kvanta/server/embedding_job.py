@@ -30,7 +30,7 @@ class EmbeddingJob(EngineJob):
 
     @property
     def outputs(self) -> list[PoolingRequestOutput]:
-        """In the order of the prompts."""
+        """Outputs in the order of the prompts."""
         return [embedding.output for embedding in self._embeddings.values()]
 
     def take(self, engine_output: _core.EngineOutput) -> None:

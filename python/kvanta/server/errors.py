@@ -37,7 +37,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-# Quoted texts, which stay as they are, and Python's names of JSON's values.
+# Quoted texts, which stay unchanged, and Python's names of JSON's values.
 _LITERALS = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)"(?:[^"\\]|\\.)*"|\b(?:None|True|False)\b""")
 _JSON_NAMES = {"None": "null", "True": "true", "False": "false"}
 
@@ -77,7 +77,7 @@ class ApiError(HTTPException):
 
 
 def shutting_down() -> ApiError:
-    """For requests that come, or have not ended, when the server stops."""
+    """Error of requests that arrive or have not ended when the server stops."""
     return ApiError(503, "the server is shutting down", headers={"Retry-After": "10"})
 
 
@@ -91,7 +91,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def json_bytes(value: object) -> bytes:
-    """JSON in UTF-8; a lone surrogate, which UTF-8 has not, becomes "?", and numbers that are not finite null."""
+    """JSON in UTF-8; a lone surrogate, which UTF-8 cannot encode, becomes "?", and numbers that are not finite null."""
     try:
         return orjson.dumps(value)
     except TypeError:  # a lone surrogate, an integer of more than 64 bits, a key that is no text, very deep nesting

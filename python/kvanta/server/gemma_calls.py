@@ -155,7 +155,7 @@ class GemmaObject:
             return word or None
 
     def _after(self) -> bool:
-        """Behind a value: text that is neither a comma nor an end is left out."""
+        """Reads on after a value, and drops text that is neither a comma nor an end."""
         end = _VALUE_END.search(self._text, self._at)
         self._at = end.end() if end else len(self._text)
         if end is None:
@@ -228,7 +228,7 @@ class GemmaObject:
         return self._hold(at, at, complete=found is not None or (self._final and end is _VALUE_END))
 
     def _quoted(self) -> str | None:
-        """Text up to the mark behind it, without it; None: not complete."""
+        """Text up to the closing mark, without it; None: not complete."""
         end = self._text.find(QUOTE, self._at)
         if end >= 0:
             return self._hold(end, end + len(QUOTE), complete=True)
@@ -294,7 +294,7 @@ def _json(value: Any) -> str:
 
 
 def _decoded(written: str) -> str:
-    """The text that JSON's escapes stand for; as it is, where they are none of JSON's."""
+    """The text with JSON's escapes decoded; unchanged if one of them is not JSON's."""
     try:
         return str(_LENIENT_JSON.decode(f'"{written}"'))
     except ValueError:

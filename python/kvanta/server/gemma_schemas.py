@@ -24,7 +24,7 @@ _MAX_PARTS = 1000
 
 
 def gemma_arguments(schema: Mapping[str, Any]) -> list[Part]:
-    """The object of arguments. JSON as a whole where references lead to places that a part of the schema has not."""
+    """The object of arguments. JSON as a whole where references lead outside of a part of the schema."""
     if all(reference.startswith(_DEFINITIONS) for reference in _references(schema)):
         return _Writer(schema).value(schema, frozenset())
     return [Json(schema)]

@@ -98,7 +98,7 @@ class GenerateRequest(BaseModel):
 
     @property
     def input_start(self) -> int | None:
-        """First prompt token whose log-probability is returned; None: none of them."""
+        """First prompt token whose log-probability is returned; None: no prompt token's is."""
         start = -1 if self.logprob_start_len is None else self.logprob_start_len
         if start < -1:
             message = f"logprob_start_len must be -1 or a position in the prompt, got {start}"
@@ -263,7 +263,7 @@ class GenerateResponse(GenerationResponse):
     def _tuples(
         self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> tuple[list[LogprobTuple], list[list[LogprobTuple] | None]]:
-        """Each token's own, and the most likely ones of its position."""
+        """Log-probabilities of each token, and the most likely ones at its position."""
         own = [
             self._tuple(entry[token].logprob if entry else None, token)
             for token, entry in zip(tokens, entries, strict=True)

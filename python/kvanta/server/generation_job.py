@@ -25,7 +25,7 @@ class Delta:
     end: int
     """The new tokens: output.token_ids[begin:end]."""
     finish_reason: str | None = None
-    """As it was when the content came: the output itself goes on growing while a long answer is written."""
+    """Finish reason when the content came: the output itself keeps growing while a long answer is written."""
     stop_reason: str | int | None = None
 
     @property
@@ -48,7 +48,7 @@ class GenerationJob(EngineJob):
         self.generations = list(generations)
         self._last_token: dict[str, float] = {}
         self._progress: dict[str, _core.EngineOutput] = {}
-        """By request of the engine: its last output with a token."""
+        """Last output with a token, by request of the engine."""
         self._owners: dict[str, tuple[Generation, int]] = {}
         self.outputs: list[CompletionOutput] = []
         """Indexed by choice."""
@@ -69,7 +69,7 @@ class GenerationJob(EngineJob):
             text = generation.take(engine_output)
         except (
             Exception
-        ) as error:  # a grammar too complex, a failure of the engine, or a fault of ours: others must go on
+        ) as error:  # a grammar too complex, a failure of the engine, or a defect of Kvanta: others must continue
             self.fail(api_error(error))
             return
         if self._failed(engine_output, output.finish_reason):
@@ -157,7 +157,7 @@ class GenerationJob(EngineJob):
                 yield []
 
     def _is_due(self, delta: Delta) -> bool:
-        """The content is the first, or the last, or as much as `stream_interval` asks for.
+        """True if the content is the first or the last, or has at least `stream_interval` tokens.
 
         The first content is sent with what belongs to the prompt, and so waits for it.
         """

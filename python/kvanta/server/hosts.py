@@ -35,7 +35,7 @@ class AllowedHosts:
         self._suffixes = tuple(f".{name.strip('.').lower()}" for name in names if name.startswith("."))
 
     def allows(self, header: str) -> bool:
-        """For the Host header of a request; every browser sends one."""
+        """True if the Host header of a request is allowed; every browser sends one."""
         host = host_name(header)
         if self._any or not host or host in self._names or is_loopback(host):
             return True

@@ -15,7 +15,7 @@ _MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 class LogprobsWriter:
     """Writes positions of one text. `as_ids`: tokens are called "token_id:17", which is never ambiguous.
 
-    `most_likely`: number of tokens at each position; None: all that there are, for logprob_token_ids.
+    `most_likely`: number of tokens at each position; None: all that the engine returned, for logprob_token_ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, most_likely: int | None, *, as_ids: bool = False) -> None:
@@ -26,7 +26,7 @@ class LogprobsWriter:
     def completions(
         self, tokens: Sequence[int], entries: Iterable[TokenLogprobs | None], offsets: list[int]
     ) -> dict[str, Any]:
-        """For /v1/completions. The prompt's first token has no entry. `offsets`: as TextOffsets gives them."""
+        """Log-probabilities for /v1/completions; none for the first prompt token. `offsets`: those of TextOffsets."""
         result: dict[str, list[Any]] = {"text_offset": offsets, "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, entry in zip(tokens, entries, strict=True):
             result["tokens"].append(self._name(token))
@@ -35,7 +35,7 @@ class LogprobsWriter:
         return result
 
     def chat(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-        """For /v1/chat/completions."""
+        """Log-probabilities for /v1/chat/completions."""
         content = []
         for token, entry in zip(tokens, entries, strict=True):
             top = [self._chat_token(other, logprob) for other, logprob in self._top(entry)]
@@ -75,7 +75,7 @@ class TextOffsets:
         self._end = 0
 
     def of_prompt(self, tokens: Sequence[int], echoed: str, given: str | None) -> list[int]:
-        """For a prompt that stands before the answer as `echoed`. `given`: its text, if the client has sent it."""
+        """Offsets of a prompt that precedes the answer as `echoed`. `given`: its text, if the client has sent it."""
         detokenizer = self._tokenizer.detokenizer((), skip_special_tokens=given is None)
         added = 0 if given is None else self._added(tokens, given)
         offsets = [0] * added + self._offsets(tokens[added:], detokenizer)
@@ -83,7 +83,7 @@ class TextOffsets:
         return offsets
 
     def of_answer(self, tokens: Sequence[int], prompt: Sequence[int]) -> list[int]:
-        """For the tokens that follow the prompt and earlier ones."""
+        """Offsets of the tokens that follow the prompt and earlier ones."""
         if self._answer is None:
             self._answer = self._tokenizer.detokenizer(prompt, skip_special_tokens=self._skips)
         return self._offsets(tokens, self._answer)
@@ -105,7 +105,7 @@ class TextOffsets:
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs | None] | None) -> list[Any] | None:
-    """As vLLM answers `prompt_logprobs`."""
+    """Value of `prompt_logprobs`, as vLLM answers it."""
     if entries is None:
         return None
     return [
@@ -120,5 +120,5 @@ def prompt_logprobs(entries: Iterable[TokenLogprobs | None] | None) -> list[Any]
 
 
 def finite(logprob: float) -> float:
-    """As JSON can have it."""
+    """The log-probability as a finite number, for JSON."""
     return max(_MIN_LOGPROB, logprob)

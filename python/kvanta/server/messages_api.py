@@ -102,7 +102,7 @@ class BlocksResponse(PartsResponse):
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _blocks_usage(self) -> dict[str, Any]:
-        """As Anthropic counts it: the prompt's tokens are those from the cache and the others."""
+        """Usage as Anthropic counts it: cached and uncached prompt tokens are separate."""
         usage = self.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {

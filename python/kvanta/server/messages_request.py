@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/messages and /v1/messages/count_tokens, and the chats that they ask for."""
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, and the chats that they describe."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
 
 
 def _format(given: Any) -> Any:
-    """As chats have it."""
+    """The format as in chats."""
     if given is None:
         return None
     if kind_of(given) != "json_schema":

@@ -45,7 +45,7 @@ _LAYER_COUNTS = {
 
 
 class EngineMetric(NamedTuple):
-    """A value of the engine's statistics that is a metric as it is."""
+    """A value of the engine's statistics that is exported unchanged as a metric."""
 
     path: str
     """Its place in the statistics: keys with dots between them."""
@@ -78,7 +78,7 @@ class Histogram:
         self._sum += value
 
     def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
-        """As Prometheus wants it: cumulative."""
+        """Metric in Prometheus' form, cumulative."""
         family = HistogramMetricFamily(name, text, labels=["model_name"])
         buckets: list[tuple[str, float]] = []
         total = 0
@@ -299,11 +299,11 @@ class Metrics(Collector):
             ("request_inference_time_seconds", "From being scheduled to the last token.", self.inference_seconds),
             ("request_prefill_time_seconds", "From being scheduled to the first token.", self.prefill_seconds),
             ("request_decode_time_seconds", "From the first token to the last one.", self.decode_seconds),
-            ("request_time_per_output_token_seconds", "Of it, per token behind the first.", self.seconds_per_token),
+            ("request_time_per_output_token_seconds", "Decode time per token after the first.", self.seconds_per_token),
             ("request_num_preemptions", "Preemptions of a sequence.", self.preemptions),
             ("request_prefill_kv_computed_tokens", "Prompt tokens that the cache did not have.", self.computed_tokens),
             ("request_max_num_generation_tokens", "New tokens of a prompt's longest text.", self.longest_text),
-            ("request_params_n", "Texts that a prompt asked for.", self.requested_texts),
+            ("request_params_n", "Texts requested for a prompt.", self.requested_texts),
             ("request_params_max_tokens", "New tokens that a prompt allowed per text.", self.requested_tokens),
         ):
             yield histogram.family(f"kvanta:{name}", text, self._model)

@@ -19,7 +19,7 @@ _MAX_HEADER = 256
 
 
 class MistralCalls(StateReader):
-    """Both forms. Of the older one a call is sent when it is complete, of the newer one as it is written."""
+    """Reads both forms of calls. The older form is sent when complete, the newer one while it is written."""
 
     marks = (_BEGIN, "[CALL_ID]", "[ARGS]")
 

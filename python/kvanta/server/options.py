@@ -94,7 +94,7 @@ def _proxies(value: Any) -> str:
 
 
 def _keys(value: Any) -> list[str]:
-    """Each as it is: a key may have commas."""
+    """Keys are not split: one may have commas."""
     return [value] if isinstance(value, str) else list(value)
 
 
@@ -120,7 +120,7 @@ class ServerOptions(OptionGroup):
     )
     served_model_name: list[str] = option(
         (),
-        "names under which clients ask for the model [MODEL]",
+        "names of the model for clients [MODEL]",
         _words,
         aliases=("served_model_names",),
         is_list=True,

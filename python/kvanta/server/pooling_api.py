@@ -43,7 +43,7 @@ class PoolingAnswer:
         self._outputs = outputs
 
     def usage(self) -> dict[str, Any]:
-        """As vLLM's: nothing is generated."""
+        """Usage as vLLM's: nothing is generated."""
         tokens = sum(len(output.prompt_token_ids) for output in self._outputs)
         cached = sum(output.num_cached_tokens for output in self._outputs)
         return {

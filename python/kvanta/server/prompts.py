@@ -94,7 +94,7 @@ def template_variables(request: ChatFields, tokenizer: Tokenizer) -> dict[str, A
 
 
 def _set_effort(variables: dict[str, Any], effort: str, tokenizer: Tokenizer) -> None:
-    """Adds what the chat template reads. "medium" is OpenAI's default, and asks for nothing where it reads none."""
+    """Adds what the chat template reads. "medium", OpenAI's default, has no effect if it reads none."""
     names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
     switches = [name for name in ("enable_thinking", "thinking") if name in names]
     if "reasoning_effort" in names:
@@ -112,7 +112,7 @@ def _set_effort(variables: dict[str, Any], effort: str, tokenizer: Tokenizer) ->
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
-    """Without tokenizing: no token stands for more bytes than the longest one."""
+    """Refuses texts that are too long, without tokenizing: no token has more bytes than the longest one."""
     most = max_model_len * max(1, tokenizer.longest_token)
     if len(text) > most:
         raise _too_long(f"the prompt has {len(text)} characters, max_model_len = {max_model_len} tokens allows {most}")

@@ -1,6 +1,6 @@
 """Bodies of HTTP requests. Types are checked here, ranges by SamplingParams; unknown fields are ignored, as by OpenAI.
 
-The sampling fields are those of SamplingParams. Fields that may be long lists are Any with a schema of their own:
+The sampling fields are those of SamplingParams. Fields that may be long lists are Any with a separate schema:
 pydantic would make an error for every element.
 """
 
@@ -64,7 +64,7 @@ class QueueFields(Body):
 
     @property
     def end_user(self) -> str:
-        """Whom the client asks for, as it names them; empty: nobody in particular."""
+        """The client's name of the end user; empty: none given."""
         extra = self.model_extra or {}
         metadata = extra.get("metadata")
         names = (
@@ -267,7 +267,7 @@ class ChatRequest(ChatFields, SamplingFields):
         given, functions = super()._structured_outputs(), self.functions
         if not functions.forced:
             return given
-        # OpenAI's and Anthropic's own field constrains answers that are texts, and a call is none.
+        # OpenAI's and Anthropic's own field constrains answers that are texts, and a call is not.
         if given is not None and super().constraint_field != "response_format":
             message = f"tool_choice {one_line(self.tool_choice)} and a constraint of the text exclude each other"
             raise InputError(message, "tool_choice")

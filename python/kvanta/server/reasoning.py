@@ -49,7 +49,7 @@ class ReasoningFormat:
     """Variables of the chat template that turn reasoning on and off."""
     is_harmony: bool = False
     label: str = ""
-    """A text behind the start that may be there and is not reasoning."""
+    """Optional text after the start that is not reasoning."""
     repeats: bool = False
     """Reasoning may come again within the answer."""
 
@@ -80,7 +80,7 @@ FORMATS: Mapping[str, ReasoningFormat] = {
     "openai_gptoss": HARMONY,
     "qwen3": ReasoningFormat(switches=("enable_thinking",)),
 }
-"""By the names of vLLM; those of SGLang are aliases."""
+"""Formats by vLLM's names; SGLang's are aliases."""
 _ALIASES: Mapping[str, str] = {
     "deepseek-r1": "deepseek_r1",
     "deepseek-v3": "deepseek_v3",
@@ -105,7 +105,7 @@ _CALL_MARKS = (
 
 
 def format_name(name: str) -> str:
-    """As FORMATS has it. Raises InputError for an unknown one."""
+    """The name in FORMATS. Raises InputError for an unknown one."""
     known = _ALIASES.get(name, name)
     if known and known not in FORMATS:
         raise InputError(f"{name!r} is none of {', '.join([*FORMATS, *_ALIASES])}")
@@ -159,7 +159,7 @@ class ThinkReader:
 
     @property
     def in_content(self) -> bool:
-        """True before the first mark, if the text need not begin with it, and behind the second one."""
+        """True after the second mark, and before the first one if the text need not begin with it."""
         return self._state is not Begin.REASONING
 
     def take(self, text: str) -> Found:

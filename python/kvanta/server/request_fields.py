@@ -1,6 +1,6 @@
-"""Fields of requests that vLLM, SGLang and OpenAI have and this server has not: refused, or without a meaning here.
+"""Fields of requests that vLLM, SGLang and OpenAI have and this server does not: refused, or without effect.
 
-A field that would change the answer is refused unless its value asks for nothing. Other fields that nobody knows are
+A field that would change the answer is refused unless its value has no effect. Other fields that nobody knows are
 ignored, as by vLLM, with one line in the log for each name.
 """
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("kvanta.server")
 
 
 class Refused(NamedTuple):
-    """Reason for refusing a field, with what exists instead; the values that ask for nothing besides null."""
+    """Reason for refusing a field, with the alternative; the values that have no effect, in addition to null."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -30,7 +30,7 @@ _EFFORT = "only chats have it, because the chat template reads it"
 REFUSED: Mapping[str, Refused] = {
     "audio": Refused("answers are texts"),
     "audio_data": Refused("models read text alone", ([],)),
-    "background": Refused("the answer is sent as soon as it is there; give stream", (False,)),
+    "background": Refused("the answer is sent as soon as it is complete; give stream", (False,)),
     "beam_width": Refused("give n, temperature and seed for several texts", (1,)),
     "chat_template": Refused("the server's own is used (--chat-template); chat_template_kwargs reach it"),
     "custom_logit_processor": Refused("no code of others is run; give logit_bias or structured_outputs"),
@@ -122,9 +122,9 @@ _GIVE = "the field of this endpoint is "
 
 # Fields of /v1/responses alone; its further fields are those of chats. So are the names of the next two tables.
 RESPONSES_REFUSED: Mapping[str, Refused] = {
-    "access_programs": Refused("there are none"),
+    "access_programs": Refused("Kvanta has no access programs"),
     "add_generation_prompt": Refused("only chats have it", (True,)),
-    "background_options": Refused("the answer is sent as soon as it is there; give stream", ({},)),
+    "background_options": Refused("the answer is sent as soon as it is complete; give stream", ({},)),
     "context_management": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ([],)),
     "continue_final_message": Refused("only chats have it", (False,)),
     "conversation": Refused(_STORED),
@@ -146,7 +146,7 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "store": Refused(_STORED, (False,)),
     "truncation": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ("disabled",)),
 }
-RESPONSES_IGNORED: Mapping[str, str] = {"max_tool_calls": "the server has no tools of its own"}
+RESPONSES_IGNORED: Mapping[str, str] = {"max_tool_calls": "the server has no built-in tools"}
 # Fields of /v1/messages.
 MESSAGES_REFUSED: Mapping[str, Refused] = {
     **{
@@ -243,7 +243,7 @@ _seen: set[str] = set()
 
 
 def check_fields(extra: Mapping[str, Any]) -> None:
-    """Raises ApiError, naming the field, for one that asks for what is not supported. `extra`: undeclared fields."""
+    """Raises ApiError, naming the field, if one requests what is not supported. `extra`: undeclared fields."""
     check_refused(extra, REFUSED)
     for name in extra:
         known = name in REFUSED or name in IGNORED or name in READ

@@ -122,7 +122,7 @@ class GenerationResponse(ABC):
         return self._entries(self._completion_tokens(), len(self._job.outputs)) + self._prompt_entries
 
     async def events(self, off_loop: OffLoop, ping_seconds: float) -> AsyncGenerator[bytes, None]:
-        """Until the job is finished; a ping whenever nothing else has been sent for so many seconds (0: never)."""
+        """Events until the job is finished, and a ping after each `ping_seconds` without one (0: never)."""
         pace = Pace()
         if self._echoed_entries <= _MAX_ENTRIES:
             first = self._first_events(json_bytes)
@@ -185,7 +185,7 @@ class ChoicesResponse(GenerationResponse):
 
     @abstractmethod
     def _pieces(self, delta: Delta) -> list[dict[str, Any]]:
-        """Choices with the new content of a text, each in a chunk of its own; none if there is nothing to send."""
+        """Choices with the new content of a text, each in its own chunk; none if there is nothing to send."""
 
     def _top_level(self) -> dict[str, Any]:
         """Fields next to the choices, in a whole answer and in a stream's first chunk."""

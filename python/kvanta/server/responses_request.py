@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/responses, and the chats that they ask for."""
+"""Bodies of POST /v1/responses, and the chats that they describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvanta.server.translated import as_chat, further_fields
 from kvanta.values import one_line
 
 LOGPROBS = "message.output_text.logprobs"
-# Others ask for outputs of tools that the server has not, or for reasoning, which the items have anyway.
+# Others request outputs of tools that the server does not have, or reasoning, which the items have anyway.
 _INCLUDABLE = (
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -33,7 +33,7 @@ _REASONING: Mapping[str, Refused] = {
     "mode": Refused("there is one mode", ("standard",)),
     "summary": _SUMMARY,
 }
-_STREAM: Mapping[str, Refused] = {"include_obfuscation": Refused("events are sent as they are", (False,))}
+_STREAM: Mapping[str, Refused] = {"include_obfuscation": Refused("events are sent without padding", (False,))}
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = ("user", "assistant", "system", "developer")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -169,7 +169,7 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def _choice(choice: Any) -> Any:
-    """As chats have it."""
+    """The value as in chats."""
     if kind_of(choice) == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if kind_of(choice) == "allowed_tools":
@@ -180,7 +180,7 @@ def _choice(choice: Any) -> Any:
 
 
 def _format(given: Any) -> Any:
-    """As chats have it."""
+    """The value as in chats."""
     if kind_of(given) != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}

@@ -36,12 +36,12 @@ from kvanta.values import one_line
 _log = logging.getLogger("kvanta.server")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
-# The engine's thread asks for the interpreter for structured output; Python's default would make each step wait 5 ms.
+# The engine's thread requests the interpreter for structured output; Python's default would make each step wait 5 ms.
 _SWITCH_SECONDS = 0.0001
 _MAX_DIGITS = 640  # of an integer in a body: the time that one takes grows with their square
 # uvloop accepts one new connection per listener and iteration of the event loop, which may take 20 ms under load.
 _LISTENERS = 16
-_OTHER_FILES = 64  # that the process may have open besides connections
+_OTHER_FILES = 64  # files that the process may have open in addition to connections
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BLOCK = 2**18
 
@@ -114,7 +114,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """In place of uvicorn's, which raises the signal again at the end."""
+        """Replaces uvicorn's, which raises the signal again at the end."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._signalled)

@@ -37,7 +37,7 @@ _TEXTS_AT_ONCE = 16
 
 @dataclass
 class Service:
-    """One model behind HTTP."""
+    """One model that is served over HTTP."""
 
     front: AsyncLLM
     names: list[str]
@@ -61,7 +61,7 @@ class Service:
     has_docs: bool = True
     """The server answers /openapi.json."""
     tool_call_parser: str = ""
-    """A name of tool_calls.PARSERS; empty: what a model writes of its own accord stays text."""
+    """A name of tool_calls.PARSERS; empty: calls that were not forced stay text."""
     reasoning_parser: str = ""
     """A name of reasoning.FORMATS; empty: reasoning stays text, unless the model writes in channels."""
 
@@ -217,7 +217,7 @@ class Service:
         return await front.off_loop(count)
 
     def model_card(self, name: str, created: int) -> dict[str, Any]:
-        """As /v1/models lists it."""
+        """The model, as /v1/models lists it."""
         stats = self.front.loaded.stats()
         return {
             "id": name,

@@ -17,7 +17,7 @@ class Cancellable(Protocol):
     """A request's work."""
 
     def cancel(self) -> None:
-        """Ends what is not finished."""
+        """Ends the unfinished work."""
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ _FORMATS = (
 
 
 def read_structured_outputs(response_format: Any, others: Mapping[str, Any]) -> StructuredOutputsParams | None:
-    """None for any text. `others` are the request's further fields. Raises InputError that names the field."""
+    """The constraint; None: any text. `others`: the request's other fields. Raises InputError that names the field."""
     requested: dict[str, dict[str, Any]] = {}
     if response_format is not None:
         with about("response_format"):

@@ -22,8 +22,8 @@ _REST_SECONDS = 0.001
 MAX_FIELDS = 1000
 _MAX_READ_NS = 15_000_000
 _CONTAINER_NS, _FIELD_NS, _COMMA_NS, _DIGIT_NS, _FRACTION_NS = 250, 130, 50, 15, 500
-"""Estimates from above of json.loads on a Zen 5: of a list or object, a field, a value behind a comma, a digit of
-a number that is longer than 19, and the point or exponent of a number."""
+"""Upper estimates of json.loads's time on a Zen 5: for a list or object, a field, a value after a comma, a digit of a
+number after its 19th, and the point or exponent of a number."""
 _SMALL = 2**15
 """Bytes of a body that is read in about a millisecond, whatever it has."""
 _SLICE = 4096
@@ -91,13 +91,13 @@ def _check_counts(containers: int, fields: int, commas: int, digits: int, fracti
         raise ApiError(
             400,
             f"the body is too large to be read: {containers} lists and objects, {fields} fields, {commas + 1} values, "
-            f"{digits} digits behind a number's 19th, {fractions} fractions or exponents; at most "
+            f"{digits} digits after a number's 19th, {fractions} fractions or exponents; at most "
             f"{_MAX_READ_NS // _COMMA_NS} short values are read, fewer of the others",
         )
 
 
 def large_json_bytes(value: object) -> bytes:
-    """As json_bytes, on a thread that lets others run in between."""
+    """Same as json_bytes, on a thread that lets others run in between."""
     return b"".join(_paced(_pieces(value, 0)))
 
 
@@ -149,7 +149,7 @@ def discard_values(values: list[Any]) -> None:
 
 
 def _pieces(value: object, depth: int) -> Iterator[bytes]:
-    """Each has at most _SLICE values, texts and keys aside; entries of a list are written together up to that."""
+    """Pieces of at most _SLICE values, texts and keys aside; entries of a list are written together up to that."""
     if not isinstance(value, (dict, list)) or depth > _MAX_DEPTH or _size(value, _SLICE) <= _SLICE:
         yield json_bytes(value)
     elif isinstance(value, dict):

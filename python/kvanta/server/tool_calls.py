@@ -79,7 +79,7 @@ class JsonCalls(CallReader):
         super().__init__(**options)
         self._held: list[str] = []
         self._is_json: bool | None = None
-        """None: not enough has come to know."""
+        """True for JSON; None: unknown until more text has come."""
 
     def take(self, text: str) -> Found:
         """Nothing, unless the text begins with something else than a call."""
@@ -167,7 +167,7 @@ PARSERS: Mapping[str, Parser] = {
     "openai": HarmonyReader,
     "qwen3_coder": QwenCoderCalls,
 }
-"""By the names of vLLM; those of SGLang are aliases."""
+"""Parsers by vLLM's names; SGLang's are aliases."""
 HARMONY_PARSER = "openai"
 _ALIASES: Mapping[str, str] = {
     "deepseekv3": "deepseek_v3",
@@ -184,7 +184,7 @@ _ALIASES: Mapping[str, str] = {
 
 
 def parser_name(name: str) -> str:
-    """As PARSERS has it. Raises InputError for an unknown one."""
+    """The name in PARSERS. Raises InputError for an unknown one."""
     known = _ALIASES.get(name, name)
     if known and known not in PARSERS:
         raise InputError(f"{name!r} is none of {', '.join([*PARSERS, *_ALIASES])}")
@@ -192,7 +192,7 @@ def parser_name(name: str) -> str:
 
 
 def make_reader(tools: Tools, parser: str) -> CallReader | None:
-    """For one text of an answer; None where it is text alone. `parser`: a name of PARSERS, or empty."""
+    """Reader of one text of an answer; None if the text has no calls. `parser`: a name of PARSERS, or empty."""
     if tools.named:
         return NamedCall(tools.choice)
     if tools.forced:
@@ -223,7 +223,7 @@ def _values(text: str) -> list[Any]:
 
 
 def _list_values(text: str) -> tuple[list[Any], str]:
-    """The complete values of a JSON list, and the text of an incomplete one behind them."""
+    """The complete values of a JSON list, and the text of an incomplete one after them."""
     values: list[Any] = []
     at = len(text) - len(text.lstrip().removeprefix("["))
     while True:

@@ -29,7 +29,7 @@ class Tools:
     """A request's tool fields. Raises InputError that names the field."""
 
     offered: Sequence[Mapping[str, Any]]
-    """As the chat template gets them."""
+    """Tools in the chat template's form."""
     choice: str
     """AUTO, NONE, REQUIRED, or with `named` the function's name."""
     named: bool
@@ -72,7 +72,7 @@ class Tools:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas of the arguments, by the functions' names, as far as they are given."""
+        """The schemas of the arguments, where given, by the functions' names."""
         found = {}
         for tool in self.offered:
             function = tool.get("function")
@@ -97,7 +97,7 @@ class Tools:
 
     @property
     def for_template(self) -> list[Mapping[str, Any]] | None:
-        """None: a chat without functions."""
+        """Tools for the template; None: a chat without functions."""
         silent = not self.named and self.choice == NONE
         return None if silent or not self.offered else list(self.offered)
 

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 OURS = "kvanta:"
 THEIRS = "vllm:"
-# Families of ours that vLLM has with the same meaning.
+# Families of Kvanta that vLLM has with the same meaning.
 NAMES = frozenset(
     (
         "admission_rejections",
@@ -49,7 +49,7 @@ NAMES = frozenset(
 
 
 def with_vllm_names(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Every family, and behind it a copy with vLLM's name and label `engine`, if vLLM has it."""
+    """Every family, each followed by a copy with vLLM's name and label `engine` if vLLM has it."""
     for family in families:
         yield family
         name = family.name.removeprefix(OURS)

@@ -62,7 +62,7 @@ class XmlCalls(StateReader):
         return True
 
     def _arguments(self, found: Found, final: bool) -> bool:
-        """Between arguments; text that is none is left out."""
+        """Reads between arguments; other text is dropped."""
         _, mark = self._buffer.take_before((self.key_begin, *self.call_ends), final=final)
         if mark == self.key_begin:
             self._state = self._argument_name
@@ -121,7 +121,7 @@ class XmlCalls(StateReader):
         return True
 
     def _after(self, found: Found, final: bool) -> bool:
-        """Behind a call: the mark that closes what the first one opened."""
+        """Takes the mark after a call that closes what the first one opened."""
         self._buffer.skip_space()
         end = self.call_ends[-1]
         if self._buffer.text.startswith(end):
@@ -182,7 +182,7 @@ def argument_schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def types_of(schema: Any) -> set[str]:
-    """The types that a JSON schema allows, as far as it says so."""
+    """The types that a JSON schema allows, if it names them."""
     if not isinstance(schema, Mapping):
         return set()
     declared = schema.get("type")

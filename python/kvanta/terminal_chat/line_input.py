@@ -20,7 +20,7 @@ class LineInput:
     def __init__(self, commands: Iterable[str]) -> None:
         """`commands`: completed by Tab."""
         self.interactive = sys.stdin.isatty()
-        if isinstance(sys.stdin, io.TextIOWrapper):  # the tokenizer reports what is not UTF-8
+        if isinstance(sys.stdin, io.TextIOWrapper):  # the tokenizer reports invalid UTF-8
             sys.stdin.reconfigure(errors="surrogateescape")
         self._history: Path | None = None
         if self.interactive:
@@ -40,7 +40,7 @@ class LineInput:
         return line.rstrip("\r\n") if line else None
 
     def read_block(self, first: str) -> str:
-        """The lines up to one that ends with three quotes, after the text that stands behind the first three."""
+        """Lines up to one that ends with three quotes. `first`: the text after the opening quotes."""
         lines = [first]
         while not lines[-1].rstrip().endswith(QUOTES):
             line = self.read("... ")

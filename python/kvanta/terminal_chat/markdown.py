@@ -15,7 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Without control characters, with which a model could steer the terminal."""
+    """The text without control characters, with which a model could steer the terminal."""
     return _CONTROL.sub("", text)
 
 
@@ -96,7 +96,7 @@ class MarkdownRenderer:
             self._held = rest[1:]
             self._code = not self._code
             return CODE if self._code else self._style()
-        if len(rest) < 3 and not final:  # ** and the character behind it
+        if len(rest) < 3 and not final:  # ** and the character after it
             return None
         if rest.startswith("**") and (self._bold or not rest[2:3].isspace()):
             self._held = rest[2:]

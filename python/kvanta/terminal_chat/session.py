@@ -43,7 +43,7 @@ class ChatSession:
     """Answers go to the standard output, everything else to stderr. On a terminal an error does not end the session."""
 
     def __init__(self, conversation: Conversation, *, plain: bool = False) -> None:
-        """`plain`: Markdown as it is."""
+        """`plain`: Markdown is shown unformatted."""
         self._conversation = conversation
         self._input = LineInput(COMMANDS)
         terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

@@ -54,7 +54,7 @@ _READERS: dict[str, Callable[[Path, FolderSettings], TokenizerDescription]] = {
     "tiktoken.model": _tiktoken,
     "vocab.json": _vocab_and_merges,
 }
-"""In the order of preference."""
+"""Readers in the order of preference."""
 
 
 def _name_prepend_schemes(part: Any) -> None:

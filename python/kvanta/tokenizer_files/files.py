@@ -24,7 +24,7 @@ class TokenizerDescription:
     path: Path
     json: Json
     special_texts: Mapping[str, str] = field(default_factory=dict)
-    """bos_token and so on, where the folder's configuration does not name them."""
+    """bos_token and the other special tokens that the folder's configuration does not name."""
     adds_bos: bool | None = None
     """The tokenizer begins a text with bos_token; None: as `json` says."""
     prefix_space: bool = False
@@ -43,13 +43,13 @@ class AddedToken:
     rstrip: bool = False
 
     def as_json(self, index: int) -> Json:
-        """As in tokenizer.json."""
+        """The token as in tokenizer.json."""
         return {"id": index, **self.__dict__}
 
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """Settings beside a tokenizer's file."""
+    """Settings in the other files of a tokenizer's folder."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -82,7 +82,7 @@ class FolderSettings:
 
     @property
     def tokenizer_class(self) -> str:
-        """As tokenizer_config.json names it, without "Fast"."""
+        """Class named by tokenizer_config.json, without "Fast"."""
         return str(self.config.get("tokenizer_class") or "").removesuffix("Fast")
 
 

@@ -20,7 +20,7 @@ def check_token_sizes(path: Path, tokens: Iterable[str | bytes]) -> None:
 
 
 def merges_by_rank(tokens: Iterable[str], ranks: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """The order of `tokens`, which are those of `ranks` or a part of them: a list of ranks has no pairs of its own."""
+    """The order of `tokens`, which are those of `ranks` or a part of them: a list of ranks has no pairs."""
     for token in tokens:
         yield from sorted(_pairs(token, ranks), key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 

@@ -1,4 +1,4 @@
-"""Reads SentencePiece's ModelProto, as far as it is needed, from its bytes in protobuf's wire format."""
+"""Reads the needed parts of SentencePiece's ModelProto from its bytes in protobuf's wire format."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number and the place behind it."""
+    """A number and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

@@ -69,7 +69,7 @@ def _tokens(path: Path, vocab: Any, count: int) -> list[bytes]:
     """The first `count` tokens by rank: the file may have more than the model."""
     if not isinstance(vocab, list) or not 256 <= count <= len(vocab):
         has = len(vocab) if isinstance(vocab, list) else 0
-        raise InputError(f"{path} has {has} tokens in vocab; its config names {count} beside the special ones")
+        raise InputError(f"{path} has {has} tokens in vocab; its config names {count} in addition to the special ones")
     tokens = []
     for rank, entry in enumerate(vocab[:count]):
         text = entry.get("token_bytes") if isinstance(entry, dict) and entry.get("rank") == rank else None

@@ -53,7 +53,7 @@ class _Family:
     name: str
     pattern: str
     special: tuple[str, ...]
-    """Of the ids behind the vocabulary, in order."""
+    """Special tokens, whose ids follow the vocabulary, in order."""
     reserved: tuple[int, str]
     """Number of special tokens, and the name of the further ones."""
     bos: str = ""

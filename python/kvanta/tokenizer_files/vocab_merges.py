@@ -70,7 +70,7 @@ def _special_texts(settings: FolderSettings, kind: str) -> dict[str, str]:
 
 def _read_merges(path: Path, vocabulary: Json) -> list[tuple[str, str]]:
     if not path.is_file():
-        raise InputError(f"{path.parent} has vocab.json, but no merges.txt beside it, nor tokenizer.json")
+        raise InputError(f"{path.parent} has vocab.json, but neither merges.txt nor tokenizer.json")
     check_not_a_pointer(path)
     try:
         lines = read_regular_file(path).split("\n")

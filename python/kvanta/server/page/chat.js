@@ -9,7 +9,7 @@ export class Chat {
   #said = [];
   #stop = null;
 
-  // model(): the name to ask for; headers(): of every request.
+  // model(): the model's name; headers(): those of every request.
   constructor({ model, headers }) {
     Object.assign(this, { model, headers });
     $("ask").addEventListener("submit", (event) => {

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 import kvanta
-from kvanta.divergence import kl_divergence
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.evaluate.divergence import kl_divergence
 
 Logits = npt.NDArray[np.float32]
 

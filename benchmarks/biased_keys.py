@@ -27,8 +27,8 @@ import biased_twins
 
 from kvanta import LLM
 from kvanta.calibration import DEFAULT_TEXT, calibrate, write_scale_file
-from kvanta.divergence import kl_divergence
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.evaluate.divergence import kl_divergence
 
 PAIRS, BIAS = 3, 64.0
 OUTLIER_PAIRS, OUTLIER_FACTOR = 2, 32.0

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from kvanta import _core
-from kvanta.auto_query import add_query_matrices
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
+from kvanta.calibration.automatic import add_query_matrices
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
 
 _CHECKED_TOKENS = 4  # generated after a timed prompt, to verify it
 

@@ -39,7 +39,7 @@ from kvanta.loadgen.summary import summarize
 from kvanta.loadgen.target import Target, find_target
 from kvanta.loadgen.traces import read_trace
 from kvanta.loadgen.workload import PlannedRequest, Workload
-from kvanta.options import parse_bytes
+from kvanta.options.option import parse_bytes
 
 _HOUR_S = 3600.0
 _BLOCK_BYTES = 512  # of st_blocks

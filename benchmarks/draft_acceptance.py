@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from kvanta import LLM
 from kvanta.evaluate.passages import SHIPPED_TEXT
-from kvanta.text_table import render_table
+from kvanta.terminal.tables import render_table
 
 Probs = NDArray[np.float64]
 

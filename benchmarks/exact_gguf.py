@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python")
 from biased_twins import Tensors, read_tensors
 from tiny_gguf import gguf_name, interleave
 
-from kvanta.gguf_convert import convert_gguf
-from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
-from kvanta.safetensors_writer import to_bf16
+from kvanta.files.safetensors_writer import to_bf16
+from kvanta.gguf import convert_gguf
+from kvanta.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # tokenizer.ggml.token_type

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
 
 STEPS = 32
 

@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from exact_gguf import write_exact_gguf
 from peer_rows import compare, measured_alike
 
+from kvanta.checkpoint.resolve import resolve_model
 from kvanta.evaluate.passages import Passage, beginning_of, read_text, tokenize, windows
-from kvanta.models import resolve_model
-from kvanta.plan import plan
-from kvanta.scheme_file import is_scheme_file
-from kvanta.tokenizer import Tokenizer
+from kvanta.fleet.plan import plan
+from kvanta.options.scheme_file import is_scheme_file
+from kvanta.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")

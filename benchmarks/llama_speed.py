@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from depth_speed import Work, add_works, works_of
 
 from kvanta import _core
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
 
 OWN = "kvanta"
 CACHES = ("bf16", "int8", "int4")

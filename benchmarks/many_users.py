@@ -47,7 +47,7 @@ from server_process import KVANTA, free_port, server_process
 from kvanta.cli.machine import cpu_name
 from kvanta.loadgen.client import open_session
 from kvanta.loadgen.target import find_target
-from kvanta.picture import check_picture, new_figure, save_figure
+from kvanta.terminal.pictures import check_picture, new_figure, save_figure
 
 ROOT = Path(__file__).resolve().parents[1]
 _TIMEOUT_S = 3600.0

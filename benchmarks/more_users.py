@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from kvanta import _core
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
-from kvanta.options import parse_bytes
-from kvanta.picture import check_picture, new_figure, save_figure
-from kvanta.plan import plan
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
+from kvanta.fleet.plan import plan
+from kvanta.options.option import parse_bytes
+from kvanta.terminal.pictures import check_picture, new_figure, save_figure
 
 FORMATS = ("bf16", "fp8", "int8", "int4", "int4+exact=none", "kivi4")
 REFERENCE = "bf16"

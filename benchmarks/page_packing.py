@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta import _core
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
-from kvanta.tokenizer import Tokenizer
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
+from kvanta.text.tokenizer import Tokenizer
 
 FORMATS = ("bf16", "fp8", "int8", "int4", "t3", "nvfp4")
 LEVELS = (1, 3)

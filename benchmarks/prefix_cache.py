@@ -31,9 +31,9 @@ import numpy as np
 from reports import earlier_rows
 
 from kvanta import _core
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
-from kvanta.picture import check_picture, new_figure, save_figure
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
+from kvanta.terminal.pictures import check_picture, new_figure, save_figure
 
 FORMATS = ("bf16", "fp8", "int8", "int4")
 PARTS = ("first-token", "writing")

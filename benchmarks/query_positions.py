@@ -21,11 +21,11 @@ from typing import Any
 from reports import earlier_rows
 
 import kvanta
-from kvanta.auto_query import WINDOW, mix_tokens
 from kvanta.calibration import write_scale_file
+from kvanta.calibration.automatic import WINDOW, mix_tokens
 from kvanta.calibration.calibrate import calibrate_query
+from kvanta.checkpoint.resolve import resolve_model
 from kvanta.evaluate import Settings, evaluate
-from kvanta.models import resolve_model
 
 CALIBRATIONS: dict[str, list[int] | None] = {"all positions": None, "the text's positions": []}
 
@@ -58,7 +58,7 @@ def main() -> int:
             engine = {}
             if calibration:
                 file = Path(work) / f"{len(calibration)}.safetensors"
-                found = calibrate_query(reader, mix_tokens(reader), WINDOW, lengths=lengths)
+                found = calibrate_query(reader, mix_tokens(reader.tokenizer), WINDOW, lengths=lengths)
                 write_scale_file(file, found, reader.model_info)
                 engine = {"quantization_param_path": str(file)}
             for name in formats:

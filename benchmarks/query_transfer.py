@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 import kvanta
-from kvanta.auto_query import TEXT as MIX
 from kvanta.calibration import query_matrices, write_scale_file
+from kvanta.calibration.automatic import TEXT as MIX
 from kvanta.calibration.calibrate import calibrate_query
-from kvanta.divergence import kl_divergence
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.evaluate.divergence import kl_divergence
 
 WINDOW = 2048
 DEFAULT_TOKENS = 8192

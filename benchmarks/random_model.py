@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta.detokenize import byte_level_alphabet
-from kvanta.safetensors_writer import write_safetensors
+from kvanta.files.safetensors_writer import write_safetensors
+from kvanta.text.detokenize import byte_level_alphabet
 
 
 def llama_config(

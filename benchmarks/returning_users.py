@@ -40,10 +40,10 @@ from more_users import REFERENCE, page_size, steps
 from reports import earlier_rows
 
 from kvanta import _core
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
-from kvanta.options import parse_bytes
-from kvanta.plan import plan
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
+from kvanta.fleet.plan import plan
+from kvanta.options.option import parse_bytes
 
 FORMATS = ("bf16", "int8", "int4")
 SETTINGS = ("users", "first_tokens", "turn_tokens", "output_tokens", "rounds", "order", "threads")

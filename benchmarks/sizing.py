@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import ResourceError
-from kvanta.plan import plan
+from kvanta.fleet.plan import plan
 
 GIB = 2**30
 MACHINES = (8, 16, 32, 64)  # GiB

@@ -26,7 +26,7 @@ from server_process import KVANTA, server_process
 from vllm_server import CACHE_GIB, vllm_environment, vllm_version
 
 from kvanta import _core
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
 
 SMALL = llama_config(hidden=512, inner=1664, layers=4, heads=8, kv_heads=2, head_dim=64, vocab=4096, context=2048)
 BARS = {"15m": 3.0, "smollm2": 1.3}

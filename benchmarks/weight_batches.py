@@ -24,9 +24,9 @@ import numpy as np
 from random_model import LLAMA_1B, write_random_model
 
 from kvanta import _core
+from kvanta.checkpoint.resolve import resolve_model
 from kvanta.cli.machine import cpu_name
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
+from kvanta.engine.config import engine_config
 
 
 class WeightEngine:

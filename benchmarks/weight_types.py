@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from llama_cpp import Program, check_windows, last_words, parse_version
 from wide_gguf import write_bf16, write_wide
 
+from kvanta.checkpoint.resolve import resolve_model
 from kvanta.evaluate import Settings, evaluate
 from kvanta.evaluate.passages import beginning_of, read_text, tokenize, windows
-from kvanta.models import resolve_model
-from kvanta.tokenizer import Tokenizer
+from kvanta.text.tokenizer import Tokenizer
 
 # Names of the types for llama-quantize.
 TYPES = {

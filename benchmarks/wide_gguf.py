@@ -16,7 +16,7 @@ import numpy as np
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from kvanta.safetensors_writer import to_bf16
+from kvanta.files.safetensors_writer import to_bf16
 
 Floats = NDArray[np.float32]
 _BLOCK = 256

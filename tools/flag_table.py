@@ -4,7 +4,7 @@
     tools/flag_table.py [--check]
 
 Every option of the lists tools/data/ENGINE_flags.txt (tools/flag_lists.py makes them) must be known to `kvanta serve`:
-honoured, accepted because it means nothing here, or refused; python/kvanta/ignored_options.py and refused_options.py
+honoured, accepted because it means nothing here, or refused; python/kvanta/options/ignored.py and refused_options.py
 have the reasons. --check writes nothing and fails if an option is unknown or the document is out of date.
 """
 
@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvanta import engine_options, model_options
 from kvanta.cli import serve
 from kvanta.cli.arguments import CommandParser
-from kvanta.compat_options import Meaning, meaning
+from kvanta.options import engine as engine_options
+from kvanta.options import model as model_options
+from kvanta.options.foreign import Meaning, meaning
 from kvanta.server import options as server_options
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvanta.evaluate.label_layout import place_labels
 from kvanta.evaluate.plot import pareto_front
-from kvanta.picture import new_figure, save_figure
+from kvanta.terminal.pictures import new_figure, save_figure
 
 ROOT = Path(__file__).resolve().parents[1]
 # Format -> the file of docs/results that has its figures.

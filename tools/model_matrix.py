@@ -50,9 +50,11 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 # Files and folders that the cells depend on, without the tests that record them.
 INPUTS = (
     *("src", "include", "python/bindings", "tests/emulated", "requirements/oracle.txt", "requirements/constraints.txt"),
-    *(f"python/kvanta/{name}" for name in ("calibration", "evaluate", "gguf_convert", "tokenizer_files")),
-    *(f"python/kvanta/{name}.py" for name in ("gguf_parts", "loaded_model", "model_folder", "models", "plan")),
-    *("python/kvanta/engine_options.py", "python/kvanta/safetensors_writer.py"),
+    *(
+        f"python/kvanta/{name}"
+        for name in ("calibration", "checkpoint", "engine", "evaluate", "files", "gguf", "text/tokenizer_files")
+    ),
+    *("python/kvanta/options/engine.py", "python/kvanta/fleet/plan.py"),
     *(f"python/kvanta/cli/{name}.py" for name in ("calibrate", "eval", "plan", "serve")),
     *(f"tests/python/{name}.py" for name in ("conftest", "logits_oracle", "tolerance", "live_server", "model_support")),
     *(f"tests/python/{name}.py" for name in ("tiny_checkpoints", "tiny_classes", "tiny_gguf", "tiny_models")),

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import kvanta
-from kvanta import engine_options, model_options, outputs
+from kvanta import outputs
 from kvanta.cli import COMMANDS
 from kvanta.cli.arguments import CommandParser
 from kvanta.cli.bench import SUBJECTS
-from kvanta.options import GROUPS
-from kvanta.sampling_params import flag_fields
+from kvanta.options import engine as engine_options
+from kvanta.options import model as model_options
+from kvanta.options.option import GROUPS
+from kvanta.params.sampling_params import flag_fields
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("docs/reference.md", "docs/python.md")

@@ -91,7 +91,7 @@ struct EngineConfig {
   // Seconds after which a rank that is alive but does not answer is treated as lost.
   int distributed_timeout_seconds = 120;
   // Machines that the ranks are divided among, in the order of ranks, and this one's number. Those that start the ranks
-  // (python/kvanta/rank_nodes.py) connect to node 0 at master_addr and copy what appears in rank_folder.
+  // (python/kvanta/engine/rank_nodes.py) connect to node 0 at master_addr and copy what appears in rank_folder.
   int nnodes = 1;
   int node_rank = 0;
   std::string master_addr = "127.0.0.1";

@@ -79,7 +79,7 @@ void BindConfig(nb::module_& module) {
                   "numpy.typing.NDArray[numpy.uint32]], list[Exception | None]]) -> None"),
           "`fill(states, taken, masks)` is called once per step with the states of the constrained requests, the "
           "tokens sampled for each since the last call, and masks [states, words] to fill; it returns an error or None "
-          "for each. See kvanta.structured_output.fill_masks.");
+          "for each. See kvanta.constraints.structured_output.fill_masks.");
 }
 
 void BindOutputs(nb::module_& module) {

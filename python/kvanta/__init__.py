@@ -7,7 +7,7 @@ print(llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0].outputs
 
 from kvanta import attention, formats
 from kvanta._core import version as _version
-from kvanta.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from kvanta.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from kvanta.errors import InputError, KvantaError, QueueFullError, RankLostError, ResourceError
 from kvanta.llm import LLM
 from kvanta.outputs import (
@@ -22,10 +22,10 @@ from kvanta.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from kvanta.pooling_params import PoolingParams
-from kvanta.repetition import RepetitionDetectionParams
-from kvanta.sampling_params import SamplingParams
-from kvanta.structured_output import StructuredOutputsParams
+from kvanta.params.pooling_params import PoolingParams
+from kvanta.params.repetition import RepetitionDetectionParams
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.params.structured_outputs import StructuredOutputsParams
 
 __version__ = _version()
 

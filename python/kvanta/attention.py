@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
-from kvanta.arrays import channel_lists, float_array
-from kvanta.values import each_of, real_number, text, whole_number
+from kvanta.params.arrays import channel_lists, float_array
+from kvanta.params.checks import each_of, real_number, text, whole_number
 
 
 def backends() -> list[str]:

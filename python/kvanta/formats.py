@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
-from kvanta.arrays import channel_lists, float_array
 from kvanta.errors import InputError
-from kvanta.values import one_line, real_number, text, truth, whole_number
+from kvanta.params.arrays import channel_lists, float_array
+from kvanta.params.checks import one_line, real_number, text, truth, whole_number
 
 RECOMMENDED = ("int8", "k=int6_g32,v=int4", "int5_g32", "int4", "int4+query", "int4+exact=2", "t3", "klt3")
 """Formats to try first, by size (docs/eval.md)."""

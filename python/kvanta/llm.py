@@ -11,26 +11,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta import _core, beam_search
-from kvanta.arrays import float_array
-from kvanta.beam_search import BeamSearchOutput, BeamSearchParams
-from kvanta.call_arguments import check_content_format, one_each, read_priorities, refuse_arguments
-from kvanta.chat_messages import Messages, plain_messages
-from kvanta.compat_options import known_arguments
-from kvanta.embedding_methods import EmbeddingMethods
-from kvanta.engine_options import EngineOptions
-from kvanta.engine_runner import EngineRunner
+from kvanta import _core
+from kvanta.calibration.automatic import add_query_matrices
+from kvanta.engine import beam_search
+from kvanta.engine.beam_search import BeamSearchOutput, BeamSearchParams
+from kvanta.engine.cache_reader import CacheReader
+from kvanta.engine.call_arguments import check_content_format, one_each, read_priorities, refuse_arguments
+from kvanta.engine.embedding_methods import EmbeddingMethods
+from kvanta.engine.generation import Generation
+from kvanta.engine.loaded_model import LoadedModel
+from kvanta.engine.step_loop import EngineRunner
 from kvanta.errors import InputError
-from kvanta.generation import Generation
-from kvanta.loaded_model import LoadedModel
-from kvanta.model_options import ModelOptions
-from kvanta.options import accepts_options
+from kvanta.options.engine import EngineOptions
+from kvanta.options.foreign import known_arguments
+from kvanta.options.model import ModelOptions
+from kvanta.options.option import accepts_options
 from kvanta.outputs import RequestOutput, TokenLogprobs
-from kvanta.progress import UseTqdm, progress_bar
-from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
-from kvanta.sampling_params import SamplingParams
-from kvanta.tokenizer import Tokenizer
-from kvanta.values import each_of, one_line, truth, whole_number
+from kvanta.params.checks import one_line, truth, whole_number
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.terminal.progress import UseTqdm, progress_bar
+from kvanta.text.chat_messages import Messages, plain_messages
+from kvanta.text.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
+from kvanta.text.tokenizer import Tokenizer
 
 
 class LLM(EmbeddingMethods):
@@ -57,12 +59,13 @@ class LLM(EmbeddingMethods):
         arguments, notes = known_arguments(options)
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        self._loaded = LoadedModel(model, arguments, tokenizer, chat_template)
+        self._loaded = LoadedModel(model, arguments, tokenizer, chat_template, add_matrices=add_query_matrices)
         self.model = self._loaded.name
         self.tokenizer = self._loaded.tokenizer
         self._engine = self._loaded.engine
         self._runner = EngineRunner(self._engine, self._loaded.warnings)
         self._runner.warn(stacklevel=3)
+        self._reader = CacheReader(self._engine, self._runner.lock)
         self._count = 0
         self._seeds = random.Random(self.config.seed)
 
@@ -267,12 +270,7 @@ class LLM(EmbeddingMethods):
         head_dim]; axis 1 is K, V. Sizes are the largest of any layer; smaller layers are padded
         with zeros (model_info.layer_heads). kvanta.calibration makes scales of it.
         """
-        tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
-        heads = self.model_info.layer_heads
-        shape = (len(heads), max(count for count, _ in heads), max(channels for _, channels in heads))
-        means = None if key_means is None else float_array("key_means", key_means, shape)
-        with self._runner.lock:
-            return self._engine.statistics(tokens, means)
+        return self._reader.kv_statistics(token_ids, key_means)
 
     def query_moments(
         self, token_ids: Sequence[int] | NDArray[Any], weighted: bool = True, context_lengths: Sequence[int] = ()
@@ -283,12 +281,7 @@ class LLM(EmbeddingMethods):
         key_moment, query_moment [layers, kv_heads, head_dim, head_dim]: sums of k k^T, q q^T; if `weighted`,
         weighted_query_moment, for klt3. `context_lengths`: averages over all their positions, not the text's own.
         """
-        tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
-        weights = truth("weighted", weighted)
-        lengths = each_of("context_lengths", context_lengths, "whole numbers")
-        contexts = [whole_number("an entry of context_lengths", length, 0, 2**63 - 1) for length in lengths]
-        with self._runner.lock:
-            return self._engine.query_moments(tokens, weights, contexts)
+        return self._reader.query_moments(token_ids, weighted, context_lengths)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""

@@ -1,5 +1,5 @@
 // Small files in a folder, by which ranks find each other and tell why one is lost: rank-N.ready, rank-N.error.
-// python/kvanta/rank_nodes.py copies them between machines, and writes and reads those of losses, too.
+// python/kvanta/engine/rank_nodes.py copies them between machines, and writes and reads those of losses, too.
 #pragma once
 
 #include <optional>

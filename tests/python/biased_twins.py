@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta.safetensors_writer import write_safetensors
+from kvanta.files.safetensors_writer import write_safetensors
 
 Tensors = dict[str, NDArray[np.float32]]
 SLOWDOWN = 1e6

@@ -15,7 +15,7 @@ from stories import GREEDY, PROMPT
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta import LLM
-from kvanta.models import SHIPPED
+from kvanta.checkpoint.resolve import SHIPPED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests/oracle", "tools", "benchmarks")]

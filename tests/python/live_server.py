@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import httpx2
 import uvicorn
 
-from kvanta.loaded_model import LoadedModel
+from kvanta.engine.loaded_model import LoadedModel
 from kvanta.server.app import make_app
-from kvanta.server.async_llm import AsyncLLM
-from kvanta.server.connections import MAX_HEADER_BYTES
-from kvanta.server.service import Service
+from kvanta.server.http.connections import MAX_HEADER_BYTES
+from kvanta.server.jobs.async_llm import AsyncLLM
+from kvanta.server.jobs.service import Service
 
 Result = TypeVar("Result")
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Protocol
 
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
 
 PROPERTY = "model_support"
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from kvanta.server.admission import PER_ITERATION, AdmissionLimiter
+from kvanta.server.http.admission import PER_ITERATION, AdmissionLimiter
 
 
 async def turns_of(methods: list[str], cancelled: tuple[int, ...] = ()) -> dict[int, int]:

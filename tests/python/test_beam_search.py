@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from stories import PROMPT
 
 from kvanta import LLM, BeamSearchParams
-from kvanta.beam_search import search
+from kvanta.engine.beam_search import search
 from kvanta.errors import InputError
 from kvanta.outputs import Logprob, TokenLogprobs
-from kvanta.prompts import TokenPrompt
+from kvanta.text.prompts import TokenPrompt
 
 _EOS = 0
 THREE = TokenPrompt(None, [3])

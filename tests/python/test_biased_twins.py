@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvanta import LLM, formats
 from kvanta.calibration import calibrate, write_scale_file
 from kvanta.calibration.statistics import KvStatistics
-from kvanta.divergence import kl_divergence
+from kvanta.evaluate.divergence import kl_divergence
 
 PAIRS = 3
 BIAS = 64.0

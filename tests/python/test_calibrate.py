@@ -17,7 +17,7 @@ from kvanta.calibration import Calibration, calibrate, save_checkpoint, write_sc
 from kvanta.calibration.checkpoint_copy import quantization_config
 from kvanta.calibration.scale_methods import LARGEST, static_scale
 from kvanta.cli import main
-from kvanta.scheme_file import join_layers, write_scheme_file
+from kvanta.options.scheme_file import join_layers, write_scheme_file
 
 TOKENS = np.random.default_rng(5).integers(3, 512, 200)
 

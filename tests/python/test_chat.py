@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from kvanta import LLM
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.errors import InputError
-from kvanta.models import SHIPPED
-from kvanta.server.call_reader import Found
-from kvanta.terminal_chat.conversation import Conversation, find_reasoning
-from kvanta.terminal_chat.markdown import BOLD, CODE, DIM, RESET, MarkdownRenderer, write_answer
-from kvanta.terminal_chat.session import _AnswerView
+from kvanta.parsers.call_reader import Found
+from kvanta.terminal.chat.conversation import Conversation, find_reasoning
+from kvanta.terminal.chat.markdown import BOLD, CODE, DIM, RESET, MarkdownRenderer, write_answer
+from kvanta.terminal.chat.session import _AnswerView
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 COMMAND = [sys.executable, "-m", "kvanta", "chat"]

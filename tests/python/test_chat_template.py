@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvanta import InputError, template_sandbox
-from kvanta.chat_template import ChatTemplate
-from kvanta.models import SHIPPED
-from kvanta.tokenizer import Tokenizer
+from kvanta import InputError
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.text import template_sandbox
+from kvanta.text.chat_template import ChatTemplate
+from kvanta.text.tokenizer import Tokenizer
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

@@ -83,14 +83,14 @@ FIGURES: dict[str, Any] = {
 
 @pytest.mark.parametrize(("unit", "ending"), [(True, "clipped: it needs scales]"), (False, "clipped]")])
 def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
-    from kvanta.cli.generation_report import closing_line
+    from kvanta.terminal.chat.generation_report import closing_line
 
     assert closing_line({**FIGURES, "saturated": 7, "unit_scales": unit}).endswith(ending)
 
 
 def test_generate_names_the_exact_pages(tmp_path: Path) -> None:
     """The first page of 34 tokens of int4, in pages of 16, and the open one are in bf16."""
-    from kvanta.cli.generation_report import closing_line
+    from kvanta.terminal.chat.generation_report import closing_line
 
     words = ["generate", str(write_checkpoint(tmp_path / "model")), "Once upon a time", "--block-size", "16"]
     words += ["--max-tokens", "30", "--ignore-eos", "--threads", "1", "--json", "-", "--kv-cache-dtype"]
@@ -106,13 +106,13 @@ def test_generate_names_the_exact_pages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ranks", "ending"), [(1, "1 bytes/token, 64 B held]"), (2, "64 B held on rank 0 of 2]")])
 def test_bytes_are_those_of_one_rank(ranks: int, ending: str) -> None:
-    from kvanta.cli.generation_report import closing_line
+    from kvanta.terminal.chat.generation_report import closing_line
 
     assert closing_line({**FIGURES, "cache_bytes": 64, "ranks": ranks}).endswith(ending)
 
 
 def test_generate_with_the_tokenizer_of_another_folder(tmp_path: Path) -> None:
-    from kvanta.models import SHIPPED
+    from kvanta.checkpoint.resolve import SHIPPED
 
     source = SHIPPED / "stories260k"
     (tmp_path / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())

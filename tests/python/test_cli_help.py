@@ -8,9 +8,11 @@ import re
 import pytest
 from command_line import kvanta
 
-from kvanta import InputError, engine_options, model_options
+from kvanta import InputError
 from kvanta.cli import bench_engine, chat, eval, generate, plan, serve  # noqa: A004
-from kvanta.options import GROUPS, Option
+from kvanta.options import engine as engine_options
+from kvanta.options import model as model_options
+from kvanta.options.option import GROUPS, Option
 from kvanta.server import options as server_options
 
 OPTIONS: tuple[Option, ...] = (*engine_options.OPTIONS, *model_options.OPTIONS, *server_options.OPTIONS)

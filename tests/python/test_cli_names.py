@@ -11,8 +11,9 @@ import pytest
 from command_line import kvanta, kvanta_process
 
 from kvanta import InputError, __version__, _core
-from kvanta.cli import generate, llama_cpp_options, serve
-from kvanta.compat_options import known_arguments
+from kvanta.cli import generate, serve
+from kvanta.options import llama_cpp as llama_cpp_options
+from kvanta.options.foreign import known_arguments
 
 
 def test_version_and_help() -> None:

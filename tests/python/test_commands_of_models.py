@@ -15,8 +15,8 @@ import torch
 from live_server import live_server
 
 from kvanta import LLM, _core
+from kvanta.checkpoint.resolve import SHIPPED, example_configs
 from kvanta.cli import main
-from kvanta.models import SHIPPED, example_configs
 
 ENGINE = ["--threads", "1", "--kv-cache-memory-bytes", "8MiB"]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvanta.divergence import kl_divergence, log_softmax
-from kvanta.text_table import human_bytes, render_table
+from kvanta.evaluate.divergence import kl_divergence, log_softmax
+from kvanta.terminal.tables import human_bytes, render_table
 
 
 def test_the_demo_on_the_shipped_model(tmp_path: Path) -> None:
     words = ["--model", "stories260k", "--max-tokens", "40", "--context", "200", "--json", str(tmp_path / "r.json")]
     words += ["--setup", "build=150", "all=170"]
     done = subprocess.run(
-        [sys.executable, "-m", "kvanta.demo", *words, "--threads", "1"],
+        [sys.executable, "-m", "kvanta.cli.demo", *words, "--threads", "1"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -42,7 +42,7 @@ def test_the_demo_on_the_shipped_model(tmp_path: Path) -> None:
 def test_without_a_network_the_demo_goes_on(tmp_path: Path) -> None:
     environment = {**os.environ, "KVANTA_HOME": str(tmp_path / "home"), "PIP_NO_INDEX": "1"}
     environment.pop("KVANTA_SMOLLM2_WHEEL", None)
-    words = [sys.executable, "-m", "kvanta.demo", "--max-tokens", "8", "--context", "64", "--formats", "int8"]
+    words = [sys.executable, "-m", "kvanta.cli.demo", "--max-tokens", "8", "--context", "64", "--formats", "int8"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert "goes on with stories260k" in done.stderr

@@ -13,8 +13,8 @@ import torch
 
 from kvanta import LLM, SamplingParams
 from kvanta.calibration import calibrate, write_scale_file
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.evaluate import Settings, evaluate
-from kvanta.models import SHIPPED
 
 TOKENS = np.random.default_rng(11).integers(3, 512, 150)
 OPTIONS: dict[str, Any] = {"max_model_len": 192, "kv_cache_memory_bytes": "8MiB", "threads": 1}

@@ -9,10 +9,10 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvanta.detokenize import Detokenizer, TokenBytes, byte_level_alphabet
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.errors import InputError
-from kvanta.models import SHIPPED
-from kvanta.tokenizer import Tokenizer
+from kvanta.text.detokenize import Detokenizer, TokenBytes, byte_level_alphabet
+from kvanta.text.tokenizer import Tokenizer
 
 STORIES = Tokenizer(SHIPPED / "stories260k")
 ORACLE = tokenizers.Tokenizer.from_file(str(SHIPPED / "stories260k" / "tokenizer.json"))

@@ -23,10 +23,10 @@ from kvanta import _core
 from kvanta.cli import ALIASES, COMMANDS, main
 from kvanta.cli.arguments import CommandParser
 from kvanta.cli.bench import SUBJECTS
-from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError
-from kvanta.model_options import ModelOptions
-from kvanta.options import parse_bytes
+from kvanta.options.engine import EngineOptions
+from kvanta.options.model import ModelOptions
+from kvanta.options.option import parse_bytes
 from kvanta.server.options import OPTIONS as SERVER_OPTIONS
 from kvanta.server.options import read_options
 from kvanta.server.run import load
@@ -114,7 +114,7 @@ def check_program(words: list[str]) -> None:
     assert file.is_file(), f"{words[index]} does not exist"
     sources = [file]
     if words[index] == "scripts/demo":
-        sources.append(ROOT / "python/kvanta/demo.py")
+        sources.append(ROOT / "python/kvanta/cli/demo.py")
     if file.parent.name == "benchmarks":  # some options are in a module that they share
         names = re.findall(r"^from (\w+) import", file.read_text(), re.MULTILINE)
         sources += [path for name in names if (path := file.parent / f"{name}.py").exists()]

@@ -13,8 +13,8 @@ import tiny_models
 from live_server import LiveServer, live_server
 
 from kvanta import LLM, SamplingParams
+from kvanta.checkpoint.resolve import resolve_model
 from kvanta.errors import InputError
-from kvanta.models import resolve_model
 
 ITSELF = {"method": "draft_model", "model": "stories260k", "num_speculative_tokens": 4}
 PROMPT = "Once upon a time, there was a little girl named Lily. " * 5 + "She"  # more than a page

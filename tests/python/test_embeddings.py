@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tiny_checkpoints import write_checkpoint
 
 from kvanta import LLM, InputError, PoolingParams
-from kvanta.embedding import cosine
-from kvanta.pooler_config import default_pooling, read_pooler_config
+from kvanta.checkpoint.pooler_config import default_pooling, read_pooler_config
+from kvanta.engine.embedding import cosine
 
 # Granite divides its logits, Gemma scales its embeddings, Qwen 3 norms queries and keys.
 ARCHITECTURES = ["Llama", "Granite", "Gemma2", "Qwen3"]

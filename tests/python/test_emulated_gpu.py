@@ -18,7 +18,7 @@ import torch
 from model_support import RecordSupport
 
 from kvanta import _core
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"

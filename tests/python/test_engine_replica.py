@@ -21,12 +21,11 @@ from ray.serve.config import AutoscalingConfig
 
 import kvanta.ray
 from kvanta import _core
-from kvanta.generation import ConstraintRecipe
-from kvanta.prompts import TokenPrompt
+from kvanta.constraints.structured_output import ConstraintRecipe, GrammarCompiler
 from kvanta.ray.autoscaling import CACHE_OCCUPANCY, ByRequestsAndCache
 from kvanta.ray.engine_replica import EngineReplica
 from kvanta.ray.messages import EngineRequest, OtherEngineError, RemoteOutput, fields_of, identity_of, pack_recipe
-from kvanta.structured_output import GrammarCompiler
+from kvanta.text.prompts import TokenPrompt
 
 SIZES: dict[str, Any] = {"block_size": 16, "threads": 1, "kv_cache_memory_bytes": "8MiB"}
 

@@ -10,9 +10,9 @@ import pytest
 from tiny_checkpoints import write_checkpoint
 
 from kvanta import LLM, SamplingParams, _core
-from kvanta.engine_config import engine_config
-from kvanta.engine_summary import EngineSummary, summarize
-from kvanta.plan import plan
+from kvanta.engine.config import engine_config
+from kvanta.engine.summary import EngineSummary, summarize
+from kvanta.fleet.plan import plan
 
 LENGTH = 192  # three pages
 

@@ -19,8 +19,8 @@ from tiny_checkpoints import write_checkpoint
 from kvanta import LLM, InputError
 from kvanta.cli import eval as eval_command
 from kvanta.cli import main
-from kvanta.divergence import kl_divergence, log_softmax
 from kvanta.evaluate import Evaluation, Settings, evaluate
+from kvanta.evaluate.divergence import kl_divergence, log_softmax
 from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.evaluate.passages import Passage, beginning_of, read_text, tokenize
 from kvanta.evaluate.predictions import predictions

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvanta.divergence import kl_divergence, log_softmax
 from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
+from kvanta.evaluate.divergence import kl_divergence, log_softmax
 from kvanta.evaluate.generation_task import agreement
 from kvanta.evaluate.held_out import against_uniform, line_of
 from kvanta.evaluate.layer_divergence import layer_divergences

@@ -16,7 +16,7 @@ from field_table import DISTRIBUTIONS, DOCUMENT, ENDPOINTS, fate, fates, render
 from live_server import CHAT_TEMPLATE, LiveServer, live_server
 
 from kvanta import InputError, SamplingParams, StructuredOutputsParams
-from kvanta.server.request_fields import IGNORED, READ, REFUSED
+from kvanta.server.requests.request_fields import IGNORED, READ, REFUSED
 
 CHAT = [{"role": "user", "content": "Hi"}]
 ANSWERED = [*CHAT, {"role": "assistant", "content": "Once"}]

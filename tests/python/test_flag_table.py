@@ -8,9 +8,9 @@ from pathlib import Path
 from flag_lists import read_wheel
 from flag_table import DOCUMENT, ENGINES, counts, fates, render
 
-from kvanta.compat_options import IGNORED, LISTS, REFUSED
-from kvanta.ignored_options import IGNORED_GROUPS
-from kvanta.refused_options import REFUSED_GROUPS, SHORT_FLAGS
+from kvanta.options.foreign import IGNORED, LISTS, REFUSED
+from kvanta.options.ignored import IGNORED_GROUPS
+from kvanta.options.refused import REFUSED_GROUPS, SHORT_FLAGS
 
 
 def test_no_option_is_unknown() -> None:

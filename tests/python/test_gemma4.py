@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from kvanta import LLM, InputError, SamplingParams
 from kvanta.calibration import calibrate, write_scale_file
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.evaluate.engine_factory import EngineFactory
-from kvanta.models import SHIPPED
-from kvanta.plan import plan
+from kvanta.fleet.plan import plan
 
 SHARED: dict[str, Any] = {
     "num_kv_shared_layers": 2,

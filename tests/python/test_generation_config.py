@@ -11,8 +11,8 @@ import pytest
 from live_server import error_of, live_server
 
 from kvanta import LLM, InputError, SamplingParams
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.cli import main
-from kvanta.models import SHIPPED
 
 SIZES: dict[str, Any] = {"kv_cache_memory_bytes": "8MiB", "threads": 1, "max_num_seqs": 4}
 FILE = {"eos_token_id": 2, "do_sample": True, "temperature": 1e-6, "top_k": 7, "top_p": 0.5, "min_p": 0.25}

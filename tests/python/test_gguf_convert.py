@@ -11,8 +11,8 @@ import pytest
 from tiny_gguf import TinyModel, byte_vocabulary, write_gguf
 
 from kvanta import InputError, ResourceError
-from kvanta.gguf_convert import convert_gguf
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.gguf import convert_gguf
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
@@ -153,7 +153,7 @@ def test_llama3_rope_factors_become_parameters(tmp_path: Path) -> None:
 
 
 def test_the_converted_folder_loads_as_a_tokenizer(tmp_path: Path) -> None:
-    from kvanta.tokenizer import Tokenizer
+    from kvanta.text.tokenizer import Tokenizer
 
     model = TinyModel()
     tokenizer = Tokenizer(convert_gguf(write_gguf(tmp_path / "m.gguf", model, model.weights()), tmp_path / "out"))

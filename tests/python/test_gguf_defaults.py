@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvanta.errors import InputError
-from kvanta.gguf_convert.config import hugging_face_config
-from kvanta.gguf_convert.metadata import Metadata
-from kvanta.gguf_convert.vocabulary import Vocabulary
+from kvanta.gguf.config import hugging_face_config
+from kvanta.gguf.metadata import Metadata
+from kvanta.gguf.vocabulary import Vocabulary
 
 SIZES = {
     "block_count": 2,

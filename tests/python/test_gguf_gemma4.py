@@ -17,9 +17,9 @@ from test_gguf_models import TOKENS, float32_error, logits, make
 from tiny_gguf import rewrite
 
 from kvanta import LLM, InputError
-from kvanta.gguf_convert import convert_gguf
-from kvanta.models import resolve_model
-from kvanta.tokenizer import Tokenizer
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.gguf import convert_gguf
+from kvanta.text.tokenizer import Tokenizer
 
 ARCHITECTURE = {"general.architecture": "gemma4"}
 

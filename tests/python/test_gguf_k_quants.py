@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tiny_gguf import TinyModel, interleave, write_gguf
 
 from kvanta import LLM, InputError
-from kvanta.gguf_convert import convert_gguf
-from kvanta.safetensors_writer import to_bf16
+from kvanta.files.safetensors_writer import to_bf16
+from kvanta.gguf import convert_gguf
 
 KINDS = ("Q4_K", "Q5_K", "Q6_K")
 MODEL = TinyModel(layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256)

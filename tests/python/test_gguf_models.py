@@ -20,8 +20,8 @@ from model_support import RecordSupport
 from tiny_gguf import rewrite
 
 from kvanta import LLM, InputError, _core
-from kvanta.gguf_convert import index_gguf
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.gguf import index_gguf
 
 TOKENS = np.random.default_rng(3).integers(3, gguf_models.VOCAB, 150).astype(np.int32)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -288,7 +288,7 @@ def test_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ]
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
     # The next start does not read the file's header again.
-    monkeypatch.setattr("kvanta.gguf_convert.index_gguf", lambda *_: pytest.fail("indexed twice"))
+    monkeypatch.setattr("kvanta.gguf.index_gguf", lambda *_: pytest.fail("indexed twice"))
     assert resolve_model(str(file)).path == folder
     os.utime(file, ns=(1, 1))
     with pytest.raises(pytest.fail.Exception):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from test_tokenizer_files import TEXTS, field, piece, trained
 
 from kvanta import InputError
-from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
-from kvanta.gguf_convert.tokenizer import byte_level_bpe, merges_by_order, sentencepiece_bpe
-from kvanta.models import SHIPPED
-from kvanta.tokenizer_files.sentencepiece_model import Kind, read_model
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.gguf.pre_tokenizers import PRE_TOKENIZERS
+from kvanta.gguf.tokenizer import byte_level_bpe, merges_by_order, sentencepiece_bpe
+from kvanta.text.tokenizer_files.sentencepiece_model import Kind, read_model
 
 
 def greedy_merges(text: str, tokens: list[str], scores: list[float]) -> list[int]:

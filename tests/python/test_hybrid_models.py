@@ -29,12 +29,12 @@ from model_support import RecordSupport
 
 from kvanta import LLM, SamplingParams
 from kvanta.calibration import calibrate, write_scale_file
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.errors import InputError
 from kvanta.evaluate import Evaluation, Settings, evaluate
 from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.evaluate.search import Search
-from kvanta.models import SHIPPED
-from kvanta.plan import plan
+from kvanta.fleet.plan import plan
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3Next", {}),

@@ -9,7 +9,7 @@ import pytest
 from live_server import live_server
 
 from kvanta.outputs import FlatLogprobs
-from kvanta.server.idle_collection import MAX_DELAY_SECONDS, IdleCollector, frozen_start
+from kvanta.server.http.idle_collection import MAX_DELAY_SECONDS, IdleCollector, frozen_start
 
 
 def make_garbage() -> None:

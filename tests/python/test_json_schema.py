@@ -11,7 +11,7 @@ import pytest
 from live_server import LiveServer, error_of, live_server
 
 from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams
-from kvanta.json_schema import check_strict, close_objects
+from kvanta.constraints.json_schema import check_strict, close_objects
 
 CLOSED = {"additionalProperties": False}
 A: dict[str, Any] = {"properties": {"a": {"type": "integer"}}}

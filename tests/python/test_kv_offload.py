@@ -7,9 +7,9 @@ import pytest
 from command_line import kvanta
 
 from kvanta import LLM
-from kvanta.engine_config import engine_config
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
 from kvanta.errors import InputError
-from kvanta.models import resolve_model
 
 
 def test_its_size_is_written_like_others() -> None:
@@ -53,7 +53,7 @@ def counts() -> dict[str, Any]:
 
 
 def test_without_it_there_are_no_metrics(counts: dict[str, Any]) -> None:
-    metrics = pytest.importorskip("kvanta.server.metrics")
+    metrics = pytest.importorskip("kvanta.server.jobs.metrics")
     assert not counts["host"]["enabled"]
     assert not any(counts["host"].values())
     families = metrics.Metrics("m", lambda: counts).collect()
@@ -61,7 +61,7 @@ def test_without_it_there_are_no_metrics(counts: dict[str, Any]) -> None:
 
 
 def test_its_metrics(counts: dict[str, Any]) -> None:
-    metrics = pytest.importorskip("kvanta.server.metrics")
+    metrics = pytest.importorskip("kvanta.server.jobs.metrics")
     tokens = 1000
     host = {
         **counts["host"],

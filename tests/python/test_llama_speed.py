@@ -12,7 +12,7 @@ import llama_speed
 import pytest
 from depth_speed import Work
 
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
 
 _BENCH = """#!/bin/sh
 echo "$@" >>{log}

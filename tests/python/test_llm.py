@@ -9,9 +9,9 @@ import pytest
 from stories import GREEDY, PROMPT
 
 from kvanta import LLM, InputError, SamplingParams
-from kvanta.beam_search import BeamSearchParams
-from kvanta.divergence import log_softmax
-from kvanta.generation import Generation
+from kvanta.engine.beam_search import BeamSearchParams
+from kvanta.engine.generation import Generation
+from kvanta.evaluate.divergence import log_softmax
 
 
 def test_a_cache_of_so_many_tokens_or_pages() -> None:
@@ -261,7 +261,7 @@ def test_chunks_of_more_rows_than_a_layer_takes_at_once(weights: str) -> None:
 def test_the_logits_are_those_of_transformers() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from kvanta.models import SHIPPED
+    from kvanta.checkpoint.resolve import SHIPPED
 
     exact = LLM("stories260k", dtype="float32", kv_cache_dtype="fp32", kv_cache_memory_bytes="32MiB", threads=1)
     tokens = exact.tokenizer.encode("One day, Lily and her dog went to the park to play. " * 8)

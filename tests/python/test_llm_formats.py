@@ -10,7 +10,7 @@ import pytest
 from stories import PROMPT
 
 from kvanta import LLM, SamplingParams
-from kvanta.plan import plan
+from kvanta.fleet.plan import plan
 
 # Root mean square of what a format changes in the logits of a story, as a share of their standard deviation: no two are
 # alike, so that one that was taken for another shows. They were measured.

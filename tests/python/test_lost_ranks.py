@@ -69,6 +69,6 @@ def test_ranks_that_cannot_be_started(
     def start(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr("kvanta.ranks.subprocess.Popen", start)
+    monkeypatch.setattr("kvanta.engine.ranks.subprocess.Popen", start)
     with pytest.raises(expected, match=message):
         ranks_by(TENSOR, 2, kv_cache_memory_bytes=1 << 22)

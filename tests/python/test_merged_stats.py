@@ -11,7 +11,7 @@ from stories import GREEDY, PROMPT
 
 from kvanta import LLM
 from kvanta.ray.merged_stats import merged_stats
-from kvanta.server.metrics import Metrics
+from kvanta.server.jobs.metrics import Metrics
 
 
 @pytest.fixture(scope="module")

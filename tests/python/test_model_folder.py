@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvanta import LLM, InputError
-from kvanta.model_folder import check_model_folder
-from kvanta.models import SHIPPED, resolve_model
+from kvanta.checkpoint.checks import check_model_folder
+from kvanta.checkpoint.resolve import SHIPPED, resolve_model
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 1\n"
 LLAMA = json.dumps({"model_type": "llama"})

@@ -14,7 +14,7 @@ from model_support import PROPERTY, recorder
 from support_matrix import ROOT
 
 from kvanta import _core
-from kvanta.models import SHIPPED
+from kvanta.checkpoint.resolve import SHIPPED
 
 
 @pytest.fixture(scope="module")

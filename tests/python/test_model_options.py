@@ -10,13 +10,13 @@ import huggingface_hub
 import pytest
 
 from kvanta import LLM, InputError
+from kvanta.checkpoint.resolve import SHIPPED, HubAccess, resolve_model
 from kvanta.cli import bench_linear, bench_serve, generate, plan, serve
 from kvanta.cli import eval as eval_command
 from kvanta.cli.arguments import engine_arguments, model_of
-from kvanta.compat_options import known_arguments
-from kvanta.engine_options import EngineOptions
-from kvanta.models import SHIPPED, HubAccess, resolve_model
-from kvanta.options import flag_of
+from kvanta.options.engine import EngineOptions
+from kvanta.options.foreign import known_arguments
+from kvanta.options.option import flag_of
 
 SIZES: dict[str, Any] = {"kv_cache_memory_bytes": "8MiB", "threads": 1}
 STORIES = SHIPPED / "stories260k"

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from tiny_gguf import TinyModel, write_gguf
 
-from kvanta import InputError, ResourceError, smollm2
-from kvanta.home_folder import CONVERTER_VERSION, kvanta_home
-from kvanta.models import SHIPPED, resolve_model
+from kvanta import InputError, ResourceError
+from kvanta.checkpoint import smollm2
+from kvanta.checkpoint.resolve import SHIPPED, resolve_model
+from kvanta.files.home_folder import CONVERTER_VERSION, kvanta_home
 
 
 def test_a_folder_and_a_name() -> None:

@@ -31,8 +31,8 @@ from model_support import RecordSupport
 
 import kvanta
 from kvanta.calibration import calibrate, write_scale_file
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.evaluate import Settings, evaluate
-from kvanta.models import SHIPPED
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {"head_dim": 32}),

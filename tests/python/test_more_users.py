@@ -4,9 +4,9 @@ import more_users
 import pytest
 
 from kvanta import _core
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
-from kvanta.plan import plan
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
+from kvanta.fleet.plan import plan
 
 PROMPT, OUTPUT, MEMORY = 96, 32, 200 * 1024
 

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvanta import InputError, ResourceError, _core
-from kvanta.gguf_convert import index_gguf
-from kvanta.model_folder import check_model_folder
-from kvanta.models import SHIPPED
-from kvanta.plan import plan
-from kvanta.tokenizer import Tokenizer
+from kvanta.checkpoint.checks import check_model_folder
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.fleet.plan import plan
+from kvanta.gguf import index_gguf
+from kvanta.text.tokenizer import Tokenizer
 
 # Values that a reader of JSON may not expect where another one belongs.
 STRANGE: tuple[Any, ...] = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvanta import _core
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
 
 
 def make_engine() -> _core.Engine:

@@ -241,7 +241,7 @@ assert.equal(figures(null, 0, null, 1), "");
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names of the samples of /metrics; of a counter also while nothing was counted."""
-    metrics = pytest.importorskip("kvanta.server.metrics")
+    metrics = pytest.importorskip("kvanta.server.jobs.metrics")
     folder = str(tmp_path_factory.mktemp("pages"))
     store = "redis://127.0.0.1:1"  # needs no server: nothing is asked of it
     llm = LLM(

@@ -16,13 +16,13 @@ from live_server import LiveServer, error_of, live_server
 from kvanta import LLM, InputError, SamplingParams, _core
 from kvanta.cli import generate, serve
 from kvanta.cli.arguments import CommandParser
-from kvanta.compat_options import IGNORED, OPPOSITES, REFUSED, known_arguments
-from kvanta.engine_config import engine_config
-from kvanta.engine_options import OPTIONS, EngineOptions
-from kvanta.options import OptionGroup, flag_of, option
+from kvanta.engine.config import engine_config
+from kvanta.options.engine import OPTIONS, EngineOptions
+from kvanta.options.foreign import IGNORED, OPPOSITES, REFUSED, known_arguments
+from kvanta.options.option import OptionGroup, flag_of, option
 from kvanta.server import options as server_options
-from kvanta.server.errors import in_json
-from kvanta.server.protocol import ChatRequest, CompletionRequest
+from kvanta.server.http.errors import in_json
+from kvanta.server.requests.protocol import ChatRequest, CompletionRequest
 
 FIELDS = dataclasses.fields(SamplingParams)
 UNSUPPORTED = [field.name for field in FIELDS if field.metadata["refused"]]

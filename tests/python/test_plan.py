@@ -14,8 +14,8 @@ import sizing
 import tiny_checkpoints
 
 from kvanta import LLM, InputError, ResourceError, SamplingParams, formats
-from kvanta.models import example_configs, resolve_config
-from kvanta.plan import plan
+from kvanta.checkpoint.resolve import example_configs, resolve_config
+from kvanta.fleet.plan import plan
 
 GIB = 2**30
 # As published; Gemma 3 and Ministral 3 without their vision towers.

@@ -9,7 +9,7 @@ from formats_picture import FORMATS, ROOT, draw, read_rows
 
 from kvanta.evaluate.label_layout import place_labels
 from kvanta.loadgen.plot import latency_scale, plain_number, spread_ticks
-from kvanta.picture import new_figure
+from kvanta.terminal.pictures import new_figure
 
 
 def test_ticks_of_loads() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvanta import LLM, InputError, SamplingParams
-from kvanta.divergence import kl_divergence
+from kvanta.evaluate.divergence import kl_divergence
 
 PROMPTS = ["Once upon a time", "Lily and the dog"]
 

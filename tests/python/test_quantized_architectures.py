@@ -16,7 +16,7 @@ from logits_oracle import largest_error, logits, rms_error
 from model_support import RecordSupport
 
 from kvanta import LLM, _core
-from kvanta.plan import plan
+from kvanta.fleet.plan import plan
 
 TOKENS = np.random.default_rng(3).integers(0, tiny_models.VOCAB, 70).astype(np.int32)
 # GPT-OSS has its own MXFP4 (test_mxfp4_experts.py).

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import kvanta
 from kvanta.errors import InputError
-from kvanta.plan import plan
+from kvanta.fleet.plan import plan
 
 TOKENS = np.random.default_rng(3).integers(0, tiny_models.VOCAB, 70).astype(np.int32)
 SIZES: dict[str, Any] = {

@@ -23,9 +23,9 @@ from kvanta.calibration import Calibration, calibrate, save_checkpoint, write_sc
 from kvanta.calibration.calibrate import calibrate_query
 from kvanta.calibration.query_matrices import QueryMatrices, eigen_channels, query_matrix
 from kvanta.calibration.statistics import collect_statistics
-from kvanta.divergence import kl_divergence
-from kvanta.models import SHIPPED
-from kvanta.safetensors_writer import write_safetensors
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.evaluate.divergence import kl_divergence
+from kvanta.files.safetensors_writer import write_safetensors
 
 RANDOM = np.random.default_rng(21)
 TEXT = RANDOM.integers(3, 512, 8192)

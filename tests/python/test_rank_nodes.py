@@ -22,9 +22,9 @@ import pytest
 from server_process import free_port
 
 from kvanta import LLM, InputError, RankLostError, ResourceError, SamplingParams
-from kvanta.engine_config import engine_config
-from kvanta.models import resolve_model
-from kvanta.rank_nodes import NodeConnection, NodeListener, Nodes
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
+from kvanta.engine.rank_nodes import NodeConnection, NodeListener, Nodes
 
 OPTIONS: dict[str, Any] = {"threads": 1, "kv_cache_dtype": "fp8+hadamard", "kv_cache_memory_bytes": 1 << 22}
 FLAGS = ["--threads", "1", "--kv-cache-dtype", "fp8+hadamard", "--kv-cache-memory-bytes", str(1 << 22)]

@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 from live_server import LiveServer, live_server
 from test_tool_parsers import ANALYSIS, FINAL, cut, harmony, harmony_call, summary
 
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.constraints.reasoning_gate import GatedMatcher, ReasoningGate
 from kvanta.errors import InputError
-from kvanta.models import SHIPPED
-from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
-from kvanta.server import reasoning
-from kvanta.server.answer import AnswerParsers, AnswerShape
-from kvanta.server.call_reader import Found, TextReader
-from kvanta.server.gemma_calls import Gemma4Calls
-from kvanta.server.harmony import MARKS, HarmonyReader
+from kvanta.parsers import reasoning
+from kvanta.parsers.answer import AnswerParsers, AnswerShape
+from kvanta.parsers.call_reader import Found, TextReader
+from kvanta.parsers.gemma_calls import Gemma4Calls
+from kvanta.parsers.harmony import MARKS, HarmonyReader
+from kvanta.parsers.reasoning import FORMATS, Begin, ReasoningCount, ReasoningFormat, ThinkReader, first_state
+from kvanta.parsers.tool_calls import HermesCalls
+from kvanta.parsers.xml_calls import QwenCoderCalls
 from kvanta.server.options import read_options
-from kvanta.server.protocol import ChatRequest
-from kvanta.server.reasoning import FORMATS, Begin, ReasoningCount, ReasoningFormat, ThinkReader, first_state
-from kvanta.server.tool_calls import HermesCalls
-from kvanta.server.xml_calls import QwenCoderCalls
-from kvanta.tokenizer import Tokenizer
+from kvanta.server.requests.prompts import template_variables
+from kvanta.server.requests.protocol import ChatRequest
+from kvanta.text.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]
 TOOLS = [{"type": "function", "function": {"name": "walk", "parameters": {"type": "object"}}}]
@@ -253,25 +254,30 @@ def special_tokenizer(folder: Path, *marks: str) -> Tokenizer:
     return Tokenizer(folder)
 
 
+def answer_shape(parsers: AnswerParsers, request: ChatRequest) -> AnswerShape:
+    """The parsers for one request."""
+    return AnswerShape.read(parsers, request.functions, template_variables(request, parsers.tokenizer))
+
+
 def test_marks_that_are_special_tokens_are_shown(tmp_path: Path) -> None:
     tokenizer = special_tokenizer(tmp_path, "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[INST]")
     parsers = AnswerParsers(tokenizer, "mistral", "mistral")
     text = "[THINK]Hm[/THINK][TOOL_CALLS]walk{}[INST]"
     tokens = tokenizer.encode(text, add_special_tokens=False)
     for tools, said in ((TOOLS, "[THINK]Hm[/THINK][TOOL_CALLS]walk{}"), (None, "[THINK]Hm[/THINK]walk{}")):
-        shape = AnswerShape.read(parsers, ChatRequest(messages=CHAT, tools=tools))
+        shape = answer_shape(parsers, ChatRequest(messages=CHAT, tools=tools))
         shown = tokenizer.detokenizer([], shown=shape.shown).add(tokens)
         assert shown.replace(" ", "") == said  # this tokenizer puts a space before every part
 
 
 def test_a_vocabulary_with_channels_is_read_as_such(tmp_path: Path) -> None:
     parsers = AnswerParsers(special_tokenizer(tmp_path, *MARKS))
-    shape = AnswerShape.read(parsers, ChatRequest(messages=CHAT, tools=TOOLS))
+    shape = answer_shape(parsers, ChatRequest(messages=CHAT, tools=TOOLS))
     assert len(shape.shown) == len(MARKS)
     assert [parsers.tokenizer.token_text(token) for token in shape.stop_tokens] == ["<|return|>", "<|call|>"]
     got = read(shape.reader("<|start|>assistant"), [harmony(ANALYSIS, harmony_call("walk", "{}"))])
     assert summary(got) == ("", [("walk", "{}")], "The user wants paint.")
-    forced = AnswerShape.read(parsers, ChatRequest(messages=CHAT, tools=TOOLS, tool_choice="required"))
+    forced = answer_shape(parsers, ChatRequest(messages=CHAT, tools=TOOLS, tool_choice="required"))
     text = harmony(ANALYSIS, '<|channel|>final<|message|>[{"name": "walk", "parameters": {}}]')
     assert summary(read(forced.reader("<|start|>assistant"), [text])) == (
         "",
@@ -281,7 +287,7 @@ def test_a_vocabulary_with_channels_is_read_as_such(tmp_path: Path) -> None:
     gate = forced.gate("<|start|>assistant")
     assert gate is not None
     assert not gate.open
-    plain = AnswerShape.read(AnswerParsers(Tokenizer(SHIPPED / "stories260k")), ChatRequest(messages=CHAT))
+    plain = answer_shape(AnswerParsers(Tokenizer(SHIPPED / "stories260k")), ChatRequest(messages=CHAT))
     assert plain.parsers.reasoning is None
     assert plain.stop_tokens == []
 

@@ -1,6 +1,6 @@
 """The maximum that /metrics shows of recent gaps."""
 
-from kvanta.server.metrics import RecentMaximum
+from kvanta.server.jobs.metrics import RecentMaximum
 
 
 def test_a_maximum_is_remembered_for_one_or_two_periods() -> None:

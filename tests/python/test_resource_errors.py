@@ -11,10 +11,10 @@ import pytest
 from command_line import kvanta
 
 from kvanta import LLM, InputError, ResourceError, cli
-from kvanta.compat_options import ignored_note
-from kvanta.home_folder import kvanta_home
-from kvanta.memory_limits import about_memory, memory_note
-from kvanta.models import resolve_model
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.files.home_folder import kvanta_home
+from kvanta.options.foreign import ignored_note
+from kvanta.terminal.memory_limits import about_memory, memory_note
 
 GIB = 1 << 30
 MEMINFO = f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {4 << 20} kB\n"

@@ -18,8 +18,8 @@ import pytest
 from live_server import LiveServer, error_of, events, live_server
 from test_server_process import LONG, SMALL, serving
 
-from kvanta.server.connections import limited
-from kvanta.server.hosts import AllowedHosts
+from kvanta.server.http.connections import limited
+from kvanta.server.http.hosts import AllowedHosts
 
 HALF = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-"
 

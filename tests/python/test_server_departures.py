@@ -12,9 +12,9 @@ import pytest
 from live_server import LiveServer, leave_when_computing, live_server, wait_until_idle
 
 from kvanta import SamplingParams
-from kvanta.generation import Generation
-from kvanta.prompts import TokenPrompt
-from kvanta.server.errors import ApiError
+from kvanta.engine.generation import Generation
+from kvanta.server.http.errors import ApiError
+from kvanta.text.prompts import TokenPrompt
 
 PROMPT = "Once upon a time"
 

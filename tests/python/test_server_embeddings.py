@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvanta import LLM, PoolingParams
-from kvanta.server import pooling_api
-from kvanta.server.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
-from kvanta.server.request_fields import IGNORED, POOLING_REFUSED, REFUSED
+from kvanta.server.openai import pooling_api
+from kvanta.server.requests.pooling_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
+from kvanta.server.requests.request_fields import IGNORED, POOLING_REFUSED, REFUSED
 
 TEXTS = ["Once upon a time", "Lily had a cat.", "The dog was big and red."]
 QUERY = "Lily had a dog."

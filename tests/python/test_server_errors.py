@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from live_server import LiveServer, error_of, events, live_server
 
+from kvanta.engine.generation import Generation
 from kvanta.errors import QueueFullError
-from kvanta.generation import Generation
-from kvanta.server.errors import ApiError
+from kvanta.server.http.errors import ApiError
 
 CHAT = [{"role": "user", "content": "Lily"}]
 

@@ -11,7 +11,7 @@ import pytest
 from live_server import LiveServer, error_of, live_server
 
 from kvanta import InputError
-from kvanta.structured_output import GrammarCompiler
+from kvanta.constraints.structured_output import GrammarCompiler
 
 SHORT = {"prompt": "a", "max_tokens": 4, "temperature": 0}
 
@@ -38,7 +38,9 @@ def test_nobody_waits_for_the_grammar_of_another(server: LiveServer, monkeypatch
             assert server.post("/v1/completions", **SHORT, guided_regex="quick").status_code == 200
             more = [clients.submit(server.post, "/v1/completions", **SHORT, guided_regex=f"slow{i}") for i in range(4)]
             long_prompt = "a b " * 250
-            monkeypatch.setattr("kvanta.server.service._AT_ONCE", 100)  # longer prompts are tokenized by other threads
+            monkeypatch.setattr(
+                "kvanta.server.jobs.service._AT_ONCE", 100
+            )  # longer prompts are tokenized by other threads
             assert server.post("/tokenize", prompt=long_prompt).status_code == 200
             assert server.post("/v1/completions", **{**SHORT, "prompt": "a " * 200}).status_code == 200
         finally:

@@ -13,9 +13,9 @@ import pytest
 from live_server import LiveServer, live_server
 from loop_work import loop_work
 
-from kvanta.server.errors import json_bytes
-from kvanta.server.generation_job import GenerationJob
-from kvanta.server.time_slices import discard, json_pieces
+from kvanta.server.http.errors import json_bytes
+from kvanta.server.http.time_slices import discard, json_pieces
+from kvanta.server.jobs.generation_job import GenerationJob
 
 LONGEST_BODY = "[" + ",".join(["7"] * 300_000) + "]"
 """Takes as long to read as any body that the server accepts (time_slices.py)."""

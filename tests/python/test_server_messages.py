@@ -13,9 +13,9 @@ import pytest
 from anthropic.types import MessageParam
 from live_server import LiveServer, live_server
 
-from kvanta.server.answer import AnswerShape
-from kvanta.server.errors import ApiError
-from kvanta.server.messages_request import MessagesRequest
+from kvanta.parsers.answer import AnswerShape
+from kvanta.server.anthropic.messages_request import MessagesRequest
+from kvanta.server.http.errors import ApiError
 
 CHAT: list[MessageParam] = [{"role": "user", "content": "Lily"}]
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
@@ -247,7 +247,7 @@ def test_an_error_ends_a_stream(client: anthropic.Anthropic, monkeypatch: pytest
             yield
         raise ApiError(504, "too late", code="request_timeout")
 
-    monkeypatch.setattr("kvanta.server.generation_job.GenerationJob.deltas", fail)
+    monkeypatch.setattr("kvanta.server.jobs.generation_job.GenerationJob.deltas", fail)
     with (
         pytest.raises(anthropic.APIStatusError, match="too late"),
         client.messages.stream(model="tiny", messages=CHAT, max_tokens=2) as stream,

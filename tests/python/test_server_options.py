@@ -16,7 +16,7 @@ from kvanta import server as server_package
 from kvanta.cli.arguments import given_options
 from kvanta.cli.serve import parser
 from kvanta.server.app import add_page
-from kvanta.server.hosts import AllowedHosts
+from kvanta.server.http.hosts import AllowedHosts
 from kvanta.server.options import OPTIONS, read_options
 from kvanta.server.run import allowed_hosts
 

@@ -12,8 +12,8 @@ import openai
 import pytest
 from live_server import LiveServer, live_server, wait_until_idle
 
-from kvanta.server.generation_job import GenerationJob
-from kvanta.server.idle_timer import IdleTimer
+from kvanta.server.http.idle_timer import IdleTimer
+from kvanta.server.jobs.generation_job import GenerationJob
 
 PINGS = 3
 CHAT = [{"role": "user", "content": "Lily"}]
@@ -61,7 +61,7 @@ class FakeLoop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
     fake = FakeLoop()
-    monkeypatch.setattr("kvanta.server.idle_timer.asyncio.get_running_loop", lambda: fake)
+    monkeypatch.setattr("kvanta.server.http.idle_timer.asyncio.get_running_loop", lambda: fake)
     return fake
 
 

@@ -23,15 +23,15 @@ from live_server import events
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvanta import InputError, SamplingParams
+from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.cli import main
 from kvanta.cli.arguments import engine_arguments, given_options, model_of
 from kvanta.cli.serve import parser
-from kvanta.generation import Generation
-from kvanta.loaded_model import LoadedModel
-from kvanta.models import SHIPPED
-from kvanta.prompts import read_prompt
+from kvanta.engine.generation import Generation
+from kvanta.engine.loaded_model import LoadedModel
 from kvanta.server.options import OPTIONS, read_options
 from kvanta.server.run import _banner, load
+from kvanta.text.prompts import read_prompt
 
 COMMAND = [sys.executable, "-m", "kvanta", "serve"]
 SMALL = ["--port", "0", "--threads", "1", "--kv-cache-memory-bytes", "8MiB"]

@@ -12,9 +12,9 @@ from live_server import LiveServer, error_of, live_server
 from openai.types.responses import FunctionToolParam, ResponseInputParam, ResponseStreamEvent
 from pydantic import BaseModel, ConfigDict
 
-from kvanta.server.answer import AnswerShape
-from kvanta.server.errors import ApiError
-from kvanta.server.responses_request import ResponsesRequest
+from kvanta.parsers.answer import AnswerShape
+from kvanta.server.http.errors import ApiError
+from kvanta.server.openai.responses_request import ResponsesRequest
 
 PAINT: FunctionToolParam = {
     "type": "function",
@@ -226,7 +226,7 @@ def test_an_error_ends_a_stream(server: LiveServer, monkeypatch: pytest.MonkeyPa
             yield
         raise ApiError(504, "too late", code="request_timeout")
 
-    monkeypatch.setattr("kvanta.server.generation_job.GenerationJob.deltas", fail)
+    monkeypatch.setattr("kvanta.server.jobs.generation_job.GenerationJob.deltas", fail)
     response = server.post("/v1/responses", input="Lily", stream=True)
     *_, name, data = response.text.split("\n")[:-2]
     assert name == "event: response.failed"

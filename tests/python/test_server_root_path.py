@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message
 
-from kvanta.server.access import OPEN_PATHS, OPEN_PREFIX, AccessControl
+from kvanta.server.http.access import OPEN_PATHS, OPEN_PREFIX, AccessControl
 
 KEY = {"Authorization": "Bearer secret"}
 BODY = {"prompt": "a", "max_tokens": 1}

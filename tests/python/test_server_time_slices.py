@@ -14,9 +14,9 @@ import pytest
 from live_server import LiveServer, error_of, events, live_server
 
 from kvanta import _core
-from kvanta.json_file import finite_values
-from kvanta.server.errors import json_bytes
-from kvanta.server.time_slices import BodyReader, _pieces, json_pieces, large_json_bytes
+from kvanta.files.json_file import finite_values
+from kvanta.server.http.errors import json_bytes
+from kvanta.server.http.time_slices import BodyReader, _pieces, json_pieces, large_json_bytes
 
 MOST_SECONDS = 5  # the machine that tests run on may be busy
 """Longest time between two answers to /ping. The work of each request on the event loop itself would take longer, or is
@@ -113,7 +113,7 @@ def test_stop_strings_at_their_limits(server: LiveServer) -> None:
 
 def test_nothing_large_is_done_on_the_event_loop(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of log-probabilities that are named on the event loop's thread, per turn: few."""
-    from kvanta import generation
+    from kvanta.engine import generation
 
     loop_thread = server.on_loop(threading.get_ident)
     named: Any = vars(generation)["add_logprobs"]
@@ -202,7 +202,7 @@ def test_bodies_that_cannot_be_read(server: LiveServer, body: bytes, reason: str
 
 
 def test_large_fields_are_checked_by_another_thread(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvanta.server import structured
+    from kvanta.server.requests import structured
 
     loop_thread = server.on_loop(threading.get_ident)
     threads: list[int] = []

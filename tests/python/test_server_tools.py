@@ -12,10 +12,10 @@ import pytest
 from live_server import LiveServer, live_server
 
 from kvanta.errors import InputError
-from kvanta.server.call_reader import CallReader, Found
+from kvanta.parsers.call_reader import CallReader, Found
+from kvanta.parsers.tool_calls import PARSERS, NamedCall, RequiredCalls, parser_name, rest_of
+from kvanta.parsers.tools import Tools
 from kvanta.server.options import read_options
-from kvanta.server.tool_calls import PARSERS, NamedCall, RequiredCalls, parser_name, rest_of
-from kvanta.server.tools import Tools
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from live_server import LiveServer, live_server
 
-from kvanta.embedding import Embedding
-from kvanta.generation import Generation
+from kvanta.engine.embedding import Embedding
+from kvanta.engine.generation import Generation
 
 USER = {"role": "user", "content": "a"}
 SHORT = {"max_tokens": 1}

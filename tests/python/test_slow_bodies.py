@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from kvanta.server.access import AccessControl
-from kvanta.server.errors import ApiError, error_response
+from kvanta.server.http.access import AccessControl
+from kvanta.server.http.errors import ApiError, error_response
 
 LIMIT = 4 << 20
 

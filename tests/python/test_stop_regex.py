@@ -11,7 +11,7 @@ from live_server import LiveServer, error_of, events, live_server
 from stories import GREEDY, PROMPT
 
 from kvanta import LLM, InputError
-from kvanta.stop_regex import StopPatterns
+from kvanta.constraints.stop_regex import StopPatterns
 
 TEXT = "Preis: 12 €, danach 345 Euro.\nEnde"
 

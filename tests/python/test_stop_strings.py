@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvanta import InputError, SamplingParams
-from kvanta.sampling_params import MAX_STOPS
-from kvanta.stop_strings import StopAutomaton, StopStrings
+from kvanta.params.sampling_params import MAX_STOPS
+from kvanta.text.stop_strings import StopAutomaton, StopStrings
 
 letters = st.text("ab", max_size=12)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from live_server import LiveServer, error_of, live_server
 
+from kvanta.constraints.structural_tag import lark_grammar
 from kvanta.errors import InputError
-from kvanta.server import call_tags
-from kvanta.server.call_tags import constrain_calls
-from kvanta.server.tool_calls import PARSERS, rest_of
-from kvanta.server.tools import Tools
-from kvanta.structural_tag import Json, StructuralTag, Tag, lark_grammar
-from kvanta.structured_output import StructuredOutputsParams
+from kvanta.params.structural_tag import Json, StructuralTag, Tag
+from kvanta.params.structured_outputs import StructuredOutputsParams
+from kvanta.parsers import call_tags
+from kvanta.parsers.call_tags import constrain_calls
+from kvanta.parsers.tool_calls import PARSERS, rest_of
+from kvanta.parsers.tools import Tools
 
 llguidance = pytest.importorskip("llguidance")
 

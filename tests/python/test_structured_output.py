@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams, _core, structured_output
-from kvanta.structured_output import GrammarCompiler, fill_masks
+from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams, _core
+from kvanta.constraints import structured_output
+from kvanta.constraints.structured_output import GrammarCompiler, fill_masks
 
 PROMPT = "Once upon a time"
 PERSON: dict[str, Any] = {

@@ -10,8 +10,8 @@ import jinja2
 import pytest
 
 from kvanta import InputError
-from kvanta.chat_template import ChatTemplate
-from kvanta.models import SHIPPED
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.text.chat_template import ChatTemplate
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,9 +11,9 @@ from live_server import LiveServer, error_of, live_server
 from stories import PROMPT
 
 from kvanta import LLM, InputError, SamplingParams
-from kvanta.server.harmony import FINAL, MARKS, HarmonyReader
-from kvanta.thinking_budget import Thinking, ThinkingBudget, thinking_of_vocabulary
-from kvanta.token_mask import TokenMask
+from kvanta.constraints.thinking_budget import Thinking, ThinkingBudget, thinking_of_vocabulary
+from kvanta.constraints.token_mask import TokenMask
+from kvanta.parsers.harmony import FINAL, MARKS, HarmonyReader
 
 WORDS = ["a", "b", "<think>", "</think>", *MARKS, "assistant", "analysis", "final"]
 CHAT = [{"role": "user", "content": "Where is Lily?"}]

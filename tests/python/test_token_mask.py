@@ -12,8 +12,8 @@ from live_server import error_of, live_server
 from stories import GREEDY, PROMPT
 
 from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams
-from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
-from kvanta.token_mask import TokenMask, bad_word_tokens
+from kvanta.constraints.reasoning_gate import GatedMatcher, ReasoningGate
+from kvanta.constraints.token_mask import TokenMask, bad_word_tokens
 
 
 def allowed(mask: TokenMask, vocab: int) -> set[int]:

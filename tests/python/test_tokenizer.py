@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_detokenize import TORTURE
 
 from kvanta import InputError
-from kvanta.models import SHIPPED
-from kvanta.tokenizer import Tokenizer
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.text.tokenizer import Tokenizer
 
 STORIES = Tokenizer(SHIPPED / "stories260k")
 

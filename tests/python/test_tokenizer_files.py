@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from test_detokenize import TORTURE
 
 from kvanta import LLM, InputError, SamplingParams
-from kvanta.detokenize import byte_level_alphabet
-from kvanta.models import SHIPPED
-from kvanta.tokenizer import Tokenizer
-from kvanta.tokenizer_files import tiktoken as tiktoken_files
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.text.detokenize import byte_level_alphabet
+from kvanta.text.tokenizer import Tokenizer
+from kvanta.text.tokenizer_files import tiktoken as tiktoken_files
 
 CORPUS = [
     "Once upon a time there was a little girl. She said: \"I'll go!\" and they'd gone.\n",

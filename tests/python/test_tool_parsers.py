@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvanta.server import messages_api
-from kvanta.server.call_reader import CallReader, Found
-from kvanta.server.text_buffer import JsonEnd, TextBuffer, overlap
-from kvanta.server.tool_calls import PARSERS
+from kvanta.parsers.call_reader import CallReader, Found
+from kvanta.parsers.text_buffer import JsonEnd, TextBuffer, overlap
+from kvanta.parsers.tool_calls import PARSERS
+from kvanta.server.anthropic import messages_api
 
 SCHEMAS = {
     "paint": {

@@ -37,6 +37,14 @@ def tree(tmp_path: Path) -> Path:
     write(tmp_path, "src/base/text.h", "")
     write(tmp_path, "src/kernels/cuda/device.cc", "#include <cuda_runtime.h>\n")
     write(tmp_path, "src/engine/loop.cc", '#include "kvanta/engine.h"\n#include "base/text.h"\n')
+    write(tmp_path, "python/kvanta/LAYERS", "# low\nerrors\ntext    words\nserver/http\n__init__\nserver\n")
+    write(tmp_path, "python/kvanta/__init__.py", "from kvanta.errors import InputError\n")
+    write(tmp_path, "python/kvanta/errors.py", "from kvanta import _core\n")
+    write(tmp_path, "python/kvanta/text/__init__.py", "")
+    write(tmp_path, "python/kvanta/text/words.py", "from kvanta import errors\n")
+    write(tmp_path, "python/kvanta/server/__init__.py", "import kvanta\nfrom kvanta.server.http import access\n")
+    write(tmp_path, "python/kvanta/server/http/__init__.py", "")
+    write(tmp_path, "python/kvanta/server/http/access.py", "from kvanta.text.words import one\n")
     return tmp_path
 
 
@@ -57,6 +65,10 @@ def test_layers_accepts_a_clean_tree(tree: Path) -> None:
         ("src/kernels/attention/cuda/rows.h", "  std::copy_n(from, 4, to);\n", "copies nothing in device code"),
         ("include/kvanta/extra.h", "", "has no layer"),
         ("src/utils/text.h", "", "has no layer"),
+        ("python/kvanta/errors.py", "from kvanta.text.words import one\n", "imports kvanta.text.words of the higher"),
+        ("python/kvanta/text/more.py", "def f():\n    import kvanta.server\n", "more.py:2: layer 'text' imports"),
+        ("python/kvanta/server/http/more.py", "from kvanta.server import app\n", "imports kvanta.server of the higher"),
+        ("python/kvanta/other/more.py", "", "has no layer"),
     ],
 )
 def test_layers_finds(tree: Path, path: str, text: str, message: str) -> None:
@@ -66,6 +78,19 @@ def test_layers_finds(tree: Path, path: str, text: str, message: str) -> None:
     assert status == 1
     assert path in output
     assert message in output
+
+
+def test_layers_finds_modules_that_import_each_other(tree: Path) -> None:
+    write(tree, "python/kvanta/text/one.py", "from kvanta.text import two\n")
+    write(tree, "python/kvanta/text/two.py", "def f():\n    from kvanta.text.one import g\n")
+    status, output = run("check_layers.py", tree)
+    assert status == 1
+    assert "import each other: kvanta.text.one -> kvanta.text.two -> kvanta.text.one" in output
+
+
+def test_layers_finds_a_layer_without_files(tree: Path) -> None:
+    write(tree, "python/kvanta/LAYERS", "missing\n" + (tree / "python/kvanta/LAYERS").read_text())
+    assert "python/kvanta/LAYERS: missing does not exist" in run("check_layers.py", tree)[1]
 
 
 def test_layers_finds_a_missing_public_header(tree: Path) -> None:
@@ -178,7 +203,7 @@ def names(tmp_path: Path) -> Path:
     write(tmp_path, "tools/renamed_names.txt", "\n".join(lines))
     write(tmp_path, "tools/prose_crutches.txt", "# list\nleft behind\nbehind -> after\nthat (is|are) none -> not one\n")
     write(tmp_path, "src/cache/page_pool.h", "// Pages of one size. Of PageStore, nothing is left.\nint line = 0;\n")
-    write(tmp_path, "python/kvanta/plan.py", '"""Plans."""\n\ntold = most = 1  # how much\n')
+    write(tmp_path, "python/kvanta/fleet/plan.py", '"""Plans."""\n\ntold = most = 1  # how much\n')
     write(tmp_path, "docs/adr/0022-names.md", "before\n<!-- names -->\n<!-- /names -->\nafter\n")
     assert run("check_names.py", "--write", tmp_path)[0] == 0
     return tmp_path

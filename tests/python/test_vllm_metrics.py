@@ -12,9 +12,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvanta import _core
-from kvanta.server.metrics import value_at
+from kvanta.server.jobs.metrics import value_at
+from kvanta.server.jobs.vllm_metrics import NAMES
 from kvanta.server.options import read_options
-from kvanta.server.vllm_metrics import NAMES
 
 # Metrics of LoRA adapters, watermarks, parallel or sleeping engines and transfers of caches are not among them.
 VLLM = """

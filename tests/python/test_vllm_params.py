@@ -15,7 +15,7 @@ from stories import GREEDY, PROMPT
 
 from kvanta import LLM, FlatLogprobs, InputError, RepetitionDetectionParams, SamplingParams
 from kvanta.outputs import CompletionOutput
-from kvanta.repetition import RepetitionDetector
+from kvanta.params.repetition import RepetitionDetector
 
 IDS = [5, 300, 7]
 

@@ -13,7 +13,7 @@ from stories import GREEDY, PROMPT
 from tqdm import tqdm
 
 from kvanta import LLM, BeamSearchParams, InputError, SamplingParams
-from kvanta.compat_options import known_arguments
+from kvanta.options.foreign import known_arguments
 
 CHAT = [{"role": "user", "content": PROMPT}]
 TEMPLATE = "{{ messages[0].content }}"

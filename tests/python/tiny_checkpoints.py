@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta.models import SHIPPED
-from kvanta.safetensors_writer import write_safetensors
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.files.safetensors_writer import write_safetensors
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

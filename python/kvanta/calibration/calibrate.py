@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from kvanta.calibration.query_matrices import QueryMatrices, collect_query_moments, query_matrices
 from kvanta.calibration.scale_methods import LARGEST, METHODS, static_scale
-from kvanta.calibration.statistics import KvStatistics, collect_statistics
+from kvanta.calibration.statistics import KvReader, KvStatistics, collect_statistics
 from kvanta.errors import InputError
-from kvanta.llm import LLM
-from kvanta.prompts import token_list
-from kvanta.values import real_number, whole_number
+from kvanta.params.checks import real_number, whole_number
+from kvanta.text.prompts import token_list
 
 DEFAULT_TEXT = Path(__file__).parent.parent / "texts" / "treasure_island.txt"
 GRANULARITIES = ("tensor", "head")
@@ -73,7 +72,7 @@ class Calibration:
 
 
 def calibrate_query(
-    llm: LLM,
+    llm: KvReader,
     token_ids: Sequence[int] | NDArray[np.integer],
     window: int,
     eigen_channels: bool = True,
@@ -121,7 +120,7 @@ def _outlier_channels(found: KvStatistics, count: int, measure: str) -> NDArray[
 
 
 def calibrate(
-    llm: LLM,
+    llm: KvReader,
     token_ids: Sequence[int] | NDArray[np.integer],
     *,
     window: int | None = None,

@@ -14,10 +14,10 @@ from kvanta import _core
 from kvanta.calibration import modelopt
 from kvanta.calibration.calibrate import Calibration
 from kvanta.errors import InputError, ResourceError, reason_of
-from kvanta.progress import progress_bar
-from kvanta.safetensors_writer import read_tensor_names, write_safetensors
-from kvanta.tokenizer_files.files import read_json
-from kvanta.working_folder import working_folder
+from kvanta.files.safetensors_writer import read_tensor_names, write_safetensors
+from kvanta.files.working_folder import working_folder
+from kvanta.terminal.progress import progress_bar
+from kvanta.text.tokenizer_files.files import read_json
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvanta.calibration.statistics import KvReader
 from kvanta.errors import InputError
-from kvanta.llm import LLM
-from kvanta.progress import progress_bar
+from kvanta.terminal.progress import progress_bar
 
 MIN_TOKENS = 8192
 """Fewer do not determine the second moments of a head of 128 channels well."""
@@ -58,7 +58,7 @@ def context_lengths(window: int, longest: int) -> list[int]:
 
 
 def collect_query_moments(
-    llm: LLM,
+    llm: KvReader,
     token_ids: Sequence[int],
     window: int,
     what: str = "reading keys and queries",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvanta import _core
 from kvanta.calibration.calibrate import Calibration
 from kvanta.errors import InputError, ResourceError, reason_of
-from kvanta.safetensors_writer import write_safetensors
+from kvanta.files.safetensors_writer import write_safetensors
 
 
 def _numbers(values: NDArray[np.float32]) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta.llm import LLM
-from kvanta.progress import progress_bar
+from kvanta import _core
+from kvanta.terminal.progress import progress_bar
 
 
 @dataclass
@@ -50,8 +51,30 @@ class KvStatistics:
         return shares
 
 
+class KvReader(Protocol):
+    """Reads texts through a model on exact pages: an LLM, or an engine's CacheReader."""
+
+    @property
+    def config(self) -> _core.EngineConfig:
+        """The engine's configuration."""
+
+    @property
+    def model_info(self) -> _core.ModelInfo:
+        """Sizes of the model."""
+
+    def kv_statistics(
+        self, token_ids: Sequence[int] | NDArray[Any], key_means: NDArray[np.float32] | None = None
+    ) -> dict[str, Any]:
+        """Fields of KvStatistics."""
+
+    def query_moments(
+        self, token_ids: Sequence[int] | NDArray[Any], weighted: bool = True, context_lengths: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """Fields of QueryMoments."""
+
+
 def collect_statistics(
-    llm: LLM,
+    llm: KvReader,
     token_ids: Sequence[int],
     window: int,
     key_means: NDArray[np.float32] | None = None,

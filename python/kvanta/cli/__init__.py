@@ -49,7 +49,7 @@ def _help() -> str:
 
 def _run(words: Sequence[str]) -> int:
     from kvanta.errors import InputError
-    from kvanta.values import nearest
+    from kvanta.params.checks import nearest
 
     if len(words) > 1 and words[0] == "help":
         words = [*words[1:], "--help"]
@@ -109,7 +109,7 @@ def report_errors(command: Callable[[], int]) -> int:
         print(f"kvanta: error: the output cannot be written: {reason_of(error)}", file=sys.stderr)
         return 1
     except MemoryError:
-        from kvanta.memory_limits import memory_note
+        from kvanta.terminal.memory_limits import memory_note
 
         print(f"kvanta: error: there is not enough memory{memory_note()}", file=sys.stderr)
         return 1

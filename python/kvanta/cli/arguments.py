@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from kvanta.cli.foreign_options import ForeignOption, add_foreign_options, add_neutral_options
 from kvanta.cli.help_page import ALL, Section, ShowHelp, help_page, less_common, sections
-from kvanta.cli.llama_cpp_options import advice
-from kvanta.compat_options import OPPOSITES
-from kvanta.engine_options import OPTIONS
 from kvanta.errors import InputError
-from kvanta.model_options import OPTIONS as MODEL_OPTIONS
-from kvanta.options import GROUPS, Option, flag_of
-from kvanta.sampling_params import SamplingParams, flag_fields
-from kvanta.values import nearest, one_line
+from kvanta.options.engine import OPTIONS
+from kvanta.options.foreign import OPPOSITES
+from kvanta.options.foreign_flags import ForeignOption, add_foreign_options, add_neutral_options
+from kvanta.options.llama_cpp import advice
+from kvanta.options.model import OPTIONS as MODEL_OPTIONS
+from kvanta.options.option import GROUPS, Option, flag_of
+from kvanta.params.checks import nearest, one_line
+from kvanta.params.sampling_params import SamplingParams, flag_fields
 
 _ARGUMENT = "\0"  # marks words like options after "--", which parse_known_intermixed_args would take for options
 
@@ -30,6 +30,8 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=False)
         self._positionals.title = "arguments"
         self._about = dict(GROUPS)
+        self.read_config: Callable[[CommandParser, Sequence[str]], tuple[list[str], str | None]] | None = None
+        """Adds the options of a file to words; returns them, and the file's model."""
         self.add_argument("-h", "--help", action=ShowHelp, dest="common", help="the options that people use")
         self.add_argument("--help-all", action=ShowHelp, dest=ALL, help="every option")
 
@@ -68,10 +70,8 @@ class CommandParser(argparse.ArgumentParser):
                 print(self.help_text(word.partition("=")[2]), end="")
                 self.exit()
         spelled, model = self._spelled(words[:end]), None
-        if "--config" in self._option_string_actions:
-            from kvanta.cli.config_file import with_config
-
-            spelled, model = with_config(self, spelled)
+        if self.read_config is not None:
+            spelled, model = self.read_config(self, spelled)
         self._check_flags(spelled)
         dashes = words[end : end + 1]
         arguments = [_ARGUMENT + word if word.startswith("-") else word for word in words[end + 1 :]]

@@ -9,14 +9,14 @@ from statistics import median
 from typing import Any
 
 from kvanta import _core, attention
-from kvanta.attention_plot import write_plot
 from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
+from kvanta.cli.attention_plot import write_plot
 from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError
-from kvanta.picture import check_picture
-from kvanta.progress import progress_bar
-from kvanta.text_table import human_bytes, render_table
+from kvanta.terminal.pictures import check_picture
+from kvanta.terminal.progress import progress_bar
+from kvanta.terminal.tables import human_bytes, render_table
 
 _DESCRIPTION = """\
 Speed of the attention kernels, every result verified against the reference first. Each row is compared with what this

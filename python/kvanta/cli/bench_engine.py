@@ -6,7 +6,8 @@ import argparse
 import math
 from typing import Any
 
-from kvanta.auto_query import add_query_matrices
+from kvanta.calibration.automatic import add_query_matrices
+from kvanta.checkpoint.resolve import resolve_model
 from kvanta.cli.arguments import (
     CommandParser,
     ListOption,
@@ -18,14 +19,13 @@ from kvanta.cli.arguments import (
     whole_number,
 )
 from kvanta.cli.report import add_json, write_report
-from kvanta.engine_config import engine_config
+from kvanta.engine.config import engine_config
 from kvanta.errors import InputError, ResourceError
 from kvanta.loadgen import report, workload
 from kvanta.loadgen.engine_load import EngineLoad, bench_engine
 from kvanta.loadgen.goodput import Goodput, parse_targets
-from kvanta.models import resolve_model
-from kvanta.progress import progress_bar
-from kvanta.text_table import render_table
+from kvanta.terminal.progress import progress_bar
+from kvanta.terminal.tables import render_table
 
 _DESCRIPTION = """\
 The engine under load: what `kvanta bench serve` measures, without HTTP, tokenizer or another process, and what a step

@@ -13,8 +13,8 @@ from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_n
 from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
-from kvanta.progress import progress_bar
-from kvanta.text_table import render_table
+from kvanta.terminal.progress import progress_bar
+from kvanta.terminal.tables import render_table
 
 _DESCRIPTION = """\
 Speed of linear layers, every result verified against double precision first. Few rows are limited by reading weights

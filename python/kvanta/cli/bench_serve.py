@@ -14,8 +14,8 @@ from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError, ResourceError
 from kvanta.loadgen import plot, report, traces, workload
 from kvanta.loadgen.goodput import Target, parse_targets
-from kvanta.picture import check_picture
-from kvanta.progress import progress_bar
+from kvanta.terminal.pictures import check_picture
+from kvanta.terminal.progress import progress_bar
 
 if TYPE_CHECKING:
     from kvanta.loadgen.bench import Load, ServerOptions
@@ -222,9 +222,9 @@ def _ids(model: str | None) -> tuple[int, ...]:
     """Token ids of common words."""
     if model is None:
         return ()
+    from kvanta.checkpoint.resolve import resolve_model
     from kvanta.loadgen.prompts import WORDS
-    from kvanta.models import resolve_model
-    from kvanta.tokenizer import Tokenizer
+    from kvanta.text.tokenizer import Tokenizer
 
     return tuple(
         sorted(set(Tokenizer(resolve_model(model).path).encode(" " + " ".join(WORDS), add_special_tokens=False)))

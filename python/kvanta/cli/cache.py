@@ -11,8 +11,8 @@ from typing import Any
 from kvanta import _core
 from kvanta.cli.arguments import CommandParser
 from kvanta.cli.report import add_json, write_report
-from kvanta.text_table import human_bytes, render_table
-from kvanta.values import one_line, text
+from kvanta.params.checks import one_line, text
+from kvanta.terminal.tables import human_bytes, render_table
 
 _DESCRIPTION = """\
 The folder of --kv-cache-dir, in which cached prefixes outlive the process.

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kvanta.checkpoint.resolve import resolve_model
 from kvanta.cli.arguments import (
     CommandParser,
     add_engine_options,
@@ -17,9 +18,8 @@ from kvanta.cli.arguments import (
 )
 from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError, reason_of
-from kvanta.models import resolve_model
-from kvanta.scheme_file import read_layer_schemes
-from kvanta.text_table import render_table
+from kvanta.options.scheme_file import read_layer_schemes
+from kvanta.terminal.tables import render_table
 
 _DESCRIPTION = """\
 Static scales for an fp8 cache, matrices for +query and key means for +mean, measured on a text through the model's own

@@ -15,10 +15,10 @@ from kvanta.cli.arguments import (
 )
 from kvanta.cli.help_page import less_common
 from kvanta.llm import LLM
-from kvanta.sampling_params import SamplingParams
-from kvanta.server.reasoning import FORMATS, format_name
-from kvanta.terminal_chat.conversation import Conversation
-from kvanta.terminal_chat.session import ChatSession
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.parsers.reasoning import FORMATS, format_name
+from kvanta.terminal.chat.conversation import Conversation
+from kvanta.terminal.chat.session import ChatSession
 
 # Unless the model's generation_config.json or an option says otherwise. max_tokens: what the context holds.
 _DEFAULTS = {"max_tokens": None, "temperature": 0.7}

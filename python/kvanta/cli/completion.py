@@ -6,13 +6,15 @@ import argparse
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvanta import engine_options, formats, model_options
+from kvanta import formats
 from kvanta.cli import ALIASES, COMMANDS
 from kvanta.cli.arguments import CommandParser
 from kvanta.cli.bench import SUBJECTS
+from kvanta.options import engine as engine_options
+from kvanta.options import model as model_options
+from kvanta.parsers.reasoning import FORMATS
+from kvanta.parsers.tool_calls import PARSERS
 from kvanta.server import options as server_options
-from kvanta.server.reasoning import FORMATS
-from kvanta.server.tool_calls import PARSERS
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 _DESCRIPTION = """\

@@ -10,14 +10,15 @@ from typing import Any
 
 from kvanta.cli.arguments import CommandParser
 from kvanta.errors import InputError, reason_of
-from kvanta.options import flag_of
-from kvanta.values import one_line
+from kvanta.options.option import flag_of
+from kvanta.params.checks import one_line
 
 _MODEL_NAMES = ("model", "model_path", "model_tag")
 
 
 def add_config(parser: CommandParser) -> None:
-    """Adds the option, for --help; `with_config` reads it."""
+    """Adds the option, for --help, and reads its file before other options."""
+    parser.read_config = with_config
     parser.add_argument(
         "--config", metavar="FILE", help="YAML or JSON file with options, which the command line overrides"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from kvanta.cli.arguments import CommandParser
-from kvanta.gguf_convert import convert_gguf
-from kvanta.text_table import human_bytes
+from kvanta.gguf import convert_gguf
+from kvanta.terminal.tables import human_bytes
 
 _DESCRIPTION = """\
 A GGUF file to a folder in Hugging Face layout: weights dequantized to bfloat16, tokenizer and chat template taken

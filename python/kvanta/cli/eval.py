@@ -23,7 +23,6 @@ from kvanta.cli.arguments import (
 )
 from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, output_file, write_json_file, write_report
-from kvanta.engine_options import by_name
 from kvanta.errors import InputError
 from kvanta.evaluate import TASKS, Evaluation, Settings
 from kvanta.evaluate.held_out import against_uniform, line_of
@@ -31,7 +30,8 @@ from kvanta.evaluate.plot import check_plot, write_plot
 from kvanta.evaluate.recommend import parse_conditions, recommend
 from kvanta.evaluate.search import Found, Search, about
 from kvanta.evaluate.table import EvaluationTable
-from kvanta.scheme_file import is_scheme_file, write_scheme_file
+from kvanta.options.engine import by_name
+from kvanta.options.scheme_file import is_scheme_file, write_scheme_file
 
 _EVERY = "all"  # in place of the names of formats
 

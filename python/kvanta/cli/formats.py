@@ -10,7 +10,7 @@ from kvanta import attention, formats
 from kvanta.cli.arguments import CommandParser
 from kvanta.cli.help_page import page_width
 from kvanta.cli.report import add_json, write_report
-from kvanta.text_table import render_table
+from kvanta.terminal.tables import render_table
 
 _REFERENCE = "reference"
 _UNDER = " " * 6  # a description is below its row

@@ -15,15 +15,15 @@ from kvanta.cli.arguments import (
     sampling_arguments,
     swallowed,
 )
-from kvanta.cli.generation_report import GenerationMeter, closing_line
 from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, write_json_file, write_report
 from kvanta.errors import InputError
 from kvanta.llm import LLM
 from kvanta.outputs import RequestOutput
-from kvanta.prompts import TokenPrompt, read_prompt
-from kvanta.sampling_params import SamplingParams
-from kvanta.terminal_chat.markdown import write_answer
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.terminal.chat.generation_report import GenerationMeter, closing_line
+from kvanta.terminal.chat.markdown import write_answer
+from kvanta.text.prompts import TokenPrompt, read_prompt
 
 # Defaults that differ from those of SamplingParams; the model's own count only if --generation-config is given.
 _DEFAULTS = {"max_tokens": 256, "temperature": 0.0}

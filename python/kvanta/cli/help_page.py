@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
-from kvanta.options import GROUPS
+from kvanta.options.option import GROUPS
 
 ALL = "all"
 _WIDTH = 110

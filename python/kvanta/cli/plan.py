@@ -7,6 +7,7 @@ import math
 import textwrap
 from typing import Any
 
+from kvanta.checkpoint.resolve import example_configs
 from kvanta.cli.arguments import (
     CommandParser,
     ListOption,
@@ -20,17 +21,16 @@ from kvanta.cli.arguments import (
 )
 from kvanta.cli.help_page import less_common
 from kvanta.cli.report import add_json, output_file, write_report
-from kvanta.engine_options import by_name
-from kvanta.engine_summary import stored_as
+from kvanta.engine.summary import stored_as
 from kvanta.errors import InputError
+from kvanta.fleet.plan import plan
 from kvanta.fleet.report import DEFAULT_FORMATS, FleetQuestion, costs_by_format, draw_fleet, fleet_text, plan_fleet
 from kvanta.fleet.simulate import ROUTINGS
 from kvanta.loadgen.traces import read_trace
-from kvanta.models import example_configs
-from kvanta.options import parse_bytes
-from kvanta.picture import check_picture
-from kvanta.plan import plan
-from kvanta.text_table import human_bytes, render_table
+from kvanta.options.engine import by_name
+from kvanta.options.option import parse_bytes
+from kvanta.terminal.pictures import check_picture
+from kvanta.terminal.tables import human_bytes, render_table
 
 _DESCRIPTION = f"""\
 How many tokens and users fit in a memory, per cache format: what the engine really allocates, padding included. No

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import ResourceError, reason_of
-from kvanta.json_file import finite_values
+from kvanta.files.json_file import finite_values
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core, attention, formats
-from kvanta.engine_config import engine_config
+from kvanta.checkpoint.resolve import resolve_model
+from kvanta.engine.config import engine_config
 from kvanta.errors import InputError
 from kvanta.llm import LLM
-from kvanta.models import resolve_model
-from kvanta.scheme_file import is_scheme_file
-from kvanta.tokenizer import Tokenizer
+from kvanta.options.scheme_file import is_scheme_file
+from kvanta.text.tokenizer import Tokenizer
 
 _NUMERIC = ("dtype", "weight_dtype", "quantization_param_path", "calculate_kv_scales", "device", "isa")
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvanta.engine_options import by_name
 from kvanta.errors import InputError
 from kvanta.evaluate.divergence_task import DivergenceTask
 from kvanta.evaluate.engine_factory import EngineFactory
@@ -18,8 +17,9 @@ from kvanta.evaluate.reference import Progress
 from kvanta.evaluate.summary import bootstrap_unit
 from kvanta.evaluate.task import Task
 from kvanta.llm import LLM
-from kvanta.progress import progress_bar
-from kvanta.values import whole_number
+from kvanta.options.engine import by_name
+from kvanta.params.checks import whole_number
+from kvanta.terminal.progress import progress_bar
 
 _SEARCH_WINDOW = 1024  # tokens
 TASKS = ("kl", "needle", "generation")

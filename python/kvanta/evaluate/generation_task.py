@@ -10,8 +10,8 @@ from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.reference import Progress, Reference, key_of, save_reference
 from kvanta.evaluate.row_metrics import RowMetrics
 from kvanta.llm import LLM
-from kvanta.sampling_params import SamplingParams
-from kvanta.tokenizer import Tokenizer
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.text.tokenizer import Tokenizer
 
 _CHATS = (
     "Write a long story about a lighthouse keeper who finds a map in a bottle.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvanta.evaluate.summary import paired_difference
-from kvanta.scheme_file import is_scheme_file
+from kvanta.options.scheme_file import is_scheme_file
 
 
 def against_uniform(rows: Mapping[str, Mapping[str, Any]], file: str, budget: float) -> dict[str, Any] | None:

@@ -11,8 +11,8 @@ from kvanta.errors import InputError
 from kvanta.evaluate.passages import read_text
 from kvanta.evaluate.reference import Progress
 from kvanta.llm import LLM
-from kvanta.sampling_params import SamplingParams
-from kvanta.tokenizer import Tokenizer
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.text.tokenizer import Tokenizer
 
 _ANSWER_TOKENS = 24
 _FACTS = (("London", "7413"), ("Paris", "2856"), ("Rome", "9047"), ("Madrid", "5162"))

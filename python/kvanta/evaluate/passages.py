@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvanta.errors import InputError, reason_of
-from kvanta.tokenizer import Tokenizer
+from kvanta.text.tokenizer import Tokenizer
 
 SHIPPED_TEXT = Path(__file__).parents[1] / "texts" / "treasure_island.txt"
 _MIN_TOKENS = 16

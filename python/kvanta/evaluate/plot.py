@@ -8,7 +8,7 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.evaluate.label_layout import place_labels
-from kvanta.picture import check_picture, new_figure, save_figure
+from kvanta.terminal.pictures import check_picture, new_figure, save_figure
 
 _DOT, _FRONT = "#7a8794", "#0b6e99"
 _CROWDED = 16  # formats; the labels of more need a higher picture

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvanta.evaluate.passages import Passage
 from kvanta.llm import LLM
-from kvanta.sampling_params import SamplingParams
+from kvanta.params.sampling_params import SamplingParams
 
 
 def predictions(llm: LLM, passage: Passage) -> Iterator[NDArray[np.float32]]:

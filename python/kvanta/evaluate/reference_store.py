@@ -22,7 +22,7 @@ import numpy as np
 from kvanta.errors import ResourceError, reason_of
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.row_metrics import ReferenceRows
-from kvanta.home_folder import kvanta_home
+from kvanta.files.home_folder import kvanta_home
 
 LAYOUT_VERSION = 1
 MAX_BYTES = 4 * 2**30

@@ -23,8 +23,8 @@ from kvanta.evaluate.layer_divergence import layer_divergences
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.reference import Progress, key_of, make_reference
 from kvanta.evaluate.reference_store import folder_of
-from kvanta.progress import progress_bar
-from kvanta.scheme_file import join_layers
+from kvanta.options.scheme_file import join_layers
+from kvanta.terminal.progress import progress_bar
 
 _SIDES = ("k", "v")
 _EXACT = "bf16"

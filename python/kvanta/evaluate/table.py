@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvanta.text_table import width
+from kvanta.terminal.tables import width
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
-from kvanta.json_file import read_json_file
-from kvanta.values import one_line
+from kvanta.files.json_file import read_json_file
+from kvanta.params.checks import one_line
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.files.json_file import read_json_file
 from kvanta.fleet.costs import ReplicaCosts, read_costs
 from kvanta.fleet.simulate import ROUTINGS, Fleet, replicas_needed, simulate
-from kvanta.json_file import read_json_file
 from kvanta.loadgen.workload import Workload
-from kvanta.picture import new_figure, save_figure
-from kvanta.text_table import human_bytes, render_table
+from kvanta.terminal.pictures import new_figure, save_figure
+from kvanta.terminal.tables import human_bytes, render_table
 
 DEFAULT_FORMATS = ("bf16", "fp8", "int4")
 _COLORS = {"round-robin": "#0b6e99", "prefix-aware": "#e08a1e", "shared-store": "#5a9367"}
@@ -51,7 +51,7 @@ def costs_by_format(file: str, formats: Sequence[str]) -> dict[str, ReplicaCosts
 def plan_fleet(
     plan: Mapping[str, Any], workload: Workload, costs: Mapping[str, ReplicaCosts], question: FleetQuestion
 ) -> dict[str, Any]:
-    """The report. `plan`: kvanta.plan's for one replica's memory. Raises InputError."""
+    """The report. `plan`: kvanta.fleet.plan's for one replica's memory. Raises InputError."""
     longest = max(request.input_tokens + request.output_tokens for request in workload.requests)
     rows: list[dict[str, Any]] = []
     needed: list[dict[str, Any]] = []

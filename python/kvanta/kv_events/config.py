@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvanta.errors import InputError
-from kvanta.values import nearest, one_line, text, truth, whole_number
+from kvanta.params.checks import nearest, one_line, text, truth, whole_number
 
 _PACKAGES = {"zmq": "pyzmq", "msgspec": "msgspec"}
 _PUBLISHERS = ("zmq", "null")

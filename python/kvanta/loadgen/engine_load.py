@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvanta import _core
+from kvanta.engine.ranks import engine_with_ranks
 from kvanta.errors import InputError, KvantaError, QueueFullError
 from kvanta.loadgen.goodput import Goodput
 from kvanta.loadgen.prompts import PromptMaker
@@ -17,7 +18,6 @@ from kvanta.loadgen.records import LoadError, RequestRecord
 from kvanta.loadgen.runner import Clock, run_load
 from kvanta.loadgen.summary import summarize
 from kvanta.loadgen.workload import PlannedRequest, Workload
-from kvanta.ranks import engine_with_ranks
 
 _MAX_OUTPUTS = 256  # taken at once
 # Time of a run by the engine's counters: parts of a step, except the last, which follows the step.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvanta.picture import new_figure, save_figure
+from kvanta.terminal.pictures import new_figure, save_figure
 
 Report = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError, reason_of
-from kvanta.text_table import render_table
+from kvanta.terminal.tables import render_table
 
 _MOST_BYTES = 1 << 26
 _HEADER = ["label", "requests/s", "in flight", "done", "failed", "output tok/s", "all tok/s"]

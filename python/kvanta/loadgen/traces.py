@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from kvanta.errors import InputError, reason_of
 from kvanta.loadgen.workload import MAX_REQUESTS, MAX_TOKENS, PlannedRequest, Workload
-from kvanta.values import one_line
+from kvanta.params.checks import one_line
 
 MOONCAKE_BLOCK = 512
 _LONGEST_LINE = 1 << 20

@@ -13,8 +13,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvanta.compat_options import known_arguments
 from kvanta.errors import InputError
+from kvanta.options.foreign import known_arguments
 from kvanta.server import check_packages
 from kvanta.server.options import OPTIONS, read_options
 

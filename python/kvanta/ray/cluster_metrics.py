@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge
 
-from kvanta.server.metrics import Metrics
+from kvanta.server.jobs.metrics import Metrics
 
 
 class ClusterMetrics:

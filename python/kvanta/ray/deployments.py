@@ -13,10 +13,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvanta import _core
-from kvanta.engine_options import EngineOptions
+from kvanta.constraints.structured_output import ConstraintRecipe, GrammarCompiler
+from kvanta.constraints.token_mask import Matcher
+from kvanta.engine.loaded_model import LoadedModel
 from kvanta.errors import InputError, ResourceError
-from kvanta.generation import ConstraintRecipe
-from kvanta.loaded_model import LoadedModel
+from kvanta.options.engine import EngineOptions
+from kvanta.params.checks import one_line
 from kvanta.ray.autoscaling import DEFAULT_TARGET_OCCUPANCY, ByRequestsAndCache
 from kvanta.ray.engine_replica import EngineReplica
 from kvanta.ray.messages import pack_recipe
@@ -24,11 +26,8 @@ from kvanta.ray.prefix_router import ROUTERS
 from kvanta.ray.replicated_engine import LOST, ReplicatedEngine
 from kvanta.server.app import make_app
 from kvanta.server.application import MAX_QUEUED, cors_of, make_service
-from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.jobs.async_llm import AsyncLLM
 from kvanta.server.options import ServerOptions, read_options
-from kvanta.structured_output import GrammarCompiler
-from kvanta.token_mask import Matcher
-from kvanta.values import one_line
 
 ENGINES, PREFILL = "EngineReplica", "PrefillReplica"
 """Names of the deployments."""

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from kvanta import _core
+from kvanta.calibration.automatic import add_query_matrices
+from kvanta.engine.loaded_model import LoadedModel
 from kvanta.errors import InputError
-from kvanta.loaded_model import LoadedModel
 from kvanta.ray.autoscaling import CACHE_OCCUPANCY
 from kvanta.ray.cluster_metrics import ClusterMetrics
 from kvanta.ray.messages import (
@@ -38,7 +39,9 @@ class EngineReplica:
 
         self._index = PrefixIndex()
         rank = first_rank + serve.get_replica_context().rank.rank
-        self._loaded = LoadedModel(model, arguments, tokenizer, on_kv_events=self._index, rank=rank)
+        self._loaded = LoadedModel(
+            model, arguments, tokenizer, add_matrices=add_query_matrices, on_kv_events=self._index, rank=rank
+        )
         self._engine = self._loaded.engine
         self._settings = {"model": model, "arguments": dict(arguments)}
         self._identity = identity_of(self._engine)

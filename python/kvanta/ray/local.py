@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from kvanta.loaded_model import LoadedModel
+from kvanta.engine.loaded_model import LoadedModel
 from kvanta.server.options import ServerOptions
 
 _log = logging.getLogger("kvanta.server")

@@ -16,8 +16,8 @@ from ray import cloudpickle
 
 import kvanta
 from kvanta import _core
-from kvanta.generation import ConstraintRecipe
-from kvanta.tokenizer import Tokenizer
+from kvanta.constraints.structured_output import ConstraintRecipe
+from kvanta.text.tokenizer import Tokenizer
 
 _TOKENIZER = "tokenizer"
 

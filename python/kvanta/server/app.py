@@ -22,24 +22,24 @@ from starlette.types import ASGIApp, Scope
 
 from kvanta import __version__
 from kvanta.errors import InputError, ResourceError, about
-from kvanta.prompts import token_list
-from kvanta.server import prompts
-from kvanta.server.absent_endpoints import reason_for
-from kvanta.server.access import OPEN_PREFIX, AccessControl, HeadRequests, RequestLog, refuse_web_pages, route_path
-from kvanta.server.admission import AdmissionLimiter
-from kvanta.server.chat import ChatResponse
-from kvanta.server.completions import CompletionResponse
-from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
-from kvanta.server.messages_api import add_messages, anthropic_model, anthropic_models, wants_anthropic
-from kvanta.server.pooling_api import add_pooling
-from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from kvanta.server.responses_api import add_responses
-from kvanta.server.schema import describe
-from kvanta.server.service import Service
-from kvanta.server.sglang_router import sglang_router
-from kvanta.server.time_slices import BodyReader, large_json_bytes
-from kvanta.server.translated import renamed_errors
-from kvanta.values import one_line
+from kvanta.params.checks import one_line
+from kvanta.server.anthropic.messages_api import add_messages, anthropic_model, anthropic_models, wants_anthropic
+from kvanta.server.http.absent_endpoints import reason_for
+from kvanta.server.http.access import OPEN_PREFIX, AccessControl, HeadRequests, RequestLog, refuse_web_pages, route_path
+from kvanta.server.http.admission import AdmissionLimiter
+from kvanta.server.http.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
+from kvanta.server.http.time_slices import BodyReader, large_json_bytes
+from kvanta.server.jobs.service import Service
+from kvanta.server.openai.chat import ChatResponse
+from kvanta.server.openai.completions import CompletionResponse
+from kvanta.server.openai.pooling_api import add_pooling
+from kvanta.server.openai.responses_api import add_responses
+from kvanta.server.openai.schema import describe
+from kvanta.server.requests import prompts
+from kvanta.server.requests.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from kvanta.server.requests.translated import renamed_errors
+from kvanta.server.sglang.router import sglang_router
+from kvanta.text.prompts import token_list
 
 _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {

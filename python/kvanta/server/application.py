@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kvanta.server.app import cors_arguments
-from kvanta.server.async_llm import AsyncLLM
-from kvanta.server.hosts import AllowedHosts
+from kvanta.server.http.hosts import AllowedHosts
+from kvanta.server.jobs.async_llm import AsyncLLM
+from kvanta.server.jobs.service import Service
 from kvanta.server.options import ServerOptions
-from kvanta.server.service import Service
 
 MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 

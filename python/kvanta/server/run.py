@@ -18,20 +18,21 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from kvanta.engine_options import EngineOptions
+from kvanta.calibration.automatic import add_query_matrices
+from kvanta.engine.loaded_model import LoadedModel, node_config
+from kvanta.engine.ranks import serve_node
 from kvanta.errors import InputError, ResourceError, reason_of
-from kvanta.loaded_model import LoadedModel, node_config
-from kvanta.ranks import serve_node
+from kvanta.options.engine import EngineOptions
+from kvanta.params.checks import one_line
+from kvanta.parsers.reasoning import HARMONY
 from kvanta.server.app import make_app
 from kvanta.server.application import MAX_QUEUED, cors_of, make_service
-from kvanta.server.async_llm import AsyncLLM
-from kvanta.server.connections import MAX_HEADER_BYTES, limited
-from kvanta.server.hosts import AllowedHosts, is_loopback
-from kvanta.server.idle_collection import IdleCollector, frozen_start
+from kvanta.server.http.connections import MAX_HEADER_BYTES, limited
+from kvanta.server.http.hosts import AllowedHosts, is_loopback
+from kvanta.server.http.idle_collection import IdleCollector, frozen_start
+from kvanta.server.jobs.async_llm import AsyncLLM
+from kvanta.server.jobs.service import Service
 from kvanta.server.options import ServerOptions
-from kvanta.server.reasoning import HARMONY
-from kvanta.server.service import Service
-from kvanta.values import one_line
 
 _log = logging.getLogger("kvanta.server")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -51,7 +52,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
     _set_up_log(options.log_level)
     if (node_rank := EngineOptions.read(arguments).node_rank or 0) > 0:
         _log.info("node %d: waiting for node 0", node_rank)
-        return serve_node(node_config(model, arguments))
+        return serve_node(node_config(model, arguments, add_query_matrices))
     _check_certificate(options)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(_bind(options)))
@@ -271,7 +272,13 @@ def _cannot_listen(options: ServerOptions, error: OSError) -> ResourceError:
 
 def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> LoadedModel:
     """Loads the model with the tokenizer and chat template of the options; oddities are logged."""
-    loaded = LoadedModel(model, arguments, options.tokenizer or None, options.chat_template or None)
+    loaded = LoadedModel(
+        model,
+        arguments,
+        options.tokenizer or None,
+        options.chat_template or None,
+        add_matrices=add_query_matrices,
+    )
     vocab = int(loaded.engine.info.vocab)
     if len(loaded.tokenizer) > vocab:
         _log.warning(

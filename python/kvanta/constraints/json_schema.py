@@ -1,0 +1,172 @@
+"""JSON schemas before they become grammars: objects are closed, and OpenAI's strict mode is checked.
+
+A model that may add properties often does not end: vLLM's and SGLang's parsers allow none by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.params.checks import one_line
+
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # names -> schemas
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "if", "then", "else", "not", "propertyNames")
+# Parts that describe the same value as the schema that has them, so that none may forbid the others' properties.
+_COMBINED = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "$ref")
+_OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+_NOT_STRICT = (
+    *("allOf", "oneOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else", "patternProperties"),
+)
+
+
+def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with `additionalProperties: false` in every object that lists properties and does not say otherwise.
+
+    Objects that several schemas describe together (allOf; properties next to $ref or anyOf) stay open, unless the one
+    that has the parts lists every property of theirs.
+    """
+    closed: dict[str, Any] = _Closer(schema).close(schema, alone=True)
+    return closed
+
+
+class _Closer:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._names: dict[int, set[str]] = {}  # by id of a schema: root keeps them alive
+        self._shared: dict[int, Mapping[str, Any]] = {}
+        """Schemas that must not be closed, because another one combines them with further ones."""
+        for schema in _schemas(root):
+            if self._combines_several(schema):
+                for part in self._combined(schema):
+                    self._add_behind(part, self._shared)
+
+    def close(self, schema: Any, *, alone: bool) -> Any:
+        """`alone`: no other schema describes the same value."""
+        if not isinstance(schema, Mapping):
+            return schema
+        alone = alone and id(schema) not in self._shared
+        closed: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in _NAMED and isinstance(value, Mapping):
+                closed[key] = {name: self.close(each, alone=key != "dependentSchemas") for name, each in value.items()}
+            elif key in _LISTS and isinstance(value, list):
+                closed[key] = [self.close(each, alone=alone or key == "prefixItems") for each in value]
+            elif key in _SINGLE:
+                closed[key] = self.close(value, alone=key in ("items", "additionalItems", "additionalProperties"))
+            else:
+                closed[key] = value
+        properties = schema.get("properties")
+        if (
+            alone
+            and isinstance(properties, Mapping)
+            and not any(key in schema for key in _OPEN)
+            and all(self._names_of(part) <= properties.keys() for part in self._combined(schema))
+        ):
+            closed["additionalProperties"] = False
+        return closed
+
+    @staticmethod
+    def _combines_several(schema: Mapping[str, Any]) -> bool:
+        if any(key in schema for key in ("properties", "if", "then", "else", "not", "dependentSchemas")):
+            return True
+        every = schema.get("allOf")
+        return sum(key in schema for key in _COMBINED) > 1 or (isinstance(every, list) and len(every) > 1)
+
+    def _combined(self, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """The parts of a schema that describe the same value, with what it refers to."""
+        for key in _COMBINED:
+            part = schema.get(key)
+            if key == "$ref":
+                part = referenced(self._root, part)
+            several = part.values() if key == "dependentSchemas" and isinstance(part, Mapping) else part
+            for each in several if isinstance(several, list | ValuesView) else [several]:
+                if isinstance(each, Mapping):
+                    yield each
+
+    def _add_behind(self, schema: Mapping[str, Any], found: dict[int, Mapping[str, Any]]) -> None:
+        """Adds a schema, and those that it combines or refers to, by id."""
+        if id(schema) not in found:
+            found[id(schema)] = schema
+            for part in self._combined(schema):
+                self._add_behind(part, found)
+
+    def _names_of(self, schema: Mapping[str, Any]) -> set[str]:
+        """Every property that a schema, or what it refers to, lists for the value itself."""
+        names = self._names.get(id(schema))
+        if names is None:
+            found: dict[int, Mapping[str, Any]] = {}
+            self._add_behind(schema, found)
+            listed = (each["properties"] for each in found.values() if isinstance(each.get("properties"), Mapping))
+            names = self._names[id(schema)] = {name for properties in listed for name in properties}
+        return names
+
+
+def referenced(root: Mapping[str, Any], reference: Any) -> Any:
+    """The schema that a reference within the document points to; None if there is none."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in reference[1:].split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping) and name in place:
+            place = place[name]
+        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        else:
+            return None
+    return place
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and all within it."""
+    if not isinstance(schema, Mapping):
+        return
+    yield schema
+    for _, part in _parts(schema):
+        yield from _schemas(part)
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas directly within one, each with its place."""
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", each) for name, each in value.items())
+        elif key in _LISTS and isinstance(value, list):
+            yield from ((f"{key}.{index}", each) for index, each in enumerate(value))
+        elif key in _SINGLE:
+            yield key, value
+
+
+def check_strict(schema: Any, what: str) -> None:
+    """Raises InputError, which begins with `what`, unless the schema is one that OpenAI's `strict: true` allows."""
+    if not isinstance(schema, Mapping):
+        raise InputError(f"{what}: strict needs a JSON schema, got {one_line(schema)}")
+    if "anyOf" in schema:
+        raise InputError(f"{what}: the root of a strict schema must be an object, and has anyOf")
+    if schema.get("type") != "object" and "$ref" not in schema:
+        raise InputError(f"{what}: the root of a strict schema must have the type 'object'")
+    _check_strict(schema, what, "the root")
+
+
+def _check_strict(schema: Mapping[str, Any], what: str, where: str) -> None:
+    for key in _NOT_STRICT:
+        if key in schema:
+            raise InputError(f"{what}: {key} of {where} is not allowed with strict")
+    kinds: Sequence[Any] = schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")]
+    if "object" in kinds or "properties" in schema:
+        if schema.get("additionalProperties") is not False:
+            raise InputError(f"{what}: with strict, {where} needs additionalProperties: false")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        names = list(properties) if isinstance(properties, Mapping) else []
+        listed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        missing = [name for name in names if name not in listed]
+        if missing:
+            raise InputError(
+                f"{what}: with strict, required of {where} must have every property, and lacks {one_line(missing[0])}"
+            )
+    for place, part in _parts(schema):
+        if isinstance(part, Mapping):
+            _check_strict(part, what, place if where == "the root" else f"{where}.{place}")

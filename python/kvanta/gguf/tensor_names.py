@@ -1,0 +1,92 @@
+"""The modules of an architecture in GGUF, and the sizes that config.json requires."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kvanta.gguf.layer_tables import BY_MODEL_TYPE, TOP, TOP_OF_LAYER_INPUTS
+from kvanta.gguf.tensor_table import Module, parse_table
+
+BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias|scale))?")
+# No weights: config.json has what they say.
+IGNORED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+
+
+def modules_of(model_type: str) -> dict[str, Module]:
+    """The modules of a layer."""
+    return parse_table(BY_MODEL_TYPE[model_type])
+
+
+def top_modules(model_type: str) -> dict[str, Module]:
+    """The modules of no layer."""
+    return parse_table(TOP + (TOP_OF_LAYER_INPUTS if model_type == "gemma4_text" else ""))
+
+
+def sizes_by_layer(config: Mapping[str, Any]) -> list[dict[str, int]]:
+    """`sizes` of each layer: heads and MLPs need not be those of all."""
+    layers, shared = config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
+    wide = 2 if config.get("use_double_wide_mlp") else 1
+    by_layer = config.get("per_layer_config", {})
+    result = []
+    for layer in range(layers):
+        width = config["intermediate_size"] * (wide if layer >= layers - shared else 1)
+        result.append(sizes({**config, "intermediate_size": width, **by_layer.get(str(layer), {})}))
+    return result
+
+
+def sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """The numbers that the letters in tables stand for."""
+    get = config.get
+    heads, head_dim = config["num_attention_heads"], config["head_dim"]
+    nope, rope, rank = get("qk_nope_head_dim", 0), get("qk_rope_head_dim", 0), get("kv_lora_rank", 0)
+    value = get("v_head_dim", 0)
+    experts = next((get(key) for key in _EXPERT_COUNTS if get(key)), 0)
+    expert = get("moe_intermediate_size") or config["intermediate_size"]
+    shared = get("shared_expert_intermediate_size") or get("shared_intermediate_size")
+    shared = shared or sum(get(key, 0) for key in _SHARED_COUNTS) * expert
+    q, k = heads * head_dim, config["num_key_value_heads"] * head_dim
+    ffn = get("intermediate_size_mlp") or config["intermediate_size"]
+    linear_heads, linear_dim = get("linear_num_value_heads", 0), get("linear_value_head_dim", 0)
+    values = linear_heads * linear_dim
+    channels = 2 * get("linear_num_key_heads", 0) * get("linear_key_head_dim", 0) + values
+    return {
+        "h": config["hidden_size"],
+        "v": config["vocab_size"],
+        "d": head_dim,
+        "H": heads,
+        "Hk": config["num_key_value_heads"],
+        "q": q,
+        "2q": 2 * q,
+        "k": k,
+        "qkv": q + 2 * k,
+        "f": ffn,
+        "2f": 2 * ffn,
+        "E": experts,
+        "e": expert,
+        "2e": 2 * expert,
+        "s": shared,
+        "1": 1,
+        "r": rank,
+        "a": get("q_lora_rank") or 0,
+        "n": nope,
+        "w": value,
+        "ra": rank + rope,
+        "qm": heads * (nope + rope),
+        "kvm": heads * (nope + value),
+        "om": heads * value,
+        "lH": linear_heads,
+        "2lH": 2 * linear_heads,
+        "lw": linear_dim,
+        "lv": values,
+        "lc": channels,
+        "lc+lv": channels + values,
+        "lt": get("linear_conv_kernel_dim", 0),
+        "p": get("hidden_size_per_layer_input") or 0,
+        "Lp": config["num_hidden_layers"] * (get("hidden_size_per_layer_input") or 0),
+    }

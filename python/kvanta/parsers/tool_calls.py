@@ -1,0 +1,240 @@
+"""Syntaxes of tool calls: `--tool-call-parser`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.parsers.call_reader import JSON_READER, CallReader, Found, TextReader
+from kvanta.parsers.gemma_calls import Gemma4Calls
+from kvanta.parsers.harmony import HarmonyReader
+from kvanta.parsers.mistral_calls import MistralCalls
+from kvanta.parsers.section_calls import DeepSeekV3Calls, DeepSeekV31Calls, KimiK2Calls
+from kvanta.parsers.text_buffer import overlap
+from kvanta.parsers.tools import Tools
+from kvanta.parsers.xml_calls import Glm45Calls, QwenCoderCalls
+
+
+class HermesCalls(CallReader):
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a list of such objects, amid text."""
+
+    _BEGIN, _END = "<tool_call>", "</tool_call>"
+    marks = (_BEGIN, _END)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._held = ""
+        self._inside = False
+
+    def take(self, text: str) -> Found:
+        """A call when its end has come."""
+        found = Found()
+        seen = max(0, len(self._held) - len(self._END))  # searched before, but for the beginning of a mark
+        self._held += text
+        while True:
+            mark = self._END if self._inside else self._BEGIN
+            at = self._held.find(mark, seen if self._inside else 0)
+            if at < 0:
+                break
+            before, self._held, seen = self._held[:at], self._held[at + len(mark) :], 0
+            if self._inside:
+                self._add(found, before, self._END)
+            else:
+                self._show(found, before)
+            self._inside = not self._inside
+        if not self._inside:
+            sure = len(self._held) - overlap(self._held, self._BEGIN)
+            self._show(found, self._held[:sure])
+            self._held = self._held[sure:]
+        return found
+
+    def end(self) -> Found:
+        """A call without its end, too."""
+        found = Found()
+        if self._inside:
+            self._add(found, self._held, "")
+        else:
+            self._show(found, self._held)
+        self._show_blank(found)
+        return found
+
+    def _add(self, found: Found, body: str, end: str) -> None:
+        values = _values(body)
+        calls = self._read(values) if values else None
+        if calls is None:
+            self._show(found, self._BEGIN + body + end)
+        else:
+            found.calls += calls
+
+
+class JsonCalls(CallReader):
+    """{"name": ..., "parameters": {...}}, several with semicolons between, or a list: the whole text, or none of it."""
+
+    _BEGINNINGS = ("{", "[", "<|python_tag|>")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._held: list[str] = []
+        self._is_json: bool | None = None
+        """True for JSON; None: unknown until more text has come."""
+
+    def take(self, text: str) -> Found:
+        """Nothing, unless the text begins with something else than a call."""
+        if self._is_json is False:
+            return Found(text)
+        self._held.append(text)
+        if self._is_json is None:
+            begin = "".join(self._held).lstrip()
+            if begin.startswith(self._BEGINNINGS):
+                self._is_json = True
+            elif not any(mark.startswith(begin) for mark in self._BEGINNINGS):
+                self._is_json = False
+                return self._rest()
+        return Found()
+
+    def end(self) -> Found:
+        """All calls."""
+        values = _values("".join(self._held).strip().removeprefix(self._BEGINNINGS[-1]))
+        calls = self._read(values) if values else None
+        return self._rest() if calls is None else Found(calls=calls)
+
+    def _rest(self) -> Found:
+        text, self._held = "".join(self._held), []
+        return Found(text)
+
+
+class RequiredCalls(CallReader):
+    """A list of {"name", "parameters"}, which structured output holds the whole text to.
+
+    Of a text that is cut off, the calls that are complete, and the last one if its arguments have begun.
+    """
+
+    _BEGUN = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._held: list[str] = []
+
+    def take(self, text: str) -> Found:
+        """Nothing before the end."""
+        self._held.append(text)
+        return Found()
+
+    def end(self) -> Found:
+        """All calls."""
+        text = "".join(self._held)
+        values, rest = _list_values(text)
+        calls = self._read(values)
+        begun = None if calls is None else self._BEGUN.match(rest)
+        if begun:
+            calls = [*(calls or []), *self._new(JSON_READER.decode(begun[1]), rest[begun.end() :].rstrip())]
+        return Found(calls=calls) if calls else Found(text)
+
+
+class NamedCall(CallReader):
+    """The text is the arguments of one function."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def take(self, text: str) -> Found:
+        """The arguments as they come."""
+        if not text:
+            return Found()
+        if not self.calls:
+            return Found(calls=self._new(self._name, text))
+        return Found(calls=[{"index": 0, "function": {"arguments": text}}])
+
+    def end(self) -> Found:
+        """Nothing is held back."""
+        return Found()
+
+
+Parser = Callable[..., CallReader]
+PARSERS: Mapping[str, Parser] = {
+    "deepseek_v3": DeepSeekV3Calls,
+    "deepseek_v31": DeepSeekV31Calls,
+    "gemma4": Gemma4Calls,
+    "glm45": Glm45Calls,
+    "hermes": HermesCalls,
+    "kimi_k2": KimiK2Calls,
+    "llama3_json": JsonCalls,
+    "mistral": MistralCalls,
+    "openai": HarmonyReader,
+    "qwen3_coder": QwenCoderCalls,
+}
+"""Parsers by vLLM's names; SGLang's are aliases."""
+HARMONY_PARSER = "openai"
+_ALIASES: Mapping[str, str] = {
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "glm47": "glm45",
+    "gpt-oss": "openai",
+    "gpt_oss": "openai",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
+}
+
+
+def parser_name(name: str) -> str:
+    """The name in PARSERS. Raises InputError for an unknown one."""
+    known = _ALIASES.get(name, name)
+    if known and known not in PARSERS:
+        raise InputError(f"{name!r} is none of {', '.join([*PARSERS, *_ALIASES])}")
+    return known
+
+
+def make_reader(tools: Tools, parser: str) -> CallReader | None:
+    """Reader of one text of an answer; None if the text has no calls. `parser`: a name of PARSERS, or empty."""
+    if tools.named:
+        return NamedCall(tools.choice)
+    if tools.forced:
+        return RequiredCalls(parallel=tools.parallel)
+    return PARSERS[parser](parallel=tools.parallel, schemas=tools.schemas) if tools.may_call and parser else None
+
+
+def rest_of(reader: TextReader, text: str) -> Found:
+    """The last of a text, which may be all of it."""
+    found = reader.take(text)
+    found.add(reader.end())
+    return found
+
+
+def _values(text: str) -> list[Any]:
+    """The JSON values of a text, lists taken apart; none if it has anything else."""
+    at, values = 0, []
+    text = text.strip()
+    try:
+        while at < len(text):
+            value, at = JSON_READER.raw_decode(text, at)
+            values += value if isinstance(value, list) else [value]
+            while at < len(text) and text[at] in "; \n\r\t":
+                at += 1
+    except (ValueError, RecursionError):
+        return []
+    return values
+
+
+def _list_values(text: str) -> tuple[list[Any], str]:
+    """The complete values of a JSON list, and the text of an incomplete one after them."""
+    values: list[Any] = []
+    at = len(text) - len(text.lstrip().removeprefix("["))
+    while True:
+        while at < len(text) and text[at] in ", \n\r\t":
+            at += 1
+        if at == len(text) or text[at] == "]":
+            return values, ""
+        try:
+            value, at = JSON_READER.raw_decode(text, at)
+        except json.JSONDecodeError:
+            return values, text[at:]
+        except (ValueError, RecursionError):  # a number that no JSON can have: all of it stays text
+            return [], ""
+        values.append(value)

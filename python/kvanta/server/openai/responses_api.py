@@ -1,0 +1,211 @@
+"""POST /v1/responses: OpenAI's newer API for the same answers as those of chats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from kvanta.parsers.answer import AnswerShape
+from kvanta.server.http.errors import ApiError, JsonResponse
+from kvanta.server.jobs.answer_parts import AnswerPart, PartsResponse
+from kvanta.server.jobs.generation_job import Delta, GenerationJob
+from kvanta.server.jobs.service import Service
+from kvanta.server.openai.logprobs import LogprobsWriter
+from kvanta.server.openai.responses_request import FIELD_NAMES, ResponsesRequest
+from kvanta.server.requests.protocol import ChatRequest
+from kvanta.server.requests.request_fields import RESPONSES_REFUSED, check_refused
+from kvanta.server.requests.translated import renamed_errors
+from kvanta.text.tokenizer import Tokenizer
+
+_BYTES_PER_ENTRY = 32
+_ID_PREFIXES = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+def add_responses(app: FastAPI, service: Service) -> None:
+    """Adds the endpoints."""
+
+    @app.post("/v1/responses")
+    async def responses(http: Request, request: ResponsesRequest) -> Response:
+        """The assistant's answer, as a list of items."""
+        check_refused(request.model_extra or {}, RESPONSES_REFUSED)
+        with renamed_errors(FIELD_NAMES):
+            chat = await service.read(http, request.chat)
+            body = len(await http.body())
+            return await service.chat(
+                http,
+                chat,
+                lambda name, job, shape: ItemsResponse(
+                    name, service.names[0], request, chat, job, service.front.tokenizer, shape, body
+                ),
+            )
+
+    @app.post("/v1/responses/input_tokens")
+    async def input_tokens(request: ResponsesRequest) -> Response:
+        """The number of tokens of a response's prompt."""
+        service.check_model(request.model)
+        check_refused(request.model_extra or {}, RESPONSES_REFUSED)
+        with renamed_errors(FIELD_NAMES):
+            count = await service.count_tokens(request.chat)
+        return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
+
+
+class ItemsResponse(PartsResponse):
+    """Items: reasoning, messages, calls of functions."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        request: ResponsesRequest,
+        chat: ChatRequest,
+        job: GenerationJob,
+        tokenizer: Tokenizer,
+        shape: AnswerShape,
+        body_bytes: int,
+    ) -> None:
+        """`chat`: the request as a chat. `body_bytes`: of the request, whose tools and instructions are repeated."""
+        super().__init__(chat, job, shape)
+        self._echoed_entries = body_bytes // _BYTES_PER_ENTRY
+        self._request_id = request_id
+        self._events_sent = 0
+        self._items: list[dict[str, Any]] = []
+        self._wants_logprobs = request.has_logprobs
+        self._logprobs = LogprobsWriter(tokenizer, None if chat.logprob_token_ids else request.top_logprobs or 0)
+        params = job.generations[0].params
+        reasoning = {"effort": (request.reasoning or {}).get("effort"), "summary": None}
+        self._head = {
+            "id": f"resp_{request_id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "background": False,
+            "error": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": reasoning,
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}, **(request.text or {})},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "user": request.user,
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """When the job is finished."""
+        return self._finished(self._read_whole())
+
+    def _finished(self, delta: Delta) -> dict[str, Any]:
+        length = delta.finish_reason == "length"
+        return {
+            **self._response("incomplete" if length else "completed"),
+            "incomplete_details": {"reason": "max_output_tokens"} if length else None,
+            "completed_at": None if length else int(time.time()),
+            "usage": self._items_usage(),
+        }
+
+    def _response(self, status: str) -> dict[str, Any]:
+        fields = {"status": status, "output": list(self._items), "incomplete_details": None, "usage": None}
+        return {**self._head, **fields, "completed_at": None}
+
+    def _items_usage(self) -> dict[str, Any]:
+        usage = self.usage()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        }
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._events_sent += 1
+        return {"type": f"response.{kind}", "sequence_number": self._events_sent - 1, **fields}
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        yield self._event("created", response=self._response("in_progress"))
+        yield self._event("in_progress", response=self._response("in_progress"))
+
+    def _opened(self, part: AnswerPart) -> Iterator[dict[str, Any]]:
+        yield self._event("output_item.added", output_index=part.index, item=self._item(part, "in_progress"))
+        if part.kind != "call":
+            yield self._event("content_part.added", **self._place(part), part=self._content(part))
+
+    def _grown(self, part: AnswerPart, text: str, tokens: slice) -> Iterator[dict[str, Any]]:
+        if part.kind == "text":
+            logprobs = self._entries_of(tokens)
+            yield self._event("output_text.delta", **self._place(part), delta=text, logprobs=logprobs)
+        elif part.kind == "reasoning":
+            yield self._event("reasoning_text.delta", **self._place(part), delta=text)
+        else:
+            yield self._event("function_call_arguments.delta", **self._place(part), delta=text)
+
+    def _closed(self, part: AnswerPart, finish_reason: str | None) -> Iterator[dict[str, Any]]:
+        item = self._item(part, "incomplete" if finish_reason == "length" else "completed")
+        self._items.append(item)
+        place = self._place(part)
+        if part.kind == "call":
+            yield self._event("function_call_arguments.done", **place, name=part.name, arguments=part.text)
+        else:
+            (content,) = item["content"] or [self._content(part)]
+            if part.kind == "text":
+                yield self._event("output_text.done", **place, text=part.text, logprobs=content["logprobs"])
+            else:
+                yield self._event("reasoning_text.done", **place, text=part.text)
+            yield self._event("content_part.done", **place, part=content)
+        yield self._event("output_item.done", output_index=part.index, item=item)
+
+    def _end(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        response = self._finished(delta)
+        yield self._event(response["status"], response=response)
+
+    def _failed(self, error: ApiError) -> dict[str, Any]:
+        code = _ERROR_CODES.get(error.status_code, "server_error")
+        response = {**self._response("failed"), "error": {"code": code, "message": error.detail}}
+        return self._event("failed", response=response)
+
+    def _place(self, part: AnswerPart) -> dict[str, Any]:
+        place = {"item_id": self._item_id(part), "output_index": part.index}
+        return place if part.kind == "call" else {**place, "content_index": 0}
+
+    def _item_id(self, part: AnswerPart) -> str:
+        return f"{_ID_PREFIXES[part.kind]}{self._request_id}_{part.index}"
+
+    def _item(self, part: AnswerPart, status: str) -> dict[str, Any]:
+        head = {"id": self._item_id(part), "status": status}
+        if part.kind == "call":
+            call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
+            return {"type": "function_call", **head, **call}
+        content = [] if status == "in_progress" else [self._content(part)]
+        if part.kind == "reasoning":
+            return {"type": "reasoning", **head, "summary": [], "content": content}
+        return {"type": "message", **head, "role": "assistant", "content": content}
+
+    def _content(self, part: AnswerPart) -> dict[str, Any]:
+        if part.kind == "reasoning":
+            return {"type": "reasoning_text", "text": part.text}
+        logprobs = self._entries_of(slice(part.first_token, part.end_token))
+        return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
+
+    def _entries_of(self, tokens: slice) -> list[dict[str, Any]]:
+        """Log-probabilities of some tokens."""
+        if not self._wants_logprobs:
+            return []
+        output = self._job.outputs[0]
+        entries: list[dict[str, Any]] = self._logprobs.chat(output.token_ids[tokens], (output.logprobs or [])[tokens])[
+            "content"
+        ]
+        return entries

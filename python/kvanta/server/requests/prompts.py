@@ -1,0 +1,134 @@
+"""Token ids from a request's prompt or messages. Runs on a worker thread: texts may be long and templates slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvanta.errors import InputError, about
+from kvanta.params.checks import one_line
+from kvanta.params.pooling_params import PoolingParams
+from kvanta.params.sampling_params import SamplingParams
+from kvanta.server.http.errors import ApiError
+from kvanta.server.requests.protocol import ChatFields
+from kvanta.text.chat_messages import plain_messages
+from kvanta.text.prompts import TokenPrompt, read_prompt, split_prompts, truncated
+from kvanta.text.tokenizer import Tokenizer
+
+
+def split(prompt: Any, name: str = "prompt") -> list[Any]:
+    """The prompts of a request: a text, texts, token ids, or lists of them. `name`: of the field."""
+    wrong = f"{name} must be a text, texts, token ids or lists of token ids, got "
+    if not isinstance(prompt, (str, list)):
+        raise InputError(wrong + one_line(prompt), name)
+    prompts = split_prompts(prompt)
+    if not prompts:
+        raise InputError(f"{name} is an empty list", name)
+    if not all(isinstance(entry, (str, list)) for entry in prompts):
+        raise InputError(wrong + one_line(prompt), name)
+    return prompts
+
+
+def encode(
+    prompts: list[Any],
+    tokenizer: Tokenizer,
+    max_model_len: int,
+    params: SamplingParams | PoolingParams,
+    *,
+    add_special_tokens: bool = True,
+) -> list[TokenPrompt]:
+    """One prompt each. Raises InputError or ApiError."""
+    entries = []
+    for prompt in prompts:
+        if params.truncate_prompt_tokens is not None:
+            pass  # any length
+        elif isinstance(prompt, str):
+            check_length(prompt, tokenizer, max_model_len)
+        else:
+            _check_count(len(prompt), params, max_model_len)  # before each of them is looked at
+        with about("prompt"):
+            entry = read_prompt(prompt, tokenizer, add_special_tokens=add_special_tokens)
+        entries.append(_check_tokens(truncated(entry, params, tokenizer, max_model_len), params, max_model_len))
+    return entries
+
+
+def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int, params: SamplingParams) -> TokenPrompt:
+    """The prompt that the chat template makes. Raises InputError or ApiError."""
+    text = chat_text(request, tokenizer)
+    if params.truncate_prompt_tokens is None:
+        check_length(text, tokenizer, max_model_len)
+    if not text:
+        raise InputError("the model's chat template makes an empty prompt of these messages", "messages")
+    with about("messages"):
+        ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+    return _check_tokens(truncated(TokenPrompt(text, ids), params, tokenizer, max_model_len), params, max_model_len)
+
+
+def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
+    """The conversation as the model reads it."""
+    with about("messages"):
+        messages = plain_messages(request.messages)
+    variables = template_variables(request, tokenizer)
+    reserved = sorted(variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"})
+    if reserved:
+        message = f"chat_template_kwargs has {reserved[0]!r}, which is a field of the request itself"
+        raise InputError(message, "chat_template_kwargs")
+    continues = bool(request.continue_final_message)
+    generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    return tokenizer.apply_chat_template(
+        messages,
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        tools=request.functions.for_template,
+        variables=variables,
+    )
+
+
+def template_variables(request: ChatFields, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Variables of the chat template. Raises ApiError for an effort that the template does not read."""
+    variables = {**tokenizer.template_defaults, **(request.chat_template_kwargs or {})}
+    if request.reasoning_effort is not None:
+        given = dict(request.chat_template_kwargs or {})
+        _set_effort(given, request.reasoning_effort, tokenizer)
+        variables.update(given)
+    return variables
+
+
+def _set_effort(variables: dict[str, Any], effort: str, tokenizer: Tokenizer) -> None:
+    """Adds what the chat template reads. "medium", OpenAI's default, has no effect if it reads none."""
+    names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
+    switches = [name for name in ("enable_thinking", "thinking") if name in names]
+    if "reasoning_effort" in names:
+        variables.setdefault("reasoning_effort", effort)
+    elif effort == "none" and switches:
+        variables.setdefault(switches[0], False)
+    elif effort != "medium":
+        known = ", ".join(switches) or "no such variable"
+        raise ApiError(
+            400,
+            f"reasoning_effort is {one_line(effort)}, and the model's chat template does not read it; for "
+            f"chat_template_kwargs it has: {known}",
+            param="reasoning_effort",
+        )
+
+
+def check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Refuses texts that are too long, without tokenizing: no token has more bytes than the longest one."""
+    most = max_model_len * max(1, tokenizer.longest_token)
+    if len(text) > most:
+        raise _too_long(f"the prompt has {len(text)} characters, max_model_len = {max_model_len} tokens allows {most}")
+
+
+def _check_tokens(entry: TokenPrompt, params: SamplingParams | PoolingParams, max_model_len: int) -> TokenPrompt:
+    _check_count(len(entry.token_ids), params, max_model_len)
+    return entry
+
+
+def _check_count(tokens: int, params: SamplingParams | PoolingParams, max_model_len: int) -> None:
+    longest = max_model_len - params.fewest_new_tokens
+    if tokens > longest:
+        reason = ": with one to generate" if params.fewest_new_tokens else ""
+        raise _too_long(f"the prompt has {tokens} tokens{reason}, max_model_len = {max_model_len} allows {longest}")
+
+
+def _too_long(message: str) -> ApiError:
+    return ApiError(400, message, code="context_length_exceeded", param="prompt")

@@ -1,0 +1,46 @@
+"""Requests of other APIs as chats: /v1/responses and /v1/messages take the path of /v1/chat/completions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from kvanta.errors import InputError
+from kvanta.params.checks import one_line
+from kvanta.server.http.errors import ApiError, api_error
+from kvanta.server.requests.protocol import ChatRequest
+
+
+def further_fields(request: BaseModel, refused: Collection[str], ignored: Collection[str]) -> dict[str, Any]:
+    """The undeclared fields of a request that a chat reads."""
+    extra = request.model_extra or {}
+    return {name: value for name, value in extra.items() if name not in refused and name not in ignored}
+
+
+def as_chat(fields: Mapping[str, Any]) -> ChatRequest:
+    """The chat request with these fields. Raises ApiError for a field of a wrong type."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ApiError(400, f"{name}: {first['msg']}, not {one_line(first.get('input'))}", param=name) from None
+
+
+@contextmanager
+def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a chat's fields tell the names that the client has used. `names`: the chat's -> the client's."""
+    try:
+        yield
+    except (ApiError, InputError) as raised:
+        error = api_error(raised)
+        field = error.param or ""
+        if field in names:
+            error.param = names[field]
+            if re.match(rf"{field}\b", error.detail):
+                error.detail = names[field] + error.detail.removeprefix(field)
+        raise error from None

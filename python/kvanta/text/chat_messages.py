@@ -1,0 +1,78 @@
+"""Messages of a chat as templates expect them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.params.checks import one_line
+from kvanta.text.chat_template import check_messages
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def plain_messages(messages: Messages) -> list[dict[str, Any]]:
+    """Messages whose contents are texts, and whose tool calls have objects for arguments. Raises InputError."""
+    check_messages(messages)
+    return [_plain(index, message) for index, message in enumerate(messages)]
+
+
+def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: its content a text, the arguments of its tool calls objects."""
+    plain = dict(message)
+    plain["content"] = _content(index, message.get("content"))
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str) and message["role"] == "assistant":  # under the names that templates have for it
+        plain["reasoning_content"] = plain["reasoning"] = reasoning
+        if not plain["content"]:
+            plain.setdefault("thinking", reasoning)
+    calls = message.get("tool_calls")
+    if calls:
+        plain["tool_calls"] = _tool_calls(index, calls)
+    elif "tool_calls" in plain:
+        del plain["tool_calls"]
+    return plain
+
+
+def _content(index: int, content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InputError(
+            f"the content of chat message {index} must be a text or a list of parts, got {one_line(content)}"
+        )
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            what = kind or one_line(part)
+            raise InputError(
+                f"chat message {index} has a part {what!r}: only {{'type': 'text', 'text': ...}} is supported"
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _tool_calls(index: int, calls: Any) -> list[Any]:
+    wrong = InputError(
+        f"the tool_calls of chat message {index} must be a list of function calls, got {one_line(calls)}"
+    )
+    if not isinstance(calls, list):
+        raise wrong
+    plain = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise wrong
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                raise InputError(f"the arguments of a tool call of chat message {index} are not JSON") from None
+        plain.append({**call, "function": {**function, "arguments": arguments}})
+    return plain

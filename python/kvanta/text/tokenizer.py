@@ -1,0 +1,236 @@
+"""The tokenizer of a model folder, through Hugging Face `tokenizers`, and its chat template."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from kvanta.errors import InputError
+from kvanta.files.json_file import read_regular_file
+from kvanta.params.checks import one_line
+from kvanta.text.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
+from kvanta.text.detokenize import Detokenizer, TokenBytes
+from kvanta.text.tokenizer_files import read_description
+from kvanta.text.tokenizer_files.files import read_json
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@contextlib.contextmanager
+def _input_errors(what: str) -> Iterator[None]:
+    """Whatever comes out of the Rust library is the file's fault."""
+    try:
+        yield
+    except BaseException as error:  # Rust panics arrive as BaseException
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+            raise
+        text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(str(error).split()))
+        raise InputError(f"{what}: {text}") from None
+
+
+class Tokenizer:
+    """Text to token ids and back. All errors are InputError."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        config = read_json(folder / "tokenizer_config.json")
+        description = read_description(folder, config)
+        self._path = path = description.path
+        with _input_errors(f"{path} is not a usable tokenizer"):
+            self._fast = tokenizers.Tokenizer.from_str(json.dumps(description.json))
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        special_map = read_json(folder / "special_tokens_map.json")
+        self.special_texts = self._read_special_texts(folder, config, special_map, description.special_texts)
+        self.bytes = self._token_bytes(path, description.json)
+        self.longest_token = max((len(self.bytes[token]) for token in range(len(self.bytes))), default=0)  # in bytes
+        add_bos = config.get("add_bos_token")
+        # None: what tokenizer.json does by itself.
+        self._add_bos = add_bos if isinstance(add_bos, bool) else description.adds_bos
+        self._prefix_space = description.prefix_space
+        self._added_texts = tuple(token.content for token in self._fast.get_added_tokens_decoder().values())
+        self.bos_id = self._id_of("bos_token")
+        self.eos_id = self._id_of("eos_token")
+        templates = self._read_chat_templates(folder, config)
+        self.chat_template = templates.get("default")
+        self._tool_template = templates.get("tool_use")
+        self.template_defaults: Mapping[str, Any] = {}
+        """Variables of the chat template for chats that do not give them."""
+        self.vocab = 2**31
+        """Number of token ids that the model takes; it may have more than the tokenizer makes."""
+
+    def _id_of(self, name: str) -> int | None:
+        text = self.special_texts.get(name)
+        return None if text is None else self._fast.token_to_id(text)
+
+    @staticmethod
+    def _read_special_texts(folder: Path, *sources: Mapping[str, Any]) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for name in _SPECIAL_NAMES:
+            for source in sources:
+                value = source.get(name)
+                if isinstance(value, Mapping):  # an AddedToken with its flags
+                    value = value.get("content")
+                if isinstance(value, str) and name not in texts:
+                    if any("\ud800" <= character <= "\udfff" for character in value):
+                        raise InputError(f"{name} of {folder} is {value!r:.60}, which is not valid Unicode")
+                    texts[name] = value
+        return texts
+
+    def _token_bytes(self, path: Path, description: Mapping[str, Any]) -> TokenBytes:
+        vocabulary = self._fast.get_vocab(with_added_tokens=True)
+        size = max(vocabulary.values(), default=-1) + 1
+        if size > 16 * len(vocabulary) + 65536:
+            raise InputError(f"{path} has {len(vocabulary)} tokens but ids up to {size - 1}")
+        tokens: list[str | None] = [None] * size
+        for token, index in vocabulary.items():
+            tokens[index] = token
+        added = self._fast.get_added_tokens_decoder()
+        with _input_errors(f"{path} is not a usable tokenizer"):
+            return TokenBytes(
+                tokens,
+                {index: token.content for index, token in added.items()},
+                [index for index, token in added.items() if token.special],
+                description.get("decoder"),
+            )
+
+    def _read_chat_templates(self, folder: Path, config: Mapping[str, Any]) -> dict[str, ChatTemplate]:
+        """The templates by name, as transformers reads them: "default", "tool_use" for chats with tools, and others."""
+        sources: dict[str, Any] = {}
+        files = {"default": folder / "chat_template.jinja"}
+        files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+        for name, file in files.items():
+            if file.is_file():
+                try:
+                    sources[name] = read_regular_file(file, MAX_TEMPLATE_BYTES)
+                except (OSError, ValueError) as error:
+                    raise InputError(f"{file} cannot be read: {error}") from None
+        if not sources:
+            stored: Any = config.get("chat_template")
+            if stored is None:
+                stored = read_json(folder / "chat_template.json").get("chat_template")
+            if isinstance(stored, list):
+                entries = [entry for entry in stored if isinstance(entry, Mapping)]
+                sources = {str(entry.get("name")): entry.get("template") for entry in entries}
+            else:
+                sources = {"default": stored}
+        templates = {}
+        for name in ("default", "tool_use"):
+            source = sources.get(name)
+            if isinstance(source, str):
+                templates[name] = ChatTemplate(source, self.special_texts)
+            elif source is not None:
+                raise InputError(f"the chat template of {folder} is a {type(source).__name__}, not a text")
+        return templates
+
+    @property
+    def vocabulary(self) -> dict[int, str]:
+        """Every token's text in the vocabulary, by id."""
+        return {index: token for token, index in self._fast.get_vocab(with_added_tokens=True).items()}
+
+    def first_difference(self, other: Tokenizer) -> int | None:
+        """The smallest token id that means something else in another tokenizer; None where all are equal."""
+        ours, theirs = self.vocabulary, other.vocabulary
+        return min(
+            (index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index)), default=None
+        )
+
+    def __len__(self) -> int:
+        """One more than the largest token id."""
+        return len(self.bytes)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; with `add_special_tokens`, after the model's beginning-of-sequence token if it has one."""
+        if not isinstance(text, str):
+            raise InputError(f"a text is needed, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text is not valid Unicode: lone surrogate at character {error.start}") from None
+        if self._prefix_space and text and not text.startswith(self._added_texts):
+            text = " " + text
+        with _input_errors(f"{self._path} cannot encode the text"):
+            # As a batch of one: only for batches does the Rust library let other threads of Python run.
+            ids = list(self._fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+        if add_special_tokens and self._add_bos is not None and self.bos_id is not None:
+            has_bos = ids[:1] == [self.bos_id]
+            if self._add_bos and not has_bos:
+                ids.insert(0, self.bos_id)
+            elif not self._add_bos and has_bos and not text.startswith(self.special_texts["bos_token"]):
+                del ids[0]
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence; ids that the tokenizer does not know are skipped."""
+        detokenizer = Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=True)
+        return detokenizer.add(tokens) + detokenizer.finish()
+
+    def detokenizer(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> Detokenizer:
+        """Detokenizer of the text that follows `prompt`. `shown`: special tokens that are not skipped."""
+        at_start = all(token in self.bytes.special for token in prompt)
+        return Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=at_start, shown=shown)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token with exactly this text; None if there is none."""
+        token: int | None = self._fast.token_to_id(text)
+        return token
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """`bos_id` under the name of transformers' tokenizers, as the next members have theirs."""
+        return self.bos_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """`eos_id`."""
+        return self.eos_id
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """`token_id` of one token, or of several."""
+        return self.token_id(tokens) if isinstance(tokens, str) else [self.token_id(token) for token in tokens]
+
+    def token_text(self, token: int) -> str:
+        """One token by itself, for tables of log-probabilities; unfinished characters show as U+FFFD."""
+        return self.bytes[token].decode(errors="replace")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        tokenize: bool = False,
+    ) -> str:
+        """The prompt of a chat as text; encode it with add_special_tokens=False, since it has its own.
+
+        `chat_template`: Jinja2, instead of the model's. `tokenize`: for scripts made for transformers, False alone.
+        """
+        if tokenize is not False:
+            raise InputError(f"tokenize must be False, got {one_line(tokenize)}: encode the text")
+        template = self.chat_template if tools is None else self._tool_template or self.chat_template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self.special_texts)
+        if template is None:
+            raise InputError("this model has no chat template; give a plain prompt instead", "messages")
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables={**self.template_defaults, **(variables or {})},
+        )
+
+    def use_chat_template(self, source: str) -> None:
+        """Replaces the model's own. Raises InputError if it cannot be compiled."""
+        self.chat_template = ChatTemplate(source, self.special_texts)
+        self._tool_template = None

@@ -28,7 +28,7 @@ from kvanta.terminal.progress import progress_bar
 from kvanta.terminal.tables import render_table
 from kvanta.text.prompts import TokenPrompt, read_prompt
 
-TEXT = Path(__file__).parent / "texts" / "treasure_island.txt"
+TEXT = Path(__file__).parents[1] / "texts" / "treasure_island.txt"
 _CHAT_PROMPT = "Explain to a child, in a few sentences, why the sky is blue and why sunsets are red."
 _STORY_PROMPT = "Once upon a time"
 

@@ -16,7 +16,6 @@ from kvanta.calibration.automatic import add_query_matrices
 from kvanta.engine import beam_search
 from kvanta.engine.beam_search import BeamSearchOutput, BeamSearchParams
 from kvanta.engine.cache_reader import CacheReader
-from kvanta.engine.call_arguments import check_content_format, one_each, read_priorities, refuse_arguments
 from kvanta.engine.embedding_methods import EmbeddingMethods
 from kvanta.engine.generation import Generation
 from kvanta.engine.loaded_model import LoadedModel
@@ -31,7 +30,18 @@ from kvanta.params.checks import one_line, truth, whole_number
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.terminal.progress import UseTqdm, progress_bar
 from kvanta.text.chat_messages import Messages, plain_messages
-from kvanta.text.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
+from kvanta.text.prompts import (
+    Prompt,
+    TokenPrompt,
+    check_content_format,
+    one_each,
+    read_priorities,
+    read_prompt,
+    refuse_arguments,
+    split_prompts,
+    token_list,
+    truncated,
+)
 from kvanta.text.tokenizer import Tokenizer
 
 
@@ -66,7 +76,6 @@ class LLM(EmbeddingMethods):
         self._runner = EngineRunner(self._engine, self._loaded.warnings)
         self._runner.warn(stacklevel=3)
         self._reader = CacheReader(self._engine, self._runner.lock)
-        self._count = 0
         self._seeds = random.Random(self.config.seed)
 
     def __repr__(self) -> str:
@@ -323,7 +332,7 @@ class LLM(EmbeddingMethods):
         return [request.output for request in requests]
 
     def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> Generation:
-        name = self._next_name()
+        name = self._runner.next_name()
         entry = truncated(entry, params, self.tokenizer, self.config.max_model_len)
         params = params.with_all_logprobs(int(self.model_info.vocab))
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)

@@ -41,10 +41,12 @@ class StopSearch:
         self.found: str | None = None
         """The pattern that has matched."""
 
-    def add(self, text: str) -> str:
-        """The text up to the end of the first match, nothing after it. Raises InputError for a pattern too complex."""
-        if not self._automata:
-            return text
+    def add(self, text: str, final: bool = False) -> str:
+        """The text up to the end of the first match, nothing after it. Raises InputError for a pattern too complex.
+
+        `final`: has no effect, since no text is held back.
+        """
+        del final
         if self.found is not None:
             return ""
         for end, character in enumerate(text, 1):

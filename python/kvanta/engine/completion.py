@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from kvanta import _core
-from kvanta.constraints.stop_regex import StopPatterns
+from kvanta.constraints.stop_regex import StopPatterns, StopSearch
 from kvanta.errors import InputError, RankLostError, ResourceError
 from kvanta.outputs import CompletionOutput, FlatLogprobs, Logprob, TokenLogprobs
 from kvanta.params.repetition import RepetitionDetector
@@ -59,8 +59,8 @@ class Completion:
         stops: StopAutomaton | None = None,
         patterns: StopPatterns | None = None,
     ) -> None:
-        """`shown`: special tokens that the text has in any case. `stops`, `patterns`: those of `params`, which texts
-        share.
+        """`shown`: special tokens that the text has in any case. `stops`, `patterns`: those of `params`, if there are
+        any, which texts share.
         """
         self.output = CompletionOutput(index=index)
         if params.num_logprobs is not None:
@@ -70,8 +70,12 @@ class Completion:
         self._tokenizer = tokenizer if params.detokenize else None
         skip = params.skip_special_tokens
         self._text = tokenizer.detokenizer(prompt, skip_special_tokens=skip, shown=shown)
-        self._stops = StopStrings(stops or params.stop_strings, params.include_stop_str_in_output)
-        self._patterns = (patterns or StopPatterns(params.stop_regex or ())).search()
+        self._searches: list[StopStrings | StopSearch] = []
+        """What may end the text, in the order in which the text passes them."""
+        if stops is not None:
+            self._searches.append(StopStrings(stops, params.include_stop_str_in_output))
+        if patterns is not None:
+            self._searches.append(patterns.search())
         repetition = params.repetition_detection
         self._repetition = None if repetition is None else RepetitionDetector(repetition)
         self._repeats = False
@@ -119,7 +123,10 @@ class Completion:
     @property
     def _found(self) -> str | None:
         """The stop string or expression that ended the text."""
-        return self._patterns.found or self._stops.found
+        for search in reversed(self._searches):
+            if search.found:
+                return search.found
+        return None
 
     def _until_repetition(self, tokens: list[int]) -> list[int]:
         """The tokens up to the one with which the text repeats itself."""
@@ -141,5 +148,6 @@ class Completion:
         if final:
             text += self._text.finish()
         if len(self.output.token_ids) > self._params.min_tokens:
-            text = self._patterns.add(self._stops.add(text, final=final))
+            for search in self._searches:
+                text = search.add(text, final)
         return text

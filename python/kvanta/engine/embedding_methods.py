@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvanta import _core
-from kvanta.engine.call_arguments import one_each, refuse_arguments
 from kvanta.engine.embedding import Embedding, paired, similarity
 from kvanta.engine.loaded_model import LoadedModel
 from kvanta.engine.step_loop import EngineRunner
@@ -21,7 +20,7 @@ from kvanta.outputs import (
 from kvanta.params.checks import one_line
 from kvanta.params.pooling_params import PoolingParams
 from kvanta.terminal.progress import UseTqdm, progress_bar
-from kvanta.text.prompts import Prompt, read_prompt, split_prompts, truncated
+from kvanta.text.prompts import Prompt, one_each, read_prompt, refuse_arguments, split_prompts, truncated
 from kvanta.text.tokenizer import Tokenizer
 
 
@@ -32,7 +31,6 @@ class EmbeddingMethods:
     _engine: _core.Engine
     _loaded: LoadedModel
     _runner: EngineRunner
-    _count: int
 
     def embed(
         self,
@@ -112,14 +110,9 @@ class EmbeddingMethods:
         for entry, given in zip(entries, params_of_each, strict=True):
             params = given.with_defaults(self._loaded.default_pooling)
             cut = truncated(entry, params, self.tokenizer, int(self._engine.config.max_model_len))
-            requests.append(Embedding(self._next_name(), cut, params))
+            requests.append(Embedding(self._runner.next_name(), cut, params))
         show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
         with progress_bar(len(requests), "embedding", "prompt", show) as bar:
             for _ in self._runner.run(requests, lambda index: requests[index].add_to(self._engine)):
                 bar.update()
         return [request.output for request in requests]
-
-    def _next_name(self) -> str:
-        with self._runner.lock:
-            self._count += 1
-            return str(self._count - 1)

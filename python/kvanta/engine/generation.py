@@ -46,7 +46,8 @@ class Generation:
         self.awaits_prompt_logprobs = params.prompt_logprobs is not None
         """Until they have come: with the first token of text 0, before which other texts may have tokens."""
         shown = shape.shown if shape else _NONE
-        stops, patterns = StopAutomaton(params.stop_strings), StopPatterns(params.stop_regex or ())
+        stops = StopAutomaton(params.stop_strings) if params.stop_strings else None
+        patterns = StopPatterns(params.stop_regex) if params.stop_regex else None
         self.completions = {
             f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer, shown, stops, patterns)
             for index in range(params.n)
@@ -58,7 +59,7 @@ class Generation:
             outputs=[completion.output for completion in self.completions.values()],
         )
         self._tokenizer = tokenizer
-        words = bad_word_tokens(params.bad_words or (), tokenizer)
+        words = bad_word_tokens(params.bad_words, tokenizer) if params.bad_words else []
         constrained = params.structured_outputs or words or params.allowed_token_ids
         recipe = ConstraintRecipe(prompt, params, words, shape)
         self._constraints = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections import deque
@@ -38,6 +39,11 @@ class EngineRunner:
         # Reentrant: a forgotten stream may be collected, and so closed, while this thread holds the lock.
         self.lock = threading.RLock()
         self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: outputs for open calls
+        self._names = itertools.count()
+
+    def next_name(self) -> str:
+        """An id that no request has had."""
+        return str(next(self._names))
 
     def run(self, requests: Sequence[AnyRequest], add: Callable[[int], None]) -> Iterator[tuple[AnyRequest, str]]:
         """`add` queues a request, by its index. Yields each request's new text until all are finished.

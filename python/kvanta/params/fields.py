@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from kvanta.errors import InputError, about
+from kvanta.errors import InputError
 from kvanta.params.checks import one_line, whole_number
 
 INT32_MAX = 2**31 - 1
@@ -90,12 +90,15 @@ class Parameters:
 
     def __post_init__(self) -> None:
         """Raises InputError that names the field."""
-        values = self.__dict__
-        for name, default, check in _checks(type(self)):
-            value = values[name]
-            if value is not default:
-                with about(name):
+        values, name = self.__dict__, ""
+        try:
+            for name, default, check in _checks(type(self)):
+                value = values[name]
+                if value is not default:
                     values[name] = check(name, value)
+        except InputError as error:
+            error.field = name
+            raise
 
 
 _cached_checks: dict[type[Parameters], list[tuple[str, Any, Check]]] = {}

@@ -307,7 +307,10 @@ void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> ro
       finish = Append(request, row, output);
       if (finish != FinishReason::kNone) break;
     }
-    if (rows.size() > 1) spec_decode_->Commit(request, output, static_cast<int>(rows.size()) - 1, min_acceptance);
+    if (rows.size() > 1) {
+      spec_decode_->Commit(request, output, static_cast<int>(rows.size()) - 1, min_acceptance);
+      scheduler_->ChargeDrafts(request, std::max<int64_t>(0, std::ssize(output.tokens) - 1));
+    }
     output.finish = finish;
     outputs.push_back(std::move(output));
   } catch (const std::exception& error) {

@@ -96,8 +96,12 @@ int64_t Scheduler::ChunkTokens(const Sequence& sequence) const {
 void Scheduler::Append(Sequence& sequence, int64_t tokens) {
   const double before = times_.Seconds(work_);
   times_.Add(work_, sequence.pages.Length(), tokens, LogitRows(sequence, tokens));
-  order_.Charge(sequence, tokens, times_.Seconds(work_) - before, sequence.Remaining() > 1);
-  chunks_.push_back({&sequence, sequence.pages.Length(), static_cast<int>(tokens), tokens == sequence.Remaining()});
+  chunks_.push_back({.sequence = &sequence,
+                     .start = sequence.pages.Length(),
+                     .tokens = static_cast<int>(tokens),
+                     .last = tokens == sequence.Remaining(),
+                     .seconds = times_.Seconds(work_) - before,
+                     .is_prompt = sequence.Remaining() > 1});
   budget_ -= tokens;
 }
 
@@ -336,7 +340,10 @@ int64_t Scheduler::DraftSlots(const Chunk& chunk) const noexcept {
 }
 
 void Scheduler::Commit() {
-  for (const Chunk& chunk : chunks_) chunk.sequence->pages.Commit(chunk.sequence->tokens);
+  for (const Chunk& chunk : chunks_) {
+    chunk.sequence->pages.Commit(chunk.sequence->tokens);
+    order_.Charge(*chunk.sequence, chunk.tokens, chunk.seconds, chunk.is_prompt);  // not the chunks of preempted ones
+  }
   chunks_.clear();
 }
 

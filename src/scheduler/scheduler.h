@@ -55,8 +55,10 @@ struct Chunk {
   Sequence* sequence = nullptr;
   int64_t start = 0;
   int tokens = 0;
-  bool last = false;  // ends at the sequence's last token: sample the next one
-  int drafts = 0;     // draft tokens that are computed after it, set by the caller
+  bool last = false;       // ends at the sequence's last token: sample the next one
+  int drafts = 0;          // draft tokens that are computed after it, set by the caller
+  double seconds = 0;      // predicted, in addition to what the step has without it
+  bool is_prompt = false;  // not the next token alone
 };
 
 class Scheduler {
@@ -94,6 +96,11 @@ class Scheduler {
   // Commits the step after its K and V were written to the cache, or will be before those of the steps that follow.
   // Sequences whose last token it has are not scheduled until there is another (Sequence::sampling).
   void Commit();
+
+  // Charges the user of a sequence for draft tokens that were accepted, in addition to the token of its chunk.
+  void ChargeDrafts(const Sequence& sequence, int64_t accepted) noexcept {
+    order_.Charge(sequence, accepted, 0, /*is_prompt=*/false);
+  }
 
   // In the order in which they will run; those that are loading or sampling let others pass.
   std::span<Sequence* const> WaitingSequences() const noexcept { return waiting_; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from live_server import LiveServer, live_server
 
 from kvanta.engine.embedding import Embedding
 from kvanta.engine.generation import Generation
+from kvanta.server.run import warn_if_unfair
 
 USER = {"role": "user", "content": "a"}
 SHORT = {"max_tokens": 1}
@@ -65,6 +67,24 @@ def test_keys_are_users_whom_no_log_can_name(users: list[str]) -> None:
     first, second, third = users
     assert first == third != second
     assert "one" not in first
+
+
+def test_equal_users_of_two_keys_are_two(users: list[str]) -> None:
+    with live_server(fair_by="user", api_keys=["one", "two"], options={"fair_by": "user"}) as server:
+        for key, user in (("one", "ann"), ("two", "ann"), ("one", "ann"), ("one", "bob")):
+            body = {"prompt": "a", **SHORT, "user": user}
+            headers = {"Authorization": f"Bearer {key}"}
+            assert server.client.post("/v1/completions", json=body, headers=headers).status_code == 200
+    assert users[0] == users[2]
+    assert len(set(users)) == 3
+
+
+def test_one_key_alone_is_no_reason_to_be_fair(caplog: pytest.LogCaptureFixture) -> None:
+    for keys, words in (["one"], True), (["one", "two"], False):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "kvanta.server"):
+            warn_if_unfair("api-key", keys)
+        assert ("--fair-by api-key has no effect" in caplog.text) == words
 
 
 def test_a_server_that_is_not_fair_looks_at_no_user(users: list[str]) -> None:

@@ -165,6 +165,19 @@ TEST(StepTime, UsersShareThePrompts) {
   EXPECT_LE(world.now - begin, 3 * TimedWorld::Seconds(200));
 }
 
+TEST(StepTime, UsersPayForAcceptedDrafts) {
+  SchedulerConfig config = Config(64, 512);
+  config.prompts.fair = true;
+  TimedWorld world(config);
+  auto a = world.Add(5, 3, "a"), b = world.Add(5, 4, "b");
+  world.Step();
+  world.scheduler.ChargeDrafts(*a, 50);
+  auto of_a = world.Add(3000, 5, "a"), of_b = world.Add(3000, 6, "b");
+  world.Step();
+  EXPECT_EQ(world.TokensOf(*of_a), 0);
+  EXPECT_GT(world.TokensOf(*of_b), 0);
+}
+
 // The work of a step must not grow with the square of the prompts that wait.
 TEST(StepTime, ThousandsMayWait) {
   TimedWorld world(Config(4, 512));

@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -68,6 +68,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         _log.info("%s", loaded.summary())
         _log_parsers(service)
         _warn_if_public(options, address)
+        warn_if_unfair(service.fair_by, options.api_key)
         app = make_app(service, cors=cors_of(options))
         _listen(listener, options)
         _log.info("%s", _banner(service, listener, options, time.perf_counter() - begin))
@@ -208,6 +209,12 @@ def allowed_hosts(options: ServerOptions, address: str) -> AllowedHosts | None:
     if options.allowed_hosts:
         return AllowedHosts([options.host, *options.allowed_hosts])
     return AllowedHosts([options.host]) if is_loopback(address) and not options.api_key else None
+
+
+def warn_if_unfair(fair_by: str, keys: Sequence[str]) -> None:
+    """Logs that a server with these keys has only one user."""
+    if fair_by == "api-key" and len(keys) < 2:
+        _log.warning("--fair-by api-key has no effect with fewer than two keys (--api-key); see --fair-by user")
 
 
 def _warn_if_public(options: ServerOptions, address: str) -> None:

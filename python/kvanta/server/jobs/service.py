@@ -88,10 +88,11 @@ class Service:
         if fields["priority"] != 0 and not self.priorities:
             message = f"priority needs a server with --scheduling-policy priority, got {fields['priority']}"
             raise ApiError(400, message, param="priority")
-        if self.fair_by == "user":
-            fields["user"] = request.end_user
+        key = getattr(http.state, "api_key", "")
+        if self.fair_by == "user":  # those of one key have nothing to do with those of another
+            fields["user"] = f"{key}/{request.end_user}" if key else request.end_user
         elif self.fair_by == "api-key":
-            fields["user"] = getattr(http.state, "api_key", "")
+            fields["user"] = key
         return fields
 
     async def split(self, given: Any, name: str = "prompt") -> list[Any]:

@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "text from a model, streamed, on any cache format",
     "chat": "a conversation with a model, in the terminal",
     "serve": "an HTTP server that speaks OpenAI's API",
+    "show": "what a model's files are, and what the engine does with them",
     "eval": "what each cache format does to a model's predictions",
     "plan": "how many tokens and users fit in a memory, per cache format",
     "calibrate": "static scales and key means of a model, from a text",

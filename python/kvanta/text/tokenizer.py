@@ -140,6 +140,11 @@ class Tokenizer:
             (index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index)), default=None
         )
 
+    @property
+    def path(self) -> Path:
+        """The file of the vocabulary."""
+        return self._path
+
     def __len__(self) -> int:
         """One more than the largest token id."""
         return len(self.bytes)

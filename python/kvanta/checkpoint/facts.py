@@ -1,0 +1,233 @@
+"""The facts of a model's files, each with the place that it was read from, for `kvanta show`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvanta import _core
+from kvanta.checkpoint.checks import check_model_folder
+from kvanta.checkpoint.generation_config import AUTO, default_sampling
+from kvanta.errors import InputError, KvantaError
+from kvanta.terminal.tables import human_bytes
+from kvanta.text.tokenizer import Tokenizer
+from kvanta.text.tokenizer_files.files import read_json
+
+GGUF_INDEX = "model.gguf.index.json"
+_MAX_HEADER = 100_000_000
+# Files that belong to a model, and that nothing here reads.
+_NOT_READ: Mapping[str, str] = {
+    "preprocessor_config.json": "pictures and sound are not read: prompts are text",
+    "processor_config.json": "pictures and sound are not read: prompts are text",
+    "video_preprocessor_config.json": "videos are not read: prompts are text",
+    "adapter_config.json": "adapters are not applied: merge this one into the weights",
+    "*.bin": "weights that may run code are not read",
+    "*.pth": "weights that may run code are not read",
+    "*.onnx": "only *.safetensors and GGUF files are read",
+    "*.py": "code of a checkpoint is never run",
+}
+_TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+_ALWAYS = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range", "loop"}
+_EOS = "eos_token_id"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`source`: the file, and the key in it."""
+
+    name: str
+    value: str
+    source: str = ""
+
+
+@dataclass
+class ModelFacts:
+    """Facts of a folder's files. A stage that fails leaves its problem, and the others go on."""
+
+    info: _core.ModelInfo | None = None
+    facts: list[Fact] = field(default_factory=list)
+    ignored: list[Fact] = field(default_factory=list)
+    """Files without effect, with the reason as the value."""
+    problems: list[str] = field(default_factory=list)
+    """Errors that loading, or a request, ends with."""
+    loads: bool = True
+
+    def add(self, name: str, value: object, source: str = "") -> None:
+        """A fact, unless it is None or an empty text."""
+        if value is not None and str(value):
+            self.facts.append(Fact(name, str(value), source))
+
+    def attempt(self, stage: Callable[[], None]) -> None:
+        """Runs a stage; its error becomes a problem, once."""
+        try:
+            stage()
+        except KvantaError as error:
+            self.loads = False
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+
+
+def model_facts(folder: Path) -> ModelFacts:
+    """Reads a model's folder, in Hugging Face layout or made for a GGUF file; of the weights, headers alone."""
+    result = ModelFacts()
+    result.attempt(lambda: check_model_folder(folder))
+    config: dict[str, Any] = {}
+    result.attempt(lambda: config.update(read_json(folder / "config.json")))
+    result.attempt(lambda: _add_shape(result, folder, config))
+    result.attempt(lambda: _add_weights(result, folder, config))
+    result.attempt(lambda: _add_texts(result, folder, config))
+    result.attempt(lambda: _add_sampling(result, folder))
+    for pattern, reason in _NOT_READ.items():
+        result.ignored += [Fact(file.name, reason) for file in sorted(folder.glob(pattern))[:1]]
+    return result
+
+
+def _key(config: Mapping[str, Any], *names: str) -> str:
+    """The place of the first of these keys in config.json, that of the text model included."""
+    for prefix, part in (("", config), ("text_config.", config.get("text_config") or {})):
+        for name in names:
+            if isinstance(part, Mapping) and part.get(name) is not None:
+                return f"config.json {prefix}{name}"
+    return f"the class's default, no {names[0]} in config.json"
+
+
+def _value(config: Mapping[str, Any], name: str) -> Any:
+    part = config.get("text_config")
+    return config.get(name, part.get(name) if isinstance(part, Mapping) else None)
+
+
+def _add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:
+    result.info = info = _core.read_model_info(str(folder))
+    kinds = Counter(info.layer_heads)
+    heads = ", ".join(
+        (f"{count} of " if len(kinds) > 1 else "") + f"{kv_heads} KV heads of {size}"
+        for (kv_heads, size), count in kinds.items()
+    )
+    result.add("architecture", info.architecture, _key(config, "architectures"))
+    result.add("size", f"{info.parameters / 1e6:,.1f} M parameters; {info.layers} layers of {info.hidden}, {heads}")
+    result.add("context", f"{info.max_position:,} tokens", _key(config, "max_position_embeddings", "n_positions"))
+    windows = Counter(window for window in info.sliding_window if window > 0)
+    for window, count in windows.items():
+        result.add("window", f"{window:,} tokens in {count} of {info.layers} layers", _key(config, "sliding_window"))
+    scaling = _value(config, "rope_scaling") or _value(config, "rope_parameters")
+    base = _value(config, "rope_theta") or (scaling.get("rope_theta") if isinstance(scaling, Mapping) else None)
+    kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, Mapping) else None
+    if base is not None or kind is not None:
+        parts = [f"base {base:,.10g}" if isinstance(base, int | float) else "", "" if kind is None else str(kind)]
+        place = _key(config, "rope_theta", "rope_parameters", "rope_scaling")
+        result.add("rope", ", ".join(filter(None, parts)), place)
+    declared = info.declared_kv_cache
+    place = "hf_quant_config.json" if (folder / "hf_quant_config.json").is_file() else "config.json quantization_config"
+    result.add("KV cache", declared or "bf16, unless --kv-cache-dtype says otherwise", place if declared else "no file")
+
+
+def _tensor_types(folder: Path) -> tuple[dict[str, int], str]:
+    """Bytes of each type of tensors, and the file, or the number of files. Raises InputError for a broken header."""
+    index = read_json(folder / GGUF_INDEX)
+    if index:
+        types: Counter[str] = Counter(str(tensor.get("type")) for tensor in index["tensors"].values())
+        files = [Path(str(part["path"])).name for part in index["files"]]
+        return dict(types), files[0] if len(files) == 1 else f"{len(files)} files"
+    sizes: dict[str, int] = {}
+    paths = sorted(folder.glob("*.safetensors"))
+    for path in paths:
+        for tensor in _header(path).values():
+            begin, end = tensor.get("data_offsets", (0, 0))
+            sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + end - begin
+    return sizes, paths[0].name if len(paths) == 1 else f"{len(paths)} files"
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        length = file.read(8)
+        size = struct.unpack("<Q", length)[0] if len(length) == 8 else _MAX_HEADER + 1
+        try:
+            header = json.loads(file.read(size)) if size <= _MAX_HEADER else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        raise InputError(f"{path} is no safetensors file: its header cannot be read")
+    header.pop("__metadata__", None)
+    return header
+
+
+def _add_weights(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:
+    if not any(folder.glob("*.safetensors")) and not (folder / GGUF_INDEX).is_file():
+        return
+    sizes, source = _tensor_types(folder)
+    is_gguf = (folder / GGUF_INDEX).is_file()
+    shown = sorted(sizes.items(), key=lambda entry: -entry[1])
+    text = ", ".join(f"{name} {f'x {size}' if is_gguf else human_bytes(size)}" for name, size in shown)
+    result.add("weights", text, source)
+    if result.info is not None:
+        result.add("in memory", f"{human_bytes(result.info.weight_bytes)}, computed as {result.info.dtype}")
+    method = config.get("quantization_config")
+    if isinstance(method, Mapping):
+        names = ("quant_method", "bits", "group_size", "fmt", "format", "quant_algo")
+        values = [f"{name} {method[name]}" for name in names if isinstance(method.get(name), str | int)]
+        result.add("quantization", ", ".join(values), "config.json quantization_config")
+
+
+def _ids(value: Any) -> list[int]:
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)]
+
+
+def _add_texts(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:
+    tokenizer = Tokenizer(folder)
+    result.add("tokenizer", f"{len(tokenizer):,} tokens", tokenizer.path.name)
+    if result.info is not None and len(tokenizer) > result.info.vocab:
+        last, limit = len(tokenizer) - 1, result.info.vocab - 1
+        result.problems.append(
+            f"tokens above {limit}: the tokenizer has ids up to {last}, the model has no rows for them"
+        )
+    prompt = tokenizer.encode("a")
+    bos = tokenizer.bos_id
+    if bos is not None:
+        adds = "begins every text" if prompt[:1] == [bos] else "is not added to texts"
+        result.add("first token", f"{tokenizer.token_text(bos)} ({bos}) {adds}", "tokenizer_config.json bos_token")
+    places = {
+        "config.json": _ids(_value(config, _EOS)),
+        "generation_config.json": _ids(read_json(folder / "generation_config.json").get(_EOS)),
+        "tokenizer_config.json": _ids(tokenizer.eos_id),
+    }
+    ends = [] if result.info is None else list(result.info.eos_token_ids)
+    names = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in ends if token < len(tokenizer))
+    result.add("end tokens", names or "none: texts end at max_tokens", _sources(places, ends))
+    others = [token for token in dict.fromkeys(itertools.chain(*places.values())) if token not in ends]
+    if others and ends:
+        shown = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in others if 0 <= token < len(tokenizer))
+        result.add("not an end", shown, _sources(places, others))
+    template = tokenizer.chat_template
+    if template is None:
+        result.add("chat template", "none: chats are refused, completions work")
+        return
+    reads = sorted(template.names - _ALWAYS - set(tokenizer.special_texts))
+    variables = [name for name in reads if name in ("tools", "documents") or name.startswith(("enable", "thinking"))]
+    found = next((name for name in _TEMPLATE_FILES if _has_template(folder, name)), "")
+    about = f"{len(template.source):,} characters"
+    about += f", reads {', '.join(variables)}" if variables else ""
+    about += "" if "tools" in reads else "; does not show tools"
+    result.add("chat template", about, found)
+
+
+def _sources(places: Mapping[str, Iterable[int]], tokens: Iterable[int]) -> str:
+    """The files that have one of these end tokens."""
+    wanted = set(tokens)
+    return ", ".join(name for name, found in places.items() if wanted & set(found))
+
+
+def _has_template(folder: Path, name: str) -> bool:
+    file = folder / name
+    return file.is_file() and (file.suffix == ".jinja" or read_json(file).get("chat_template") is not None)
+
+
+def _add_sampling(result: ModelFacts, folder: Path) -> None:
+    found = default_sampling(folder, AUTO, {})
+    text = ", ".join(f"{name} {value}" for name, value in found.items())
+    result.add("sampling", text or "temperature 1, no limits", "generation_config.json" if found else "no file has any")

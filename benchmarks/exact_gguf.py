@@ -17,7 +17,7 @@ from biased_twins import Tensors, read_tensors
 from tiny_gguf import gguf_name, interleave
 
 from kvanta.files.safetensors_writer import to_bf16
-from kvanta.gguf import convert_gguf
+from kvanta.gguf.convert import convert_gguf
 from kvanta.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")

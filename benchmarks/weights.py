@@ -20,7 +20,7 @@ from typing import Any
 import kvanta
 from kvanta.checkpoint.resolve import resolve_model
 from kvanta.evaluate import Settings, evaluate
-from kvanta.gguf import convert_gguf
+from kvanta.gguf.convert import convert_gguf
 
 KEYS = ("kl_mean", "kl_mean_ci95", "kl_median", "kl_p99", "kl_max", "top1", "ppl_ratio")
 

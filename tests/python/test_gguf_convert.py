@@ -12,7 +12,7 @@ from tiny_gguf import TinyModel, byte_vocabulary, write_gguf
 
 from kvanta import InputError, ResourceError
 from kvanta.checkpoint.resolve import resolve_model
-from kvanta.gguf import convert_gguf
+from kvanta.gguf.convert import convert_gguf
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 

@@ -18,7 +18,7 @@ from tiny_gguf import rewrite
 
 from kvanta import LLM, InputError
 from kvanta.checkpoint.resolve import resolve_model
-from kvanta.gguf import convert_gguf
+from kvanta.gguf.convert import convert_gguf
 from kvanta.text.tokenizer import Tokenizer
 
 ARCHITECTURE = {"general.architecture": "gemma4"}

@@ -17,7 +17,7 @@ from test_gguf_models import float32_error, logits, make
 from tiny_gguf import rewrite
 
 from kvanta import InputError
-from kvanta.gguf import convert_gguf, index_gguf
+from kvanta.gguf.convert import convert_gguf, index_gguf
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from tiny_gguf import TinyModel, interleave, write_gguf
 
 from kvanta import LLM, InputError
 from kvanta.files.safetensors_writer import to_bf16
-from kvanta.gguf import convert_gguf
+from kvanta.gguf.convert import convert_gguf
 
 KINDS = ("Q4_K", "Q5_K", "Q6_K")
 MODEL = TinyModel(layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256)

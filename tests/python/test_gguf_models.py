@@ -21,7 +21,7 @@ from tiny_gguf import rewrite
 
 from kvanta import LLM, InputError, _core
 from kvanta.checkpoint.resolve import resolve_model
-from kvanta.gguf import index_gguf
+from kvanta.gguf.convert import index_gguf
 
 TOKENS = np.random.default_rng(3).integers(3, gguf_models.VOCAB, 150).astype(np.int32)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}

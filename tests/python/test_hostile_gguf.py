@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tiny_gguf import TinyModel, rewrite, write_gguf
 
 from kvanta import LLM, InputError, ResourceError
-from kvanta.gguf import convert_gguf, index_gguf
+from kvanta.gguf.convert import convert_gguf, index_gguf
 
 BFLOAT16_MAX = (2 - 2.0**-7) * 2.0**127
 

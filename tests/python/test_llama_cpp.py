@@ -14,7 +14,7 @@ from peer_rows import compare
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta.evaluate.passages import Passage
-from kvanta.gguf import convert_gguf
+from kvanta.gguf.convert import convert_gguf
 from kvanta.gguf.tokenizer import byte_level_bpe
 
 OUTPUT = (Path(__file__).parents[1] / "data" / "llama_cpp" / "kl_divergence.txt").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from kvanta import InputError, ResourceError, _core
 from kvanta.checkpoint.checks import check_model_folder
 from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.fleet.plan import plan
-from kvanta.gguf import index_gguf
+from kvanta.gguf.convert import index_gguf
 from kvanta.text.tokenizer import Tokenizer
 
 # Values that a reader of JSON may not expect where another one belongs.

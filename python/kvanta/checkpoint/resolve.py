@@ -55,7 +55,7 @@ def _gguf_folder(file: Path) -> Path:
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     folder = kvanta_home() / "models" / f"{model_name(file)}-{digest}"
     if not (folder / "config.json").is_file():
-        from kvanta.gguf import index_gguf
+        from kvanta.gguf.convert import index_gguf
 
         index_gguf(file, folder)
     return folder

@@ -96,7 +96,7 @@ def smollm2_folder() -> Path:
     folder = kvanta_home() / "models" / f"smollm2-{CONVERTER_VERSION}"
     if (folder / "config.json").is_file():
         return folder
-    from kvanta.gguf import convert_gguf
+    from kvanta.gguf.convert import convert_gguf
 
     given = os.environ.get(WHEEL_VARIABLE)
     if given and not Path(given).expanduser().is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kvanta.cli.arguments import CommandParser
-from kvanta.gguf import convert_gguf
+from kvanta.gguf.convert import convert_gguf
 from kvanta.terminal.tables import human_bytes
 
 _DESCRIPTION = """\

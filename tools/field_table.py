@@ -24,6 +24,7 @@ from flag_table import KINDS, sections, write_or_check
 from kvanta.options.foreign import Meaning
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
+from kvanta.server.http.hints import Hint
 from kvanta.server.openai.responses_request import ResponsesRequest
 from kvanta.server.requests import request_fields as known
 from kvanta.server.requests.pooling_protocol import EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
@@ -46,7 +47,8 @@ _HEAD = """\
 The server knows every field of the requests of OpenAI's and Anthropic's clients, vLLM and SGLang. Every field is
 implemented ("honoured"), ignored ("accepted"), or rejected with a reason ("refused"). Values that request nothing
 (null, false, the default) are always accepted. An honoured field may refuse single values:
-[serve.md](serve.md#endpoints) describes the fields. Unknown fields are ignored, with a line in the log.
+[serve.md](serve.md#endpoints) describes the fields. Accepted and unknown ones that are given are named in the answer's
+header `x-kvanta-ignored`, and once in the log.
 `SamplingParams` is the class of Python. Written by `tools/field_table.py` from the types of the clients, the request
 classes of the servers, and the declarations of ours.
 """
@@ -58,7 +60,7 @@ class Endpoint(NamedTuple):
     title: str
     declared: Collection[str]
     refused: Mapping[str, Refused] = {}
-    ignored: Mapping[str, str] = {}
+    ignored: Mapping[str, Hint] = {}
     names: Mapping[str, str] = {}
     """Other names -> those of `rest`."""
     rest: str = ""
@@ -117,7 +119,8 @@ def fate(endpoint: str, name: str) -> Meaning:
     if name in here.refused:
         return Meaning("refused", here.refused[name].reason)
     if name in here.ignored:
-        return Meaning("accepted", here.ignored[name])
+        hint = here.ignored[name]
+        return Meaning("accepted", f"{hint.reason} (since {hint.since})")
     return fate(here.rest, name) if here.rest else Meaning("unknown", "")
 
 

@@ -22,7 +22,7 @@ from kvanta import InputError, SamplingParams
         ("temperature", float("inf")),
         ("temperature", "hot"),
         ("top_k", -2),
-        ("top_p", 0.0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("min_p", 1.1),

@@ -48,15 +48,13 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": [1, 512]}, "512"),
         ({"prompt": [-1]}, "-1"),
         ({"prompt": [2**70]}, "token id"),
-        ({"prompt": "\ud800"}, "Unicode"),
         ({"prompt": [1] * 512}, "max_model_len"),
         ({"prompt": "a" * 100_000}, "characters"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": "five"}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 5.5}, "max_tokens"),
         ({"prompt": "a", "max_tokens": 2**80}, "max_tokens"),
         ({"prompt": "a", "temperature": -1}, "temperature"),
-        ({"prompt": "a", "temperature": True}, "temperature"),
-        ({"prompt": "a", "top_p": 0}, "top_p"),
         ({"prompt": "a", "top_k": -7}, "top_k"),
         ({"prompt": "a", "min_p": 2}, "min_p"),
         ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
@@ -64,7 +62,6 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": "a", "n": 500}, "500 texts"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "logprobs": 21}, "--max-logprobs"),
-        ({"prompt": "a", "logprobs": True}, "logprobs"),
         ({"prompt": "a", "seed": 2**64}, "seed"),
         ({"prompt": "a", "stop": [""]}, "stop"),
         ({"prompt": "a", "stop": 5}, "stop"),
@@ -76,7 +73,6 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": "a", "min_tokens": 99}, "min_tokens"),
         ({"prompt": "a", "priority": 2**31}, "priority"),
         ({"prompt": "a", "priority": -1}, "--scheduling-policy priority"),
-        ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream"),
         ({"prompt": "a", "stream": True, "stream_options": 1}, "stream_options"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
@@ -90,8 +86,7 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": "a", "structured_outputs": {"xml": 1}}, "xml"),
         ({"prompt": "a", "guided_choice": []}, "guided_choice"),
         ({"prompt": "a", "max_tokens": -1}, "or null, got -1"),
-        ({"prompt": "a", "ignore_eos": "None or True"}, "boolean, not 'None or True'"),
-        ({"prompt": "a", "n": True}, "integer, not true"),
+        ({"prompt": "a", "ignore_eos": "None or True"}, "boolean"),
     ],
 )
 def test_bad_completions(server: LiveServer, body: dict[str, Any], said: str) -> None:
@@ -143,7 +138,6 @@ def test_bad_chats(server: LiveServer, body: dict[str, Any], said: str) -> None:
         ("/v1/completions", {"input_ids": [1] * 600}, "input_ids"),
         ("/detokenize", {"tokens": [99999]}, "tokens"),
         ("/tokenize", {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
-        ("/tokenize", {"prompt": "a\ud800"}, "prompt"),
         ("/v1/completions", {"prompt": "a", "stop_token_ids": [512]}, "stop_token_ids"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"9999": 1}}, "logit_bias"),
         ("/v1/completions", {"prompt": "a", "guided_choice": ["stop", 1]}, "guided_choice"),
@@ -194,11 +188,11 @@ def test_other_statuses(server: LiveServer) -> None:
         headers = {"Content-Type": "application/json", "Content-Encoding": coding}
         body = b'{"prompt": "a", "max_tokens": 1}'
         assert server.client.post("/v1/completions", content=body, headers=headers).status_code == 200
-    for coding in ("gzip", "GZIP", "identity, gzip"):
+    for coding in ("br", "identity, gzip"):
         headers = {"Content-Type": "application/json", "Content-Encoding": coding}
         response = server.client.post("/v1/completions", content=compressed, headers=headers)
-        assert (response.status_code, response.headers["Accept-Encoding"]) == (415, "identity")
-        assert coding.lower() in error_of(response)["message"]
+        assert (response.status_code, response.headers["Accept-Encoding"]) == (415, "identity, gzip, x-gzip, deflate")
+        assert coding in error_of(response)["message"]
     untyped = server.client.post("/v1/completions", content=b'{"prompt": "a"}')
     assert untyped.status_code == 400
     assert "Content-Type: application/json" in error_of(untyped)["message"]
@@ -236,7 +230,10 @@ def test_request_ids(server: LiveServer) -> None:
         assert len(made) == 32
     headers = {"X-Request-Id": "abc"}
     answer = server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
-    assert answer.json()["id"] == "cmpl-abc"
+    again = server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
+    assert answer.json()["id"].startswith("cmpl-abc-")
+    assert answer.json()["id"] != again.json()["id"]
+    assert answer.headers["x-request-id"] == again.headers["x-request-id"] == "abc"
 
 
 def test_a_full_queue_and_a_server_that_stops(server: LiveServer) -> None:

@@ -208,18 +208,12 @@ def test_thinking_is_a_switch_of_the_template(server: LiveServer, kind: str, pro
         ({"messages": []}, "messages must be a list of messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "models read text alone"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role must be user, assistant or system"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
-            "messages[0].content[0]: no call before it has the id 'a'",
-        ),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0] is 'bash_20250124'"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type must be one of auto, any, none, tool"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is 'required', and tools is empty"),
         ({"thinking": {"type": "often"}}, "thinking.type must be one of"),
         ({"stop_sequences": "a"}, "stop_sequences must be a list"),
         ({"stop_sequences": [""]}, "stop_sequences must be"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
-        ({"output_config": {"effort": "high"}}, "output_config.effort is 'high'"),
         ({"temperature": -1}, "temperature must be"),
     ],
 )

@@ -209,7 +209,7 @@ def test_what_a_model_writes_of_its_own_accord_over_http(server: LiveServer) -> 
         ({"tool_choice": {"type": "function", "function": {"name": "run"}}, "tools": TOOLS}, "paint, walk"),
         ({"tool_choice": "required", "tools": [{"type": "function"}]}, "tools has"),
         ({"tool_choice": "required", "tools": TOOLS, "guided_choice": ["a"]}, "exclude"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": "some"}, "parallel_tool_calls"),
     ],
 )
 def test_bad_fields(server: LiveServer, fields: dict[str, Any], said: str) -> None:

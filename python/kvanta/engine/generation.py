@@ -137,6 +137,8 @@ def _engine_params(params: SamplingParams, index: int, seed: int, max_new_tokens
         value = getattr(params, name)
         if value is not None:
             setattr(sampling, name, list(value.items()) if isinstance(value, Mapping) else value)
+    if params.top_p == 0:  # the smallest nucleus there is
+        sampling.top_k, sampling.top_p = 1, 1.0
     sampling.seed = seed
     if params.max_tokens is None:
         sampling.max_tokens = max_new_tokens

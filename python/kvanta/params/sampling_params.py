@@ -150,7 +150,7 @@ class SamplingParams(Parameters):
     )
     top_k: int = parameter(0, _integer(-1), help="sample from the K most likely tokens; 0 or -1: all", metavar="K")
     top_p: float = parameter(
-        1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P", common=True
+        1.0, _number(0.0, 1.0), help="nucleus sampling, in [0, 1]; 0: the most likely token", metavar="P", common=True
     )
     min_p: float = parameter(
         0.0, _number(0.0, 1.0), help="minimum probability, as a share of the most likely token's", metavar="P"

@@ -29,7 +29,7 @@ from kvanta.server.http.access import OPEN_PREFIX, AccessControl, HeadRequests, 
 from kvanta.server.http.admission import AdmissionLimiter
 from kvanta.server.http.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
 from kvanta.server.http.time_slices import BodyReader, large_json_bytes
-from kvanta.server.jobs.service import Service
+from kvanta.server.jobs.service import ANY_NAME, Service
 from kvanta.server.openai.chat import ChatResponse
 from kvanta.server.openai.completions import CompletionResponse
 from kvanta.server.openai.pooling_api import add_pooling
@@ -218,7 +218,10 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
 
         def encode() -> list[int]:
             if request.messages is not None:
-                text, special = prompts.chat_text(request, tokenizer), bool(request.add_special_tokens)
+                text, special = (
+                    prompts.chat_text(request, tokenizer, service.notes_unread),
+                    bool(request.add_special_tokens),
+                )
             else:
                 text, special = request.prompt or "", request.add_special_tokens is not False
             prompts.check_length(text, tokenizer, front.max_model_len)
@@ -261,7 +264,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
         """The one model, under each of its names."""
         if wants_anthropic(http):
             return JsonResponse(anthropic_models(service, created))
-        return JsonResponse({"object": "list", "data": [service.model_card(name, created) for name in service.names]})
+        return JsonResponse(
+            {
+                "object": "list",
+                "data": [service.model_card(name, created) for name in service.names if name != ANY_NAME],
+            }
+        )
 
     @app.get("/v1/models/{name:path}")
     async def model(http: Request, name: str) -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 from kvanta.server.app import cors_arguments
 from kvanta.server.http.hosts import AllowedHosts
 from kvanta.server.jobs.async_llm import AsyncLLM
-from kvanta.server.jobs.service import Service
+from kvanta.server.jobs.service import ANY_NAME, Service
 from kvanta.server.options import ServerOptions
 
 MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
@@ -18,7 +18,7 @@ def make_service(front: AsyncLLM, model: str, options: ServerOptions, hosts: All
     front.metrics.vllm_names = options.metrics_prefix == "vllm"
     return Service(
         front,
-        options.served_model_name or [model],
+        _names(options.served_model_name, model),
         max_logprobs=options.max_logprobs,
         api_keys=options.api_key,
         max_body_bytes=options.max_body_bytes,
@@ -30,9 +30,16 @@ def make_service(front: AsyncLLM, model: str, options: ServerOptions, hosts: All
         max_headers=options.h11_max_header_count,
         stream_ping_seconds=options.stream_ping_seconds,
         has_docs=not options.disable_fastapi_docs,
+        notes_unread=options.unsupported_content == "note",
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
     )
+
+
+def _names(given: list[str], model: str) -> list[str]:
+    """Names for clients; the first one is the answers', which ANY_NAME cannot be."""
+    first = [name for name in given if name != ANY_NAME] or [model]
+    return [*first, ANY_NAME] if ANY_NAME in given else first
 
 
 def cors_of(options: ServerOptions) -> dict[str, Any] | None:

@@ -120,11 +120,19 @@ class ServerOptions(OptionGroup):
     )
     served_model_name: list[str] = option(
         (),
-        "names of the model for clients [MODEL]",
+        "names of the model for clients; '*' takes every name [MODEL]",
         _words,
         aliases=("served_model_names",),
         is_list=True,
         metavar="NAME",
+        group="server",
+        shown=("serve",),
+    )
+    unsupported_content: str = option(
+        "refuse",
+        "pictures, sound and files in messages: refuse the request, or note in the text that they are not read",
+        str.lower,
+        choices=("refuse", "note"),
         group="server",
         shown=("serve",),
     )

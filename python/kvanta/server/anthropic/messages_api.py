@@ -15,7 +15,7 @@ from kvanta.server.http.errors import MESSAGES_PATH, ApiError, JsonResponse
 from kvanta.server.jobs.answer_parts import AnswerPart, PartsResponse
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.response import named_event
-from kvanta.server.jobs.service import Service
+from kvanta.server.jobs.service import ANY_NAME, Service
 from kvanta.server.requests.protocol import ChatRequest
 from kvanta.server.requests.request_fields import MESSAGES_REFUSED, check_refused
 from kvanta.server.requests.translated import renamed_errors
@@ -30,7 +30,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
         """The assistant's answer, as a list of content blocks."""
         check_refused(request.model_extra or {}, MESSAGES_REFUSED)
         with renamed_errors(FIELD_NAMES):
-            chat = await service.read(http, lambda: request.chat(service.parsers))
+            chat = await service.read(http, lambda: request.chat(service.parsers, service.notes_unread))
             ttl = request.cache_ttl()
             if front.max_cache_ttl > 0 and chat.cache_ttl is None:
                 chat.cache_ttl = ttl
@@ -44,7 +44,13 @@ def add_messages(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         check_refused(request.model_extra or {}, MESSAGES_REFUSED)
         with renamed_errors(FIELD_NAMES):
-            return JsonResponse({"input_tokens": await service.count_tokens(lambda: request.chat(service.parsers))})
+            return JsonResponse(
+                {
+                    "input_tokens": await service.count_tokens(
+                        lambda: request.chat(service.parsers, service.notes_unread)
+                    )
+                }
+            )
 
 
 def wants_anthropic(http: Request) -> bool:
@@ -54,7 +60,7 @@ def wants_anthropic(http: Request) -> bool:
 
 def anthropic_models(service: Service, created: int) -> dict[str, Any]:
     """GET /v1/models as Anthropic's API answers it."""
-    cards = [anthropic_model(service, name, created) for name in service.names]
+    cards = [anthropic_model(service, name, created) for name in service.names if name != ANY_NAME]
     return {"data": cards, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
 
 

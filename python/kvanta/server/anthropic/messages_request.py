@@ -11,16 +11,24 @@ from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line, truth
 from kvanta.parsers.answer import AnswerParsers
 from kvanta.server.http.errors import ApiError
+from kvanta.server.http.hints import note
 from kvanta.server.openai.responses_request import Objects
-from kvanta.server.requests.conversation import Conversation, field, kind_of, not_text, text_of
+from kvanta.server.requests.conversation import Conversation, field, kind_of
 from kvanta.server.requests.protocol import Body, ChatRequest, Messages
 from kvanta.server.requests.request_fields import MESSAGES_IGNORED, MESSAGES_REFUSED
 from kvanta.server.requests.translated import as_chat, further_fields
 from kvanta.text.tokenizer import Tokenizer
 
 _TEXTS = ("text",)
-_USER_BLOCKS = ("text", "tool_result")
-_ASSISTANT_BLOCKS = ("text", "thinking", "tool_use")
+_SERVER_BLOCKS = (
+    "server_tool_use",
+    "web_search",
+    "web_fetch",
+    "code_execution",
+    "bash_code",
+    "text_editor_code",
+    "mcp_",
+)
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enabled", "adaptive", "disabled")
 _SWITCHES = ("enable_thinking", "thinking")
@@ -52,21 +60,21 @@ class CountTokensRequest(Body):
     output_config: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def chat(self, parsers: AnswerParsers) -> ChatRequest:
-        """Raises InputError or ApiError."""
+    def chat(self, parsers: AnswerParsers, notes_unread: bool = False) -> ChatRequest:
+        """Raises InputError or ApiError. `notes_unread`: see conversation.text_of."""
         fields = further_fields(self, MESSAGES_REFUSED, MESSAGES_IGNORED)
         with about("tool_choice"):
             choice, parallel = _choice(self.tool_choice)
         with about("tools"):
             tools = _tools(self.tools)
-        messages = self._messages()
+        messages = self._messages(notes_unread)
         config = self.output_config or {}
         fields |= {
             "model": self.model,
             "messages": messages,
             "continue_final_message": messages[-1]["role"] == "assistant",
             "tools": tools,
-            "tool_choice": choice,
+            "tool_choice": choice if tools or not self.tools else None,
             "parallel_tool_calls": parallel,
             "response_format": _format(config.get("format")),
             "reasoning_effort": config.get("effort"),
@@ -75,11 +83,11 @@ class CountTokensRequest(Body):
         }
         return as_chat(fields)
 
-    def _messages(self) -> list[dict[str, Any]]:
-        conversation = Conversation()
+    def _messages(self, notes_unread: bool) -> list[dict[str, Any]]:
+        conversation = Conversation(notes_unread)
         if self.system:
             with about("system"):
-                conversation.say("system", text_of("system", self.system, _TEXTS))
+                conversation.say("system", conversation.text_of("system", self.system, _TEXTS))
         with about("messages"):
             self._read_messages(conversation)
         return conversation.messages
@@ -95,7 +103,7 @@ class CountTokensRequest(Body):
             elif role == "assistant":
                 _add_assistant(conversation, f"{where}.content", message.get("content"))
             elif role == "system":
-                conversation.say(role, text_of(f"{where}.content", message.get("content"), _TEXTS))
+                conversation.say(role, conversation.text_of(f"{where}.content", message.get("content"), _TEXTS))
             else:
                 raise InputError(f"{where}.role must be user, assistant or system, got {one_line(role)}")
         last = conversation.messages[-1] if conversation.messages else {}
@@ -133,9 +141,9 @@ class MessagesRequest(CountTokensRequest):
         blocks += [("a block's ", block) for each in lists for block in each if isinstance(block, Mapping)]
         return max(_seconds(where, block.get("cache_control")) for where, block in blocks)
 
-    def chat(self, parsers: AnswerParsers) -> ChatRequest:
-        """Raises InputError or ApiError."""
-        chat = super().chat(parsers)
+    def chat(self, parsers: AnswerParsers, notes_unread: bool = False) -> ChatRequest:
+        """Raises InputError or ApiError. `notes_unread`: see conversation.text_of."""
+        chat = super().chat(parsers, notes_unread)
         chat.max_tokens, chat.stream = self.max_tokens, self.stream
         if self.stop_sequences is not None:
             if not isinstance(self.stop_sequences, list):
@@ -182,12 +190,10 @@ def _add_user(conversation: Conversation, where: str, content: Any) -> None:
         place = f"{where}[{index}]"
         if kind_of(block) == "tool_result":
             say()
-            result = text_of(f"{place}.content", block.get("content") or "", _TEXTS)
+            result = conversation.text_of(f"{place}.content", block.get("content") or "", _TEXTS)
             conversation.result(place, field(place, block, "tool_use_id"), result)
-        elif kind_of(block) == "text":
-            texts.append(field(place, block, "text"))
         else:
-            raise not_text(place, block, _USER_BLOCKS)
+            texts.append(conversation.text_of(f"{where}", [block], _TEXTS))
     say()
 
 
@@ -206,8 +212,10 @@ def _add_assistant(conversation: Conversation, where: str, content: Any) -> None
             if not isinstance(arguments, Mapping):
                 raise InputError(f"{place}.input must be an object, got {one_line(arguments)}")
             calls.append((field(place, block, "id"), field(place, block, "name"), arguments))
+        elif isinstance(kind, str) and kind.startswith(_SERVER_BLOCKS):
+            note(f"messages[{kind}]", "only the service that made it can read it")
         else:
-            raise not_text(place, block, _ASSISTANT_BLOCKS)
+            texts.append(conversation.text_of(where, [block], _TEXTS))
     if texts:
         conversation.say("assistant", "\n".join(texts))
     for call_id, name, arguments in calls:
@@ -220,7 +228,11 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
     found = []
     for index, tool in enumerate(tools or []):
         schema = tool.get("input_schema") if isinstance(tool, Mapping) else None
-        if kind_of(tool) not in (None, "custom") or not isinstance(schema, Mapping):
+        kind = kind_of(tool)
+        if isinstance(kind, str) and kind != "custom" and schema is None:
+            note(f"tools[{kind}]", "the server has no such tool; those with an input_schema are called by the client")
+            continue
+        if kind not in (None, "custom") or not isinstance(schema, Mapping):
             shown = one_line(kind_of(tool) or tool)
             raise InputError(f"tools[{index}] is {shown}: only {{'name': ..., 'input_schema': {{...}}}} is supported")
         function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}

@@ -9,7 +9,8 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,10 +19,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvanta.server.http.connections import MAX_HEADER_BYTES
 from kvanta.server.http.errors import ApiError, error_response
+from kvanta.server.http.hints import HEADER
+from kvanta.server.http.hints import begin as begin_hints
 from kvanta.server.http.hosts import AllowedHosts
 
 _log = logging.getLogger("kvanta.server")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+# Names of codings -> zlib's window bits.
+_INFLATED: Mapping[str, int] = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+_SLASHES = re.compile(r"/{2,}")
+_AZURE_PATH = re.compile(r"^/openai/(?:deployments/[^/]+|v1)/")
 _BODY_SECONDS = 60.0
 """Longest time without a byte of a body; the whole body may take this and a second for each _BODY_RATE bytes."""
 _BODY_RATE = 16 * 1024
@@ -38,6 +45,15 @@ def route_path(scope: Scope) -> str:
     prefix = scope.get("root_path", "")
     rest = path.removeprefix(prefix)
     return rest if prefix and path.startswith(prefix) and rest[:1] in ("", "/") else path
+
+
+def _normalize_path(scope: Scope) -> None:
+    """Takes double slashes away, which a base URL that ends in one makes, and reads Azure's paths as OpenAI's."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    prefix = prefix if prefix and path.startswith(prefix) else ""
+    rest = path.removeprefix(prefix)
+    if "//" in rest or rest.startswith("/openai/"):
+        scope["path"] = prefix + _AZURE_PATH.sub("/v1/", _SLASHES.sub("/", rest))
 
 
 def refuse_web_pages(http: Request) -> None:
@@ -76,11 +92,16 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = Headers(scope=scope).get("x-request-id", "")
+        unique = f"{self._ids.getrandbits(128):032x}"  # no secret, and a call of the system less
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = f"{self._ids.getrandbits(128):032x}"  # no secret, and a call of the system less
+            request_id = unique
         begin = time.perf_counter()
+        ignored = begin_hints()
+        _normalize_path(scope)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        # Clients may send the same id twice, and answers have different ones.
+        state["answer_id"] = unique if request_id == unique else f"{request_id}-{unique[:8]}"
         state["arrival"] = begin
         status = 0
 
@@ -88,7 +109,10 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if ignored:
+                    headers[HEADER] = ", ".join(ignored)
             await send(message)
 
         try:
@@ -129,7 +153,7 @@ def tokens_note(state: dict[str, Any]) -> str:
 
 class AccessControl:
     """Refuses requests without a key (401), under a foreign name (403), with a header that is too large (431), and
-    bodies that are too large (413), compressed (415) or arrive too slowly (408).
+    bodies that are too large (413), compressed in other ways than gzip and deflate (415) or arrive too slowly (408).
     """
 
     def __init__(
@@ -163,7 +187,9 @@ class AccessControl:
         except ApiError as error:
             await error_response(error, path)(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive), send)
+        body = self._limited(receive)
+        bits = _INFLATED.get(headers.get("content-encoding", "").lower())
+        await self._app(scope, body if bits is None else self._inflated(body, bits), send)
 
     def _check_header(self, scope: Scope, headers: Headers) -> None:
         size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
@@ -185,7 +211,7 @@ class AccessControl:
         if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        sent = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        sent = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key") or headers.get("api-key", "")
         given = _digest(sent.encode("latin-1"))  # the bytes as they came
         # Every key is compared, each in constant time.
         if sum([hmac.compare_digest(given, digest) for digest in self._digests]) == 0:
@@ -199,9 +225,9 @@ class AccessControl:
 
     def _check_encoding(self, headers: Headers) -> None:
         coding = headers.get("content-encoding", "").lower()
-        if coding not in ("", "identity"):
-            message = f"the body has the Content-Encoding {coding[:50]!r}; the only supported one is identity"
-            raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
+        if coding not in ("", "identity", *_INFLATED):
+            message = f"the body has the Content-Encoding {coding[:50]!r}; supported: identity, {', '.join(_INFLATED)}"
+            raise ApiError(415, message, headers={"Accept-Encoding": ", ".join(("identity", *_INFLATED))})
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "")
@@ -237,6 +263,31 @@ class AccessControl:
             return message
 
         return limited
+
+    def _inflated(self, receive: Receive, bits: int) -> Receive:
+        """The body without its compression, of which no more is made than the limit. `bits`: of zlib."""
+        inflater = zlib.decompressobj(bits)
+        size = 0
+        began = False
+
+        async def inflated() -> Message:
+            nonlocal size, began
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            try:
+                body = inflater.decompress(message.get("body", b""), self._max_body_bytes + 1 - size)
+            except zlib.error as error:
+                raise ApiError(400, f"the body is not compressed as its Content-Encoding says: {error}") from None
+            size += len(body)
+            began = began or bool(message.get("body"))
+            if size > self._max_body_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False) and began and not inflater.eof:
+                raise ApiError(400, "the compressed body ends too early")
+            return {**message, "body": body}
+
+        return inflated
 
 
 class HeadRequests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import random
 import sys
@@ -124,7 +125,7 @@ class AsyncLLM:
 
     async def off_loop(self, function: Callable[[], Result]) -> Result:
         """Runs a slow function, such as tokenizing, on another thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+        return await asyncio.get_running_loop().run_in_executor(self._workers, contextvars.copy_context().run, function)
 
     async def _compile(self, field: str, make: Callable[[], Result]) -> Result:
         """Runs what compiles the grammar of a field, on threads that do nothing else: prompts of others do not wait.

@@ -26,6 +26,8 @@ from kvanta.text.prompts import TokenPrompt
 
 Result = TypeVar("Result")
 
+ANY_NAME = "*"
+"""Among the model's names: clients may use every name, as agents do that name several models of a vendor."""
 _AT_ONCE = 4096
 """Bytes of a body that is turned into tokens at once: to hand it to another thread would take longer."""
 
@@ -60,6 +62,8 @@ class Service:
     """Time without an event after which a stream sends a ping; 0: never."""
     has_docs: bool = True
     """The server answers /openapi.json."""
+    notes_unread: bool = False
+    """Pictures and other parts of messages that are not text become a note in the text; else they are refused."""
     tool_call_parser: str = ""
     """A name of tool_calls.PARSERS; empty: calls that were not forced stay text."""
     reasoning_parser: str = ""
@@ -72,7 +76,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for an unknown model."""
-        if name is not None and name not in self.names:
+        if name is not None and name not in self.names and ANY_NAME not in self.names:
             known = ", ".join(self.names)
             raise ApiError(
                 404, f"there is no model {name[:100]!r} here; known: {known}", code="model_not_found", param="model"
@@ -128,7 +132,7 @@ class Service:
                 raise ApiError(400, f"{field}: {error}", param=field) from None
             raise
         try:
-            make = functools.partial(answer, http.state.request_id, job)  # a parser for each text
+            make = functools.partial(answer, http.state.answer_id, job)  # a parser for each text
             writer = make() if at_once and params.n <= _TEXTS_AT_ONCE else await self.front.write(make)
         except BaseException:
             job.cancel()
@@ -207,7 +211,7 @@ class Service:
             request,
             params,
             1,
-            lambda: [prompts.chat_prompt(request, front.tokenizer, front.max_model_len, params)],
+            lambda: [prompts.chat_prompt(request, front.tokenizer, front.max_model_len, params, self.notes_unread)],
             lambda name, job: answer(name, job, shape),
             shape,
         )
@@ -217,7 +221,7 @@ class Service:
         front = self.front
 
         def count() -> int:
-            text = prompts.chat_text(read(), front.tokenizer)
+            text = prompts.chat_text(read(), front.tokenizer, self.notes_unread)
             prompts.check_length(text, front.tokenizer, front.max_model_len)
             return len(front.tokenizer.encode(text, add_special_tokens=False))
 

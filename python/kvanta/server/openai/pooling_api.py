@@ -163,7 +163,7 @@ async def _pooled(
 
 
 def _head(kind: str, http: Request, model: str) -> dict[str, Any]:
-    return {"id": f"{kind}-{http.state.request_id}", "created": int(time.time()), "model": model}
+    return {"id": f"{kind}-{http.state.answer_id}", "created": int(time.time()), "model": model}
 
 
 def _floats(output: PoolingRequestOutput) -> list[float]:

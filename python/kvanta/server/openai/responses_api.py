@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from kvanta.server.jobs.answer_parts import AnswerPart, PartsResponse
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.service import Service
 from kvanta.server.openai.logprobs import LogprobsWriter
-from kvanta.server.openai.responses_request import FIELD_NAMES, ResponsesRequest
+from kvanta.server.openai.responses_request import CUSTOM_INPUT, FIELD_NAMES, ResponsesRequest
 from kvanta.server.requests.protocol import ChatRequest
 from kvanta.server.requests.request_fields import RESPONSES_REFUSED, check_refused
 from kvanta.server.requests.translated import renamed_errors
@@ -33,7 +34,7 @@ def add_responses(app: FastAPI, service: Service) -> None:
         """The assistant's answer, as a list of items."""
         check_refused(request.model_extra or {}, RESPONSES_REFUSED)
         with renamed_errors(FIELD_NAMES):
-            chat = await service.read(http, request.chat)
+            chat = await service.read(http, lambda: request.chat(service.notes_unread))
             body = len(await http.body())
             return await service.chat(
                 http,
@@ -49,8 +50,18 @@ def add_responses(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         check_refused(request.model_extra or {}, RESPONSES_REFUSED)
         with renamed_errors(FIELD_NAMES):
-            count = await service.count_tokens(request.chat)
+            count = await service.count_tokens(lambda: request.chat(service.notes_unread))
         return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
+
+
+def _custom_input(arguments: str) -> str:
+    """The text of a call of a custom tool, from the arguments of the function that it was offered as."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):  # cut off by max_output_tokens
+        return arguments
+    value = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
+    return value if isinstance(value, str) else arguments
 
 
 class ItemsResponse(PartsResponse):
@@ -71,6 +82,7 @@ class ItemsResponse(PartsResponse):
         super().__init__(chat, job, shape)
         self._echoed_entries = body_bytes // _BYTES_PER_ENTRY
         self._request_id = request_id
+        self._tool_kinds = request.tool_kinds
         self._events_sent = 0
         self._items: list[dict[str, Any]] = []
         self._wants_logprobs = request.has_logprobs
@@ -150,14 +162,18 @@ class ItemsResponse(PartsResponse):
             yield self._event("output_text.delta", **self._place(part), delta=text, logprobs=logprobs)
         elif part.kind == "reasoning":
             yield self._event("reasoning_text.delta", **self._place(part), delta=text)
-        else:
+        elif not self._is_custom(part):  # whose text is known when its JSON is complete
             yield self._event("function_call_arguments.delta", **self._place(part), delta=text)
 
     def _closed(self, part: AnswerPart, finish_reason: str | None) -> Iterator[dict[str, Any]]:
         item = self._item(part, "incomplete" if finish_reason == "length" else "completed")
         self._items.append(item)
         place = self._place(part)
-        if part.kind == "call":
+        if part.kind == "call" and self._is_custom(part):
+            text = _custom_input(part.text)
+            yield self._event("custom_tool_call_input.delta", **place, delta=text)
+            yield self._event("custom_tool_call_input.done", **place, input=text)
+        elif part.kind == "call":
             yield self._event("function_call_arguments.done", **place, name=part.name, arguments=part.text)
         else:
             (content,) = item["content"] or [self._content(part)]
@@ -181,14 +197,21 @@ class ItemsResponse(PartsResponse):
         place = {"item_id": self._item_id(part), "output_index": part.index}
         return place if part.kind == "call" else {**place, "content_index": 0}
 
+    def _is_custom(self, part: AnswerPart) -> bool:
+        return self._tool_kinds.get(part.name, {}).get("type") == "custom"
+
     def _item_id(self, part: AnswerPart) -> str:
         return f"{_ID_PREFIXES[part.kind]}{self._request_id}_{part.index}"
 
     def _item(self, part: AnswerPart, status: str) -> dict[str, Any]:
         head = {"id": self._item_id(part), "status": status}
         if part.kind == "call":
-            call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
-            return {"type": "function_call", **head, **call}
+            call = {"call_id": part.call_id, "name": part.name}
+            if namespace := self._tool_kinds.get(part.name, {}).get("namespace"):
+                call["namespace"] = namespace
+            if self._is_custom(part):
+                return {"type": "custom_tool_call", **head, **call, "input": _custom_input(part.text)}
+            return {"type": "function_call", **head, **call, "arguments": part.text}
         content = [] if status == "in_progress" else [self._content(part)]
         if part.kind == "reasoning":
             return {"type": "reasoning", **head, "summary": [], "content": content}

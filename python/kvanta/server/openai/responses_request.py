@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -9,9 +11,15 @@ from pydantic import WithJsonSchema
 
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line
+from kvanta.server.http.hints import note, note_fields
 from kvanta.server.requests.conversation import Conversation, field, kind_of, text_of
 from kvanta.server.requests.protocol import Body, ChatRequest
-from kvanta.server.requests.request_fields import RESPONSES_IGNORED, RESPONSES_REFUSED, Refused, check_refused
+from kvanta.server.requests.request_fields import (
+    REASONING_IGNORED,
+    RESPONSES_IGNORED,
+    RESPONSES_REFUSED,
+    STREAM_IGNORED,
+)
 from kvanta.server.requests.translated import as_chat, further_fields
 
 LOGPROBS = "message.output_text.logprobs"
@@ -26,17 +34,16 @@ _INCLUDABLE = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_SUMMARY = Refused("the reasoning itself is in the answer")
-_REASONING: Mapping[str, Refused] = {
-    "context": Refused("the chat template decides", ("auto",)),
-    "generate_summary": _SUMMARY,
-    "mode": Refused("there is one mode", ("standard",)),
-    "summary": _SUMMARY,
-}
-_STREAM: Mapping[str, Refused] = {"include_obfuscation": Refused("events are sent without padding", (False,))}
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = ("user", "assistant", "system", "developer")
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_ITEMS = (
+    *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    "reasoning",
+)
+# Calls and results of tools of OpenAI's own service.
+_VENDORS_ITEM = re.compile(r"\w+_call(_output)?|mcp_\w+|compaction")
+CUSTOM_INPUT = "input"
+"""The argument of functions that custom tools become."""
 _OBJECT = {"type": "object"}
 
 Input = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]})]
@@ -76,19 +83,19 @@ class ResponsesRequest(Body):
 
     @property
     def has_logprobs(self) -> bool:
-        """Raises InputError for things that answers cannot include."""
-        if not isinstance(self.include, list | None):
+        """Anything else to be included is a hint: answers have no such parts, or have them always."""
+        if not isinstance(self.include, list | None) or not all(isinstance(name, str) for name in self.include or ()):
             raise InputError(f"include must be a list of texts, got {one_line(self.include)}", "include")
         for name in self.include or ():
-            if name not in _INCLUDABLE:
-                raise InputError(f"include has {one_line(name)}; known: {', '.join(_INCLUDABLE)}", "include")
+            if name != LOGPROBS:
+                note(f"include[{name}]" if name in _INCLUDABLE else "include", "answers have no such parts")
         return LOGPROBS in (self.include or ())
 
-    def chat(self) -> ChatRequest:
-        """Raises InputError or ApiError."""
+    def chat(self, notes_unread: bool = False) -> ChatRequest:
+        """Raises InputError or ApiError. `notes_unread`: see conversation.text_of."""
         fields = further_fields(self, RESPONSES_REFUSED, RESPONSES_IGNORED)
-        check_refused(self.reasoning or {}, _REASONING, "reasoning.")
-        check_refused(self.stream_options or {}, _STREAM, "stream_options.")
+        note_fields(self.reasoning or {}, REASONING_IGNORED, "reasoning.")
+        note_fields(self.stream_options or {}, STREAM_IGNORED, "stream_options.")
         if self.top_logprobs and not self.has_logprobs:
             raise InputError(f"top_logprobs needs include: ['{LOGPROBS}']", "top_logprobs")
         metadata = self.metadata or {}
@@ -96,20 +103,21 @@ class ResponsesRequest(Body):
             message = f"metadata must be at most 16 texts of 512 characters, got {one_line(metadata)}"
             raise InputError(message, "metadata")
         text = self.text or {}
+        if text.get("verbosity") is not None:
+            note("text.verbosity", "write it into the instructions")
         with about("input"):
-            messages = self._messages()
+            messages = self._messages(notes_unread)
         with about("tools"):
-            tools = _tools(self.tools)
+            tools = [function for function, _ in _functions(self.tools)] or None
         fields |= {
             "model": self.model,
             "messages": messages,
             "tools": tools,
-            "tool_choice": _choice(self.tool_choice),
+            "tool_choice": _choice(self.tool_choice) if tools or not self.tools else None,
             "parallel_tool_calls": self.parallel_tool_calls,
             "max_tokens": self.max_output_tokens,
             "stream": self.stream,
             "response_format": _format(text.get("format")),
-            "verbosity": text.get("verbosity"),
             "reasoning_effort": (self.reasoning or {}).get("effort"),
             "logprobs": self.has_logprobs,
             "top_logprobs": self.top_logprobs,
@@ -118,8 +126,13 @@ class ResponsesRequest(Body):
         }
         return as_chat(fields)
 
-    def _messages(self) -> list[dict[str, Any]]:
-        conversation = Conversation()
+    @functools.cached_property
+    def tool_kinds(self) -> dict[str, Mapping[str, Any]]:
+        """The tools of the request that are no plain functions, by the names of the functions made of them."""
+        return {function["function"]["name"]: tool for function, tool in _functions(self.tools) if tool is not None}
+
+    def _messages(self, notes_unread: bool) -> list[dict[str, Any]]:
+        conversation = Conversation(notes_unread)
         if self.instructions:
             conversation.say("system", self.instructions)
         if isinstance(self.input, str):
@@ -138,41 +151,80 @@ def _add(conversation: Conversation, where: str, item: Any) -> None:
         role = item.get("role")
         if role not in _ROLES:
             raise InputError(f"{where}.role must be one of {', '.join(_ROLES)}, got {one_line(role)}")
-        conversation.say(role, text_of(f"{where}.content", item.get("content"), _TEXTS))
+        conversation.say(role, conversation.text_of(f"{where}.content", item.get("content"), _TEXTS))
     elif kind == "function_call":
         name, arguments = field(where, item, "name"), field(where, item, "arguments")
         conversation.call(field(where, item, "call_id"), name, arguments)
-    elif kind == "function_call_output":
-        output = text_of(f"{where}.output", item.get("output"), _TEXTS)
+    elif kind == "custom_tool_call":
+        name, given = field(where, item, "name"), field(where, item, "input")
+        conversation.call(field(where, item, "call_id"), name, {CUSTOM_INPUT: given})
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        output = conversation.text_of(f"{where}.output", item.get("output"), _TEXTS)
         conversation.result(where, field(where, item, "call_id"), output)
     elif kind == "reasoning":
         content = item.get("content") or []
         if not content and item.get("encrypted_content"):
-            raise InputError(f"{where}.encrypted_content cannot be read; send the item's content, or leave it out")
+            note("reasoning.encrypted_content", "only the server that made it can read it")
         conversation.reason(text_of(f"{where}.content", content, ("reasoning_text",)))
+    elif isinstance(kind, str) and _VENDORS_ITEM.fullmatch(kind):
+        note(f"input[{kind}]", f"known types: {', '.join(_ITEMS)}")
     else:
         shown = one_line(item if kind is None else kind)
         raise InputError(f"{where} is {shown}, which is not supported; known types: {', '.join(_ITEMS)}")
 
 
-def _tools(tools: Any) -> list[dict[str, Any]] | None:
+def _functions(tools: Any) -> list[tuple[dict[str, Any], Mapping[str, Any] | None]]:
+    """Functions in the form of chats, each with the tool that it was made of unless it is a function itself.
+
+    A custom tool is a function with one text; those of a namespace are functions. Tools of OpenAI's own service are
+    hints.
+    """
     if not isinstance(tools, list | None):
         raise InputError(f"tools must be a list of objects, got {one_line(tools)}")
-    found = []
+    found: list[tuple[dict[str, Any], Mapping[str, Any] | None]] = []
     for index, tool in enumerate(tools or []):
-        if kind_of(tool) != "function" or not isinstance(tool.get("name"), str):
-            shown = one_line(kind_of(tool) or tool)
+        kind = kind_of(tool)
+        if kind == "namespace" and isinstance(tool.get("tools"), list):
+            inner = _functions(tool["tools"])
+            found += [(function, {**(made or {}), "namespace": tool.get("name")}) for function, made in inner]
+        elif kind == "custom" and isinstance(tool.get("name"), str):
+            found.append((_custom(tool), tool))
+        elif kind == "function" and isinstance(tool.get("name"), str):
+            function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
+            found.append(({"type": "function", "function": function}, None))
+        elif isinstance(kind, str) and kind not in ("function", "custom", "namespace"):
+            note(f"tools[{kind}]", "the server has no such tool; functions and custom tools are called by the client")
+        else:
+            shown = one_line(tool)
             raise InputError(f"tools[{index}] is {shown}: only {{'type': 'function', 'name': ...}} is supported")
-        function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
-        found.append({"type": "function", "function": function})
-    return found or None
+    return found
+
+
+def _custom(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool whose input is any text, as a function of this text."""
+    described = [tool.get("description")]
+    given = tool.get("format")
+    if isinstance(given, Mapping) and given.get("type") == "grammar":
+        described.append(f"The input has the {given.get('syntax')} grammar:\n{given.get('definition')}")
+    parameters = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: {"type": "string"}},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+    text = "\n".join(part for part in described if isinstance(part, str))
+    return {"type": "function", "function": {"name": tool["name"], "description": text, "parameters": parameters}}
 
 
 def _choice(choice: Any) -> Any:
     """The value as in chats."""
-    if kind_of(choice) == "function":
+    kind = kind_of(choice)
+    if kind in ("function", "custom"):
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if kind_of(choice) == "allowed_tools":
+    if isinstance(kind, str) and kind != "allowed_tools":
+        note("tool_choice", f"the server has no tool {one_line(kind)}")
+        return None
+    if kind == "allowed_tools":
         allowed = choice.get("tools")
         chosen = [_choice(each) for each in allowed] if isinstance(allowed, list) else allowed
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": chosen}}

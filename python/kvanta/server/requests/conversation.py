@@ -7,12 +7,18 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.params.checks import one_line
+from kvanta.server.http.hints import note
+
+# Words in the types of parts that models do not read -> their name in the text.
+_UNREAD: Mapping[str, str] = {"image": "image", "audio": "audio", "video": "video", "file document": "file"}
 
 
 class Conversation:
     """Reasoning, text and calls of the assistant that follow each other become one message."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes_unread: bool = False) -> None:
+        """`notes_unread`: parts that are not text become a note in the text; else they are refused."""
+        self.notes_unread = notes_unread
         self.messages: list[dict[str, Any]] = []
         self.calls: dict[str, str] = {}
         """Names of the functions that were called, by the calls' ids."""
@@ -24,6 +30,10 @@ class Conversation:
             return
         message = self._assistant("content", "tool_calls")
         message["content"] = text
+
+    def text_of(self, where: str, content: Any, kinds: Sequence[str]) -> str:
+        """See text_of."""
+        return text_of(where, content, kinds, self.notes_unread)
 
     def reason(self, text: str) -> None:
         """Reasoning of the assistant."""
@@ -37,10 +47,13 @@ class Conversation:
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def result(self, where: str, call_id: str, text: str) -> None:
-        """The result of a call. Raises InputError for an id that no call has."""
-        if call_id not in self.calls:
-            raise InputError(f"{where}: no call before it has the id {one_line(call_id)}")
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": self.calls[call_id], "content": text})
+        """The result of a call. One of a call that a client has left out of a long history stays a result."""
+        message = {"role": "tool", "tool_call_id": call_id, "content": text}
+        if call_id in self.calls:
+            message["name"] = self.calls[call_id]
+        else:
+            note(f"{where}.call_id", "no call before it has this id")
+        self.messages.append(message)
 
     def _assistant(self, *absent: str) -> dict[str, Any]:
         """The last message if it is the assistant's and has none of `absent`, else a new one."""
@@ -51,22 +64,61 @@ class Conversation:
         return last
 
 
-def text_of(where: str, content: Any, kinds: Sequence[str]) -> str:
+def text_of(where: str, content: Any, kinds: Sequence[str], notes_unread: bool = False) -> str:
     """The text of a content, which is a text or a list of parts. Raises InputError for parts that are not text.
 
-    `kinds`: the types of text parts.
+    `kinds`: the types of text parts. `notes_unread`: other parts become a note in the text instead.
     """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InputError(f"{where} must be a text or a list of parts, got {one_line(content)}")
-    texts = []
-    for index, part in enumerate(content):
-        kind = kind_of(part)
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise not_text(f"{where}[{index}]", part, kinds)
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return "\n".join(_part_text(f"{where}[{index}]", part, kinds, notes_unread) for index, part in enumerate(content))
+
+
+def readable(messages: Any, notes_unread: bool) -> Any:
+    """Messages of a chat whose contents have text parts alone, as far as `text_of` reads them."""
+    if not isinstance(messages, list):
+        return messages
+    found = []
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list) and any(kind_of(part) not in (None, "text") for part in content):
+            text = text_of(f"messages[{index}].content", content, ("text",), notes_unread)
+            found.append({**message, "content": text})
+        else:
+            found.append(message)
+    return found
+
+
+def _part_text(where: str, part: Any, kinds: Sequence[str], notes_unread: bool) -> str:
+    kind = kind_of(part)
+    if kind in kinds and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
+    if kind in ("document", "search_result") and (text := _document_text(part)) is not None:
+        return text
+    if not notes_unread or not isinstance(kind, str):
+        raise not_text(where, part, kinds)
+    name = next((name for words, name in _UNREAD.items() if any(word in kind for word in words.split())), kind[:40])
+    note(kind, "models read text alone (--unsupported-content note)")
+    return f"[{name}: not read by this model]"
+
+
+def _document_text(part: Mapping[str, Any]) -> str | None:
+    """The title and text of a document or a search result; None if it is not text."""
+    source = part.get("source")
+    content = part.get("content")
+    if isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+        content = source.get("data" if source["type"] == "text" else "content")
+    if isinstance(content, list):
+        texts = [piece.get("text") for piece in content if kind_of(piece) == "text"]
+        content = "\n".join(text for text in texts if isinstance(text, str)) if len(texts) == len(content) else None
+    if not isinstance(content, str):
+        return None
+    title = part.get("title")
+    return f"{title}\n{content}" if isinstance(title, str) and title else content
 
 
 def kind_of(item: Any) -> Any:
@@ -78,7 +130,11 @@ def not_text(where: str, part: Any, kinds: Sequence[str]) -> InputError:
     """The error for a part that models do not read."""
     kind = kind_of(part)
     shown = one_line(part) if kind is None or kind in kinds else one_line(kind)
-    return InputError(f"{where} has the part {shown}: models read text alone; known types: {', '.join(kinds)}")
+    known = ", ".join(kinds)
+    return InputError(
+        f"{where} has the part {shown}: models read text alone; known types: {known}; a server with "
+        "--unsupported-content note takes others as a note in the text"
+    )
 
 
 def field(where: str, item: Mapping[str, Any], name: str) -> str:

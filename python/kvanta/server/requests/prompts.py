@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kvanta.errors import InputError, about
@@ -9,7 +10,9 @@ from kvanta.params.checks import one_line
 from kvanta.params.pooling_params import PoolingParams
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.server.http.errors import ApiError
-from kvanta.server.requests.protocol import ChatFields
+from kvanta.server.http.hints import note
+from kvanta.server.requests.conversation import readable
+from kvanta.server.requests.protocol import THINKING_SWITCHES, ChatFields
 from kvanta.text.chat_messages import plain_messages
 from kvanta.text.prompts import TokenPrompt, read_prompt, split_prompts, truncated
 from kvanta.text.tokenizer import Tokenizer
@@ -51,9 +54,11 @@ def encode(
     return entries
 
 
-def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int, params: SamplingParams) -> TokenPrompt:
+def chat_prompt(
+    request: ChatFields, tokenizer: Tokenizer, max_model_len: int, params: SamplingParams, notes_unread: bool = False
+) -> TokenPrompt:
     """The prompt that the chat template makes. Raises InputError or ApiError."""
-    text = chat_text(request, tokenizer)
+    text = chat_text(request, tokenizer, notes_unread)
     if params.truncate_prompt_tokens is None:
         check_length(text, tokenizer, max_model_len)
     if not text:
@@ -63,10 +68,10 @@ def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int, p
     return _check_tokens(truncated(TokenPrompt(text, ids), params, tokenizer, max_model_len), params, max_model_len)
 
 
-def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
-    """The conversation as the model reads it."""
+def chat_text(request: ChatFields, tokenizer: Tokenizer, notes_unread: bool = False) -> str:
+    """The conversation as the model reads it. `notes_unread`: see conversation.text_of."""
     with about("messages"):
-        messages = plain_messages(request.messages)
+        messages = plain_messages(readable(request.messages, notes_unread))
     variables = template_variables(request, tokenizer)
     reserved = sorted(variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"})
     if reserved:
@@ -84,31 +89,40 @@ def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
 
 
 def template_variables(request: ChatFields, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Variables of the chat template. Raises ApiError for an effort that the template does not read."""
-    variables = {**tokenizer.template_defaults, **(request.chat_template_kwargs or {})}
-    if request.reasoning_effort is not None:
-        given = dict(request.chat_template_kwargs or {})
-        _set_effort(given, request.reasoning_effort, tokenizer)
-        variables.update(given)
-    return variables
-
-
-def _set_effort(variables: dict[str, Any], effort: str, tokenizer: Tokenizer) -> None:
-    """Adds what the chat template reads. "medium", OpenAI's default, has no effect if it reads none."""
+    """Variables of the chat template. What it does not read of effort and thinking is a hint."""
     names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
-    switches = [name for name in ("enable_thinking", "thinking") if name in names]
+    given = dict(request.chat_template_kwargs or {})
+    for field in THINKING_SWITCHES:
+        value = _switched((request.model_extra or {}).get(field))
+        variable = next((name for name in (field, *THINKING_SWITCHES) if name in names), None)
+        if value is None:
+            continue
+        if variable is None:
+            note(field, "the model's chat template does not read it")
+        else:
+            given.setdefault(variable, value)
+    if request.reasoning_effort is not None:
+        _set_effort(given, request.reasoning_effort, names)
+    return {**tokenizer.template_defaults, **given}
+
+
+def _switched(value: Any) -> bool | None:
+    """Reasoning on or off, as {"type": "enabled"} has it, too; None: nothing is said."""
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    if isinstance(kind, str):
+        return {"enabled": True, "disabled": False}.get(kind)
+    return None if kind is None else bool(kind)
+
+
+def _set_effort(variables: dict[str, Any], effort: str, names: Collection[str]) -> None:
+    """Adds what the chat template reads. "none" turns reasoning off where it can be turned off."""
+    switches = [name for name in THINKING_SWITCHES if name in names]
     if "reasoning_effort" in names:
         variables.setdefault("reasoning_effort", effort)
-    elif effort == "none" and switches:
+    elif effort in ("none", "minimal") and switches:
         variables.setdefault(switches[0], False)
-    elif effort != "medium":
-        known = ", ".join(switches) or "no such variable"
-        raise ApiError(
-            400,
-            f"reasoning_effort is {one_line(effort)}, and the model's chat template does not read it; for "
-            f"chat_template_kwargs it has: {known}",
-            param="reasoning_effort",
-        )
+    elif effort != "medium":  # OpenAI's default
+        note("reasoning_effort", "the model's chat template does not read it")
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:

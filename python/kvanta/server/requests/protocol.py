@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_model
 
@@ -21,6 +21,7 @@ from kvanta.params.sampling_params import SamplingParams
 from kvanta.params.structured_outputs import StructuredOutputsParams
 from kvanta.parsers.tools import Tools
 from kvanta.server.http.errors import ApiError, api_error
+from kvanta.server.http.hints import note
 from kvanta.server.requests.request_fields import check_fields
 from kvanta.server.requests.structured import FIELDS as CONSTRAINT_FIELDS
 from kvanta.server.requests.structured import read_structured_outputs
@@ -40,9 +41,9 @@ Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "ob
 
 
 class Body(BaseModel):
-    """A body of any endpoint."""
+    """A body of any endpoint. Numbers may be written as 16.0 or "16", as vLLM takes them."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = None
 
@@ -50,7 +51,7 @@ class Body(BaseModel):
 class StreamOptions(BaseModel):
     """Usage figures in a stream."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -117,6 +118,8 @@ _SamplingBody = create_model("_SamplingBody", __base__=QueueFields, **SAMPLING_F
 class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
     """Fields of both endpoints. null means the default."""
 
+    template_fields: ClassVar[Collection[str]] = ()
+    """Undeclared fields that the chat template may read."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -137,7 +140,7 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         `max_tokens`: None for as many as the context holds. `logprobs`: of the new tokens, with `echo` of the prompt's.
         `defaults`: for fields that the request does not give.
         """
-        check_fields(self.model_extra or {})
+        check_fields(self.model_extra or {}, self.template_fields)
         given = {name: getattr(self, name) for name in self.model_fields_set & SAMPLING_FIELDS.keys()}
         given = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         given["max_tokens"] = max_tokens
@@ -225,6 +228,10 @@ class CompletionRequest(SamplingFields):
         return {} if self.input_ids is None else {"prompt": "input_ids"}
 
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which chat templates turn reasoning on and off, and fields by which clients do."""
+
+
 class ChatFields(Body):
     """Fields that make a prompt of a conversation."""
 
@@ -243,12 +250,26 @@ class ChatFields(Body):
     @functools.cached_property
     def functions(self) -> Tools:
         """Raises InputError that names the field."""
-        return Tools.read(self.tools, self.tool_choice, self.parallel_tool_calls)
+        tools = self.tools
+        if isinstance(tools, list):
+            tools = [tool for tool in tools if not _is_vendors(tool)]
+        choice = self.tool_choice if tools or not self.tools else None  # none of the tools is left
+        return Tools.read(tools, choice, self.parallel_tool_calls)
+
+
+def _is_vendors(tool: Any) -> bool:
+    """True for a tool of a vendor's own service, which is a hint here."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if not isinstance(kind, str) or kind == "function" or "function" in tool:
+        return False
+    note(f"tools[{kind}]", "the server has no such tool; functions are called by the client")
+    return True
 
 
 class ChatRequest(ChatFields, SamplingFields):
     """POST /v1/chat/completions."""
 
+    template_fields: ClassVar[Collection[str]] = THINKING_SWITCHES
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

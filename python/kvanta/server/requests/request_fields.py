@@ -1,19 +1,17 @@
 """Fields of requests that vLLM, SGLang and OpenAI have and this server does not: refused, or without effect.
 
-A field that would change the answer is refused unless its value has no effect. Other fields that nobody knows are
-ignored, as by vLLM, with one line in the log for each name.
+A field that would change the answer is refused unless its value has no effect. Hints, and fields that nobody knows, are
+accepted and named (http/hints.py).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from kvanta.params.checks import one_line
 from kvanta.server.http.errors import ApiError
-
-_log = logging.getLogger("kvanta.server")
+from kvanta.server.http.hints import Hint, note
 
 
 class Refused(NamedTuple):
@@ -25,7 +23,6 @@ class Refused(NamedTuple):
 
 _NOT_RETURNED = Refused("answers do not have it", (False,))
 _IDS = "return_token_ids gives the ids of prompt and answer"
-_EFFORT = "only chats have it, because the chat template reads it"
 
 REFUSED: Mapping[str, Refused] = {
     "audio": Refused("answers are texts"),
@@ -52,7 +49,6 @@ REFUSED: Mapping[str, Refused] = {
     "multi_item_delimiter_indices": Refused("a request scores one text"),
     "positional_embed_overrides": Refused("prompts are texts or token ids"),
     "prompt_embeds": Refused("prompts are texts or token ids"),
-    "reasoning_effort": Refused(_EFFORT),
     "require_reasoning": Refused("chats tell reasoning from the answer", (False,)),
     "return_bytes": _NOT_RETURNED,
     "return_cached_tokens_details": Refused("usage.prompt_tokens_details.cached_tokens is always there", (False,)),
@@ -80,15 +76,12 @@ REFUSED: Mapping[str, Refused] = {
     "structural_tag": Refused("give structured_outputs, or tools", ("",)),
     "suffix": Refused("models are not asked to fill in the middle", ("",)),
     "task": Refused("write it into the messages"),
-    "thinking": Refused("give chat_template_kwargs, such as {'enable_thinking': false}"),
     "token_ids_logprob": Refused("give logprob_token_ids"),
     "token_indices_to_pool": Refused("answers are texts"),
     "top_logprobs_num": Refused("give logprobs", (0,)),
-    "verbosity": Refused("write it into the messages", ("medium",)),
     "video_data": Refused("models read text alone", ([],)),
     "vllm_xargs": Refused("there are no extensions that read them", ({},)),
     "watermark": Refused("texts are not marked", (False,)),
-    "web_search_options": Refused("the server has no search"),
 }
 
 # Fields without effect, by the reason.
@@ -110,12 +103,20 @@ _IGNORED_GROUPS: Mapping[str, str] = {
     "it is a hint, and the answer is the same without it": (
         "prediction prompt_cache_key prompt_cache_options prompt_cache_retention service_tier"
     ),
-    "answers are not kept": "store",
     "logs have no texts of requests": "no_logs",
     "it is the form of another field, which is refused": "return_flat_raw_top_logprobs_b64",
     "answers of JSON have one form of log-probabilities": "flat_logprobs",
 }
-IGNORED: Mapping[str, str] = {name: reason for reason, names in _IGNORED_GROUPS.items() for name in names.split()}
+_EFFORT = "only chats have it, because the chat template reads it"
+_STORE = Hint("answers are not kept")
+IGNORED: Mapping[str, Hint] = {
+    **{name: Hint(reason) for reason, names in _IGNORED_GROUPS.items() for name in names.split()},
+    "reasoning_effort": Hint(_EFFORT, "0.2.0"),
+    "store": _STORE,
+    "thinking": Hint("only chats have it, because the chat template reads it", "0.2.0"),
+    "verbosity": Hint("write it into the messages", "0.2.0"),
+    "web_search_options": Hint("the server has no search", "0.2.0"),
+}
 _STORED = "answers are not kept; send the earlier items as input"
 _UNKEPT = "answers are not kept; send the earlier messages"
 _GIVE = "the field of this endpoint is "
@@ -125,7 +126,6 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "access_programs": Refused("Kvanta has no access programs"),
     "add_generation_prompt": Refused("only chats have it", (True,)),
     "background_options": Refused("the answer is sent as soon as it is complete; give stream", ({},)),
-    "context_management": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ([],)),
     "continue_final_message": Refused("only chats have it", (False,)),
     "conversation": Refused(_STORED),
     "echo": Refused("only chats have it", (False,)),
@@ -143,40 +143,51 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "reasoning_effort": Refused(_GIVE + "reasoning.effort"),
     "response_format": Refused(_GIVE + "text.format"),
     "return_token_ids": Refused("only chats and completions have it", (False,)),
-    "store": Refused(_STORED, (False,)),
-    "truncation": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ("disabled",)),
 }
-RESPONSES_IGNORED: Mapping[str, str] = {"max_tool_calls": "the server has no built-in tools"}
+_TRUNCATED = Hint("prompts are truncated only by a request's truncate_prompt_tokens", "0.2.0")
+RESPONSES_IGNORED: Mapping[str, Hint] = {
+    "context_management": _TRUNCATED,
+    "max_tool_calls": Hint("the server has no built-in tools"),
+    "store": Hint("answers are not kept", "0.2.0"),
+    "truncation": _TRUNCATED,
+}
+# Keys of `reasoning`, and of `stream_options`.
+REASONING_IGNORED: Mapping[str, Hint] = {
+    "context": Hint("the chat template decides", "0.2.0"),
+    **dict.fromkeys(("generate_summary", "summary"), Hint("the reasoning itself is in the answer", "0.2.0")),
+    "mode": Hint("there is one mode", "0.2.0"),
+}
+STREAM_IGNORED: Mapping[str, Hint] = {"include_obfuscation": Hint("events are sent without padding", "0.2.0")}
 # Fields of /v1/messages.
 MESSAGES_REFUSED: Mapping[str, Refused] = {
     **{
         name: RESPONSES_REFUSED[name]
         for name in ("add_generation_prompt", "continue_final_message", "echo", "prompt_logprobs", "return_token_ids")
     },
-    "compaction": Refused("conversations are not summarized"),
-    "container": Refused("the server runs no code"),
-    "context_management": Refused("prompts are truncated only by a request's truncate_prompt_tokens", ({},)),
-    "fallbacks": Refused("there is one model", ("default", [])),
     "logprobs": Refused("Anthropic's answers do not have them", (False,)),
     "max_completion_tokens": Refused(_GIVE + "max_tokens"),
-    "mcp_servers": Refused("the server calls no others", ([],)),
     "n": Refused("an answer has one text", (1,)),
     "output_format": Refused(_GIVE + "output_config.format"),
     "parallel_tool_calls": Refused(_GIVE + "tool_choice.disable_parallel_tool_use", (True,)),
     "reasoning_effort": Refused(_GIVE + "output_config.effort"),
     "response_format": Refused(_GIVE + "output_config.format"),
-    "speed": Refused("every request has the same", ("standard",)),
     "stop": Refused(_GIVE + "stop_sequences", ([],)),
-    "stream_options": Refused("streams always have the usage", ({},)),
     "thread": Refused(_UNKEPT),
     "top_logprobs": Refused("Anthropic's answers do not have them", (0,)),
 }
-MESSAGES_IGNORED: Mapping[str, str] = {
-    "cache_control": "the prefix cache finds what earlier requests have computed",
-    **dict.fromkeys(("billing_policy", "fallback_credit_token"), "nothing is billed"),
+MESSAGES_IGNORED: Mapping[str, Hint] = {
+    "cache_control": Hint("the prefix cache finds what earlier requests have computed"),
+    **dict.fromkeys(("billing_policy", "fallback_credit_token"), Hint("nothing is billed")),
     **dict.fromkeys(
-        ("betas", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"), "there is one server and one user"
+        ("betas", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"),
+        Hint("there is one server and one user"),
     ),
+    **dict.fromkeys(("compaction", "context_management"), _TRUNCATED),
+    "container": Hint("the server runs no code", "0.2.0"),
+    "fallbacks": Hint("there is one model", "0.2.0"),
+    "mcp_servers": Hint("the server calls no others", "0.2.0"),
+    "speed": Hint("every request has the same", "0.2.0"),
+    "stream_options": Hint("streams always have the usage", "0.2.0"),
 }
 # Fields of /v1/embeddings, /rerank and /score.
 _TEXTS_ALONE = "give texts; /tokenize makes token ids of a conversation, which /v1/embeddings takes as input"
@@ -238,18 +249,19 @@ READ = frozenset(
         "structured_outputs",
     )
 )
-_MAX_NAMES = 100
-_seen: set[str] = set()
 
 
-def check_fields(extra: Mapping[str, Any]) -> None:
-    """Raises ApiError, naming the field, if one requests what is not supported. `extra`: undeclared fields."""
+def check_fields(extra: Mapping[str, Any], read: Collection[str] = ()) -> None:
+    """Raises ApiError, naming the field, if one requests what is not supported. `extra`: undeclared fields.
+
+    Fields of IGNORED, and those that nobody knows, are hints. `read`: those that the endpoint reads.
+    """
     check_refused(extra, REFUSED)
-    for name in extra:
-        known = name in REFUSED or name in IGNORED or name in READ
-        if not known and name not in _seen and len(_seen) < _MAX_NAMES:
-            _seen.add(name)
-            _log.warning("a request has the field %s, which is unknown and ignored", one_line(name))
+    for name, value in extra.items():
+        if value is None or name in REFUSED or name in READ or name in read:
+            continue
+        hint = IGNORED.get(name)
+        note(name, "the field is unknown" if hint is None else hint.reason)
 
 
 def check_refused(given: Mapping[str, Any], table: Mapping[str, Refused], prefix: str = "") -> None:

@@ -12,12 +12,15 @@ from pydantic import BaseModel, ValidationError
 from kvanta.errors import InputError
 from kvanta.params.checks import one_line
 from kvanta.server.http.errors import ApiError, api_error
+from kvanta.server.http.hints import Hint, note_fields
+from kvanta.server.http.hints import rename as rename_hints
 from kvanta.server.requests.protocol import ChatRequest
 
 
-def further_fields(request: BaseModel, refused: Collection[str], ignored: Collection[str]) -> dict[str, Any]:
-    """The undeclared fields of a request that a chat reads."""
+def further_fields(request: BaseModel, refused: Collection[str], ignored: Mapping[str, Hint]) -> dict[str, Any]:
+    """The undeclared fields of a request that a chat reads; those of `ignored` are hints."""
     extra = request.model_extra or {}
+    note_fields(extra, ignored)
     return {name: value for name, value in extra.items() if name not in refused and name not in ignored}
 
 
@@ -44,3 +47,5 @@ def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
             if re.match(rf"{field}\b", error.detail):
                 error.detail = names[field] + error.detail.removeprefix(field)
         raise error from None
+    finally:
+        rename_hints(names)

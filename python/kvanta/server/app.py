@@ -30,6 +30,8 @@ from kvanta.server.http.admission import AdmissionLimiter
 from kvanta.server.http.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
 from kvanta.server.http.time_slices import BodyReader, large_json_bytes
 from kvanta.server.jobs.service import ANY_NAME, Service
+from kvanta.server.llama_cpp.api import add_llama_cpp
+from kvanta.server.ollama.api import add_ollama
 from kvanta.server.openai.chat import ChatResponse
 from kvanta.server.openai.completions import CompletionResponse
 from kvanta.server.openai.pooling_api import add_pooling
@@ -59,6 +61,8 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     add_responses(app, service)
     add_messages(app, service)
     add_pooling(app, service)
+    add_ollama(app, service)
+    add_llama_cpp(app, service)
     _add_tokenizer(app, service)
     _add_models(app, service)
     _add_state(app, service)
@@ -213,6 +217,9 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
     async def tokenize(request: TokenizeRequest) -> Response:
         """Token ids of a prompt, or of a conversation."""
         service.check_model(request.model)
+        is_llamas = request.content is not None
+        if is_llamas:
+            request.prompt, request.add_special_tokens = request.content, bool(request.add_special)
         if (request.prompt is None) == (request.messages is None):
             raise InputError("give either prompt or messages", "prompt")
 
@@ -231,7 +238,10 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
         def answer() -> bytes:
             with renamed_errors({} if request.messages is None else {"prompt": "messages"}):
                 tokens = encode()
-            body = {"count": len(tokens), "max_model_len": front.max_model_len, "tokens": tokens}
+            body: dict[str, Any] = {"count": len(tokens), "max_model_len": front.max_model_len, "tokens": tokens}
+            if is_llamas:
+                pieces = [{"id": token, "piece": tokenizer.token_text(token)} for token in tokens]
+                return large_json_bytes({"tokens": pieces if request.with_pieces else tokens})
             if request.return_token_strs:
                 body["token_strs"] = [tokenizer.token_text(token) for token in tokens]
             return large_json_bytes(body)
@@ -251,7 +261,8 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
         def answer() -> bytes:
             with about("tokens"):
                 tokens = token_list(given, int(front.loaded.engine.info.vocab))
-            return json_bytes({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
+            text = tokenizer.decode(tokens, skip_special_tokens=False)
+            return json_bytes({"prompt": text, "content": text})  # vLLM's name, and llama.cpp's
 
         return Response(await front.off_loop(answer), media_type="application/json")
 
@@ -286,11 +297,12 @@ def _add_state(app: FastAPI, service: Service) -> None:
     registry.register(service.front.metrics)
 
     @app.get("/health")
+    @app.get("/v1/health", include_in_schema=False)
     async def health() -> Response:
         """200 while requests are taken, 503 while the server shuts down."""
         if service.front.draining:
             raise shutting_down()
-        return Response()
+        return JsonResponse({"status": "ok"})
 
     @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     async def ping() -> Response:

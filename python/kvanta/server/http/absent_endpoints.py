@@ -43,19 +43,9 @@ _REASONS: Mapping[str, str] = {
     **dict.fromkeys(("/start_profile", "/stop_profile"), "kvanta bench engine --profile shows where time goes"),
     **dict.fromkeys(("/get_load", "/v1/loads"), "use /load, or /metrics"),
     # llama.cpp's.
-    **dict.fromkeys(("/completion", "/completions", "/infill"), "use /v1/completions"),
-    "/chat/completions": _CHATS,
-    "/embedding": "use /v1/embeddings",
-    "/embeddings": "use /v1/embeddings",
-    "/reranking": "use /rerank",
-    "/v1/reranking": "use /rerank",
-    "/props": "use /server_info",
-    "/slots": "use /metrics",
-    "/models": "use /v1/models",
-    "/apply-template": "use /tokenize with messages",
     "/lora-adapters": _LORA,
     # Ollama's and TGI's.
-    "/api": _CHATS,
+    "/api": "Ollama's /api/chat, /api/generate and /api/embed are here",
     "/generate_stream": 'use /generate with "stream": true',
 }
 

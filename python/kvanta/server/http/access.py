@@ -28,11 +28,18 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 # Names of codings -> zlib's window bits.
 _INFLATED: Mapping[str, int] = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 _SLASHES = re.compile(r"/{2,}")
+# Paths of llama.cpp that mean the same as ours.
+_OTHER_PATHS: Mapping[str, str] = {
+    "/chat/completions": "/v1/chat/completions",
+    "/models": "/v1/models",
+    "/reranking": "/rerank",
+    "/v1/reranking": "/rerank",
+}
 _AZURE_PATH = re.compile(r"^/openai/(?:deployments/[^/]+|v1)/")
 _BODY_SECONDS = 60.0
 """Longest time without a byte of a body; the whole body may take this and a second for each _BODY_RATE bytes."""
 _BODY_RATE = 16 * 1024
-OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/ping", "/version", "/metrics"})
 OPEN_PREFIX = "/page/"
 
 
@@ -53,7 +60,10 @@ def _normalize_path(scope: Scope) -> None:
     prefix = prefix if prefix and path.startswith(prefix) else ""
     rest = path.removeprefix(prefix)
     if "//" in rest or rest.startswith("/openai/"):
-        scope["path"] = prefix + _AZURE_PATH.sub("/v1/", _SLASHES.sub("/", rest))
+        rest = _AZURE_PATH.sub("/v1/", _SLASHES.sub("/", rest))
+        scope["path"] = prefix + rest
+    if rest in _OTHER_PATHS:
+        scope["path"] = prefix + _OTHER_PATHS[rest]
 
 
 def refuse_web_pages(http: Request) -> None:

@@ -16,6 +16,8 @@ from kvanta.files.json_file import finite_values
 
 MESSAGES_PATH = "/v1/messages"
 """Anthropic's endpoints, whose errors have Anthropic's shape."""
+OLLAMA_PATH = "/api/"
+"""Ollama's, whose errors are one text."""
 
 _TYPES = {
     401: "authentication_error",
@@ -119,5 +121,8 @@ class JsonResponse(Response):
 
 def error_response(error: ApiError, path: str) -> JsonResponse:
     """The whole answer, in the shape that clients of the path know."""
-    body = error.anthropic_body() if path.startswith(MESSAGES_PATH) else error.body()
+    if path.startswith(OLLAMA_PATH):
+        body: dict[str, Any] = {"error": error.detail}
+    else:
+        body = error.anthropic_body() if path.startswith(MESSAGES_PATH) else error.body()
     return JsonResponse(body, error.status_code, error.headers)

@@ -38,12 +38,11 @@ async def cancelled_with_client(receive: Receive, job: Cancellable) -> AsyncIter
 
 
 class EventStream(Response):
-    """Server-sent events of a job."""
+    """Events of a job."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], job: Cancellable) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None], job: Cancellable, media_type: str) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._job = job

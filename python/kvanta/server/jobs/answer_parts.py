@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kvanta.parsers.answer import AnswerShape
 from kvanta.parsers.call_reader import Found
 from kvanta.parsers.tool_calls import rest_of
-from kvanta.server.http.errors import ApiError
+from kvanta.server.http.errors import ApiError, json_bytes
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.response import Encode, GenerationResponse, named_event
 from kvanta.server.requests.protocol import ChatRequest
@@ -72,6 +72,10 @@ class PartsResponse(GenerationResponse):
     def _failed(self, error: ApiError) -> dict[str, Any]:
         """The event of an error."""
 
+    def _write(self, value: dict[str, Any], encode: Encode) -> bytes:
+        """One event."""
+        return named_event(value, encode)
+
     def usage(self) -> dict[str, Any]:
         """Usage so far, with the tokens of reasoning."""
         usage = super().usage()
@@ -95,20 +99,20 @@ class PartsResponse(GenerationResponse):
 
     def _first_events(self, encode: Encode) -> Iterator[bytes]:
         for each in self._begin():
-            yield named_event(each, encode)
+            yield self._write(each, encode)
 
     def _delta_events(self, delta: Delta, encode: Encode) -> bytes:
         found = rest_of(self._reader, delta.text) if delta.finished else self._reader.take(delta.text)
         events = [*self._grow(found, delta.end)]
         if delta.finished:
             events += [*self._close(delta), *self._end(delta)]
-        return b"".join(named_event(each, encode) for each in events)
+        return b"".join(self._write(each, encode) for each in events)
 
     def _last_events(self) -> Iterator[bytes]:
         yield from ()
 
     def _error_events(self, error: ApiError) -> Iterator[bytes]:
-        yield named_event(self._failed(error))
+        yield self._write(self._failed(error), json_bytes)
 
     def _delta_entries(self, delta: Delta) -> int:
         last = self._entries(delta.end, 4) * 4 if delta.finished else 0  # the last events repeat the whole answer

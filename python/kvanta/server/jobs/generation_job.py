@@ -47,6 +47,8 @@ class GenerationJob(EngineJob):
     ) -> None:
         self.generations = list(generations)
         self._last_token: dict[str, float] = {}
+        self.first_token_at = 0.0
+        """time.perf_counter() at the first token of any text; 0: none has come."""
         self._progress: dict[str, _core.EngineOutput] = {}
         """Last output with a token, by request of the engine."""
         self._owners: dict[str, tuple[Generation, int]] = {}
@@ -92,6 +94,7 @@ class GenerationJob(EngineJob):
         name, times = engine_output.id, engine_output.times
         last = self._last_token.get(name)
         if last is None:
+            self.first_token_at = self.first_token_at or now
             metrics.time_to_first_token.observe(now - self.arrival)
             metrics.queue_seconds.observe(times.scheduled - times.added)
         else:

@@ -48,6 +48,8 @@ def large_body(whole: object) -> list[bytes]:
 class GenerationResponse(ABC):
     """A response of any endpoint; subclasses write its body and its events."""
 
+    media_type = "text/event-stream"
+    """Of a stream."""
     ping: bytes = b": ping\n\n"
     """What a stream sends while there is nothing else: a comment, which every reader of events ignores."""
 

@@ -139,7 +139,7 @@ class Service:
             raise
         http.state.answer = writer
         if request.stream:
-            return EventStream(writer.events(self.front.write, self.stream_ping_seconds), job)
+            return EventStream(writer.events(self.front.write, self.stream_ping_seconds), job, writer.media_type)
         async with cancelled_with_client(http.receive, job):
             try:
                 await job.finish()

@@ -72,7 +72,7 @@ def add_pooling(app: FastAPI, service: Service) -> None:
 
         given = await service.split(request.input, "input")
         check_number("input", given)
-        return await _pooled(service, http, request, {"input": given}, answer)
+        return await pooled(service, http, request, {"input": given}, answer)
 
     @app.post("/rerank")
     @app.post("/v1/rerank")
@@ -94,7 +94,7 @@ def add_pooling(app: FastAPI, service: Service) -> None:
             head = _head("rerank", http, model)
             return {"id": head["id"], "model": model, "results": results}
 
-        return await _pooled(service, http, request, {"query": [query], "documents": documents}, answer)
+        return await pooled(service, http, request, {"query": [query], "documents": documents}, answer)
 
     @app.post("/score")
     @app.post("/v1/score")
@@ -110,15 +110,17 @@ def add_pooling(app: FastAPI, service: Service) -> None:
             ]
             return {**_head("score", http, model), "object": "list", "data": data}
 
-        return await _pooled(service, http, request, sides, answer)
+        return await pooled(service, http, request, sides, answer)
 
 
-async def _pooled(
+async def pooled(
     service: Service,
     http: Request,
     request: PoolingRequest,
     texts: Mapping[str, list[Any]],
-    answer: Callable[[Outputs], dict[str, Any]],
+    answer: Callable[[Outputs], Any],
+    *,
+    with_usage: bool = True,
 ) -> Response:
     """Embeds the texts of each field; `answer` makes the body, to which the usage is added."""
     service.check_model(request.model)
@@ -154,8 +156,9 @@ async def _pooled(
         give_back()
     http.state.answer = PoolingAnswer(outputs)
 
-    def body() -> dict[str, Any]:
-        return {**answer(outputs), "usage": http.state.answer.usage()}
+    def body() -> Any:
+        found = answer(outputs)
+        return {**found, "usage": http.state.answer.usage()} if with_usage else found
 
     if len(entries) * int(front.loaded.engine.info.hidden) <= _VALUES_AT_ONCE:
         return JsonResponse(body())

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from kvanta.server.http.access import OPEN_PATHS
-from kvanta.server.http.errors import MESSAGES_PATH
+from kvanta.server.http.errors import MESSAGES_PATH, OLLAMA_PATH
 
 _TEXT = {"type": "string"}
 _INTEGER = {"type": "integer"}
@@ -16,6 +16,7 @@ _BOOLEAN = {"type": "boolean"}
 _OBJECT: dict[str, Any] = {"type": "object"}
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _ANTHROPIC_ERROR = {"$ref": "#/components/schemas/AnthropicError"}
+_OLLAMA_ERROR = {"$ref": "#/components/schemas/OllamaError"}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +158,14 @@ ANSWERS: dict[str, dict[str, Any]] = {
         token_strs=_list(_TEXT),
         optional=("token_strs",),
     ),
-    "/detokenize": _object(prompt=_TEXT),
+    "/detokenize": _object(prompt=_TEXT, content=_TEXT),
+    "/apply-template": _object(prompt=_TEXT),
+    "/completion": {"anyOf": [_OBJECT, _list(_OBJECT)]},
+    "/infill": _OBJECT,
+    "/embedding": _list(_OBJECT),
+    "/props": _OBJECT,
+    "/slots": _list(_OBJECT),
+    "/health": _object(status=_TEXT),
     "/generate": {"anyOf": [_GENERATED, _list(_GENERATED)]},
     "/model_info": _OBJECT,
     "/server_info": _OBJECT,
@@ -166,7 +174,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "/load": _object(server_load=_INTEGER),
 }
 """Schemas of whole answers in JSON, by path."""
-_STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", MESSAGES_PATH, "/generate")
+_LINES = ("/api/chat", "/api/generate", "/api/pull")
+"""Streams of objects, a line each."""
+_STREAMS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", MESSAGES_PATH, "/generate", "/completion", "/infill"),
+)
 ERRORS: dict[int, str] = {
     400: "an invalid field or body",
     401: "the key is missing or wrong",
@@ -198,6 +210,7 @@ def describe(app: FastAPI, *, needs_key: bool) -> None:
                 schemas.pop(name, None)
             fields = _object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_or_null(_TEXT))
             schemas["Error"] = _object(error=fields)
+            schemas["OllamaError"] = _object(error=_TEXT)
             schemas["AnthropicError"] = _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))
             components["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -224,7 +237,7 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
     operation["security"] = [{"bearer": []}, {"header": []}] if keyed and needs_key else []
     if "requestBody" in operation:
         statuses += _OF_BODIES
-    if path in _STREAMS or path in _POOLED:
+    if path in _STREAMS or path in _POOLED or path in (*_LINES, "/api/embed", "/api/embeddings", "/embedding"):
         statuses += _OF_TEXTS
     elif path.startswith("/v1/models/"):
         statuses.append(404)
@@ -232,11 +245,15 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
         statuses.append(503)
     for status in sorted(set(statuses)):
         shape = _ANTHROPIC_ERROR if path.startswith(MESSAGES_PATH) else _ERROR
+        if path.startswith(OLLAMA_PATH):
+            shape = _OLLAMA_ERROR
         content = {"application/json": {"schema": shape}}
         responses[str(status)] = {"description": ERRORS[status], "content": content}
     content = {"application/json": {"schema": ANSWERS[path]}} if path in ANSWERS else {}
     if path in _STREAMS:
         content["text/event-stream"] = {"schema": _EVENT}
+    elif path in _LINES:
+        content["application/x-ndjson"] = {"schema": _TEXT}
     elif path == "/metrics":
         content["text/plain"] = {"schema": _TEXT}
     responses["200"] = {"description": "success", **({"content": content} if content else {})}

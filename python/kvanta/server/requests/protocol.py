@@ -315,11 +315,14 @@ class ChatRequest(ChatFields, SamplingFields):
 
 
 class TokenizeRequest(ChatFields):
-    """POST /tokenize: either a prompt or messages."""
+    """POST /tokenize: either a prompt or messages; or `content`, llama.cpp's name, with its further fields."""
 
     messages: Messages = None
     prompt: str | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeRequest(Body):

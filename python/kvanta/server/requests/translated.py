@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,7 +14,9 @@ from kvanta.params.checks import one_line
 from kvanta.server.http.errors import ApiError, api_error
 from kvanta.server.http.hints import Hint, note_fields
 from kvanta.server.http.hints import rename as rename_hints
-from kvanta.server.requests.protocol import ChatRequest
+from kvanta.server.requests.protocol import ChatRequest, CompletionRequest
+
+AnyBody = TypeVar("AnyBody", ChatRequest, CompletionRequest)
 
 
 def further_fields(request: BaseModel, refused: Collection[str], ignored: Mapping[str, Hint]) -> dict[str, Any]:
@@ -26,8 +28,18 @@ def further_fields(request: BaseModel, refused: Collection[str], ignored: Mappin
 
 def as_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """The chat request with these fields. Raises ApiError for a field of a wrong type."""
+    return _validated(ChatRequest, fields)
+
+
+def as_completion(fields: Mapping[str, Any]) -> CompletionRequest:
+    """The request for texts with these fields. Raises ApiError for a field of a wrong type."""
+    return _validated(CompletionRequest, fields)
+
+
+def _validated(kind: type[AnyBody], fields: Mapping[str, Any]) -> AnyBody:
     try:
-        return ChatRequest.model_validate(fields)
+        body: AnyBody = kind.model_validate(fields)
+        return body
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

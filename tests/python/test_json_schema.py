@@ -116,7 +116,7 @@ def test_the_switch_of_the_model() -> None:
         ({**A, **CLOSED, "type": "object"}, "required of the root must have every property, and lacks 'a'"),
         ({"type": "array"}, "the root of a strict schema must have the type 'object'"),
         ({"type": "object", "anyOf": [A]}, "the root of a strict schema must be an object, and has anyOf"),
-        ({"type": "object", **CLOSED, "$defs": {"x": {"allOf": [A]}}}, r"allOf of \$defs.x is not allowed"),
+        ({"type": "object", **CLOSED, "$defs": {"x": {"not": A}}}, r"not of \$defs.x is not allowed"),
         (
             {"type": "object", **CLOSED, "properties": {"p": {"items": A}}, "required": ["p"]},
             r"properties\.p\.items needs additionalProperties: false",

@@ -7,7 +7,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from kvanta.params.structural_tag import Choice, Json, ListOf, OneOf, Part, StructuralTag, Tag, TextUntil
+from kvanta.params.structural_tag import Choice, Json, ListOf, Maybe, OneOf, Part, StructuralTag, Tag, TextUntil
+
+# Between tags that stand alone. Without a bound a weak model would go on with white space for ever.
+_SPACE = r"/[ \t\r\n]{0,4}([;,][ \t\r\n]{0,4})?/"
 
 
 def lark_grammar(
@@ -25,14 +28,21 @@ def lark_grammar(
         grammar.add(tag)
     every = " | ".join([*grammar.tags, *grammar.last_tags])
     if tags.instead is not None:
-        start = f"({every})+ | {grammar.part(tags.instead)}"
+        calls = f"({every})" + ("" if tags.at_most_one else "+")
+        begin, end = map(grammar.part, tags.section)
+        section = (f"({begin})?" if begin else "", calls, f"(SPACE {end})?" if end else "")
+        start = f"{' '.join(section)} | {grammar.part(tags.instead)}"
     else:
         others = grammar.special_between(grammar.first_tokens)
         last = " | ".join(["TEXT", *grammar.last_tags])
-        start = f"({' | '.join([*others, *grammar.tags])})* ({last})"
-        if tags.at_least_one:
-            start = f"({' | '.join(others)})* ({every}) {start}"
-    return "\n".join([f"start: {start}", r"TEXT: /(.|\n)*/", r"SPACE: /[;,\s]*/", *grammar.rules])
+        between = f"({' | '.join(others)})*" if others else ""
+        if tags.at_most_one:
+            start = f"{between} ({every if tags.at_least_one else f'{every} | TEXT'})"
+        else:
+            start = f"({' | '.join([*others, *grammar.tags])})* ({last})"
+            if tags.at_least_one:
+                start = f"{between} ({every}) {start}"
+    return "\n".join([f"start: {start}", r"TEXT: /(.|\n)*/", f"SPACE: {_SPACE}", *grammar.rules])
 
 
 class _Grammar:
@@ -95,6 +105,8 @@ class _Grammar:
                 return f'"[" ({one} ("," {one})*)? "]"'
             case Choice(choices):
                 return "(" + " | ".join(" ".join(map(self.part, parts)) for parts in choices) + ")"
+            case Maybe(parts):
+                return f"({' '.join(map(self.part, parts))})?"
         return self._literal(part)
 
     def _until(self, mark: str) -> str:

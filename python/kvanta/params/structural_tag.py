@@ -54,7 +54,14 @@ class Choice:
     choices: Sequence[Sequence[Part]]
 
 
-Part = str | Json | TextUntil | OneOf | ListOf | Choice
+@dataclass(frozen=True)
+class Maybe:
+    """A part of a tag: these parts, or nothing."""
+
+    parts: Sequence[Part]
+
+
+Part = str | Json | TextUntil | OneOf | ListOf | Choice | Maybe
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,9 @@ class StructuralTag:
     at_least_one: bool = False
     instead: Json | None = None
     """The whole of a text that has no tags; then a text with tags has nothing else."""
+    at_most_one: bool = False
+    section: tuple[str, str] = ("", "")
+    """Marks that may stand around all tags of a text with `instead`."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from kvanta.parsers.call_reader import Found, StateReader
-from kvanta.parsers.text_buffer import JsonEnd
+from kvanta.parsers.lenient_json import LenientJson
 
 _MAX_HEADER = 1024
 
@@ -23,7 +23,7 @@ class SectionCalls(StateReader):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._json = JsonEnd()
+        self._json = LenientJson()
 
     def _content(self, found: Found, final: bool) -> bool:
         before, mark = self._buffer.take_before((self.section_begin, self.call_begin), final=final)
@@ -56,7 +56,7 @@ class SectionCalls(StateReader):
             groups = match.groupdict()
             self._begin_call(found, groups["name"], groups.get("id") or "")
             self._buffer.take(match.end())
-            self._json = JsonEnd()
+            self._json = LenientJson()
             self._state = self._arguments
             return True
         broken = self._buffer.find((self.call_end, self.section_end)) is not None
@@ -66,7 +66,8 @@ class SectionCalls(StateReader):
 
     def _arguments(self, found: Found, final: bool) -> bool:
         before, mark = self._buffer.take_before((self.call_end, self.section_end), final=final)
-        self._add_arguments(found, self._json.take(before))
+        if not self._json.ended:
+            self._add_arguments(found, self._json.take(before, final=bool(mark)))
         if not mark:
             return False
         self._end_call(found)

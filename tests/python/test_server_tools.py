@@ -13,7 +13,6 @@ from live_server import LiveServer, live_server
 from kvanta.errors import InputError
 from kvanta.parsers.call_reader import CallReader, Found
 from kvanta.parsers.tool_calls import PARSERS, NamedCall, RequiredCalls, parser_name, rest_of
-from kvanta.parsers.tools import Tools
 from kvanta.server.options import read_options
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]

@@ -80,8 +80,9 @@ class DeepSeekV3Calls(SectionCalls):
 
     section_begin, section_end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # noqa: RUF001
     call_begin, call_end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
+    separator = "<｜tool▁sep｜>"  # noqa: RUF001
     header = re.compile(r"\s*\w*<｜tool▁sep｜>(?P<name>[^\n<]+?)\s*\n\s*(?:```(?:json)?\s*)?(?=[{\[\"])")  # noqa: RUF001
-    marks = (section_begin, section_end, call_begin, call_end, "<｜tool▁sep｜>")  # noqa: RUF001
+    marks = (section_begin, section_end, call_begin, call_end, separator)
 
 
 class DeepSeekV31Calls(DeepSeekV3Calls):
@@ -95,7 +96,8 @@ class KimiK2Calls(SectionCalls):
 
     section_begin, section_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     call_begin, call_end = "<|tool_call_begin|>", "<|tool_call_end|>"
+    argument_begin = "<|tool_call_argument_begin|>"
     header = re.compile(
         r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?=\S)"
     )
-    marks = (section_begin, section_end, call_begin, call_end, "<|tool_call_argument_begin|>")
+    marks = (section_begin, section_end, call_begin, call_end, argument_begin)

@@ -14,6 +14,7 @@ from kvanta.constraints.structured_output import TextShape
 from kvanta.errors import InputError
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.parsers.answer import AnswerParsers, AnswerShape, ContinuationShape
+from kvanta.parsers.written_calls import SYNTAXES
 from kvanta.server.http.errors import ApiError
 from kvanta.server.http.hosts import AllowedHosts
 from kvanta.server.http.stream import CLIENT_GONE, EventStream, JsonPieces, cancelled_with_client
@@ -68,6 +69,11 @@ class Service:
     """A name of tool_calls.PARSERS; empty: calls that were not forced stay text."""
     reasoning_parser: str = ""
     """A name of reasoning.FORMATS; empty: reasoning stays text, unless the model writes in channels."""
+
+    def __post_init__(self) -> None:
+        """Functions are written in the syntax that is searched for calls."""
+        if parser := self.parsers.tool_parser:
+            self.front.tokenizer.tool_syntax = SYNTAXES[parser]
 
     @functools.cached_property
     def parsers(self) -> AnswerParsers:

@@ -22,7 +22,8 @@ FIELDS: Mapping[str, str] = {
 }
 _SWITCHES = ("disable_additional_properties", "disable_any_whitespace")
 _FORMATS = (
-    "{'type': 'text'}, {'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {'schema': ...}} or "
+    "{'type': 'text'}, {'type': 'json_object', 'schema': ...}, {'type': 'json_schema', 'json_schema': "
+    "{'schema': ...}} or "
     "{'type': 'structural_tag', 'structures': [...], 'triggers': [...]}"
 )
 
@@ -58,9 +59,13 @@ def _of_openai(requested: Any) -> dict[str, Any]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_object": True}
+        schema = requested.get("schema")  # llama.cpp's and Together's
+        if isinstance(schema, Mapping):
+            return {"json": schema}
+        if schema is None:
+            return {"json_object": True}
     if kind == "json_schema":
-        described = requested.get("json_schema")
+        described = requested.get("json_schema", requested)  # or all of it at the top, as in llama.cpp
         schema = described.get("schema") if isinstance(described, Mapping) else None
         if isinstance(described, Mapping) and isinstance(schema, Mapping):
             if described.get("strict"):

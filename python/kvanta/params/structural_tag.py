@@ -13,6 +13,8 @@ from typing import Any
 from kvanta.errors import InputError
 from kvanta.params.checks import one_line, text, truth
 
+MAX_CALLS = 32
+"""Calls of an answer that must be calls: a weak model would repeat them for ever."""
 _MAX_TAGS = 1024
 _JSON = "{'structures': [{'begin': ..., 'schema': {...}, 'end': ...}], 'triggers': [...]}"
 

@@ -127,6 +127,11 @@ class CallReader(ABC):
             text = text.lstrip() if self._after_call else text
         found.content += text
 
+    @property
+    def _among_calls(self) -> bool:
+        """A call was the last that came, but for white space."""
+        return self._after_call and self._blank is not None
+
     def _show_blank(self, found: Found) -> None:
         """At the end: the white space of a text without calls."""
         if not self._after_call:

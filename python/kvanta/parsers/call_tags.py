@@ -3,12 +3,13 @@
 With `strict` functions, a call is one of the given functions once it has begun, and the arguments of strict ones match
 their schemas, as in OpenAI's API, vLLM and SGLang. Arguments of other functions are any object. Where the answer must
 be JSON or a call, the arguments of every function match their schemas: nothing in such an answer is without a bound but
-the contents of texts.
+the contents of texts. An answer that may have one call ends with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from kvanta.parsers.xml_calls import argument_schemas
 _OBJECT: Mapping[str, Any] = {"type": "object"}
 _LINE = OneOf(("\n", ""))
 _SPACE = OneOf((" ", ""))
+_HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 Schemas = Mapping[str, Mapping[str, Any]]
 
 
@@ -40,7 +42,7 @@ def constrain_calls(tools: Tools, parser: str, given: StructuredOutputsParams | 
         return given
     one = not tools.parallel
     if given is None:
-        if not tools.strict:
+        if not tools.strict and not (one and _HAS_GRAMMARS):
             return None
         schemas = {name: schema if name in tools.strict else _OBJECT for name, schema in tools.functions.items()}
         return StructuredOutputsParams(structural_tag=StructuralTag(list(syntax(schemas)), at_most_one=one))

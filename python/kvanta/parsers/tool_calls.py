@@ -52,11 +52,11 @@ class HermesCalls(CallReader):
         return found
 
     def end(self) -> Found:
-        """A call without its end, too."""
+        """A call without its end, too. After calls, one that is cut off is no text."""
         found = Found()
         if self._inside:
             self._add(found, self._held, "")
-        else:
+        elif not self._among_calls:
             self._show(found, self._held)
         self._show_blank(found)
         return found
@@ -66,10 +66,10 @@ class HermesCalls(CallReader):
         calls = self._read(values) if values else None
         if calls is None:
             calls = self._repaired(body, complete=bool(end))
-        if calls is None:
-            self._show(found, self._BEGIN + body + end)
-        else:
+        if calls is not None:
             found.calls += calls
+        elif end or not self._among_calls:
+            self._show(found, self._BEGIN + body + end)
 
     def _repaired(self, body: str, *, complete: bool) -> list[dict[str, Any]] | None:
         """Calls in the syntax that other models were trained to, or in what is close to JSON."""

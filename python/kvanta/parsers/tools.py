@@ -14,6 +14,7 @@ from typing import Any
 from kvanta.constraints.json_schema import check_strict, rebased
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line, truth
+from kvanta.params.structural_tag import MAX_CALLS
 from kvanta.params.structured_outputs import StructuredOutputsParams
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -113,7 +114,7 @@ class Tools:
         if not schemas:
             raise InputError("tool_choice is 'required', and tools is empty", "tool_choice")
         schema = call_list_schema(schemas, ("name", "parameters"))
-        return StructuredOutputsParams(json=schema if self.parallel else {**schema, "maxItems": 1})
+        return StructuredOutputsParams(json={**schema, "maxItems": MAX_CALLS if self.parallel else 1})
 
 
 def _allowed(tools: Sequence[Mapping[str, Any]], allowed: Any) -> tuple[list[Mapping[str, Any]], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -34,7 +34,10 @@ PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"Unit": {"type": "string", "enum": ["kelvin", "celsius"]}},
 }
-WEATHER = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": PARAMETERS}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "strict": True, "parameters": PARAMETERS},
+}
 WALK = {"type": "function", "function": {"name": "walk"}}
 TOOLS = [WEATHER, WALK]
 ARGUMENTS = '{"city": "Ürümqi", "days": 5, "unit": "kelvin"}'
@@ -110,9 +113,9 @@ def length_allowed(constraint: StructuredOutputsParams | None, text: str, marks:
         )
         grammar = llguidance.LLMatcher.grammar_from_lark(lark)
     else:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps({**close_objects(constraint.json), **options})
-        )  # type: ignore[arg-type]
+        assert isinstance(constraint.json, Mapping)
+        schema = {**close_objects(constraint.json), **options}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), eos_token=[256])
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()

@@ -41,7 +41,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "unevaluatedItems": (True, {}),
 }
 """Values that forbid nothing."""
-_MARKS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?<?[=!])?|\)", re.DOTALL)
+_MARKS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|\((?:\?<?[=!])?|\)", re.DOTALL)
 """Parts of a regular expression: escapes, classes, the beginnings of groups and of look-around, ends of groups."""
 _ESCAPES = {"\\A": "^", "\\Z": "$", "\\z": "$", "\\b": "", "\\B": "", "\\G": ""}
 _REFERENCE = re.compile(r"\\[1-9k]")

@@ -236,7 +236,7 @@ def _held_pattern(pattern: str) -> tuple[str | None, bool]:
     """
     kept: list[str] = []
     exact = True
-    depth, skipped, at = 0, 0, 0  # `skipped`: depth of the look-ahead or look-behind that is left out
+    depth, skipped, at = 0, 0, 0  # `skipped`: depth of the look-around that is left out
     for mark in _MARKS.finditer(pattern):
         instead: str | None = None
         end = mark.end()

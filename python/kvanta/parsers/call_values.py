@@ -27,7 +27,7 @@ def values_of(text: str) -> list[Any]:
 
 
 def repaired_values(text: str, *, complete: bool) -> list[Any]:
-    """What a text means that is close to JSON. `complete`: an end that is missing was forgotten, not cut off."""
+    """The meaning of a text that is close to JSON. `complete`: an end that is missing was forgotten, not cut off."""
     values: list[Any] = []
     try:
         for _ in range(_MAX_REPAIRED):

@@ -2,7 +2,7 @@
 
 * The role `developer` is `system` for templates that do not name it.
 * System messages become one at the beginning for templates that take no others, and the beginning of the user's first
-  message for those that take none at all. Messages of the user in a row become one where roles must alternate.
+  message for those without a system role. Messages of the user in a row become one where roles must alternate.
 * Functions, earlier calls and their results are written into the messages for templates that do not read them.
 * Arguments of an earlier call that are no JSON stay a text where the template takes one; else they are left out.
 """

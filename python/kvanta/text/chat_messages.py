@@ -76,7 +76,7 @@ def _tool_calls(index: int, calls: Any) -> list[Any]:
 
 
 def _arguments(given: Any) -> Mapping[str, Any] | str:
-    """An object; what a model wrote that is none stays a text: it must not end the conversation."""
+    """An object; anything else that a model wrote stays a text: it must not end the conversation."""
     if isinstance(given, Mapping):
         return given
     if not isinstance(given, str):

@@ -259,3 +259,54 @@ def test_options() -> None:
         read_options({"tool_call_parser": "pythonic"})
     with pytest.raises(InputError, match="needs tool_call_parser"):
         read_options({"enable_auto_tool_choice": True})
+
+
+@pytest.fixture
+def without_tools(server: LiveServer) -> Iterator[None]:
+    """A chat template that does not read `tools`."""
+    tokenizer = server.front.tokenizer
+    kept = tokenizer.chat_template
+    tokenizer.use_chat_template("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    yield
+    tokenizer.chat_template = kept
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_functions_that_the_template_does_not_show_are_named(server: LiveServer) -> None:
+    answer = server.post("/v1/chat/completions", messages=CHAT, tools=TOOLS, max_tokens=2)
+    assert answer.headers["x-kvanta-ignored"] == "tools"
+    assert "x-kvanta-ignored" not in server.post("/v1/chat/completions", messages=CHAT, max_tokens=2).headers
+    text = "".join(server.post("/tokenize", messages=CHAT, tools=TOOLS, return_token_strs=True).json()["token_strs"])
+    assert text.index('<tool_call>\n{"name": "NAME"') < text.index("Where is Lily?")
+    anthropic = [{"name": "walk", "input_schema": {"type": "object"}}]
+    counts = [
+        server.post("/v1/messages/count_tokens", messages=CHAT, tools=tools).json()["input_tokens"]
+        for tools in (None, anthropic)
+    ]
+    assert counts[1] > counts[0] + 50
+
+
+@pytest.mark.parametrize("arguments", ['{"to": ', "[1]", "", None, 5])
+def test_a_history_with_broken_calls_goes_on(server: LiveServer, arguments: Any) -> None:
+    function = {"name": "walk", "arguments": arguments}
+    chat = [
+        *CHAT,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": "error"},
+        {"role": "user", "content": "Go on."},
+    ]
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "walk", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "error"},
+    ]
+    blocks = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "walk", "input": arguments}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "error"}]},
+    ]
+    for path, body in (
+        ("chat/completions", {"messages": chat, "max_tokens": 2}),
+        ("responses", {"input": [*CHAT, *items], "max_output_tokens": 2}),
+        ("messages", {"messages": [*CHAT, *blocks], "max_tokens": 2}),
+    ):
+        answer = server.post(f"/v1/{path}", **body)
+        assert answer.status_code == 200, answer.text

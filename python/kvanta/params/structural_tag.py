@@ -93,6 +93,22 @@ class StructuralTag:
         """The server's document has the JSON that `read` takes."""
         return {"type": "object"}
 
+    @property
+    def schemas(self) -> list[str | Mapping[str, Any]]:
+        """The JSON schemas of all parts."""
+        waiting: list[Part] = [part for tag in self.tags for part in tag.parts]
+        waiting += [self.instead] if self.instead else []
+        found = []
+        while waiting:
+            match waiting.pop():
+                case Json(schema):
+                    found.append(schema)
+                case ListOf(parts) | Maybe(parts):
+                    waiting += parts
+                case Choice(choices):
+                    waiting += [part for parts in choices for part in parts]
+        return found
+
     @classmethod
     def read(cls, given: Any) -> StructuralTag:
         """From the JSON that vLLM and SGLang have for it. Raises InputError."""

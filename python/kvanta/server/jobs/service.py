@@ -23,6 +23,7 @@ from kvanta.server.jobs.generation_job import GenerationJob
 from kvanta.server.jobs.response import GenerationResponse
 from kvanta.server.requests import prompts
 from kvanta.server.requests.protocol import ChatRequest, QueueFields, SamplingFields
+from kvanta.server.requests.structured import note_loosened
 from kvanta.text.prompts import TokenPrompt
 
 Result = TypeVar("Result")
@@ -207,7 +208,9 @@ class Service:
                 bool(request.continue_final_message),
                 params.structured_outputs,
             )
-            params.structured_outputs = shape.structured_outputs
+            if shape.structured_outputs is not params.structured_outputs:
+                note_loosened(shape.structured_outputs, "tools")
+                params.structured_outputs = shape.structured_outputs
             return params, shape
 
         params, shape = await self.read(http, read)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from kvanta.constraints.json_schema import check_strict
+from kvanta.constraints.loose_schema import loosened
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line
 from kvanta.params.structured_outputs import KINDS, StructuredOutputsParams
+from kvanta.server.http.hints import note
 
 # Fields of other servers -> ours.
 FIELDS: Mapping[str, str] = {
@@ -52,6 +56,15 @@ def read_structured_outputs(response_format: Any, others: Mapping[str, Any]) -> 
         return StructuredOutputsParams(**constraint)
     except InputError as error:
         raise InputError(str(error) if error.field == name else f"{name}: {error}", name) from None
+
+
+def note_loosened(structured_outputs: StructuredOutputsParams | None, field: str) -> None:
+    """Names the keywords of schemas that the grammar does not hold the text to. `field`: of the request."""
+    for schema in structured_outputs.schemas if structured_outputs else ():
+        with contextlib.suppress(ValueError, RecursionError):  # of a text that is no schema, which is an error later
+            given = json.loads(schema) if isinstance(schema, str) else schema
+            for keyword in loosened(given)[1] if isinstance(given, Mapping) else ():
+                note(f"{field}.{keyword.removeprefix('$')}", "a grammar cannot hold a text to all of it")
 
 
 def _of_openai(requested: Any) -> dict[str, Any]:

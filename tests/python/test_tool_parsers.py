@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvanta.parsers.call_reader import CallReader, Found
 from kvanta.parsers.lenient_json import LenientJson
 from kvanta.parsers.text_buffer import TextBuffer, overlap
-from kvanta.parsers.tool_calls import PARSERS
+from kvanta.parsers.tool_calls import PARSERS, whole_of
 from kvanta.server.anthropic import messages_api
 
 SCHEMAS = {
@@ -261,6 +261,24 @@ def test_other_syntaxes_where_hermes_is_expected(text: str, calls: list[tuple[st
     found = summary(read(PARSERS["hermes"](schemas=SCHEMAS), list(text)))
     assert found[:2] == ("" if calls else text, calls)
     assert summary(read(PARSERS["hermes"](schemas=SCHEMAS, parallel=False), [text]))[1] == calls[:1]
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "closed"),
+    [
+        ("mistral", '[TOOL_CALLS]walk{}[TOOL_CALLS]run{"to": [1, "Ro', '{"to": [1, "Ro"]}'),
+        ("qwen3_coder", qwen("walk") + "<tool_call>\n<function=run>\n<parameter=to>\nRo", '{"to": "Ro"}'),
+        ("kimi_k2", kimi(("walk", "{}"), ("run", '{"to": ')).split("<|tool_call_end|><|tool_calls")[0], '{"to": null}'),
+        ("gemma4", gemma("walk", "") + "<|tool_call>call:run{to:", '{"to": null}'),
+        ("openai", harmony(harmony_call("walk", "{}"), harmony_call("run", "")).removesuffix("<|call|>"), "{}"),
+    ],
+)
+def test_a_whole_text_that_ends_within_a_call(parser: str, text: str, closed: str) -> None:
+    """A model that ends there has forgotten the end; a call that is cut off must not be made."""
+    walk = ("walk", "{}")
+    assert summary(whole_of(PARSERS[parser](), text, ended=True))[1] == [walk, ("run", closed)]
+    calls = summary(whole_of(PARSERS[parser](), text, ended=False))[1]
+    assert calls == ([walk, ("run", "{}")] if closed == "{}" else [walk])
 
 
 def test_json_with_a_name_is_no_call() -> None:

@@ -10,7 +10,7 @@ from kvanta.parsers.call_reader import CallReader, Found, TextReader
 from kvanta.parsers.call_values import list_values, repaired_values, values_of
 from kvanta.parsers.gemma_calls import Gemma4Calls
 from kvanta.parsers.harmony import HarmonyReader
-from kvanta.parsers.lenient_json import JSON_READER
+from kvanta.parsers.lenient_json import JSON_READER, LenientJson
 from kvanta.parsers.mistral_calls import MistralCalls
 from kvanta.parsers.section_calls import DeepSeekV3Calls, DeepSeekV31Calls, KimiK2Calls
 from kvanta.parsers.text_buffer import overlap
@@ -223,4 +223,18 @@ def rest_of(reader: TextReader, text: str) -> Found:
     """The last of a text, which may be all of it."""
     found = reader.take(text)
     found.add(reader.end())
+    return found
+
+
+def whole_of(reader: TextReader, text: str, *, ended: bool) -> Found:
+    """All of a text. `ended`: the model has ended it; else a call at its end may be cut off, and is left out."""
+    found = rest_of(reader, text)
+    if found.calls:
+        function = found.calls[-1]["function"]
+        try:
+            JSON_READER.decode(function["arguments"])
+        except (ValueError, RecursionError):
+            function["arguments"] = LenientJson().take(function["arguments"], final=True) or "{}"
+            if not ended:
+                found.calls.pop()
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from kvanta import InputError
 from kvanta.checkpoint.resolve import SHIPPED
-from kvanta.text import template_sandbox
+from kvanta.text import template_budget
 from kvanta.text.chat_template import ChatTemplate
 from kvanta.text.tokenizer import Tokenizer
 
@@ -136,7 +136,7 @@ def test_a_template_cannot_take_all_memory(source: str, monkeypatch: pytest.Monk
 
     The limit is a 32nd of the real one, and the test as much shorter.
     """
-    monkeypatch.setattr(template_sandbox, "_MOST_CHARACTERS", template_sandbox._MOST_CHARACTERS // 32)
+    monkeypatch.setattr(template_budget, "_MOST_CHARACTERS", template_budget._MOST_CHARACTERS // 32)
     tracemalloc.start()
     try:
         with pytest.raises(InputError, match=r"^the model's chat template refuses these messages: it "):
@@ -150,6 +150,24 @@ def test_a_long_chat_is_within_the_budget() -> None:
     chat = [{"role": "user", "content": "word " * 400}] * 2000
     assert len(render(CHATML, chat)) > 4_000_000
     assert render("{{ messages | tojson(indent=2) | length }}", chat)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% for o in messages %}{% endfor %}{{ m.content }}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% set t = ns.l | tojson %}"
+        "{{ m.content }}{% endfor %}",
+    ],
+    ids=["pairs", "copies"],
+)
+def test_the_budget_grows_with_the_chat(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published templates look at all messages for each message, or copy them."""
+    monkeypatch.setattr(template_budget, "_MOST_STEPS", 1000)
+    monkeypatch.setattr(template_budget, "_MOST_CHARACTERS", 10_000)
+    assert render(source, [{"role": "user", "content": "word " * 20}] * 150).count("word") == 3000
+    with pytest.raises(InputError, match=r"it takes more than \d+ steps"):
+        render("{% for a in range(99) %}{% for b in range(99) %}{% endfor %}{% endfor %}")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +192,7 @@ def test_a_long_chat_is_within_the_budget() -> None:
 )
 def test_a_hostile_template_is_one_clear_error(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an eighth of the steps, in an eighth of the time."""
-    monkeypatch.setattr(template_sandbox, "_MOST_STEPS", template_sandbox._MOST_STEPS // 8)
+    monkeypatch.setattr(template_budget, "_MOST_STEPS", template_budget._MOST_STEPS // 8)
     with pytest.raises(InputError, match=r"^the model's chat template refuses these messages: [^\n]+$"):
         render(source)
 
@@ -201,7 +219,8 @@ def test_a_template_has_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps, each of them slow."""
     template = ChatTemplate("{% set s = 'a' * 99999 %}{% for i in range(9) %}{% set t = s.upper() %}{% endfor %}", {})
     assert template.render(HELLO) == ""
-    monkeypatch.setattr(template_sandbox, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(template_budget, "_MOST_SECONDS_EVER", 0.0)
+    monkeypatch.setattr(template_budget, "_MOST_SECONDS", 0.0)
     with pytest.raises(InputError, match="it takes more than 0 seconds"):
         template.render(HELLO)
 

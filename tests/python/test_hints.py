@@ -211,7 +211,7 @@ def test_custom_tools_are_functions_of_one_text(server: LiveServer) -> None:
     chat = request.chat()
     assert [tool["function"]["name"] for tool in chat.tools] == ["patch", "walk"]
     choice = {"type": "custom", "name": "patch"}
-    body = {"input": "Edit.", "tools": [CUSTOM, inside], "tool_choice": choice, "max_output_tokens": 60, "seed": 1}
+    body = {"input": "Edit.", "tools": [CUSTOM, inside], "tool_choice": choice, "max_output_tokens": 400, "seed": 1}
     (item,) = server.post("/v1/responses", **body).json()["output"]
     assert (item["type"], item["name"]) == ("custom_tool_call", "patch")
     assert isinstance(item["input"], str)

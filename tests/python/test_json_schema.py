@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -116,7 +117,7 @@ def test_the_switch_of_the_model() -> None:
         ({**A, **CLOSED, "type": "object"}, "required of the root must have every property, and lacks 'a'"),
         ({"type": "array"}, "the root of a strict schema must have the type 'object'"),
         ({"type": "object", "anyOf": [A]}, "the root of a strict schema must be an object, and has anyOf"),
-        ({"type": "object", **CLOSED, "$defs": {"x": {"allOf": [A]}}}, r"allOf of \$defs.x is not allowed"),
+        ({"type": "object", **CLOSED, "$defs": {"x": {"not": A}}}, r"not of \$defs.x is not allowed"),
         (
             {"type": "object", **CLOSED, "properties": {"p": {"items": A}}, "required": ["p"]},
             r"properties\.p\.items needs additionalProperties: false",
@@ -160,3 +161,47 @@ def test_strict_in_requests(server: LiveServer) -> None:
     assert chat(tools=tool(strict, strict=True)).status_code == 200
     opened = chat(structured_outputs={"json": COLOUR, "disable_additional_properties": False})
     assert opened.status_code == 200
+
+
+LIMITS = {"type": "object", "properties": {"v": {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True}}}
+SCHEMA = {"name": "x", "schema": {**LIMITS, "required": ["v"]}}
+WRITE = {"name": "write", "strict": False, "parameters": LIMITS}
+SHORT = {"temperature": 0, "max_tokens": 60}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        (
+            "chat/completions",
+            {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+            "response_format",
+        ),
+        (
+            "chat/completions",
+            {"messages": CHAT, "response_format": {"type": "json_object", "schema": LIMITS}},
+            "response_format",
+        ),
+        ("chat/completions", {"messages": CHAT, "guided_json": json.dumps(LIMITS)}, "guided_json"),
+        (
+            "chat/completions",
+            {"messages": CHAT, "tools": [{"type": "function", "function": WRITE}], "tool_choice": "required"},
+            "tools",
+        ),
+        ("completions", {"prompt": "Lily", "response_format": {"type": "json_schema", **SCHEMA}}, "response_format"),
+        ("responses", {"input": CHAT, "text": {"format": {"type": "json_schema", **SCHEMA}}}, "text.format"),
+        ("responses", {"input": CHAT, "text": {"format": {"type": "json_object", "schema": LIMITS}}}, "text.format"),
+        (
+            "messages",
+            {"messages": CHAT, "output_config": {"format": {"type": "json_schema", "schema": LIMITS}}},
+            "output_config.format",
+        ),
+    ],
+)
+def test_what_is_not_held_is_named(server: LiveServer, path: str, body: dict[str, Any], names: str) -> None:
+    limit = {"max_output_tokens": 60, "temperature": 0} if path == "responses" else SHORT
+    answer = server.post(f"/v1/{path}", **body, **limit)
+    assert answer.status_code == 200, answer.text
+    assert f"{names}.uniqueItems" in answer.headers["x-kvanta-ignored"].split(", ")
+    if "tools" not in body:
+        assert re.search(r'\{\s*\\*"v\\*"\s*:\s*\[|\{\s*\}', json.dumps(answer.json()).replace("\\n", " "))

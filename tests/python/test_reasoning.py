@@ -386,7 +386,8 @@ def test_a_form_holds_after_the_reasoning(sentences: LiveServer) -> None:
     assert joined(chunks, "content") == message["content"]
 
     named = {"type": "function", "function": {"name": "walk"}}
-    choice = sentences.post("/v1/chat/completions", **body, tools=TOOLS, tool_choice=named).json()["choices"][0]
+    tools = [{"type": "function", "function": {"name": "walk"}}]
+    choice = sentences.post("/v1/chat/completions", **body, tools=tools, tool_choice=named).json()["choices"][0]
     assert choice["message"]["reasoning"]
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "walk"
 

@@ -110,7 +110,6 @@ def test_bad_completions(server: LiveServer, body: dict[str, Any], said: str) ->
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": 5}]}, "message 0"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "not JSON"),
         ({"messages": CHAT, "top_logprobs": 3}, "logprobs: true"),
         ({"messages": CHAT, "tools": [1]}, "tools"),
         ({"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True}, "exclude"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import ANY
@@ -14,7 +13,6 @@ from live_server import LiveServer, live_server
 from kvanta.errors import InputError
 from kvanta.parsers.call_reader import CallReader, Found
 from kvanta.parsers.tool_calls import PARSERS, NamedCall, RequiredCalls, parser_name, rest_of
-from kvanta.parsers.tools import Tools
 from kvanta.server.options import read_options
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]
@@ -94,9 +92,14 @@ def test_any_pieces_of_a_text_hold_the_same_calls(
         ('[ { "name" : "paint" , "parameters" : {"colour": "réd"} } , { "name" : "wa', "", [PAINTED]),
         ('[{"name": "paint", "parameters": {"colour": "réd"}}, {"name": "walk", "parameters": ', "", [PAINTED]),
         ('[{"name": "paint", "parameters": {"colour": "réd"}}, ', "", [PAINTED]),
-        ('[{"name": "paint", "parameters": {"colour": "réd"} ', "", [PAINTED]),
-        ('[{"name": "walk", "parameters": {"far": tr', "", [("walk", '{"far": tr')]),
-        (f"[{WALK}, " + '{"name": "a\\"b", "parameters": {', "", [WALKED, ('a"b', "{")]),
+        *[
+            (text, text, [])
+            for text in (
+                '[{"name": "paint", "parameters": {"colour": "réd"} ',
+                '[{"name": "walk", "parameters": {"far": tr',
+            )
+        ],
+        (f"[{WALK}, " + '{"name": "a\\"b", "parameters": {', "", [WALKED]),
         ('[{"name": "walk"', '[{"name": "walk"', []),
         *[
             (text, text, [])
@@ -115,12 +118,18 @@ def test_demanded_calls_that_are_cut_off(text: str, content: str, calls: list[tu
             assert summary(in_pieces(reader, text, size)) == (content, calls if parallel else calls[:1])
 
 
-def test_arguments_of_a_named_function_come_as_they_are_written() -> None:
-    reader = NamedCall("paint")
-    first, second = reader.take('{"colour"').calls, reader.take(": 1}").calls
-    assert first[0]["function"] == {"name": "paint", "arguments": '{"colour"'}
-    assert second == [{"index": 0, "function": {"arguments": ": 1}"}}]
-    assert reader.take("").calls == reader.end().calls == []
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"colour": 1}', "", [("paint", '{"colour": 1}')]),
+        ('{"colour": "re', '{"colour": "re', []),
+        ("", "", []),
+    ],
+)
+def test_a_call_of_a_named_function_is_whole_or_none(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    """A client may run what a stream has begun, such as the removal of a folder whose name is cut off."""
+    for size in (1, 100):
+        assert summary(in_pieces(NamedCall("paint"), text, size)) == (content, calls)
 
 
 def test_what_is_demanded_over_http(server: LiveServer) -> None:
@@ -158,19 +167,24 @@ def test_a_demanded_call_that_is_cut_off_over_http(server: LiveServer) -> None:
     far = {"type": "object", "properties": {"way": {"const": "far " * 50}}, "required": ["way"]}
     body: dict[str, Any] = {"messages": CHAT, "max_tokens": 90, "temperature": 0}
     chat = {**body, "tools": [{"type": "function", "function": {"name": "walk", "parameters": far}}]}
-    chat["tool_choice"] = "required"
-    choice = server.post("/v1/chat/completions", **chat).json()["choices"][0]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["name"] == "walk"
-    assert re.match(r'{\s*"way"\s*:\s*"far far', call["function"]["arguments"])
-    streamed = deltas(server, **chat)
-    assert [call["function"] for delta, _ in streamed for call in delta.get("tool_calls", [])] == [call["function"]]
-    assert streamed[-1] == ({}, "length")
+    for tool_choice in ("required", {"type": "function", "function": {"name": "walk"}}):
+        choice = server.post("/v1/chat/completions", **chat, tool_choice=tool_choice).json()["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert "tool_calls" not in choice["message"]
+        assert "far far" in choice["message"]["content"]
+        streamed = deltas(server, **chat, tool_choice=tool_choice)
+        assert not any("tool_calls" in delta for delta, _ in streamed)
+        assert streamed[-1][1] == "length"
 
     tools = [{"name": "walk", "input_schema": far}]
-    (block,) = server.post("/v1/messages", **body, tools=tools, tool_choice={"type": "any"}).json()["content"]
-    assert (block["type"], block["name"], block["input"]) == ("tool_use", "walk", {})
+    for anthropic_choice in ({"type": "any"}, {"type": "tool", "name": "walk"}):
+        answer = server.post("/v1/messages", **body, tools=tools, tool_choice=anthropic_choice).json()
+        assert [block["type"] for block in answer["content"]] == ["text"]
+        assert answer["stop_reason"] == "max_tokens"
+    items = {"input": CHAT, "max_output_tokens": 90, "temperature": 0, "tool_choice": "required"}
+    function = {"type": "function", "name": "walk", "parameters": far}
+    response = server.post("/v1/responses", **items, tools=[function]).json()
+    assert ([item["type"] for item in response["output"]], response["status"]) == (["message"], "incomplete")
 
 
 def deltas(server: LiveServer, **body: Any) -> list[tuple[dict[str, Any], str | None]]:
@@ -218,16 +232,25 @@ def test_bad_fields(server: LiveServer, fields: dict[str, Any], said: str) -> No
     assert said in response.json()["error"]["message"]
 
 
-def test_definitions_move_to_the_root() -> None:
-    def tool(name: str, kind: str) -> dict[str, Any]:
-        schema = {"$ref": "#/$defs/thing", "$defs": {"thing": {"type": kind}}}
+def test_definitions_of_equal_names_may_differ(server: LiveServer) -> None:
+    def tool(name: str, **more: Any) -> dict[str, Any]:
+        schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/thing"}}, "required": ["x"], **more}
         return {"type": "function", "function": {"name": name, "parameters": schema}}
 
-    schema = Tools.read([tool("a", "object"), tool("b", "object")], "required", None).structured_outputs().json
-    assert isinstance(schema, dict)
-    assert schema["$defs"] == {"thing": {"type": "object"}}
-    with pytest.raises(InputError, match="differ"):
-        Tools.read([tool("a", "object"), tool("b", "array")], "required", None)
+    tools = [
+        tool("a", **{"$defs": {"thing": {"const": "kelvin"}}}),
+        tool("b", **{"$defs": {"thing": {"const": "newton"}}}),
+        tool("c", **{"$id": "urn:c", "$defs": {"thing": {"$ref": "urn:c#/$defs/more"}, "more": {"const": "pascal"}}}),
+        {"type": "function", "function": {"name": "d", "parameters": {"type": "object", "$defs": None}}},
+    ]
+    for name, unit in (("a", "kelvin"), ("b", "newton"), ("c", "pascal")):
+        chosen = [{"type": "function", "function": {"name": name}}]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": chosen}}
+        body = {"messages": CHAT, "max_tokens": 120, "parallel_tool_calls": False, "tools": tools}
+        answer = server.post("/v1/chat/completions", **body, tool_choice=choice).json()["choices"][0]["message"]
+        (call,) = answer["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"x": unit}
+    assert server.post("/v1/chat/completions", **body, tool_choice="required").status_code == 200
 
 
 def test_options() -> None:
@@ -236,3 +259,54 @@ def test_options() -> None:
         read_options({"tool_call_parser": "pythonic"})
     with pytest.raises(InputError, match="needs tool_call_parser"):
         read_options({"enable_auto_tool_choice": True})
+
+
+@pytest.fixture
+def without_tools(server: LiveServer) -> Iterator[None]:
+    """A chat template that does not read `tools`."""
+    tokenizer = server.front.tokenizer
+    kept = tokenizer.chat_template
+    tokenizer.use_chat_template("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    yield
+    tokenizer.chat_template = kept
+
+
+@pytest.mark.usefixtures("without_tools")
+def test_functions_that_the_template_does_not_show_are_named(server: LiveServer) -> None:
+    answer = server.post("/v1/chat/completions", messages=CHAT, tools=TOOLS, max_tokens=2)
+    assert answer.headers["x-kvanta-ignored"] == "tools"
+    assert "x-kvanta-ignored" not in server.post("/v1/chat/completions", messages=CHAT, max_tokens=2).headers
+    text = "".join(server.post("/tokenize", messages=CHAT, tools=TOOLS, return_token_strs=True).json()["token_strs"])
+    assert text.index('<tool_call>\n{"name": "NAME"') < text.index("Where is Lily?")
+    anthropic = [{"name": "walk", "input_schema": {"type": "object"}}]
+    counts = [
+        server.post("/v1/messages/count_tokens", messages=CHAT, tools=tools).json()["input_tokens"]
+        for tools in (None, anthropic)
+    ]
+    assert counts[1] > counts[0] + 50
+
+
+@pytest.mark.parametrize("arguments", ['{"to": ', "[1]", "", None, 5])
+def test_a_history_with_broken_calls_goes_on(server: LiveServer, arguments: Any) -> None:
+    function = {"name": "walk", "arguments": arguments}
+    chat = [
+        *CHAT,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": "error"},
+        {"role": "user", "content": "Go on."},
+    ]
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "walk", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "error"},
+    ]
+    blocks = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "walk", "input": arguments}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "error"}]},
+    ]
+    for path, body in (
+        ("chat/completions", {"messages": chat, "max_tokens": 2}),
+        ("responses", {"input": [*CHAT, *items], "max_output_tokens": 2}),
+        ("messages", {"messages": [*CHAT, *blocks], "max_tokens": 2}),
+    ):
+        answer = server.post(f"/v1/{path}", **body)
+        assert answer.status_code == 200, answer.text

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from live_server import LiveServer, error_of, live_server
 
+from kvanta.constraints.json_schema import close_objects
 from kvanta.constraints.structural_tag import lark_grammar
+from kvanta.constraints.structured_output import StructuredOutputsConfig
 from kvanta.errors import InputError
 from kvanta.params.structural_tag import Json, StructuralTag, Tag
 from kvanta.params.structured_outputs import StructuredOutputsParams
@@ -32,7 +34,10 @@ PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"Unit": {"type": "string", "enum": ["kelvin", "celsius"]}},
 }
-WEATHER = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": PARAMETERS}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "strict": True, "parameters": PARAMETERS},
+}
 WALK = {"type": "function", "function": {"name": "walk"}}
 TOOLS = [WEATHER, WALK]
 ARGUMENTS = '{"city": "Ürümqi", "days": 5, "unit": "kelvin"}'
@@ -95,13 +100,24 @@ class Vocabulary:
 def length_allowed(constraint: StructuredOutputsParams | None, text: str, marks: Sequence[str]) -> tuple[bool, int]:
     """The grammar takes the text, as a whole one; tokens of it that it takes."""
     assert constraint is not None
-    assert isinstance(constraint.structural_tag, StructuralTag)
     vocabulary = Vocabulary(marks)
     ends = [256, vocabulary.special.get("<|call|>", 256)]  # it ends the texts of GPT-OSS
     tokens = [token for token in vocabulary(text) if token not in ends]
-    lark = lark_grammar(constraint.structural_tag, vocabulary.special, ends, json.dumps)
+    options = {"x-guidance": StructuredOutputsConfig().overrides(constraint)}
+    if isinstance(constraint.structural_tag, StructuralTag):
+        lark = lark_grammar(
+            constraint.structural_tag,
+            vocabulary.special,
+            ends,
+            lambda schema: json.dumps({**schema, **options}),  # type: ignore[dict-item]
+        )
+        grammar = llguidance.LLMatcher.grammar_from_lark(lark)
+    else:
+        assert isinstance(constraint.json, Mapping)
+        schema = {**close_objects(constraint.json), **options}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), eos_token=[256])
-    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     taken = matcher.try_consume_tokens(tokens)
     return taken == len(tokens) and matcher.is_accepting(), taken
@@ -146,6 +162,26 @@ def test_calls_are_unconstrained_without_strict_functions_or_a_parser() -> None:
     assert constrain_calls(Tools.read([WALK], None, None), "hermes", None) is None
     assert constrain_calls(Tools.read(TOOLS, None, None), "", None) is None
     assert constrain_calls(Tools.read(TOOLS, "none", None), "hermes", None) is None
+    assert constrain_calls(Tools.read([WALK], None, True), "hermes", None) is None
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_an_answer_that_may_have_one_call_ends_with_it(parser: str) -> None:
+    text = next(text for name, text in WRITTEN if name == parser).removeprefix("So: ").removesuffix("\nThat is all.")
+    text = text.split("[TOOL_CALLS]walk")[0].split("; {")[0]
+    given = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}})
+    for constraint in (
+        constrain_calls(Tools.read(TOOLS, None, False), parser, None),
+        constrain_calls(
+            Tools.read([{**WEATHER, "function": {**WEATHER["function"], "strict": False}}], None, False), parser, None
+        ),
+        constrain_calls(Tools.read(TOOLS, None, False), parser, given),
+    ):
+        if constraint is None or constraint.structural_tag is None:
+            continue
+        assert length_allowed(constraint, text, ())[0]
+        for more in (text, " and more"):
+            assert not length_allowed(constraint, text + more, ())[0]
 
 
 def gemma_object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -239,11 +275,42 @@ def test_odd_schemas_end(parameters: Any) -> None:
     assert constrain_calls(Tools.read([tool], None, None), "gemma4", None) is not None
 
 
-@pytest.mark.parametrize("parser", ["gemma4", "hermes", "mistral", "qwen3_coder", "glm45"])
+JSON_OR_CALL = sorted(PARSERS.keys() - {"openai"})
+"""Calls of GPT-OSS stand in a channel of their own, outside of the form."""
+
+
+def json_or_call(parser: str, schema: Any, tools: Any = TOOLS) -> StructuredOutputsParams | None:
+    return constrain_calls(Tools.read(tools, None, None), parser, StructuredOutputsParams(json=schema))
+
+
+@pytest.mark.parametrize("parser", JSON_OR_CALL)
+def test_white_space_around_calls_has_a_bound(parser: str) -> None:
+    """Also within a text that is an argument in the syntaxes of tags; in JSON, texts are as their schema says."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    call = next(text for name, text in WRITTEN if name == parser).removeprefix("So: ").removesuffix("\nThat is all.")
+    strict = {**WEATHER["function"], "strict": False}
+    constraint = json_or_call(parser, schema, [{"type": "function", "function": strict}, WALK])
+    for text in ('{"a": 5}', call):
+        for end in range(0, len(text) + 1, 3):
+            before = text[:end]
+            if before.replace('<|"|>', "").count('"') % 2 == 1:
+                continue
+            for space in ("\u205f", " ", "\n", "\n\t", "\xa0"):
+                taken = length_allowed(constraint, before + space * 300, ())[1]
+                assert taken < len((before + space * 299).encode()), (before, space)
+
+
+@pytest.mark.parametrize("parser", JSON_OR_CALL)
 def test_a_text_of_a_form_may_be_a_call_instead(parser: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     text = next(text for name, text in WRITTEN if name == parser).removeprefix("So: ").removesuffix("\nThat is all.")
-    constraint = constrain_calls(Tools.read(TOOLS, None, None), parser, StructuredOutputsParams(json=schema))
+    constraint = json_or_call(parser, schema)
+    text = text.split("; {")[0]  # one call where it is JSON as well
     for allowed in ('{"a": 5}', text):
         assert length_allowed(constraint, allowed, ())[0], allowed
     for refused in ("No.", '{"a": "b"}', f"No. {text}", text.replace("kelvin", "newton")):
@@ -313,7 +380,7 @@ def test_strict_functions_reach_the_engine(server: LiveServer, monkeypatch: pyte
 def test_a_schema_that_cannot_be_used_is_told(server: LiveServer) -> None:
     parameters = {
         **PARAMETERS,
-        "properties": {**PARAMETERS["properties"], "city": {"type": "string", "pattern": "(?=a)"}},
+        "properties": {**PARAMETERS["properties"], "city": {"type": "string", "pattern": "(a"}},
     }
     tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": parameters}}
     error = error_of(server.post("/v1/chat/completions", messages=CHAT, tools=[tool]))

@@ -141,7 +141,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no json": ({"json": '{"type":'}, "json is not a JSON schema"),
     "no object": ({"json": "[1]"}, "json must be a JSON schema"),
     "unknown type": ({"json": {"type": "nonsense"}}, "json cannot be used: Invalid type: nonsense"),
-    "unknown key": ({"json": {"if": {"const": 1}}}, "json cannot be used: Unimplemented keys"),
+    "bad pattern": ({"json": {"type": "string", "pattern": "(a"}}, "json cannot be used: regex parse error"),
     "outside": ({"json": {"$ref": "http://example.com/x"}}, "json cannot be used: Resource"),
     "impossible": ({"json": {"enum": []}}, "json cannot be used: Unsatisfiable schema"),
     "false": ({"json": False}, "json must be a JSON schema as a text or an object, got False"),

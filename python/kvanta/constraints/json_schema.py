@@ -5,7 +5,7 @@ A model that may add properties often does not end: vLLM's and SGLang's parsers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any
 
 from kvanta.errors import InputError
@@ -17,9 +17,7 @@ _SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "if",
 # Parts that describe the same value as the schema that has them, so that none may forbid the others' properties.
 _COMBINED = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "$ref")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties")
-_NOT_STRICT = (
-    *("allOf", "oneOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else", "patternProperties"),
-)
+_NOT_STRICT = (*("not", "dependentRequired", "dependentSchemas", "if", "then", "else", "patternProperties"),)
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,6 +116,45 @@ def referenced(root: Mapping[str, Any], reference: Any) -> Any:
         else:
             return None
     return place
+
+
+def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The schema, with `change` of every schema directly within it."""
+    changed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            changed[key] = {name: change(each) for name, each in value.items()}
+        elif (key in _LISTS or key in _SINGLE) and isinstance(value, list):
+            changed[key] = [change(each) for each in value]
+        else:
+            changed[key] = change(value) if key in _SINGLE else value
+    return changed
+
+
+def rebased(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The schema as it must be written within another one, at the JSON pointer `place`: references count from the root.
+
+    Raises InputError for schemas too deep to be read.
+    """
+    own = schema.get("$id")
+
+    def move(part: Any) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        moved = with_parts(part, move)
+        moved.pop("$id", None)
+        reference = moved.get("$ref")
+        if isinstance(reference, str):
+            if isinstance(own, str) and own:
+                reference = reference.removeprefix(own)
+            moved["$ref"] = place + reference[1:] if reference == "#" or reference.startswith("#/") else reference
+        return moved
+
+    try:
+        result: dict[str, Any] = move(schema)
+    except RecursionError:
+        raise InputError("a JSON schema has more levels than are read") from None
+    return result
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:

@@ -7,7 +7,23 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from kvanta.params.structural_tag import Choice, Json, ListOf, OneOf, Part, StructuralTag, Tag, TextUntil
+from kvanta.params.structural_tag import (
+    MAX_CALLS,
+    Choice,
+    Json,
+    ListOf,
+    Maybe,
+    OneOf,
+    Part,
+    StructuralTag,
+    Tag,
+    TextUntil,
+)
+
+# Between tags that stand alone. Without a bound a weak model would go on with white space for ever.
+_SPACE = r"/[ \t\r\n]{0,4}([;,][ \t\r\n]{0,4})?/"
+# Texts that are arguments, likewise.
+_WORDS = r"/(\s{0,256}\S)*\s{0,256}/"
 
 
 def lark_grammar(
@@ -25,14 +41,21 @@ def lark_grammar(
         grammar.add(tag)
     every = " | ".join([*grammar.tags, *grammar.last_tags])
     if tags.instead is not None:
-        start = f"({every})+ | {grammar.part(tags.instead)}"
+        calls = f"({every})" + ("" if tags.at_most_one else f"{{1,{MAX_CALLS}}}")
+        begin, end = map(grammar.part, tags.section)
+        section = (f"({begin})?" if begin else "", calls, f"(SPACE {end})?" if end else "")
+        start = f"{' '.join(section)} | {grammar.part(tags.instead)}"
     else:
         others = grammar.special_between(grammar.first_tokens)
         last = " | ".join(["TEXT", *grammar.last_tags])
-        start = f"({' | '.join([*others, *grammar.tags])})* ({last})"
-        if tags.at_least_one:
-            start = f"({' | '.join(others)})* ({every}) {start}"
-    return "\n".join([f"start: {start}", r"TEXT: /(.|\n)*/", r"SPACE: /[;,\s]*/", *grammar.rules])
+        between = f"({' | '.join(others)})*" if others else ""
+        if tags.at_most_one:
+            start = f"{between} ({every if tags.at_least_one else f'{every} | TEXT'})"
+        else:
+            start = f"({' | '.join([*others, *grammar.tags])})* ({last})"
+            if tags.at_least_one:
+                start = f"{between} ({every}) {start}"
+    return "\n".join([f"start: {start}", r"TEXT: /(.|\n)*/", f"SPACE: {_SPACE}", f"WORDS: {_WORDS}", *grammar.rules])
 
 
 class _Grammar:
@@ -86,7 +109,7 @@ class _Grammar:
             case Json(schema):
                 return f"%json {self._schema(schema)}"
             case TextUntil(mark, plain):
-                return self._before("TEXT", mark) if plain else self._until(mark)
+                return self._before("WORDS", mark) if plain else self._until(mark)
             case OneOf(texts):
                 every = " | ".join(filter(None, map(self._literal, texts)))
                 return f"({every})" + ("?" if "" in texts else "")
@@ -95,13 +118,15 @@ class _Grammar:
                 return f'"[" ({one} ("," {one})*)? "]"'
             case Choice(choices):
                 return "(" + " | ".join(" ".join(map(self.part, parts)) for parts in choices) + ")"
+            case Maybe(parts):
+                return f"({' '.join(map(self.part, parts))})?"
         return self._literal(part)
 
     def _until(self, mark: str) -> str:
         """Any text up to the first place of the mark, and the mark; special tokens may stand in the text."""
         first = self._marks.match(mark)
         others = self.special_between([self._special[first[0]]] if first else [])
-        return " ".join([*(f"({each})*" for each in others), self._before("TEXT", mark)])
+        return " ".join([*(f"({each})*" for each in others), self._before("WORDS", mark)])
 
     def _before(self, text: str, mark: str) -> str:
         """The terminal `text` up to the first place of the mark, and the mark."""

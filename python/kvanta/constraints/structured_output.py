@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kvanta import _core
 from kvanta.constraints.json_schema import close_objects
+from kvanta.constraints.loose_schema import loosened
 from kvanta.constraints.reasoning_gate import GatedMatcher, ReasoningGate
 from kvanta.constraints.structural_tag import lark_grammar
 from kvanta.constraints.thinking_budget import Thinking, ThinkingBudget, thinking_of_vocabulary
@@ -57,8 +58,14 @@ class StructuredOutputsConfig:
         """Options of llguidance for one request."""
         dense = params.disable_any_whitespace
         if self.disable_any_whitespace if dense is None else dense:
-            return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-        return {"whitespace_pattern": params.whitespace_pattern or self.whitespace_pattern or _SPACE}
+            return {
+                "whitespace_flexible": False,
+                "item_separator": ",",
+                "key_separator": ":",
+                "coerce_one_of": True,  # loosened() has named those for which that makes a difference
+            }
+        pattern = params.whitespace_pattern or self.whitespace_pattern or _SPACE
+        return {"whitespace_pattern": pattern, "coerce_one_of": True}
 
     def closes(self, params: StructuredOutputsParams) -> bool:
         """Objects have the properties that the request's schema lists, and no others."""
@@ -312,6 +319,7 @@ def _schema(
         schema = json.loads(text)
         if not isinstance(schema, dict):
             raise InputError(f"json must be a JSON schema (an object), got {one_line(text)}")
+        schema, _ = loosened(schema)
         return json.dumps({**(close_objects(schema) if config.closes(params) else schema), **more})
     except InputError:
         raise

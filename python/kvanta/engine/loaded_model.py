@@ -27,6 +27,7 @@ from kvanta.options.engine import EngineOptions
 from kvanta.options.model import ModelOptions
 from kvanta.options.scheme_file import is_scheme_file
 from kvanta.params.checks import one_line
+from kvanta.parsers import written_calls
 from kvanta.terminal.memory_limits import about_memory
 from kvanta.text.chat_template import MAX_TEMPLATE_BYTES
 from kvanta.text.tokenizer import Tokenizer
@@ -102,6 +103,7 @@ class LoadedModel:
             source = folder
         self.tokenizer = Tokenizer(source.path)
         _check_draft_tokenizer(config, self.tokenizer)
+        self.tokenizer.tool_syntax = written_calls.DEFAULT
         if chat_template is not None:
             self.tokenizer.use_chat_template(_read_template(str(chat_template)))
         self.tokenizer.template_defaults = options.default_chat_template_kwargs

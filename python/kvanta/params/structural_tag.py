@@ -13,6 +13,8 @@ from typing import Any
 from kvanta.errors import InputError
 from kvanta.params.checks import one_line, text, truth
 
+MAX_CALLS = 32
+"""Calls of an answer that must be calls: a weak model would repeat them for ever."""
 _MAX_TAGS = 1024
 _JSON = "{'structures': [{'begin': ..., 'schema': {...}, 'end': ...}], 'triggers': [...]}"
 
@@ -54,7 +56,14 @@ class Choice:
     choices: Sequence[Sequence[Part]]
 
 
-Part = str | Json | TextUntil | OneOf | ListOf | Choice
+@dataclass(frozen=True)
+class Maybe:
+    """A part of a tag: these parts, or nothing."""
+
+    parts: Sequence[Part]
+
+
+Part = str | Json | TextUntil | OneOf | ListOf | Choice | Maybe
 
 
 @dataclass(frozen=True)
@@ -75,11 +84,30 @@ class StructuralTag:
     at_least_one: bool = False
     instead: Json | None = None
     """The whole of a text that has no tags; then a text with tags has nothing else."""
+    at_most_one: bool = False
+    section: tuple[str, str] = ("", "")
+    """Marks that may stand around all tags of a text with `instead`."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:
         """The server's document has the JSON that `read` takes."""
         return {"type": "object"}
+
+    @property
+    def schemas(self) -> list[str | Mapping[str, Any]]:
+        """The JSON schemas of all parts."""
+        waiting: list[Part] = [part for tag in self.tags for part in tag.parts]
+        waiting += [self.instead] if self.instead else []
+        found = []
+        while waiting:
+            match waiting.pop():
+                case Json(schema):
+                    found.append(schema)
+                case ListOf(parts) | Maybe(parts):
+                    waiting += parts
+                case Choice(choices):
+                    waiting += [part for parts in choices for part in parts]
+        return found
 
     @classmethod
     def read(cls, given: Any) -> StructuralTag:

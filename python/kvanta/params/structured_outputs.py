@@ -78,5 +78,12 @@ class StructuredOutputsParams:
         """The field that is given."""
         return self._given()[0]
 
+    @property
+    def schemas(self) -> list[str | Mapping[str, Any]]:
+        """The JSON schemas in it."""
+        if isinstance(self.structural_tag, StructuralTag):
+            return self.structural_tag.schemas
+        return [] if self.json is None else [self.json]
+
     def _given(self) -> list[str]:
         return [name for name in KINDS if getattr(self, name) not in (None, False)]

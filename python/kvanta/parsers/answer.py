@@ -12,7 +12,7 @@ from kvanta.params.structured_outputs import StructuredOutputsParams
 from kvanta.parsers import harmony
 from kvanta.parsers.call_reader import CallReader, Found, TextReader
 from kvanta.parsers.call_tags import constrain_calls
-from kvanta.parsers.harmony import HarmonyReader
+from kvanta.parsers.harmony import HARMONY_PARSER, HarmonyReader
 from kvanta.parsers.reasoning import (
     HARMONY,
     Begin,
@@ -23,7 +23,7 @@ from kvanta.parsers.reasoning import (
     first_state,
     reasoning_format,
 )
-from kvanta.parsers.tool_calls import HARMONY_PARSER, PARSERS, make_reader
+from kvanta.parsers.tool_calls import PARSERS, make_reader
 from kvanta.parsers.tools import Tools
 from kvanta.text.tokenizer import Tokenizer
 

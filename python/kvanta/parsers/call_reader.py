@@ -11,25 +11,14 @@ The sum of what is found does not depend on how the text was cut. Text that turn
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvanta.parsers.lenient_json import JSON_READER, repaired
 from kvanta.parsers.text_buffer import TextBuffer, pieces
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no number of JSON")
-    return value
-
-
-JSON_READER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
-"""Reader for a model's JSON, which is written again: NaN, Infinity and 1e999 would not be JSON."""
 
 
 @dataclass
@@ -122,8 +111,9 @@ class CallReader(ABC):
         for value in values:
             if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
                 return None
-            arguments = value.get("arguments", value.get("parameters", {}))
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            written = _written(value.get("arguments", value.get("parameters")))
+            if written is None:
+                return None
             found.append((value["name"], written))
         return [call for name, written in found for call in self._new(name, written)]
 
@@ -137,10 +127,30 @@ class CallReader(ABC):
             text = text.lstrip() if self._after_call else text
         found.content += text
 
+    @property
+    def _among_calls(self) -> bool:
+        """A call was the last that came, but for white space."""
+        return self._after_call and self._blank is not None
+
     def _show_blank(self, found: Found) -> None:
         """At the end: the white space of a text without calls."""
         if not self._after_call:
             found.content += self._blank or ""
+
+
+def _written(arguments: Any) -> str | None:
+    """Arguments as JSON, which may come as a text; None for those that are no object."""
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = JSON_READER.decode(arguments)
+        except (ValueError, RecursionError):
+            try:
+                arguments = repaired(arguments)
+            except (ValueError, RecursionError):
+                return None
+    if isinstance(arguments, Mapping):
+        return json.dumps(arguments, ensure_ascii=False)
+    return None if arguments else "{}"
 
 
 State = Callable[[Found, bool], bool]

@@ -1,27 +1,34 @@
 """Constraints for calls that a model writes without being forced to, in the syntax that `--tool-call-parser` names.
 
 With `strict` functions, a call is one of the given functions once it has begun, and the arguments of strict ones match
-their schemas, as in OpenAI's API, vLLM and SGLang. Arguments of other functions are any object.
+their schemas, as in OpenAI's API, vLLM and SGLang. Arguments of other functions are any object. Where the answer must
+be JSON or a call, the arguments of every function match their schemas: nothing in such an answer is without a bound but
+the contents of texts. An answer that may have one call ends with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kvanta.params.structural_tag import Json, OneOf, Part, StructuralTag, Tag, TextUntil
+from kvanta.constraints.json_schema import rebased
+from kvanta.errors import InputError
+from kvanta.params.structural_tag import Json, Maybe, OneOf, Part, StructuralTag, Tag, TextUntil
 from kvanta.params.structured_outputs import StructuredOutputsParams
 from kvanta.parsers.gemma_schemas import gemma_arguments
+from kvanta.parsers.harmony import HARMONY_PARSER
+from kvanta.parsers.lenient_json import types_of
+from kvanta.parsers.section_calls import DeepSeekV3Calls, DeepSeekV31Calls, KimiK2Calls
 from kvanta.parsers.tools import Tools, call_list_schema, call_schema
-from kvanta.parsers.xml_calls import argument_schemas, types_of
+from kvanta.parsers.xml_calls import argument_schemas
 
 _OBJECT: Mapping[str, Any] = {"type": "object"}
 _LINE = OneOf(("\n", ""))
 _SPACE = OneOf((" ", ""))
-_ONE_MARK = ("gemma4", "glm45", "hermes", "mistral", "qwen3_coder")
-"""Syntaxes whose calls begin with one mark, and not with what begins any JSON."""
+_HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 Schemas = Mapping[str, Mapping[str, Any]]
 
 
@@ -31,24 +38,42 @@ def constrain_calls(tools: Tools, parser: str, given: StructuredOutputsParams | 
     `parser`: a name of PARSERS, or empty. `given`: the request's for the text: JSON, or a call instead of it.
     """
     syntax = SYNTAXES.get(parser)
-    combined = given is not None and given.kind in ("json", "json_object") and parser in _ONE_MARK
-    if syntax is None or not tools.may_call or not (combined if given else tools.strict):
+    if syntax is None or not tools.may_call:
         return given
-    schemas = {name: schema if name in tools.strict else _OBJECT for name, schema in tools.functions.items()}
-    tags = list(syntax(schemas))
+    one = not tools.parallel
     if given is None:
-        return StructuredOutputsParams(structural_tag=StructuralTag(tags))
+        if not tools.strict and not (one and _HAS_GRAMMARS):
+            return None
+        schemas = {name: schema if name in tools.strict else _OBJECT for name, schema in tools.functions.items()}
+        return StructuredOutputsParams(structural_tag=StructuralTag(list(syntax(schemas)), at_most_one=one))
+    if (
+        given.kind not in ("json", "json_object") or parser == HARMONY_PARSER
+    ):  # its calls are not in the answer's channel
+        return given
     schema = _OBJECT if given.json is None else given.json
-    alone = [dataclasses.replace(tag, alone=True) for tag in tags]
-    tag = StructuralTag(alone, instead=Json(schema))
+    if parser == "llama3_json":  # a call is JSON as well
+        return dataclasses.replace(given, json=_json_or_call(schema, tools.functions), json_object=False)
+    tags = [dataclasses.replace(tag, alone=True) for tag in syntax(tools.functions)]
+    tag = StructuralTag(tags, instead=Json(schema), at_most_one=one, section=_SECTIONS.get(parser, ("", "")))
     return dataclasses.replace(given, json=None, json_object=False, structural_tag=tag)
+
+
+def _json_or_call(schema: str | Mapping[str, Any], functions: Schemas) -> dict[str, Any]:
+    """The schema of a text that is JSON of `schema`, or a call. Raises InputError for a text that is no schema."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise InputError("json is not a JSON schema", "json") from None
+    call = call_schema(functions, ("name", "parameters"), "#/anyOf/1")
+    return {"anyOf": [rebased(schema, "#/anyOf/0"), call]}
 
 
 def _hermes(schemas: Schemas) -> Iterator[Tag]:
     """Some models write the arguments first."""
     for name, schema in schemas.items():
         for order in (("name", "arguments"), ("arguments", "name")):
-            yield Tag("<tool_call>", (_LINE, Json(call_schema({name: schema}, order)), _LINE, "</tool_call>"))
+            yield Tag("<tool_call>", (_LINE, Json(call_schema({name: schema}, order, "#")), _LINE, "</tool_call>"))
 
 
 def _llama3_json(schemas: Schemas) -> Iterator[Tag]:
@@ -98,7 +123,7 @@ def _qwen3_coder(schemas: Schemas) -> Iterator[Tag]:
             parts.append(TextUntil("</function>"))
         else:
             for key, value in argument_schemas(schema).items():
-                parts += [f"<parameter={key}>\n", *_value(value, "\n</parameter>\n")]
+                parts += _needed(schema, key, [f"<parameter={key}>\n", *_value(value, "\n</parameter>\n")])
             parts.append("</function>")
         yield Tag("<tool_call>", (*parts, _LINE, "</tool_call>"))
 
@@ -110,7 +135,8 @@ def _glm45(schemas: Schemas) -> Iterator[Tag]:
             parts.append(TextUntil("</tool_call>"))
         else:
             for key, value in argument_schemas(schema).items():
-                parts += [f"<arg_key>{key}</arg_key>", _LINE, "<arg_value>", *_value(value, "</arg_value>"), _LINE]
+                written = [f"<arg_key>{key}</arg_key>", _LINE, "<arg_value>", *_value(value, "</arg_value>"), _LINE]
+                parts += _needed(schema, key, written)
             parts.append("</tool_call>")
         yield Tag("<tool_call>", parts)
 
@@ -121,6 +147,12 @@ def _gemma4(schemas: Schemas) -> Iterator[Tag]:
             yield Tag("<|tool_call>", (f"call:{name}{{", TextUntil("<tool_call|>")))
         else:
             yield Tag("<|tool_call>", (f"call:{name}", *gemma_arguments(schema), "<tool_call|>"))
+
+
+def _needed(schema: Mapping[str, Any], key: str, parts: list[Part]) -> list[Part]:
+    """The parts of an argument, which may be missing if the schema does not require it."""
+    required = schema.get("required")
+    return parts if isinstance(required, list) and key in required else [Maybe(parts)]
 
 
 def _value(schema: Mapping[str, Any], end: str) -> list[Part]:
@@ -145,3 +177,9 @@ SYNTAXES: Mapping[str, Callable[[Schemas], Iterator[Tag]]] = {
     "qwen3_coder": _qwen3_coder,
 }
 """Tags by the names of tool_calls.PARSERS."""
+_SECTIONS: Mapping[str, tuple[str, str]] = {
+    "deepseek_v3": (DeepSeekV3Calls.section_begin, DeepSeekV3Calls.section_end),
+    "deepseek_v31": (DeepSeekV31Calls.section_begin, DeepSeekV31Calls.section_end),
+    "kimi_k2": (KimiK2Calls.section_begin, KimiK2Calls.section_end),
+}
+"""Marks around calls."""

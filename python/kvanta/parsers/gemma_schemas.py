@@ -13,8 +13,7 @@ from typing import Any
 
 from kvanta.constraints.json_schema import referenced
 from kvanta.params.structural_tag import Choice, Json, ListOf, OneOf, Part, TextUntil
-from kvanta.parsers.gemma_calls import QUOTE
-from kvanta.parsers.xml_calls import types_of
+from kvanta.parsers.lenient_json import QUOTE, types_of
 
 _NEUTRAL_KEYS = {"type", "title", "description", "default", "examples", "$defs", "definitions", "$schema", "$comment"}
 """Keys that do not narrow what a type allows."""

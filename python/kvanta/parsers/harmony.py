@@ -10,7 +10,10 @@ import re
 from typing import Any
 
 from kvanta.parsers.call_reader import CallReader, Found, StateReader
+from kvanta.parsers.lenient_json import LenientJson
 
+HARMONY_PARSER = "openai"
+"""Its name among PARSERS."""
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
 STOPS = ("<|return|>", "<|call|>")
@@ -35,6 +38,7 @@ class HarmonyReader(StateReader):
         self._may_call = may_call
         self._state = self._header
         self._kind = ""
+        self._json = LenientJson()
         self._has = dict.fromkeys(("reasoning", "content"), False)
         self._separates = False
 
@@ -108,6 +112,7 @@ class HarmonyReader(StateReader):
         is_function = recipient.startswith("functions.") or recipient in self._schemas
         if is_function and self._may_call:
             self._kind = "call"
+            self._json = LenientJson()
             self._begin_call(found, recipient.removeprefix("functions."))
         elif channel == "analysis" or (recipient and not is_function):  # also programs for tools of the model's own
             self._kind = "reasoning"
@@ -118,7 +123,8 @@ class HarmonyReader(StateReader):
     def _body(self, found: Found, final: bool) -> bool:
         before, mark = self._buffer.take_before(_ENDS, final=final)
         if self._kind == "call":
-            self._add_arguments(found, before)
+            if not self._json.ended:
+                self._add_arguments(found, self._json.take(before, final=bool(mark)))
         elif before:
             self._say(found, before)
         if self._kind == "call" and (mark or final):  # <|call|> is a stop token, which the text does not show

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from kvanta.parsers.call_reader import Found, StateReader
-from kvanta.parsers.text_buffer import JsonEnd
+from kvanta.parsers.lenient_json import LenientJson
 
 _MAX_HEADER = 1024
 
@@ -23,7 +23,7 @@ class SectionCalls(StateReader):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._json = JsonEnd()
+        self._json = LenientJson()
 
     def _content(self, found: Found, final: bool) -> bool:
         before, mark = self._buffer.take_before((self.section_begin, self.call_begin), final=final)
@@ -56,7 +56,7 @@ class SectionCalls(StateReader):
             groups = match.groupdict()
             self._begin_call(found, groups["name"], groups.get("id") or "")
             self._buffer.take(match.end())
-            self._json = JsonEnd()
+            self._json = LenientJson()
             self._state = self._arguments
             return True
         broken = self._buffer.find((self.call_end, self.section_end)) is not None
@@ -66,7 +66,8 @@ class SectionCalls(StateReader):
 
     def _arguments(self, found: Found, final: bool) -> bool:
         before, mark = self._buffer.take_before((self.call_end, self.section_end), final=final)
-        self._add_arguments(found, self._json.take(before))
+        if not self._json.ended:
+            self._add_arguments(found, self._json.take(before, final=bool(mark)))
         if not mark:
             return False
         self._end_call(found)
@@ -79,8 +80,9 @@ class DeepSeekV3Calls(SectionCalls):
 
     section_begin, section_end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # noqa: RUF001
     call_begin, call_end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
+    separator = "<｜tool▁sep｜>"  # noqa: RUF001
     header = re.compile(r"\s*\w*<｜tool▁sep｜>(?P<name>[^\n<]+?)\s*\n\s*(?:```(?:json)?\s*)?(?=[{\[\"])")  # noqa: RUF001
-    marks = (section_begin, section_end, call_begin, call_end, "<｜tool▁sep｜>")  # noqa: RUF001
+    marks = (section_begin, section_end, call_begin, call_end, separator)
 
 
 class DeepSeekV31Calls(DeepSeekV3Calls):
@@ -94,7 +96,8 @@ class KimiK2Calls(SectionCalls):
 
     section_begin, section_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     call_begin, call_end = "<|tool_call_begin|>", "<|tool_call_end|>"
+    argument_begin = "<|tool_call_argument_begin|>"
     header = re.compile(
         r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?=\S)"
     )
-    marks = (section_begin, section_end, call_begin, call_end, "<|tool_call_argument_begin|>")
+    marks = (section_begin, section_end, call_begin, call_end, argument_begin)

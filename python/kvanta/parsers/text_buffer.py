@@ -1,12 +1,10 @@
-"""Text that comes in pieces: its marks are found, and ends of JSON values, wherever the pieces were cut."""
+"""Text that comes in pieces: its marks are found wherever the pieces were cut."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 _PIECE = 4096
-_JSON_MARKS = re.compile(r'\\.|\\$|["{}\[\]]', re.DOTALL)
 
 
 def overlap(text: str, mark: str) -> int:
@@ -74,32 +72,3 @@ class TextBuffer:
     def may_become(self, *marks: str) -> bool:
         """True if the text is the beginning of one of the marks, or nothing yet."""
         return any(mark.startswith(self.text) for mark in marks)
-
-
-class JsonEnd:
-    """Finds the end of one JSON object or array."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def take(self, text: str) -> str:
-        """The part of the next piece that belongs to the value; all of it for what is neither object nor array."""
-        if self.ended:
-            return ""
-        begin = 1 if self._escaped and text else 0
-        self._escaped = self._escaped and not text
-        for match in _JSON_MARKS.finditer(text, begin):
-            mark = match[0]
-            if mark[0] == "\\":
-                self._escaped = self._in_string and len(mark) == 1
-            elif mark == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if mark in "{[" else -1
-                if self._depth <= 0:
-                    self.ended = True
-                    return text[: match.end()]
-        return text

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvanta.errors import InputError
-from kvanta.parsers.call_reader import JSON_READER, CallReader, Found, TextReader
+from kvanta.parsers.call_reader import CallReader, Found, TextReader
+from kvanta.parsers.call_values import list_values, repaired_values, values_of
 from kvanta.parsers.gemma_calls import Gemma4Calls
 from kvanta.parsers.harmony import HarmonyReader
+from kvanta.parsers.lenient_json import JSON_READER, LenientJson
 from kvanta.parsers.mistral_calls import MistralCalls
 from kvanta.parsers.section_calls import DeepSeekV3Calls, DeepSeekV31Calls, KimiK2Calls
 from kvanta.parsers.text_buffer import overlap
@@ -52,22 +52,38 @@ class HermesCalls(CallReader):
         return found
 
     def end(self) -> Found:
-        """A call without its end, too."""
+        """A call without its end, too. After calls, one that is cut off is no text."""
         found = Found()
         if self._inside:
             self._add(found, self._held, "")
-        else:
+        elif not self._among_calls:
             self._show(found, self._held)
         self._show_blank(found)
         return found
 
     def _add(self, found: Found, body: str, end: str) -> None:
-        values = _values(body)
+        values = values_of(body)
         calls = self._read(values) if values else None
         if calls is None:
-            self._show(found, self._BEGIN + body + end)
-        else:
+            calls = self._repaired(body, complete=bool(end))
+        if calls is not None:
             found.calls += calls
+        elif end or not self._among_calls:
+            self._show(found, self._BEGIN + body + end)
+
+    def _repaired(self, body: str, *, complete: bool) -> list[dict[str, Any]] | None:
+        """Calls in the syntax that other models were trained to, or in what is close to JSON."""
+        for mark, end, syntax in _TAGGED:
+            if mark in body:
+                text = f"{self._BEGIN}{body}{self._END}"
+                found = rest_of(syntax(schemas=self._schemas), text) if complete or end in body else Found()
+                named = [call["function"] for call in found.calls]
+                return [new for each in named for new in self._new(each["name"], each["arguments"])] if named else None
+        values = repaired_values(body, complete=complete)
+        return self._read(values) if values else None
+
+
+_TAGGED = (("<function=", "</function>", QwenCoderCalls), ("<arg_key>", "</arg_value>", Glm45Calls))
 
 
 class JsonCalls(CallReader):
@@ -97,9 +113,16 @@ class JsonCalls(CallReader):
 
     def end(self) -> Found:
         """All calls."""
-        values = _values("".join(self._held).strip().removeprefix(self._BEGINNINGS[-1]))
-        calls = self._read(values) if values else None
-        return self._rest() if calls is None else Found(calls=calls)
+        text = "".join(self._held).strip().removeprefix(self._BEGINNINGS[-1])
+        values = values_of(text) or (repaired_values(text, complete=False) if self._is_json else [])
+        calls = self._read(values) if values and all(map(self._may_be_call, values)) else None
+        return Found(calls=calls) if calls else self._rest()
+
+    def _may_be_call(self, value: Any) -> bool:
+        """Other JSON may have a name, too."""
+        return isinstance(value, Mapping) and (
+            bool(value.keys() & {"arguments", "parameters"}) or value.get("name") in self._schemas
+        )
 
     def _rest(self) -> Found:
         text, self._held = "".join(self._held), []
@@ -109,10 +132,8 @@ class JsonCalls(CallReader):
 class RequiredCalls(CallReader):
     """A list of {"name", "parameters"}, which structured output holds the whole text to.
 
-    Of a text that is cut off, the calls that are complete, and the last one if its arguments have begun.
+    Of a text that is cut off, the calls that are complete; without one it stays text.
     """
-
-    _BEGUN = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)')
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -126,32 +147,31 @@ class RequiredCalls(CallReader):
     def end(self) -> Found:
         """All calls."""
         text = "".join(self._held)
-        values, rest = _list_values(text)
-        calls = self._read(values)
-        begun = None if calls is None else self._BEGUN.match(rest)
-        if begun:
-            calls = [*(calls or []), *self._new(JSON_READER.decode(begun[1]), rest[begun.end() :].rstrip())]
+        calls = self._read(list_values(text))
         return Found(calls=calls) if calls else Found(text)
 
 
 class NamedCall(CallReader):
-    """The text is the arguments of one function."""
+    """The text is the arguments of one function. One that is cut off is no call, and stays text."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
+        self._held: list[str] = []
 
     def take(self, text: str) -> Found:
-        """The arguments as they come."""
-        if not text:
-            return Found()
-        if not self.calls:
-            return Found(calls=self._new(self._name, text))
-        return Found(calls=[{"index": 0, "function": {"arguments": text}}])
+        """Nothing before the end: a client may run what has begun."""
+        self._held.append(text)
+        return Found()
 
     def end(self) -> Found:
-        """Nothing is held back."""
-        return Found()
+        """The call."""
+        text = "".join(self._held)
+        try:
+            JSON_READER.decode(text)
+        except (ValueError, RecursionError):
+            return Found(text)
+        return Found(calls=self._new(self._name, text))
 
 
 Parser = Callable[..., CallReader]
@@ -168,7 +188,6 @@ PARSERS: Mapping[str, Parser] = {
     "qwen3_coder": QwenCoderCalls,
 }
 """Parsers by vLLM's names; SGLang's are aliases."""
-HARMONY_PARSER = "openai"
 _ALIASES: Mapping[str, str] = {
     "deepseekv3": "deepseek_v3",
     "deepseekv31": "deepseek_v31",
@@ -207,34 +226,15 @@ def rest_of(reader: TextReader, text: str) -> Found:
     return found
 
 
-def _values(text: str) -> list[Any]:
-    """The JSON values of a text, lists taken apart; none if it has anything else."""
-    at, values = 0, []
-    text = text.strip()
-    try:
-        while at < len(text):
-            value, at = JSON_READER.raw_decode(text, at)
-            values += value if isinstance(value, list) else [value]
-            while at < len(text) and text[at] in "; \n\r\t":
-                at += 1
-    except (ValueError, RecursionError):
-        return []
-    return values
-
-
-def _list_values(text: str) -> tuple[list[Any], str]:
-    """The complete values of a JSON list, and the text of an incomplete one after them."""
-    values: list[Any] = []
-    at = len(text) - len(text.lstrip().removeprefix("["))
-    while True:
-        while at < len(text) and text[at] in ", \n\r\t":
-            at += 1
-        if at == len(text) or text[at] == "]":
-            return values, ""
+def whole_of(reader: TextReader, text: str, *, ended: bool) -> Found:
+    """All of a text. `ended`: the model has ended it; else a call at its end may be cut off, and is left out."""
+    found = rest_of(reader, text)
+    if found.calls:
+        function = found.calls[-1]["function"]
         try:
-            value, at = JSON_READER.raw_decode(text, at)
-        except json.JSONDecodeError:
-            return values, text[at:]
-        except (ValueError, RecursionError):  # a number that no JSON can have: all of it stays text
-            return [], ""
-        values.append(value)
+            JSON_READER.decode(function["arguments"])
+        except (ValueError, RecursionError):
+            function["arguments"] = LenientJson().take(function["arguments"], final=True) or "{}"
+            if not ended:
+                found.calls.pop()
+    return found

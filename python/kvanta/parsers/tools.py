@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvanta.constraints.json_schema import check_strict
+from kvanta.constraints.json_schema import check_strict, rebased
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line, truth
+from kvanta.params.structural_tag import MAX_CALLS
 from kvanta.params.structured_outputs import StructuredOutputsParams
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -113,7 +114,7 @@ class Tools:
         if not schemas:
             raise InputError("tool_choice is 'required', and tools is empty", "tool_choice")
         schema = call_list_schema(schemas, ("name", "parameters"))
-        return StructuredOutputsParams(json=schema if self.parallel else {**schema, "maxItems": 1})
+        return StructuredOutputsParams(json={**schema, "maxItems": MAX_CALLS if self.parallel else 1})
 
 
 def _allowed(tools: Sequence[Mapping[str, Any]], allowed: Any) -> tuple[list[Mapping[str, Any]], str]:
@@ -142,34 +143,28 @@ def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return name, schema or _NO_PARAMETERS
 
 
-def call_schema(schemas: Mapping[str, Mapping[str, Any]], order: tuple[str, str]) -> dict[str, Any]:
+def call_schema(schemas: Mapping[str, Mapping[str, Any]], order: tuple[str, str], place: str) -> dict[str, Any]:
     """The schema of a call of any of these functions. `order`: the fields, "name" and that of the arguments.
 
-    Raises InputError.
+    `place`: JSON pointer to where it will stand. References count from the root, so those of the functions' own
+    schemas, which may have equal names for different definitions, are changed to what they mean there.
     """
-    definitions: dict[str, Any] = {}
-    return {"anyOf": [_call(name, schema, definitions, order) for name, schema in schemas.items()], **definitions}
+    calls = [
+        _call(name, schema, order, f"{place}/anyOf/{index}") for index, (name, schema) in enumerate(schemas.items())
+    ]
+    return {"anyOf": calls}
 
 
 def call_list_schema(schemas: Mapping[str, Mapping[str, Any]], order: tuple[str, str]) -> dict[str, Any]:
     """The schema of a list of calls."""
-    call = call_schema(schemas, order)
-    return {"type": "array", "minItems": 1, "items": {"anyOf": call.pop("anyOf")}, **call}
+    return {"type": "array", "minItems": 1, "items": call_schema(schemas, order, "#/items")}
 
 
-def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any], order: tuple[str, str]) -> dict[str, Any]:
-    """The schema of a call. References count from the root, so what they point to moves there."""
-    own = dict(schema)
-    for key in ("$defs", "definitions"):
-        moved = own.pop(key, {})
-        there = definitions.setdefault(key, {}) if moved else {}
-        if not isinstance(moved, Mapping) or any(there.get(each, moved[each]) != moved[each] for each in moved):
-            message = f"the {key} of the function {one_line(name)} and of another one of tools differ"
-            raise InputError(message, "tools")
-        there.update(moved)
+def _call(name: str, schema: Mapping[str, Any], order: tuple[str, str], place: str) -> dict[str, Any]:
+    own = {field: rebased(schema, f"{place}/properties/{field}") for field in order if field != "name"}
     return {
         "type": "object",
-        "properties": {field: {"const": name} if field == "name" else own for field in order},
+        "properties": {field: own.get(field, {"const": name}) for field in order},
         "required": list(order),
         "additionalProperties": False,
     }

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvanta.constraints.json_schema import referenced
-from kvanta.parsers.call_reader import JSON_READER, Found, StateReader
-
-_TYPES: Mapping[str, Any] = {"integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list}
+from kvanta.parsers.call_reader import Found, StateReader
+from kvanta.parsers.call_values import repaired_values, values_of
+from kvanta.parsers.lenient_json import converted, types_of
 
 
 class XmlCalls(StateReader):
@@ -52,6 +52,9 @@ class XmlCalls(StateReader):
 
     def _header(self, found: Found, final: bool) -> bool:
         match = self.header.match(self._buffer.text)
+        if match is None and self._raw and self._buffer.text.lstrip().startswith("{"):
+            self._state = self._json_call
+            return True
         if match is None:
             broken = final or self.header_begin.fullmatch(self._buffer.text) is None
             return self._give_up(found) if broken else False
@@ -59,6 +62,20 @@ class XmlCalls(StateReader):
         self._properties = argument_schemas(self._schemas.get(match["name"]) or {})
         self._buffer.take(match.end())
         self._state = self._arguments
+        return True
+
+    def _json_call(self, found: Found, final: bool) -> bool:
+        """A call as JSON, to which other models were trained."""
+        end = self.call_ends[-1]
+        if self._buffer.find((end,)) is None:
+            return self._give_up(found) if final else False
+        body, _ = self._buffer.take_before((end,), final=final)
+        values = values_of(body) or repaired_values(body, complete=True)
+        calls = self._read(values) if values else None
+        if calls is None:
+            self._show(found, self._raw + body + end)
+        found.calls += calls or []
+        self._raw, self._state = "", self._content
         return True
 
     def _arguments(self, found: Found, final: bool) -> bool:
@@ -171,43 +188,14 @@ class Glm45Calls(XmlCalls):
 
 def argument_schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schemas of a function's arguments, each of which can stand by itself."""
+    whole = referenced(schema, schema.get("$ref"))
+    if isinstance(whole, Mapping):
+        schema = {**schema, **whole}
     properties = schema.get("properties")
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if schema.get(key)}
     found = {}
     for name, each in properties.items() if isinstance(properties, Mapping) else ():
         target = referenced(schema, each.get("$ref")) if isinstance(each, Mapping) else None
         own = target if isinstance(target, Mapping) else each
         found[name] = {**own, **definitions} if isinstance(own, Mapping) else own
     return found
-
-
-def types_of(schema: Any) -> set[str]:
-    """The types that a JSON schema allows, if it names them."""
-    if not isinstance(schema, Mapping):
-        return set()
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return {declared}
-    if isinstance(declared, list):
-        return {kind for kind in declared if isinstance(kind, str)}
-    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return {"string"}
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    return set().union(*map(types_of, parts)) if isinstance(parts, list) else set()
-
-
-def converted(text: str, types: set[str]) -> Any:
-    """The value of an argument; the text itself where it is none of its types."""
-    if "null" in types and text.strip().lower() in ("null", "none"):
-        return None
-    if "string" in types:
-        return text
-    if "boolean" in types and text.strip().lower() in ("true", "false"):
-        return text.strip().lower() == "true"
-    try:
-        value = JSON_READER.decode(text)
-    except (ValueError, RecursionError):
-        return text
-    fits = not types or value is None or any(isinstance(value, _TYPES.get(kind, object)) for kind in types)
-    return value if fits else text

@@ -13,8 +13,9 @@ from typing import Any
 from kvanta.errors import InputError
 from kvanta.options.option import Option, OptionGroup, option, parse_bytes
 from kvanta.params.checks import whole_number
+from kvanta.parsers.harmony import HARMONY_PARSER
 from kvanta.parsers.reasoning import FORMATS, HARMONY, format_name
-from kvanta.parsers.tool_calls import HARMONY_PARSER, PARSERS, parser_name
+from kvanta.parsers.tool_calls import PARSERS, parser_name
 
 KEY_VARIABLE = "KVANTA_API_KEY"
 ROUTINGS = ("prefix-aware", "round-robin")

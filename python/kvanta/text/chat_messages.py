@@ -14,7 +14,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def plain_messages(messages: Messages) -> list[dict[str, Any]]:
-    """Messages whose contents are texts, and whose tool calls have objects for arguments. Raises InputError."""
+    """Messages whose contents are texts. Arguments of tool calls are objects, or texts that are not JSON.
+
+    Raises InputError.
+    """
     check_messages(messages)
     return [_plain(index, message) for index, message in enumerate(messages)]
 
@@ -68,11 +71,20 @@ def _tool_calls(index: int, calls: Any) -> list[Any]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise wrong
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError):
-                raise InputError(f"the arguments of a tool call of chat message {index} are not JSON") from None
-        plain.append({**call, "function": {**function, "arguments": arguments}})
+        plain.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
     return plain
+
+
+def _arguments(given: Any) -> Mapping[str, Any] | str:
+    """An object; anything else that a model wrote stays a text: it must not end the conversation."""
+    if isinstance(given, Mapping):
+        return given
+    if not isinstance(given, str):
+        return json.dumps(given, ensure_ascii=False) if given else {}
+    try:
+        arguments = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    if isinstance(arguments, dict):
+        return arguments
+    return given if arguments is not None else {}

@@ -2,7 +2,7 @@
 
 Semantics follow transformers' apply_chat_template: whitespace control, loop controls, the functions raise_exception
 and strftime_now, a tojson that does not escape characters, and {% generation %} blocks, which change nothing here.
-The sandbox limits its time and its memory (template_sandbox.py).
+The sandbox limits its time and its memory (template_sandbox.py, template_budget.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from kvanta.errors import InputError
-from kvanta.text.template_sandbox import Sandbox, begin_budget
+from kvanta.text.template_budget import begin_budget, chat_size
+from kvanta.text.template_sandbox import Sandbox
+from kvanta.text.template_traits import TemplateTraits
 
 
 class _GenerationBlock(Extension):
@@ -75,6 +77,7 @@ class ChatTemplate:
         except Exception as error:  # Jinja2 makes Python of it, so that anything can come of it: SyntaxError, ...
             raise InputError(f"the model's chat template cannot be read: {_one_line(error)}") from None
         self._special = dict(special)
+        self.traits = TemplateTraits(source, self.names, self.render)
 
     def render(
         self,
@@ -105,7 +108,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **(variables or {}),
         }
-        begin_budget()
+        begin_budget(*chat_size(chat))
         try:
             text = self._template.render(names)
         except Exception as error:  # a template may raise anything that Python can

@@ -8,83 +8,28 @@ Nothing is evaluated while a template is compiled.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextvars import ContextVar
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.runtime import Context, LoopContext, Undefined
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.visitor import NodeTransformer
 
-# Budget of one rendering. A chat of a thousand messages takes some thousands of steps.
-_MOST_STEPS = 500_000
-_MOST_CHARACTERS = 2**26
+from kvanta.text.template_budget import ENTRY, allocate, spend, text_length
+
 _MOST_BITS = 2**16  # of a number
 _MOST_WIDTH = 10_000  # of a column, an indentation, a group
-_MOST_SECONDS = 5.0  # of the thread's own time, looked at after each step
-_deadline: ContextVar[float] = ContextVar("deadline")
-_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
-_characters_left: ContextVar[list[int]] = ContextVar("characters_left")
 
 # Widths of five digits, of another field's value, or of an argument.
 _WIDE_FORMAT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*\.?(?:\d{5}|\*)|\{[^{}]*:[^{}]*(?:\d{5}|\{)")
-_ENTRY = 8  # characters that an entry of a list takes as much memory as
-_CONTAINER = 64
-
-
-def begin_budget() -> None:
-    """Before a rendering."""
-    _deadline.set(time.thread_time() + _MOST_SECONDS)
-    _steps_left.set([_MOST_STEPS])
-    _characters_left.set([_MOST_CHARACTERS])
-
-
-def _spend(steps: int) -> None:
-    left = _steps_left.get()
-    left[0] -= steps
-    if left[0] < 0:
-        raise jinja2.TemplateError(f"it takes more than {_MOST_STEPS} steps")
-    if time.thread_time() > _deadline.get():
-        raise jinja2.TemplateError(f"it takes more than {_MOST_SECONDS:g} seconds")
-
-
-def _make(characters: int) -> None:
-    """Called before a text of that length is made."""
-    left = _characters_left.get()
-    left[0] -= characters
-    if left[0] < 0:
-        raise jinja2.TemplateError(f"it makes more than {_MOST_CHARACTERS} characters")
-
-
-def _length(value: object) -> int:
-    """Characters of a value's text, at least roughly; an object that is in it twice is counted twice."""
-    total = 0
-    waiting = [value]
-    most = _characters_left.get()[0]
-    while waiting and total <= most:
-        each = waiting.pop()
-        if isinstance(each, (str, bytes)):
-            total += len(each)
-        elif isinstance(each, Mapping):
-            total += _CONTAINER + _ENTRY * len(each)
-            waiting += [*each.keys(), *each.values()]
-        elif isinstance(each, (list, tuple, set, frozenset)):
-            total += _CONTAINER + _ENTRY * len(each)
-            waiting += each
-        elif isinstance(each, int):
-            total += each.bit_length() // 3 + _ENTRY
-        elif each is not None and not isinstance(each, Undefined):
-            total += 2 * _ENTRY
-    return total
 
 
 def _size(value: object) -> int:
     if isinstance(value, str):
         return len(value)
-    return _ENTRY * len(value) if isinstance(value, (list, tuple, Mapping)) else 0
+    return ENTRY * len(value) if isinstance(value, (list, tuple, Mapping)) else 0
 
 
 def _bits(value: object) -> int:
@@ -93,13 +38,13 @@ def _bits(value: object) -> int:
 
 def _check_operator(operator: str, left: Any, right: Any) -> None:
     if operator == "+":
-        _make(_size(left) + _size(right))
+        allocate(_size(left) + _size(right))
     elif operator == "*":
         if isinstance(left, int) and isinstance(right, int):
             _check_bits(_bits(left) + _bits(right))
         elif isinstance(left, int) or isinstance(right, int):
             times, text = (left, right) if isinstance(left, int) else (right, left)
-            _make(_size(text) * max(0, times))
+            allocate(_size(text) * max(0, times))
     elif operator == "**":
         if isinstance(left, int) and isinstance(right, int):
             _check_bits(_bits(left) * max(0, right))
@@ -116,7 +61,7 @@ def _check_format(layout: str, values: Any) -> None:
     if _WIDE_FORMAT.search(layout):
         raise jinja2.TemplateError("it formats a text with a width of five digits, or of another value")
     fields = layout.count("%") + layout.count("{")
-    _make(len(layout) + fields * (_length(values) + _MOST_WIDTH))
+    allocate(len(layout) + fields * (text_length(values) + _MOST_WIDTH))
 
 
 def _check_width(*values: Any) -> None:
@@ -127,53 +72,53 @@ def _check_width(*values: Any) -> None:
 
 def _check_replacement(text: Any, old: Any, new: Any) -> None:
     if isinstance(text, str) and isinstance(old, str):
-        _make(len(text) + text.count(old) * _length(new))
+        allocate(len(text) + text.count(old) * text_length(new))
 
 
 def _check_join(separator: Any, values: Any) -> None:
     entries = len(values) if hasattr(values, "__len__") else 0
-    _make(_length(values) + entries * _length(separator))
+    allocate(text_length(values) + entries * text_length(separator))
 
 
 def _check_lines(text: Any, width: Any) -> None:
     """Every line, or every tab or character of it, grows."""
     _check_width(width)
-    grows = width if isinstance(width, int) else _length(width)
+    grows = width if isinstance(width, int) else text_length(width)
     if isinstance(text, str):
-        _make(len(text) + (text.count("\n") + text.count("\t") + 1) * max(0, grows))
+        allocate(len(text) + (text.count("\n") + text.count("\t") + 1) * max(0, grows))
 
 
 def _check_translation(text: Any, table: Any) -> None:
-    longest = max(map(_length, table.values()), default=0) if isinstance(table, Mapping) else 1
-    _make(_length(text) * max(1, longest))
+    longest = max(map(text_length, table.values()), default=0) if isinstance(table, Mapping) else 1
+    allocate(text_length(text) * max(1, longest))
 
 
 def _whole(value: Any, *arguments: Any) -> None:
     _check_width(*arguments)
-    _make(_length(value) + sum(map(_length, arguments)))
+    allocate(text_length(value) + sum(map(text_length, arguments)))
 
 
 def _entries(value: Any, *_: Any) -> None:
     """A list of the parts of a text, or of the entries of another collection."""
     if isinstance(value, Sized):
-        _make(_ENTRY * len(value))
+        allocate(ENTRY * len(value))
 
 
 def _same(value: Any, *_: Any) -> None:
     """A text or a list as long as this one."""
-    _make(_size(value))
+    allocate(_size(value))
 
 
 def _groups(value: Any, *arguments: Any) -> None:
     """The entries in lists that are filled up to a width."""
     _check_width(*arguments)
-    _make(_ENTRY * sum(each for each in arguments if isinstance(each, int)))
+    allocate(ENTRY * sum(each for each in arguments if isinstance(each, int)))
     _entries(value)
 
 
 def _padded(value: Any, *arguments: Any) -> None:
     _check_width(*arguments)
-    _make(_length(value) + _MOST_WIDTH)
+    allocate(text_length(value) + _MOST_WIDTH)
 
 
 Check = Callable[..., None]
@@ -182,7 +127,7 @@ Check = Callable[..., None]
 # check(value, *arguments), before a filter is applied or a method of a text is called.
 def _to_json(value: Any, *_: Any, indent: int | None = 0) -> None:
     _check_width(indent)
-    _make(_length(value) * (2 + (indent or 0)))
+    allocate(text_length(value) * (2 + (indent or 0)))
 
 
 _FILTERS: Mapping[str, Check] = {
@@ -190,32 +135,34 @@ _FILTERS: Mapping[str, Check] = {
     "capitalize": _same,
     "center": _padded,
     "dictsort": _entries,
-    "escape": lambda value: _make(6 * _length(value)),
-    "e": lambda value: _make(6 * _length(value)),
-    "forceescape": lambda value: _make(6 * _length(value)),
+    "escape": lambda value: allocate(6 * text_length(value)),
+    "e": lambda value: allocate(6 * text_length(value)),
+    "forceescape": lambda value: allocate(6 * text_length(value)),
     "format": lambda layout, *values: _check_format(str(layout), values),
     "groupby": _entries,
     "indent": lambda value, width=4, *_: _check_lines(value, width),
     "join": lambda values, separator="", *_: _check_join(separator, values),
     "list": _entries,
     "lower": _same,
-    "pprint": lambda value: _make(4 * _length(value)),
+    "pprint": lambda value: allocate(4 * text_length(value)),
     "replace": lambda value, old="", new="", *_: _check_replacement(value, old, new),
     "reverse": _same,
     "slice": _groups,
     "sort": _entries,
     "string": _whole,
     "striptags": _entries,
-    "sum": lambda values, *_: _make(_length(values)),
+    "sum": lambda values, *_: allocate(text_length(values)),
     "title": _entries,
     "tojson": _to_json,
     "trim": _same,
     "upper": _same,
-    "urlencode": lambda value: _make(6 * _length(value)),
-    "urlize": lambda value, *arguments: _make(8 * (_length(value) + 64) * (1 + sum(map(_length, arguments)))),
+    "urlencode": lambda value: allocate(6 * text_length(value)),
+    "urlize": lambda value, *arguments: allocate(
+        8 * (text_length(value) + 64) * (1 + sum(map(text_length, arguments)))
+    ),
     "wordcount": _entries,
-    "wordwrap": lambda value, *arguments: _make(_length(value) * (2 + sum(map(_length, arguments)))),
-    "xmlattr": lambda value, *_: _make(8 * _length(value)),
+    "wordwrap": lambda value, *arguments: allocate(text_length(value) * (2 + sum(map(text_length, arguments)))),
+    "xmlattr": lambda value, *_: allocate(8 * text_length(value)),
 }
 _METHODS: Mapping[str, Check] = {
     **dict.fromkeys(
@@ -273,7 +220,7 @@ def _apply(check: Check, value: Any, arguments: tuple[Any, ...], named: Mapping[
 @jinja2.pass_context
 def _counted(_: Context, values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-        _spend(1)
+        spend(1)
         yield value
 
 
@@ -286,20 +233,20 @@ def _sized(_: Context, value: Any) -> Any:
 
 @jinja2.pass_context
 def _concatenated(_: Context, values: list[Any]) -> str:
-    _make(sum(map(_length, values)))
+    allocate(sum(map(text_length, values)))
     return "".join(map(str, values))
 
 
 @jinja2.pass_context
 def _finalize(_: Context, value: Any) -> Any:
     """Counts everything that is written; that it needs the context keeps it from being evaluated early."""
-    _make(_length(value))
+    allocate(text_length(value))
     return value
 
 
 def _range(*arguments: int) -> range:
     numbers = safe_range(*arguments)
-    _spend(len(numbers))
+    spend(len(numbers))
     return numbers
 
 
@@ -365,7 +312,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, target: Any, *arguments: Any, **named: Any) -> Any:
         """Rewritten calls of a template."""
-        _spend(1)
+        spend(1)
         if isinstance(target, LoopContext) and arguments:  # a recursive loop goes down
             arguments = (_counted(context, arguments[0]), *arguments[1:])
         check = _METHODS.get(getattr(target, "__name__", ""))

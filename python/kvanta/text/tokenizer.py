@@ -13,7 +13,8 @@ import tokenizers
 from kvanta.errors import InputError
 from kvanta.files.json_file import read_regular_file
 from kvanta.params.checks import one_line
-from kvanta.text.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate
+from kvanta.text.chat_adaptation import ToolSyntax, adapted
+from kvanta.text.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate, check_messages
 from kvanta.text.detokenize import Detokenizer, TokenBytes
 from kvanta.text.tokenizer_files import read_description
 from kvanta.text.tokenizer_files.files import read_json
@@ -61,6 +62,8 @@ class Tokenizer:
         self._tool_template = templates.get("tool_use")
         self.template_defaults: Mapping[str, Any] = {}
         """Variables of the chat template for chats that do not give them."""
+        self.tool_syntax: ToolSyntax | None = None
+        """Texts of functions and calls for chat templates that do not show them; None: there are none."""
         self.vocab = 2**31
         """Number of token ids that the model takes; it may have more than the tokenizer makes."""
 
@@ -218,22 +221,33 @@ class Tokenizer:
     ) -> str:
         """The prompt of a chat as text; encode it with add_special_tokens=False, since it has its own.
 
+        Messages that the template would refuse or leave out are adapted to it (chat_adaptation.py).
+
         `chat_template`: Jinja2, instead of the model's. `tokenize`: for scripts made for transformers, False alone.
         """
         if tokenize is not False:
             raise InputError(f"tokenize must be False, got {one_line(tokenize)}: encode the text")
-        template = self.chat_template if tools is None else self._tool_template or self.chat_template
+        template = self._template_of(tools)
         if chat_template is not None:
             template = ChatTemplate(chat_template, self.special_texts)
         if template is None:
             raise InputError("this model has no chat template; give a plain prompt instead", "messages")
+        check_messages(messages)
         return template.render(
-            messages,
+            adapted(messages, template.traits, tools, self.tool_syntax),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             variables={**self.template_defaults, **(variables or {})},
         )
+
+    def writes_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        """The chat template shows no functions, so that they are written into the first message."""
+        template = self._template_of(tools)
+        return bool(tools) and self.tool_syntax is not None and template is not None and not template.traits.reads_tools
+
+    def _template_of(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate | None:
+        return self.chat_template if tools is None else self._tool_template or self.chat_template
 
     def use_chat_template(self, source: str) -> None:
         """Replaces the model's own. Raises InputError if it cannot be compiled."""

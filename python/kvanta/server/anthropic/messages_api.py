@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from kvanta.parsers.answer import AnswerShape
-from kvanta.parsers.call_reader import JSON_READER
+from kvanta.parsers.lenient_json import JSON_READER
 from kvanta.server.anthropic.messages_request import FIELD_NAMES, CountTokensRequest, MessagesRequest
 from kvanta.server.http.errors import MESSAGES_PATH, ApiError, JsonResponse
 from kvanta.server.jobs.answer_parts import AnswerPart, PartsResponse

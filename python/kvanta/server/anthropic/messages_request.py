@@ -208,10 +208,7 @@ def _add_assistant(conversation: Conversation, where: str, content: Any) -> None
         elif kind == "thinking":
             conversation.reason(field(place, block, "thinking"))
         elif kind == "tool_use":
-            arguments = block.get("input")
-            if not isinstance(arguments, Mapping):
-                raise InputError(f"{place}.input must be an object, got {one_line(arguments)}")
-            calls.append((field(place, block, "id"), field(place, block, "name"), arguments))
+            calls.append((field(place, block, "id"), field(place, block, "name"), block.get("input")))
         elif isinstance(kind, str) and kind.startswith(_SERVER_BLOCKS):
             note(f"messages[{kind}]", "only the service that made it can read it")
         else:

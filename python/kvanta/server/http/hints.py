@@ -60,4 +60,9 @@ def rename(names: Mapping[str, str]) -> None:
     """Gives hints of fields that were read under other names those of the request. `names`: the others -> its own."""
     noted = _noted.get()
     if noted:
-        noted[:] = dict.fromkeys(names.get(name, name) for name in noted)
+        noted[:] = dict.fromkeys(_renamed(name, names) for name in noted)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    field, dot, part = name.partition(".")
+    return names.get(name) or names.get(field, field) + dot + part

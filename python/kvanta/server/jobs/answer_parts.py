@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kvanta.parsers.answer import AnswerShape
 from kvanta.parsers.call_reader import Found
-from kvanta.parsers.tool_calls import rest_of
+from kvanta.parsers.tool_calls import rest_of, whole_of
 from kvanta.server.http.errors import ApiError, json_bytes
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.response import Encode, GenerationResponse, named_event
@@ -91,7 +91,7 @@ class PartsResponse(GenerationResponse):
     def _read_whole(self) -> Delta:
         """Fills the parts of a finished job."""
         delta = self._job.whole(0)
-        for _ in self._grow(rest_of(self._reader, delta.text), delta.end):
+        for _ in self._grow(whole_of(self._reader, delta.text, ended=delta.ended), delta.end):
             pass
         for _ in self._close(delta):
             pass

@@ -33,6 +33,11 @@ class Delta:
         """True for the last content of its text."""
         return self.finish_reason is not None
 
+    @property
+    def ended(self) -> bool:
+        """The model has ended its text: neither a limit nor a stop string has cut it off."""
+        return self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+
 
 class GenerationJob(EngineJob):
     """Texts, with what is new since the last read."""

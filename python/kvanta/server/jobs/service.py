@@ -14,6 +14,7 @@ from kvanta.constraints.structured_output import TextShape
 from kvanta.errors import InputError
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.parsers.answer import AnswerParsers, AnswerShape, ContinuationShape
+from kvanta.parsers.written_calls import SYNTAXES
 from kvanta.server.http.errors import ApiError
 from kvanta.server.http.hosts import AllowedHosts
 from kvanta.server.http.stream import CLIENT_GONE, EventStream, JsonPieces, cancelled_with_client
@@ -22,6 +23,7 @@ from kvanta.server.jobs.generation_job import GenerationJob
 from kvanta.server.jobs.response import GenerationResponse
 from kvanta.server.requests import prompts
 from kvanta.server.requests.protocol import ChatRequest, QueueFields, SamplingFields
+from kvanta.server.requests.structured import note_loosened
 from kvanta.text.prompts import TokenPrompt
 
 Result = TypeVar("Result")
@@ -68,6 +70,11 @@ class Service:
     """A name of tool_calls.PARSERS; empty: calls that were not forced stay text."""
     reasoning_parser: str = ""
     """A name of reasoning.FORMATS; empty: reasoning stays text, unless the model writes in channels."""
+
+    def __post_init__(self) -> None:
+        """Functions are written in the syntax that is searched for calls."""
+        if parser := self.parsers.tool_parser:
+            self.front.tokenizer.tool_syntax = SYNTAXES[parser]
 
     @functools.cached_property
     def parsers(self) -> AnswerParsers:
@@ -201,7 +208,9 @@ class Service:
                 bool(request.continue_final_message),
                 params.structured_outputs,
             )
-            params.structured_outputs = shape.structured_outputs
+            if shape.structured_outputs is not params.structured_outputs:
+                note_loosened(shape.structured_outputs, "tools")
+                params.structured_outputs = shape.structured_outputs
             return params, shape
 
         params, shape = await self.read(http, read)

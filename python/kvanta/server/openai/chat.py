@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvanta.parsers.answer import AnswerShape
-from kvanta.parsers.tool_calls import rest_of
+from kvanta.parsers.tool_calls import rest_of, whole_of
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.response import ChoicesResponse
 from kvanta.server.openai.logprobs import LogprobsWriter, prompt_logprobs
@@ -69,7 +69,7 @@ class ChatResponse(ChoicesResponse):
 
     def _choice(self, index: int) -> dict[str, Any]:
         delta = self._job.whole(index)
-        found = rest_of(self._readers[index], delta.text)
+        found = whole_of(self._readers[index], delta.text, ended=delta.ended)
         content = self._begin + found.content
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if self._has_reasoning:
@@ -78,7 +78,7 @@ class ChatResponse(ChoicesResponse):
             message["content"] = content if content.strip() else None
         if found.calls:
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in found.calls]
-        return {**self._common(delta), **self._ending(delta), "message": message}
+        return {**self._common(delta), **(self._ending(delta) if found.calls else {}), "message": message}
 
     def _ending(self, delta: Delta) -> dict[str, Any]:
         """Finish reason as OpenAI's: an answer of calls ends with them, unless the client chose the function."""

@@ -153,8 +153,8 @@ def _add(conversation: Conversation, where: str, item: Any) -> None:
             raise InputError(f"{where}.role must be one of {', '.join(_ROLES)}, got {one_line(role)}")
         conversation.say(role, conversation.text_of(f"{where}.content", item.get("content"), _TEXTS))
     elif kind == "function_call":
-        name, arguments = field(where, item, "name"), field(where, item, "arguments")
-        conversation.call(field(where, item, "call_id"), name, arguments)
+        arguments = item.get("arguments")  # a model may have written anything
+        conversation.call(field(where, item, "call_id"), field(where, item, "name"), arguments)
     elif kind == "custom_tool_call":
         name, given = field(where, item, "name"), field(where, item, "input")
         conversation.call(field(where, item, "call_id"), name, {CUSTOM_INPUT: given})

@@ -40,8 +40,8 @@ class Conversation:
         message = self._assistant("content", "tool_calls")
         message["reasoning_content"] = message.get("reasoning_content", "") + text
 
-    def call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> None:
-        """A call by the assistant."""
+    def call(self, call_id: str, name: str, arguments: Any) -> None:
+        """A call by the assistant. `arguments`: an object, or what a model wrote instead."""
         self.calls[call_id] = name
         calls = self._assistant().setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})

@@ -77,13 +77,16 @@ def chat_text(request: ChatFields, tokenizer: Tokenizer, notes_unread: bool = Fa
     if reserved:
         message = f"chat_template_kwargs has {reserved[0]!r}, which is a field of the request itself"
         raise InputError(message, "chat_template_kwargs")
+    tools = request.functions.for_template
+    if tokenizer.writes_tools(tools):
+        note("tools", "the model's chat template does not read it; the functions are written into the first message")
     continues = bool(request.continue_final_message)
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return tokenizer.apply_chat_template(
         messages,
         add_generation_prompt=generates,
         continue_final_message=continues,
-        tools=request.functions.for_template,
+        tools=tools,
         variables=variables,
     )
 

@@ -24,7 +24,7 @@ from kvanta.server.http.errors import ApiError, api_error
 from kvanta.server.http.hints import note
 from kvanta.server.requests.request_fields import check_fields
 from kvanta.server.requests.structured import FIELDS as CONSTRAINT_FIELDS
-from kvanta.server.requests.structured import read_structured_outputs
+from kvanta.server.requests.structured import note_loosened, read_structured_outputs
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
 _TEXT = {"type": "string"}
@@ -149,6 +149,8 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         if self.logit_bias is not None:
             given["logit_bias"] = _read_bias(self.logit_bias)
         given["structured_outputs"] = self._structured_outputs()
+        field = self.constraint_field
+        note_loosened(given["structured_outputs"], "tools" if field == "tool_choice" else field)
         if self._extra_switch("no_stop_trim"):  # SGLang's name
             given["include_stop_str_in_output"] = True
         given["logprobs"] = logprobs

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from kvanta.constraints.json_schema import check_strict
+from kvanta.constraints.loose_schema import loosened
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line
 from kvanta.params.structured_outputs import KINDS, StructuredOutputsParams
+from kvanta.server.http.hints import note
 
 # Fields of other servers -> ours.
 FIELDS: Mapping[str, str] = {
@@ -22,7 +26,8 @@ FIELDS: Mapping[str, str] = {
 }
 _SWITCHES = ("disable_additional_properties", "disable_any_whitespace")
 _FORMATS = (
-    "{'type': 'text'}, {'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {'schema': ...}} or "
+    "{'type': 'text'}, {'type': 'json_object', 'schema': ...}, {'type': 'json_schema', 'json_schema': "
+    "{'schema': ...}} or "
     "{'type': 'structural_tag', 'structures': [...], 'triggers': [...]}"
 )
 
@@ -53,14 +58,27 @@ def read_structured_outputs(response_format: Any, others: Mapping[str, Any]) -> 
         raise InputError(str(error) if error.field == name else f"{name}: {error}", name) from None
 
 
+def note_loosened(structured_outputs: StructuredOutputsParams | None, field: str) -> None:
+    """Names the keywords of schemas that the grammar does not hold the text to. `field`: of the request."""
+    for schema in structured_outputs.schemas if structured_outputs else ():
+        with contextlib.suppress(ValueError, RecursionError):  # of a text that is no schema, which is an error later
+            given = json.loads(schema) if isinstance(schema, str) else schema
+            for keyword in loosened(given)[1] if isinstance(given, Mapping) else ():
+                note(f"{field}.{keyword.removeprefix('$')}", "a grammar cannot hold a text to all of it")
+
+
 def _of_openai(requested: Any) -> dict[str, Any]:
     kind = requested.get("type") if isinstance(requested, Mapping) else None
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_object": True}
+        schema = requested.get("schema")  # llama.cpp's and Together's
+        if isinstance(schema, Mapping):
+            return {"json": schema}
+        if schema is None:
+            return {"json_object": True}
     if kind == "json_schema":
-        described = requested.get("json_schema")
+        described = requested.get("json_schema", requested)  # or all of it at the top, as in llama.cpp
         schema = described.get("schema") if isinstance(described, Mapping) else None
         if isinstance(described, Mapping) and isinstance(schema, Mapping):
             if described.get("strict"):

@@ -65,6 +65,8 @@ def _json_or_call(schema: str | Mapping[str, Any], functions: Schemas) -> dict[s
             schema = json.loads(schema)
         except (ValueError, RecursionError):
             raise InputError("json is not a JSON schema", "json") from None
+    if not isinstance(schema, Mapping):
+        raise InputError("json is not a JSON schema", "json")
     call = call_schema(functions, ("name", "parameters"), "#/anyOf/1")
     return {"anyOf": [rebased(schema, "#/anyOf/0"), call]}
 

@@ -114,7 +114,10 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
         running.add("org/gated", files)
         running.private.add("org/gated")
         model = TinyModel()
-        running.add("org/tiny-GGUF", {"tiny.gguf": write_gguf(tmp_path / "tiny.gguf", model, model.weights())})
+        file = write_gguf(tmp_path / "tiny.gguf", model, model.weights())
+        running.add("org/tiny-GGUF", {"tiny.gguf": file})
+        sizes = ("tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf", "mmproj-tiny-Q8_0.gguf", "tiny-IQ8_0.gguf")
+        running.add("org/sizes-GGUF", dict.fromkeys(sizes, file))
         yield running
 
 

@@ -45,18 +45,15 @@ def test_other_names_of_serve(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "words", "instead"),
     [
-        ("serve", "-c 4096", "-c .* --max-model-len 4096"),
-        ("serve", "--ctx-size=4096", "--ctx-size .* --max-model-len 4096"),
-        ("serve", "--ctx_size 0", "--ctx_size .* leave it out: the default is the model's limit"),
-        ("serve", "-ngl 99", "-ngl .* --device cuda"),
-        ("serve", "--n-gpu-layers 0", "--n-gpu-layers .* --device cpu"),
-        ("serve", "-ctk q8_0", "-ctk .* --kv-cache-dtype k=int8_g32,v=bf16"),
         ("generate", "--cache-type-k q8_0 -ctv q5_1", "--cache-type-k .* --kv-cache-dtype k=int8_g32,v=int5_g32"),
-        ("serve", "-ctv q4_0 -ctk q4_0", "-ctv .* --kv-cache-dtype int4 "),
-        ("serve", "-t 4", "-t .* --threads 4"),
-        ("serve", "-np 4", "-np .* --max-num-seqs 4"),
-        ("serve", "--flash-attn on", "--flash-attn .* always on here"),
-        ("serve", "-hf org/model", "-hf .* as MODEL: kvanta serve FILE.gguf"),
+        ("generate", "-c 4096", "-c .* --max-model-len 4096"),
+        ("generate", "--ctx_size 0", "--ctx_size .* leave it out: the default is the model's limit"),
+        ("generate", "-ngl 99", "-ngl .* --device cuda"),
+        ("generate", "--n-gpu-layers 0", "--n-gpu-layers .* --device cpu"),
+        ("generate", "-ctv q4_0 -ctk q4_0", "-ctv .* --kv-cache-dtype int4 "),
+        ("generate", "-np 4", "-np .* --max-num-seqs 4"),
+        ("generate", "--flash-attn on", "--flash-attn .* always on here"),
+        ("generate", "-hf org/model", "-hf .* as MODEL: kvanta generate org/model"),
         ("generate", "-m model.gguf", "-m .* as MODEL: kvanta generate model.gguf"),
         ("generate", "--temp 0.5", "--temp .* --temperature 0.5"),
         ("serve", "--temp 0.5", "--temp .* --override-generation-config"),
@@ -67,6 +64,28 @@ def test_options_of_llama_cpp_name_ours(command: str, words: str, instead: str) 
     parser = importlib.import_module(f"kvanta.cli.{command}").parser()
     with pytest.raises(InputError, match=f"^{instead}"):
         parser.parse_exactly(["MODEL", *words.split()])
+
+
+@pytest.mark.parametrize(
+    ("words", "ours", "left_out"),
+    [
+        ("-m a.gguf -c 8192 -np 2", "--model a.gguf --max-model-len 4096 --max-num-seqs 2", ""),
+        ("-m a.gguf -c 8192 -np 2 -kvu", "--model a.gguf --max-model-len 8192 --max-num-seqs 2", "-kvu"),
+        ("MODEL --ctx_size=4096 -t 4", "MODEL --max-model-len 4096 --threads 4", ""),
+        ("MODEL -c 0 -ngl 99 --jinja -fa on", "MODEL", "-c, -ngl, --jinja, -fa"),
+        ("MODEL -fa -ngl 0", "MODEL --device cpu", "-fa"),
+        ("MODEL -ctk q8_0 -ctv q4_0", "MODEL --kv-cache-dtype k=int8_g32,v=int4", ""),
+        ("-hf org/tiny-GGUF:Q8_0 -a name", "--model org/tiny-GGUF:Q8_0 --served-model-name name", ""),
+        ("MODEL -b 512 -ub 256 --host 0.0.0.0", "MODEL --max-num-batched-tokens 512 --host 0.0.0.0", "-ub"),
+    ],
+)
+def test_servers_take_options_of_llama_server(
+    words: str, ours: str, left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs, plain = (vars(serve.parser().parse_exactly(each.split())) for each in (words, ours))
+    assert theirs == plain
+    said = capsys.readouterr().err
+    assert said == (f"kvanta: {left_out}: there is nothing to choose here, and no effect\n" if left_out else "")
 
 
 def test_formats_of_cache_types_are_formats() -> None:
@@ -86,7 +105,7 @@ def test_advice_names_options_that_there_are() -> None:
 def test_short_flags_are_not_abbreviated(flag: str) -> None:
     """argparse would take -t for -tp, and -np for -n p, whatever allow_abbrev says."""
     with pytest.raises(InputError, match=f"^(unknown option )?{flag}[ ;]"):
-        serve.parser().parse_exactly(["MODEL", flag, "4"])
+        generate.parser().parse_exactly(["MODEL", flag, "4"])
 
 
 @pytest.mark.parametrize("words", [["-n", "2"], ["-n2"], ["-tp", "2"], ["--tp=2"]])

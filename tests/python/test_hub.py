@@ -105,4 +105,17 @@ def test_a_repository_of_gguf_files_alone(hub: FakeHub) -> None:
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
     assert line.startswith("kvanta: error: 'org/tiny-GGUF' has no config.json on the hub; ")
-    assert "hf download org/tiny-GGUF FILE.gguf" in line
+    assert "org/tiny-GGUF:Q4_K_M" in line
+
+
+@pytest.mark.parametrize("name", ["org/sizes-GGUF:Q8_0", "hf.co/org/sizes-GGUF:q8_0", "org/sizes-GGUF:latest"])
+def test_a_quantization_of_the_hub(hub: FakeHub, name: str) -> None:
+    done = kvanta_process("generate", name, "A", "--max-tokens", "5", *SMALL, **hub.environment())
+    assert done.returncode == 0, done.stderr
+    assert hub.downloads() == ["tiny-Q4_K_M.gguf" if "latest" in name else "tiny-Q8_0.gguf"]
+
+
+def test_a_quantization_that_the_hub_does_not_have(hub: FakeHub) -> None:
+    done = kvanta_process("generate", "org/sizes-GGUF:Q2_K", "A", *SMALL, **hub.environment())
+    assert done.returncode == 2
+    assert "no GGUF file of the quantization 'Q2_K' on the hub" in done.stderr

@@ -18,7 +18,11 @@ from kvanta.text.tokenizer_files.files import check_not_a_pointer
 SHIPPED = Path(__file__).parents[1] / "shipped"
 NAMES = ("stories260k", "smollm2")
 _EXAMPLE_CONFIGS = Path(__file__).parents[1] / "example_configs"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?::[\w.-]+)?")
+"""ORGANIZATION/MODEL, and perhaps the quantization of its GGUF files, as llama.cpp and Ollama write it."""
+_HUB_PREFIXES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/")
+_NO_MODEL = re.compile(r"mmproj|imatrix|lora", re.IGNORECASE)
+_USUAL_QUANTIZATION = "Q4_K_M"
 _HUB_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]
@@ -87,21 +91,52 @@ def _from_hub(name: str, files: list[str], hub: HubAccess = _DEFAULT_ACCESS) -> 
 
 
 def _checkpoint_from_hub(name: str, hub: HubAccess) -> Path:
-    folder = _from_hub(name, _HUB_FILES, hub)
+    repository, colon, quantization = name.partition(":")
+    if colon:
+        return _gguf_folder(_gguf_from_hub(repository, quantization, hub))
+    folder = _from_hub(repository, _HUB_FILES, hub)
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{name!r} has no config.json on the hub; if it has GGUF files, download one of them (hf download {name} "
-            "FILE.gguf --local-dir .) and give the file as MODEL"
+            f"{name!r} has no config.json on the hub; if it has GGUF files, name the quantization, such as "
+            f"{name}:{_USUAL_QUANTIZATION}, or download one of them and give the file as MODEL"
         )
     return folder
 
 
+def _gguf_from_hub(name: str, quantization: str, hub: HubAccess) -> Path:
+    """The GGUF file of a quantization, or the first part of it; `latest`, Ollama's, is the usual one."""
+    wanted = _USUAL_QUANTIZATION if quantization == "latest" else quantization
+    exact = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
+
+    def fits(file: str) -> bool:
+        base = file.rpartition("/")[2]
+        return base.endswith(".gguf") and exact.search(base) is not None and not _NO_MODEL.search(base)
+
+    files = [file for file in _hub_files(name, hub) if fits(file)]
+    # Without a network, those that were downloaded before.
+    folder = _from_hub(name, files or [f"*{wanted}*.gguf"], hub)
+    found = sorted(file for file in folder.rglob("*.gguf") if fits(file.name))
+    if not found:
+        raise InputError(f"{name!r} has no GGUF file of the quantization {quantization!r} on the hub")
+    return found[0]
+
+
+def _hub_files(name: str, hub: HubAccess) -> list[str]:
+    """Names of a repository's files; none if the hub does not answer, for which a download has the reason."""
+    import huggingface_hub
+
+    try:
+        return huggingface_hub.HfApi(token=hub.token or None).list_repo_files(name, revision=hub.revision or None)
+    except Exception:  # network, missing repository: the package has no common base for them
+        return []
+
+
 def resolve_model(model: str | os.PathLike[str], hub: HubAccess = _DEFAULT_ACCESS) -> ModelFolder:
     """Finds, or downloads and converts, what `model` means. Raises InputError or ResourceError."""
-    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
+    name = str(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else ""
     local = _local_model(model)
     if local is None:
-        return ModelFolder(str(name), _checkpoint_from_hub(str(name), hub))
+        return ModelFolder(name, _checkpoint_from_hub(_hub_name(name), hub))
     snapshot = local.path.parent.name == "snapshots" and local.path.name == hub.revision  # of the hub's own cache
     if hub.revision and not snapshot:
         raise InputError(
@@ -109,6 +144,12 @@ def resolve_model(model: str | os.PathLike[str], hub: HubAccess = _DEFAULT_ACCES
             "only a hub id (ORGANIZATION/MODEL) has revisions"
         )
     return local
+
+
+def _hub_name(name: str) -> str:
+    """A hub id without the hub's address."""
+    prefix = next((each for each in _HUB_PREFIXES if name.startswith(each)), "")
+    return name.removeprefix(prefix).rstrip("/") if prefix else name
 
 
 def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
@@ -138,7 +179,7 @@ def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
         from kvanta.checkpoint.smollm2 import smollm2_folder
 
         return ModelFolder(name, smollm2_folder())
-    if _HUB_ID.fullmatch(name) and path.suffix.lower() != ".gguf":
+    if _HUB_ID.fullmatch(_hub_name(name)) and path.suffix.lower() != ".gguf":
         return None
     raise InputError(
         f"there is no model {name!r}: no folder, .gguf file or Hugging Face id (ORGANIZATION/MODEL), and not one of: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -13,7 +14,7 @@ from kvanta.errors import InputError
 from kvanta.options.engine import OPTIONS
 from kvanta.options.foreign import OPPOSITES
 from kvanta.options.foreign_flags import ForeignOption, add_foreign_options, add_neutral_options
-from kvanta.options.llama_cpp import advice
+from kvanta.options.llama_cpp import advice, rewritten
 from kvanta.options.model import OPTIONS as MODEL_OPTIONS
 from kvanta.options.option import GROUPS, Option, flag_of
 from kvanta.params.checks import nearest, one_line
@@ -30,6 +31,8 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=False)
         self._positionals.title = "arguments"
         self._about = dict(GROUPS)
+        self.takes_llama_server_options = False
+        """Options of llama.cpp's server mean ours where these have the same meaning."""
         self.read_config: Callable[[CommandParser, Sequence[str]], tuple[list[str], str | None]] | None = None
         """Adds the options of a file to words; returns them, and the file's model."""
         self.add_argument("-h", "--help", action=ShowHelp, dest="common", help="the options that people use")
@@ -64,6 +67,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_exactly(self, words: Sequence[str]) -> argparse.Namespace:
         """Like parse_args."""
+        if self.takes_llama_server_options:
+            words = self._rewritten(words)
         end = words.index("--") if "--" in words else len(words)
         for word in words[:end]:
             if word.startswith("--help="):
@@ -90,6 +95,14 @@ class CommandParser(argparse.ArgumentParser):
         given = {each.dest: getattr(values, each.dest) for each in self._actions if self._is_given_list(each, values)}
         values.given_lists = given
         return values
+
+    def _rewritten(self, words: Sequence[str]) -> list[str]:
+        """The words with llama-server's options as ours; a line says which have been left out."""
+        end = words.index("--") if "--" in words else len(words)
+        found, left_out = rewritten(words[:end], self._option_string_actions)
+        if left_out:
+            print(f"kvanta: {', '.join(left_out)}: there is nothing to choose here, and no effect", file=sys.stderr)
+        return [*found, *words[end:]]
 
     def _check_flags(self, words: Sequence[str]) -> None:
         """Refuses llama.cpp's options with ours, and short flags that argparse would take for the beginning of others:

@@ -30,6 +30,7 @@ command lines of vLLM, SGLang and Aphrodite work here: docs/flags.md lists their
 def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta serve", description=_DESCRIPTION)
+    result.takes_llama_server_options = True
     add_model(result)
     add_config(result)
     add_options(result, OPTIONS, OPPOSITES)

@@ -1,8 +1,11 @@
-"""Options of llama.cpp's programs, with what to give instead: the most similar name here would mislead."""
+"""Options of llama.cpp's programs: what those of llama-server mean here, and what to give instead of others.
+
+The most similar name here would mislead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -17,10 +20,11 @@ class _Advice(NamedTuple):
 
 _ADVICE: tuple[_Advice, ...] = (
     _Advice("-m --model", "--model", "give the file as MODEL: {prog} {value}"),
+    _Advice("-hf -hfr --hf-repo", "--model", "give it as MODEL: {prog} {value}"),
     _Advice(
-        "-hf -hfr --hf-repo -hff --hf-file -mu --model-url",
+        "-hff --hf-file -mu --model-url",
         "--model",
-        "download the .gguf file, and give it as MODEL: {prog} FILE.gguf",
+        "give ORGANIZATION/MODEL:QUANTIZATION as MODEL, such as ORG/MODEL-GGUF:Q4_K_M, or a file: {prog} FILE.gguf",
     ),
     _Advice("-c --ctx-size", "--max-model-len", "give --max-model-len {value}, the context of one sequence"),
     _Advice("-np --parallel", "--max-num-seqs", "give --max-num-seqs {value}"),
@@ -98,6 +102,75 @@ _FORMATS = {
 }
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _DEVICES = ("-dev", "--device")
+
+
+# llama-server's options -> those of the same meaning.
+_SAME: Mapping[str, str] = {
+    **dict.fromkeys(("-m", "-hf", "-hfr", "--hf-repo"), "--model"),
+    **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
+    **dict.fromkeys(("-b", "--batch-size"), "--max-num-batched-tokens"),
+    **dict.fromkeys(("-t", "-tb", "--threads-batch"), "--threads"),
+    **dict.fromkeys(("-a", "--alias"), "--served-model-name"),
+    **dict.fromkeys(("-to", "--timeout"), "--request-timeout"),
+    "--chat-template-file": "--chat-template",
+    "--slot-save-path": "--kv-cache-dir",
+}
+_CONTEXT = ("-c", "--ctx-size")
+# Options without a counterpart, since there is nothing to choose; the value is left out with them.
+_WITHOUT_VALUE = (
+    *("--jinja", "-cb", "--cont-batching", "--embedding", "--embeddings", "--rerank", "--reranking", "--metrics"),
+    *("--slots", "--props", "--mlock", "--no-mmap", "--mmap", "--no-warmup", "-kvu", "--kv-unified", "--swa-full"),
+    *("--no-context-shift", "--no-webui", "--webui", "--perf", "--no-perf"),
+)
+_WITH_VALUE = ("-ub", "--ubatch-size", "--numa", "--threads-http", "--cache-reuse")
+_FLASH = ("-fa", "--flash-attn")
+
+
+def rewritten(words: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
+    """Words with llama-server's options as ours, and the options that have been left out.
+
+    `known`: flags of the command, which keep their own meaning.
+    """
+    found: list[str] = []
+    left_out: list[str] = []
+    slots = next((_given(words, at)[1] for at, word in enumerate(words) if word in ("-np", "--parallel")), "")
+    unified = "-kvu" in words or "--kv-unified" in words
+    index = 0
+    while index < len(words):
+        word = words[index]
+        flag, equals, _ = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        value = _given(words, index)[1]
+        takes = 1 if equals else 2  # words of an option with its value
+        index += 1
+        if flag in known or word in known or not flag.startswith("-"):
+            found.append(word)
+        elif flag in _CACHE_TYPES:
+            if "--kv-cache-dtype" not in found:
+                found += ["--kv-cache-dtype", _scheme(words)]
+            index += takes - 1
+        elif flag in _SAME:
+            found += [_SAME[flag], value]
+            index += takes - 1
+        elif flag in _CONTEXT:
+            count = int(slots) if slots.isdecimal() and int(slots) > 0 and not unified else 1
+            if value.isdecimal() and int(value) > 0:  # 0: the model's limit; slots share the context
+                found += ["--max-model-len", str(int(value) // count)]
+            else:
+                left_out.append(flag)
+            index += takes - 1
+        elif flag in _GPU_LAYERS:
+            found += ["--device", "cpu"] if value == "0" else []  # more than none: as many as there are
+            left_out += [] if value == "0" else [flag]
+            index += takes - 1
+        elif flag in _WITH_VALUE or (flag in _FLASH and value in ("on", "off", "auto", "0", "1")):
+            left_out.append(flag)
+            index += takes - 1
+        elif flag in _WITHOUT_VALUE or flag in _FLASH:
+            left_out.append(flag)
+        else:
+            found.append(word)
+    return found, left_out
 
 
 def advice(words: Sequence[str], index: int, known: Sequence[str], prog: str) -> str:

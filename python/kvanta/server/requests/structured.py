@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kvanta.constraints.json_schema import check_strict
 from kvanta.constraints.loose_schema import loosened
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line
@@ -81,8 +80,6 @@ def _of_openai(requested: Any) -> dict[str, Any]:
         described = requested.get("json_schema", requested)  # or all of it at the top, as in llama.cpp
         schema = described.get("schema") if isinstance(described, Mapping) else None
         if isinstance(described, Mapping) and isinstance(schema, Mapping):
-            if described.get("strict"):
-                check_strict(schema, "response_format")
             return {"json": schema}
     if kind == "structural_tag":
         return {"structural_tag": requested}

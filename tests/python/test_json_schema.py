@@ -30,6 +30,7 @@ REFERENCE: dict[str, Any] = {"$ref": "#/$defs/A"}
         ({**A, "additionalProperties": True}, {**A, "additionalProperties": True}),
         ({**A, "patternProperties": {"^x": A}}, {**A, "patternProperties": {"^x": {**A, **CLOSED}}}),
         ({"properties": {"properties": A}}, {"properties": {"properties": {**A, **CLOSED}}, **CLOSED}),
+        ({**A, "required": ["a", "b"]}, {**A, "required": ["a", "b"]}),  # else no object would match
         ({"items": A, "prefixItems": [A]}, {"items": {**A, **CLOSED}, "prefixItems": [{**A, **CLOSED}]}),
         ({"additionalProperties": A}, {"additionalProperties": {**A, **CLOSED}}),
         ({"anyOf": [A, B]}, {"anyOf": [{**A, **CLOSED}, {**B, **CLOSED}]}),
@@ -91,6 +92,15 @@ def test_every_answer_ends_with_the_properties_of_the_schema(llm: LLM) -> None:
     assert all(json.loads(text.text).keys() == {"colour"} for text in closed)
     opened = texts(llm, json=COLOUR, disable_additional_properties=False)
     assert any(text.finish_reason == "length" or len(json.loads(text.text)) > 1 for text in opened)
+
+
+def test_what_is_not_held_is_a_warning(llm: LLM) -> None:
+    with pytest.warns(UserWarning, match="structured_outputs: a grammar cannot hold a text to all of not, uniqueItems"):
+        texts(
+            llm,
+            1,
+            json={**COLOUR, "not": {"type": "null"}, "properties": {"colour": {"enum": ["red"], "uniqueItems": True}}},
+        )
 
 
 def test_the_switch_of_the_model() -> None:

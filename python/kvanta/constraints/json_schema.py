@@ -60,6 +60,7 @@ class _Closer:
             alone
             and isinstance(properties, Mapping)
             and not any(key in schema for key in _OPEN)
+            and not any(name not in properties for name in schema.get("required") or ())
             and all(self._names_of(part) <= properties.keys() for part in self._combined(schema))
         ):
             closed["additionalProperties"] = False

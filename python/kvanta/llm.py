@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvanta import _core
 from kvanta.calibration.automatic import add_query_matrices
+from kvanta.constraints.loose_schema import loosened_keywords
 from kvanta.engine import beam_search
 from kvanta.engine.beam_search import BeamSearchOutput, BeamSearchParams
 from kvanta.engine.cache_reader import CacheReader
@@ -335,4 +336,6 @@ class LLM(EmbeddingMethods):
         name = self._runner.next_name()
         entry = truncated(entry, params, self.tokenizer, self.config.max_model_len)
         params = params.with_all_logprobs(int(self.model_info.vocab))
+        if lost := loosened_keywords(params.structured_outputs.schemas if params.structured_outputs else ()):
+            warnings.warn(f"structured_outputs: a grammar cannot hold a text to all of {', '.join(lost)}", stacklevel=4)
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)

@@ -317,6 +317,16 @@ def test_a_text_of_a_form_may_be_a_call_instead(parser: str) -> None:
         assert not length_allowed(constraint, refused, ())[0], refused
 
 
+def test_many_large_functions_stay_within_a_grammar() -> None:
+    """Their arguments are any object."""
+    schema = {"type": "object", "properties": {f"p{index}": {"enum": ["x" * 90]} for index in range(99)}}
+    tools = [{"type": "function", "function": {"name": f"f{index}", "parameters": schema}} for index in range(40)]
+    for parser in JSON_OR_CALL:
+        constraint = json_or_call(parser, {"const": 1}, tools)
+        assert constraint is not None
+        assert sum(len(str(each)) for each in constraint.schemas) < 50_000
+
+
 def test_a_form_stays_alone_without_functions() -> None:
     constraint = StructuredOutputsParams(json_object=True)
     assert constrain_calls(Tools.read(None, None, None), "hermes", constraint) is constraint

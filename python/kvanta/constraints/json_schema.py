@@ -1,15 +1,14 @@
-"""JSON schemas before they become grammars: objects are closed, and OpenAI's strict mode is checked.
+"""JSON schemas before they become grammars: objects are closed.
 
 A model that may add properties often does not end: vLLM's and SGLang's parsers allow none by default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from typing import Any
 
 from kvanta.errors import InputError
-from kvanta.params.checks import one_line
 
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # names -> schemas
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -61,6 +60,7 @@ class _Closer:
             alone
             and isinstance(properties, Mapping)
             and not any(key in schema for key in _OPEN)
+            and not any(name not in properties for name in schema.get("required") or ())
             and all(self._names_of(part) <= properties.keys() for part in self._combined(schema))
         ):
             closed["additionalProperties"] = False
@@ -175,35 +175,3 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}.{index}", each) for index, each in enumerate(value))
         elif key in _SINGLE:
             yield key, value
-
-
-def check_strict(schema: Any, what: str) -> None:
-    """Raises InputError, which begins with `what`, unless the schema is one that OpenAI's `strict: true` allows."""
-    if not isinstance(schema, Mapping):
-        raise InputError(f"{what}: strict needs a JSON schema, got {one_line(schema)}")
-    if "anyOf" in schema:
-        raise InputError(f"{what}: the root of a strict schema must be an object, and has anyOf")
-    if schema.get("type") != "object" and "$ref" not in schema:
-        raise InputError(f"{what}: the root of a strict schema must have the type 'object'")
-    _check_strict(schema, what, "the root")
-
-
-def _check_strict(schema: Mapping[str, Any], what: str, where: str) -> None:
-    for key in _NOT_STRICT:
-        if key in schema:
-            raise InputError(f"{what}: {key} of {where} is not allowed with strict")
-    kinds: Sequence[Any] = schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")]
-    if "object" in kinds or "properties" in schema:
-        if schema.get("additionalProperties") is not False:
-            raise InputError(f"{what}: with strict, {where} needs additionalProperties: false")
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        names = list(properties) if isinstance(properties, Mapping) else []
-        listed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-        missing = [name for name in names if name not in listed]
-        if missing:
-            raise InputError(
-                f"{what}: with strict, required of {where} must have every property, and lacks {one_line(missing[0])}"
-            )
-    for place, part in _parts(schema):
-        if isinstance(part, Mapping):
-            _check_strict(part, what, place if where == "the root" else f"{where}.{place}")

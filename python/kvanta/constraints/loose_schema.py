@@ -6,9 +6,11 @@ matches what is left; `null` for a keyword that has no value, and a `format` tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvanta.constraints.json_schema import referenced, with_parts
@@ -60,6 +62,16 @@ def loosened(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     except RecursionError:
         raise InputError("a JSON schema has more levels than are read") from None
     return result, sorted(loosener.lost)
+
+
+def loosened_keywords(schemas: Iterable[str | Mapping[str, Any]]) -> list[str]:
+    """The keywords of these schemas of which a grammar holds a part or nothing; none for a text that is no schema."""
+    found: set[str] = set()
+    for schema in schemas:
+        with contextlib.suppress(ValueError, RecursionError):
+            given = json.loads(schema) if isinstance(schema, str) else schema
+            found.update(loosened(given)[1] if isinstance(given, Mapping) else ())
+    return sorted(found)
 
 
 class _Loosener:

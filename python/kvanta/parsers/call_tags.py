@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from kvanta.constraints.json_schema import rebased
@@ -28,6 +28,8 @@ from kvanta.parsers.xml_calls import argument_schemas
 _OBJECT: Mapping[str, Any] = {"type": "object"}
 _LINE = OneOf(("\n", ""))
 _SPACE = OneOf((" ", ""))
+_MAX_GUIDED = 2**15
+"""Characters of all schemas, up to which the arguments of functions that are not strict match them, too."""
 _HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
 Schemas = Mapping[str, Mapping[str, Any]]
 
@@ -44,29 +46,34 @@ def constrain_calls(tools: Tools, parser: str, given: StructuredOutputsParams | 
     if given is None:
         if not tools.strict and not (one and _HAS_GRAMMARS):
             return None
-        schemas = {name: schema if name in tools.strict else _OBJECT for name, schema in tools.functions.items()}
-        return StructuredOutputsParams(structural_tag=StructuralTag(list(syntax(schemas)), at_most_one=one))
-    if (
-        given.kind not in ("json", "json_object") or parser == HARMONY_PARSER
-    ):  # its calls are not in the answer's channel
+        tags = list(syntax(_own_schemas(tools, tools.strict)))
+        return StructuredOutputsParams(structural_tag=StructuralTag(tags, at_most_one=one))
+    # Calls of GPT-OSS are not in the channel of the answer.
+    if given.kind not in ("json", "json_object") or parser == HARMONY_PARSER:
         return given
     schema = _OBJECT if given.json is None else given.json
+    every = sum(len(str(each)) for each in tools.functions.values()) <= _MAX_GUIDED
+    schemas = _own_schemas(tools, tools.functions.keys() if every else tools.strict)
     if parser == "llama3_json":  # a call is JSON as well
-        return dataclasses.replace(given, json=_json_or_call(schema, tools.functions), json_object=False)
-    tags = [dataclasses.replace(tag, alone=True) for tag in syntax(tools.functions)]
+        return dataclasses.replace(given, json=_json_or_call(schema, schemas), json_object=False)
+    tags = [dataclasses.replace(tag, alone=True) for tag in syntax(schemas)]
     tag = StructuralTag(tags, instead=Json(schema), at_most_one=one, section=_SECTIONS.get(parser, ("", "")))
     return dataclasses.replace(given, json=None, json_object=False, structural_tag=tag)
 
 
-def _json_or_call(schema: str | Mapping[str, Any], functions: Schemas) -> dict[str, Any]:
-    """The schema of a text that is JSON of `schema`, or a call. Raises InputError for a text that is no schema."""
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
-            raise InputError("json is not a JSON schema", "json") from None
-    if not isinstance(schema, Mapping):
-        raise InputError("json is not a JSON schema", "json")
+def _own_schemas(tools: Tools, names: Collection[str]) -> Schemas:
+    """The schemas of the arguments of these functions, and any object for the others."""
+    return {name: schema if name in names else _OBJECT for name, schema in tools.functions.items()}
+
+
+def _json_or_call(given: str | Mapping[str, Any], functions: Schemas) -> dict[str, Any]:
+    """The schema of a text that is JSON of the given one, or a call. Raises InputError for a text that is no schema."""
+    try:
+        schema = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(schema, Mapping):
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise InputError("json is not a JSON schema", "json") from None
     call = call_schema(functions, ("name", "parameters"), "#/anyOf/1")
     return {"anyOf": [rebased(schema, "#/anyOf/0"), call]}
 

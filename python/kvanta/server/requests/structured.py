@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from kvanta.constraints.json_schema import check_strict
-from kvanta.constraints.loose_schema import loosened
+from kvanta.constraints.loose_schema import loosened_keywords
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line
 from kvanta.params.structured_outputs import KINDS, StructuredOutputsParams
@@ -60,11 +57,8 @@ def read_structured_outputs(response_format: Any, others: Mapping[str, Any]) -> 
 
 def note_loosened(structured_outputs: StructuredOutputsParams | None, field: str) -> None:
     """Names the keywords of schemas that the grammar does not hold the text to. `field`: of the request."""
-    for schema in structured_outputs.schemas if structured_outputs else ():
-        with contextlib.suppress(ValueError, RecursionError):  # of a text that is no schema, which is an error later
-            given = json.loads(schema) if isinstance(schema, str) else schema
-            for keyword in loosened(given)[1] if isinstance(given, Mapping) else ():
-                note(f"{field}.{keyword.removeprefix('$')}", "a grammar cannot hold a text to all of it")
+    for keyword in loosened_keywords(structured_outputs.schemas if structured_outputs else ()):
+        note(f"{field}.{keyword.removeprefix('$')}", "a grammar cannot hold a text to all of it")
 
 
 def _of_openai(requested: Any) -> dict[str, Any]:
@@ -81,8 +75,6 @@ def _of_openai(requested: Any) -> dict[str, Any]:
         described = requested.get("json_schema", requested)  # or all of it at the top, as in llama.cpp
         schema = described.get("schema") if isinstance(described, Mapping) else None
         if isinstance(described, Mapping) and isinstance(schema, Mapping):
-            if described.get("strict"):
-                check_strict(schema, "response_format")
             return {"json": schema}
     if kind == "structural_tag":
         return {"structural_tag": requested}

@@ -286,7 +286,7 @@ def codex() -> list[Body]:
         "name": "shell",
         "arguments": '{"command": ["cat", "a.txt"]}',
     }
-    thought = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAA"}
+    thought: Body = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAA"}
     done = {
         "type": "function_call_output",
         "call_id": "call_1",

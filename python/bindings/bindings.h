@@ -12,7 +12,7 @@ void BindAttention(nanobind::module_& module);
 void BindLinearBench(nanobind::module_& module);
 void BindConstraint(nanobind::module_& module);
 void BindCacheFolder(nanobind::module_& module);
-void BindJsonCounts(nanobind::module_& module);
+void BindJsonTexts(nanobind::module_& module);
 void BindModelInfo(nanobind::module_& module);
 void BindKvEvents(nanobind::module_& module);
 void BindEngine(nanobind::module_& module);

@@ -16,7 +16,7 @@ NB_MODULE(_core, module) {
   kvanta::python::BindLinearBench(module);
   kvanta::python::BindConstraint(module);
   kvanta::python::BindCacheFolder(module);
-  kvanta::python::BindJsonCounts(module);
+  kvanta::python::BindJsonTexts(module);
   kvanta::python::BindModelInfo(module);
   kvanta::python::BindKvEvents(module);
   kvanta::python::BindEngine(module);

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -31,14 +30,6 @@ _SLICE = 4096
 _PIECE = 2**19
 _MAX_DEPTH = 20
 _CONTAINERS = frozenset({dict, list})
-
-
-# A half of a character of two, which a client has cut: as an escape of JSON, and in UTF-8, where it is not allowed.
-_LONE_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
-    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-_ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 class Pace:
@@ -90,20 +81,8 @@ class BodyReader:
 
 
 def _loads(body: bytes) -> Any:
-    text = body.removeprefix(codecs.BOM_UTF8)
-    if b"\\ud" in text or b"\\uD" in text:
-        text = _LONE_SURROGATE.sub(_replaced, text)
-    is_cut = b"\xed" in text and _ENCODED_SURROGATE.search(text)
-    return json.loads(text.decode("utf-8", "replace" if is_cut else "strict"))
-
-
-def _replaced(found: re.Match[bytes]) -> bytes:
-    """U+FFFD for the half of a character; after an escaped backslash the letters are letters."""
-    text, at = found.string, found.start()
-    backslashes = 0
-    while at > backslashes and text[at - backslashes - 1] == ord("\\"):
-        backslashes += 1
-    return found[0] if backslashes % 2 else rb"\ufffd"
+    text = _core.without_lone_surrogates(body) or body  # halves of characters that a client has cut
+    return json.loads(text.removeprefix(codecs.BOM_UTF8).decode())
 
 
 def _check_counts(containers: int, fields: int, commas: int, digits: int, fractions: int) -> None:

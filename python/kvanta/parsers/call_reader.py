@@ -20,6 +20,8 @@ from typing import Any, Protocol
 from kvanta.parsers.lenient_json import JSON_READER, repaired
 from kvanta.parsers.text_buffer import TextBuffer, pieces
 
+_SEPARATORS = ";, \t\r\n"
+
 
 @dataclass
 class Found:
@@ -118,10 +120,10 @@ class CallReader(ABC):
         return [call for name, written in found for call in self._new(name, written)]
 
     def _show(self, found: Found, text: str) -> None:
-        """Adds content; white space between calls, and before the first one, is none."""
+        """Adds content; white space before the first call, and also commas and semicolons between calls, are not."""
         if self._blank is not None:
             text = self._blank + text
-            self._blank = None if text.strip() else text
+            self._blank = None if text.strip(_SEPARATORS if self._after_call else None) else text
             if self._blank is not None:
                 return
             text = text.lstrip() if self._after_call else text
@@ -181,7 +183,10 @@ class StateReader(CallReader):
 
     def end(self) -> Found:
         """The rest. A call that is cut off keeps the arguments that it has."""
+        among_calls = self._among_calls
         found = self._run(final=True)
+        if among_calls and not found.calls:  # the rest is a call that is cut off
+            found.content = ""
         self._show_blank(found)
         return found
 

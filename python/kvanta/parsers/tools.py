@@ -156,7 +156,7 @@ def call_schema(schemas: Mapping[str, Mapping[str, Any]], order: tuple[str, str]
 
 def call_list_schema(schemas: Mapping[str, Mapping[str, Any]], order: tuple[str, str]) -> dict[str, Any]:
     """The schema of a list of calls."""
-    return {"type": "array", "minItems": 1, "items": call_schema(schemas, order, "#/items")}
+    return {"type": "array", "minItems": 1, "maxItems": MAX_CALLS, "items": call_schema(schemas, order, "#/items")}
 
 
 def _call(name: str, schema: Mapping[str, Any], order: tuple[str, str], place: str) -> dict[str, Any]:

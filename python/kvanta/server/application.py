@@ -30,6 +30,7 @@ def make_service(front: AsyncLLM, model: str, options: ServerOptions, hosts: All
         max_headers=options.h11_max_header_count,
         stream_ping_seconds=options.stream_ping_seconds,
         has_docs=not options.disable_fastapi_docs,
+        store_bytes=options.store_responses,
         notes_unread=options.unsupported_content == "note",
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,

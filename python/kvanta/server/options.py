@@ -129,6 +129,14 @@ class ServerOptions(OptionGroup):
         group="server",
         shown=("serve",),
     )
+    store_responses: int = option(
+        0,
+        "bytes of responses of /v1/responses that are kept for an hour, as 64MiB; 0: none",
+        parse_bytes,
+        metavar="BYTES",
+        group="server",
+        shown=("serve",),
+    )
     unsupported_content: str = option(
         "refuse",
         "pictures, sound and files in messages: refuse the request, or note in the text that they are not read",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_STORED = "nothing is stored; send the earlier items or messages with each request"
+_STORED = "nothing is stored (--store-responses); send the earlier items or messages with each request"
 _TEXT_ALONE = "models generate text, without pictures or sound"
 _OPENAI = "it is a service of OpenAI's platform, not of a model's server"
 _LORA = "LoRA adapters are not supported; merge them into the weights"

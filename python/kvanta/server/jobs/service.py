@@ -64,6 +64,8 @@ class Service:
     """Time without an event after which a stream sends a ping; 0: never."""
     has_docs: bool = True
     """The server answers /openapi.json."""
+    store_bytes: int = 0
+    """Bytes of responses that are kept for `previous_response_id`; 0: none."""
     notes_unread: bool = False
     """Pictures and other parts of messages that are not text become a note in the text; else they are refused."""
     tool_call_parser: str = ""

@@ -6,16 +6,19 @@ import json
 import time
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request, Response
 
 from kvanta.parsers.answer import AnswerShape
 from kvanta.server.http.errors import ApiError, JsonResponse
+from kvanta.server.http.hints import note
 from kvanta.server.jobs.answer_parts import AnswerPart, PartsResponse
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.service import Service
 from kvanta.server.openai.logprobs import LogprobsWriter
 from kvanta.server.openai.responses_request import CUSTOM_INPUT, FIELD_NAMES, ResponsesRequest
+from kvanta.server.openai.stored_responses import ResponseStore, named_items, page_of
 from kvanta.server.requests.protocol import ChatRequest
 from kvanta.server.requests.request_fields import RESPONSES_REFUSED, check_refused
 from kvanta.server.requests.translated import renamed_errors
@@ -27,31 +30,88 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 def add_responses(app: FastAPI, service: Service) -> None:
-    """Adds the endpoints."""
+    """Adds the endpoints; those of stored responses only where the server stores them."""
+    store = ResponseStore(service.store_bytes) if service.store_bytes else None
+    running: WeakValueDictionary[str, ItemsResponse] = WeakValueDictionary()
 
     @app.post("/v1/responses")
     async def responses(http: Request, request: ResponsesRequest) -> Response:
         """The assistant's answer, as a list of items."""
         check_refused(request.model_extra or {}, RESPONSES_REFUSED)
+        owner = getattr(http.state, "api_key", "")
+        await _follow(service, store, request, owner)
         with renamed_errors(FIELD_NAMES):
             chat = await service.read(http, lambda: request.chat(service.notes_unread))
             body = len(await http.body())
-            return await service.chat(
-                http,
-                chat,
-                lambda name, job, shape: ItemsResponse(
-                    name, service.names[0], request, chat, job, service.front.tokenizer, shape, body
-                ),
-            )
+
+            def answer(name: str, job: GenerationJob, shape: AnswerShape) -> ItemsResponse:
+                made = ItemsResponse(name, service.names[0], request, chat, job, service.front.tokenizer, shape, body)
+                made.keep(None if request.store is False else store, owner)
+                running[made.name] = made
+                return made
+
+            return await service.chat(http, chat, answer)
 
     @app.post("/v1/responses/input_tokens")
-    async def input_tokens(request: ResponsesRequest) -> Response:
+    async def input_tokens(http: Request, request: ResponsesRequest) -> Response:
         """The number of tokens of a response's prompt."""
         service.check_model(request.model)
         check_refused(request.model_extra or {}, RESPONSES_REFUSED)
+        await _follow(service, store, request, getattr(http.state, "api_key", ""))
         with renamed_errors(FIELD_NAMES):
             count = await service.count_tokens(lambda: request.chat(service.notes_unread))
         return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    if store is not None:
+        _add_stored(app, store, running)
+
+
+async def _follow(service: Service, store: ResponseStore | None, request: ResponsesRequest, owner: str) -> None:
+    """Gives a request the conversation that it continues. Raises ApiError."""
+    if store is None and request.store:
+        note("store", "answers are not kept (--store-responses)")
+    name = request.previous_response_id
+    if name is None:
+        return
+    if store is None:
+        message = (
+            "previous_response_id is not supported: answers are not kept (--store-responses); send the earlier items"
+        )
+        raise ApiError(400, message, param="previous_response_id")
+    request.follow(await service.front.off_loop(lambda: store.history(name, owner)))
+
+
+def _add_stored(app: FastAPI, store: ResponseStore, running: WeakValueDictionary[str, ItemsResponse]) -> None:
+    def owner_of(http: Request) -> str:
+        return getattr(http.state, "api_key", "")
+
+    @app.get("/v1/responses/{response_id}")
+    async def retrieve(http: Request, response_id: str) -> Response:
+        """A stored response."""
+        return Response(store.get(response_id, owner_of(http)).response, media_type="application/json")
+
+    @app.delete("/v1/responses/{response_id}")
+    async def delete(http: Request, response_id: str) -> Response:
+        """Deletes a stored response; those that continue it can no longer be continued."""
+        store.delete(response_id, owner_of(http))
+        return JsonResponse({"id": response_id, "object": "response.deleted", "deleted": True})
+
+    @app.get("/v1/responses/{response_id}/input_items")
+    async def input_items(
+        http: Request, response_id: str, limit: int = 20, order: str = "desc", after: str | None = None
+    ) -> Response:
+        """The items of the request."""
+        entry = store.get(response_id, owner_of(http))
+        return JsonResponse(page_of(json.loads(entry.items), limit, order, after))
+
+    @app.post("/v1/responses/{response_id}/cancel")
+    async def cancel(http: Request, response_id: str) -> Response:
+        """Ends a response that is generated now; its stream ends, and it is not stored."""
+        found = running.get(response_id)
+        if found is None or found.owner != owner_of(http) or not found.cancel():
+            store.get(response_id, owner_of(http))
+            raise ApiError(400, f"the response {response_id[:100]!r} is finished", param="response_id")
+        return JsonResponse({"id": response_id, "object": "response", "status": "cancelled"})
 
 
 def _custom_input(arguments: str) -> str:
@@ -89,8 +149,13 @@ class ItemsResponse(PartsResponse):
         self._logprobs = LogprobsWriter(tokenizer, None if chat.logprob_token_ids else request.top_logprobs or 0)
         params = job.generations[0].params
         reasoning = {"effort": (request.reasoning or {}).get("effort"), "summary": None}
+        self.owner = ""
+        """Digest of the API key that made the request."""
+        self._store: ResponseStore | None = None
+        self._given = request.input
+        self._previous = request.previous_response_id or ""
         self._head = {
-            "id": f"resp_{request_id}",
+            "id": self.name,
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
@@ -100,7 +165,7 @@ class ItemsResponse(PartsResponse):
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
             "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "reasoning": reasoning,
             "safety_identifier": request.safety_identifier,
@@ -116,18 +181,40 @@ class ItemsResponse(PartsResponse):
             "user": request.user,
         }
 
+    @property
+    def name(self) -> str:
+        """The response's id."""
+        return f"resp_{self._request_id}"
+
+    def keep(self, store: ResponseStore | None, owner: str) -> None:
+        """Sets where the finished response is kept; None: nowhere."""
+        self._store, self.owner = store, owner
+        self._head["store"] = store is not None
+
+    def cancel(self) -> bool:
+        """Ends the work; False if it has ended."""
+        if self._job.cancelled or all(output.finished for output in self._job.outputs):
+            return False
+        self._job.cancel()
+        return True
+
     def whole(self) -> dict[str, Any]:
         """When the job is finished."""
         return self._finished(self._read_whole())
 
     def _finished(self, delta: Delta) -> dict[str, Any]:
         length = delta.finish_reason == "length"
-        return {
+        response = {
             **self._response("incomplete" if length else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if length else None,
             "completed_at": None if length else int(time.time()),
             "usage": self._items_usage(),
         }
+        if self._store is not None and not self._store.put(
+            response, named_items(self._given), self._previous, self.owner
+        ):
+            response["store"] = False  # larger than all that may be kept
+        return response
 
     def _response(self, status: str) -> dict[str, Any]:
         fields = {"status": status, "output": list(self._items), "incomplete_details": None, "usage": None}

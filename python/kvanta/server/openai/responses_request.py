@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import WithJsonSchema
+from pydantic import PrivateAttr, WithJsonSchema
 
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line
@@ -80,6 +80,13 @@ class ResponsesRequest(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    _history: list[Any] = PrivateAttr(default_factory=list)
+
+    def follow(self, items: list[Any]) -> None:
+        """Sets the items of the conversation before the input."""
+        self._history = items
 
     @property
     def has_logprobs(self) -> bool:
@@ -135,9 +142,11 @@ class ResponsesRequest(Body):
         conversation = Conversation(notes_unread)
         if self.instructions:
             conversation.say("system", self.instructions)
+        for index, item in enumerate(self._history):
+            _add(conversation, f"previous[{index}]", item)
         if isinstance(self.input, str):
             conversation.say("user", self.input)
-        elif isinstance(self.input, list) and self.input:
+        elif isinstance(self.input, list) and (self.input or self._history):
             for index, item in enumerate(self.input):
                 _add(conversation, f"input[{index}]", item)
         else:

@@ -90,7 +90,7 @@ _RESPONSE_FIELDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("output", "tools"), _list(_OBJECT)),
     **dict.fromkeys(("error", "incomplete_details"), _or_null(_OBJECT)),
     "object": {"const": "response"},
-    "previous_response_id": {"type": "null"},
+    "previous_response_id": _or_null(_TEXT),
     "tool_choice": {"type": ["string", "object"]},
     "usage": _object(
         input_tokens=_INTEGER,
@@ -239,8 +239,8 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
         statuses += _OF_BODIES
     if path in _STREAMS or path in _POOLED or path in (*_LINES, "/api/embed", "/api/embeddings", "/embedding"):
         statuses += _OF_TEXTS
-    elif path.startswith("/v1/models/"):
-        statuses.append(404)
+    elif path.startswith(("/v1/models/", "/v1/responses/{")):
+        statuses += [400, 404]
     elif path in ("/health", "/health_generate"):
         statuses.append(503)
     for status in sorted(set(statuses)):

@@ -137,7 +137,6 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "messages": Refused(_GIVE + "input"),
     "n": Refused("an answer has one text", (1,)),
     "previous_input_messages": Refused(_STORED, ([],)),
-    "previous_response_id": Refused(_STORED),
     "prompt": Refused("there are no stored prompts; give instructions and input"),
     "prompt_logprobs": Refused("only chats and completions have it"),
     "reasoning_effort": Refused(_GIVE + "reasoning.effort"),
@@ -148,7 +147,6 @@ _TRUNCATED = Hint("prompts are truncated only by a request's truncate_prompt_tok
 RESPONSES_IGNORED: Mapping[str, Hint] = {
     "context_management": _TRUNCATED,
     "max_tool_calls": Hint("the server has no built-in tools"),
-    "store": Hint("answers are not kept", "0.2.0"),
     "truncation": _TRUNCATED,
 }
 # Keys of `reasoning`, and of `stream_options`.

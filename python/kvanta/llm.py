@@ -336,6 +336,7 @@ class LLM(EmbeddingMethods):
         name = self._runner.next_name()
         entry = truncated(entry, params, self.tokenizer, self.config.max_model_len)
         params = params.with_all_logprobs(int(self.model_info.vocab))
-        if lost := loosened_keywords(params.structured_outputs.schemas if params.structured_outputs else ()):
+        constraint = params.structured_outputs
+        if constraint is not None and (lost := loosened_keywords(constraint.schemas)):
             warnings.warn(f"structured_outputs: a grammar cannot hold a text to all of {', '.join(lost)}", stacklevel=4)
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)

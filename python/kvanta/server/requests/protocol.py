@@ -148,9 +148,10 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
             given["seed"] = whole_number("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         if self.logit_bias is not None:
             given["logit_bias"] = _read_bias(self.logit_bias)
-        given["structured_outputs"] = self._structured_outputs()
-        field = self.constraint_field
-        note_loosened(given["structured_outputs"], "tools" if field == "tool_choice" else field)
+        given["structured_outputs"] = constraint = self._structured_outputs()
+        if constraint is not None:
+            field = self.constraint_field
+            note_loosened(constraint, "tools" if field == "tool_choice" else field)
         if self._extra_switch("no_stop_trim"):  # SGLang's name
             given["include_stop_str_in_output"] = True
         given["logprobs"] = logprobs

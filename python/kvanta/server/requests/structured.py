@@ -55,9 +55,9 @@ def read_structured_outputs(response_format: Any, others: Mapping[str, Any]) -> 
         raise InputError(str(error) if error.field == name else f"{name}: {error}", name) from None
 
 
-def note_loosened(structured_outputs: StructuredOutputsParams | None, field: str) -> None:
+def note_loosened(structured_outputs: StructuredOutputsParams, field: str) -> None:
     """Names the keywords of schemas that the grammar does not hold the text to. `field`: of the request."""
-    for keyword in loosened_keywords(structured_outputs.schemas if structured_outputs else ()):
+    for keyword in loosened_keywords(structured_outputs.schemas):
         note(f"{field}.{keyword.removeprefix('$')}", "a grammar cannot hold a text to all of it")
 
 

@@ -210,7 +210,7 @@ class Service:
                 bool(request.continue_final_message),
                 params.structured_outputs,
             )
-            if shape.structured_outputs is not params.structured_outputs:
+            if shape.structured_outputs is not None and shape.structured_outputs is not params.structured_outputs:
                 note_loosened(shape.structured_outputs, "tools")
                 params.structured_outputs = shape.structured_outputs
             return params, shape

@@ -28,6 +28,7 @@ from kvanta.server.http.absent_endpoints import reason_for
 from kvanta.server.http.access import OPEN_PREFIX, AccessControl, HeadRequests, RequestLog, refuse_web_pages, route_path
 from kvanta.server.http.admission import AdmissionLimiter
 from kvanta.server.http.errors import ApiError, JsonResponse, api_error, error_response, json_bytes, shutting_down
+from kvanta.server.http.hints import HEADER
 from kvanta.server.http.time_slices import BodyReader, large_json_bytes
 from kvanta.server.jobs.service import ANY_NAME, Service
 from kvanta.server.llama_cpp.api import add_llama_cpp
@@ -367,5 +368,5 @@ def cors_arguments(
         "allow_credentials": credentials,
         "allow_methods": list(methods),
         "allow_headers": list(headers),
-        "expose_headers": ["X-Request-Id", "Retry-After"],
+        "expose_headers": ["X-Request-Id", "Retry-After", HEADER],
     }

@@ -44,7 +44,7 @@ LogprobTuple = tuple[float | None, int, str | None]
 class GenerateRequest(BaseModel):
     """POST /generate."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = None
     text: Prompts = None

@@ -112,7 +112,8 @@ BitmaskFn PythonBitmaskFn(nb::callable fill) {
 }
 
 void BindConstraint(nb::module_& module) {
-  nb::class_<ConstraintHandle>(module, "TokenConstraint", "Grammar state of one request; see kvanta.constraints.structured_output.")
+  nb::class_<ConstraintHandle>(module, "TokenConstraint",
+                               "Grammar state of one request; see kvanta.constraints.structured_output.")
       .def(
           "__init__",
           [](ConstraintHandle* self, nb::object state) {

@@ -288,7 +288,7 @@ def test_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ]
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
     # The next start does not read the file's header again.
-    monkeypatch.setattr("kvanta.gguf.index_gguf", lambda *_: pytest.fail("indexed twice"))
+    monkeypatch.setattr("kvanta.gguf.convert.index_gguf", lambda *_: pytest.fail("indexed twice"))
     assert resolve_model(str(file)).path == folder
     os.utime(file, ns=(1, 1))
     with pytest.raises(pytest.fail.Exception):

@@ -135,15 +135,14 @@ class ServerOptions(OptionGroup):
         parse_bytes,
         metavar="BYTES",
         group="server",
-        shown=("serve",),
     )
     unsupported_content: str = option(
         "refuse",
         "pictures, sound and files in messages: refuse the request, or note in the text that they are not read",
         str.lower,
         choices=("refuse", "note"),
+        metavar="HOW",
         group="server",
-        shown=("serve",),
     )
     tokenizer: str = option(
         "",

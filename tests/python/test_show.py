@@ -71,7 +71,6 @@ def test_places_are_those_that_decide(folder: Path, capsys: pytest.CaptureFixtur
         ("tokenizer.json", "{}", "tokenizer", "architecture"),
         ("generation_config.json", '{"temperature": -1}', "temperature", "end tokens"),
         ("model.safetensors", "x" * 20, "model.safetensors", "end tokens"),
-        ("chat_template.jinja", "{% if %}", "chat template", "architecture"),
     ],
 )
 def test_every_problem_is_named_and_the_rest_is_shown(

@@ -20,6 +20,7 @@ from kvanta import LLM, InputError, SamplingParams
 from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.text.detokenize import byte_level_alphabet
 from kvanta.text.tokenizer import Tokenizer
+from kvanta.text.tokenizer_files import read_description
 from kvanta.text.tokenizer_files import tiktoken as tiktoken_files
 
 CORPUS = [
@@ -264,6 +265,25 @@ def test_agreement_with_tiktoken_on_tekken(tmp_path: Path) -> None:
     assert tokenizer.encode("<s>a</s><SPECIAL_3>") == [1, tokenizer.encode("a")[1], 2, 3]
     (tmp_path / "tekken.json").write_text(json.dumps(tekken(None, ranks())))
     assert Tokenizer(tmp_path).encode("[INST]a[/INST]") == [1, 3, tokenizer.encode("a")[1], 4]
+
+
+def test_the_pattern_of_tekken_json_counts_beside_a_tokenizer_json(tmp_path: Path) -> None:
+    """Copies of Mistral Small 3.1 and 3.2 have a tokenizer.json that cuts texts by another pattern."""
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken(None, ranks())))
+    right = Tokenizer(tmp_path)
+    text = "HTTPServer 1234567 doesn't"
+    description = read_description(tmp_path, {}).json
+    (split, _) = description["pre_tokenizer"]["pretokenizers"]
+    split["pattern"]["Regex"] = r"\s+|\S"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    both = Tokenizer(tmp_path)
+    assert both.pattern_file == "tekken.json"
+    assert both.encode(text, add_special_tokens=False) == right.encode(text, add_special_tokens=False)
+    other = [*ranks()[:300], *ranks()[300:][::-1]]  # another model's
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken(None, other)))
+    wrong = Tokenizer(tmp_path)
+    assert wrong.pattern_file == ""
+    assert wrong.encode(text, add_special_tokens=False) != right.encode(text, add_special_tokens=False)
 
 
 # vocab.json and merges.txt

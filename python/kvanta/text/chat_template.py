@@ -58,12 +58,30 @@ MAX_TEMPLATE_BYTES = 1 << 20
 class ChatTemplate:
     """A compiled template; `special` holds the texts of the model's bos_token, eos_token and other special tokens."""
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special: Mapping[str, str], place: str = "") -> None:
+        """`place`: the model's file that has it, whose errors wait for the first chat, in `error`; "": none, and errors
+        are raised at once.
+        """
+        self.source = source
+        self.place = place
+        self.names: frozenset[str] = frozenset()
+        """Variables that it reads."""
+        self.error: InputError | None = None
+        self._special = dict(special)
         if len(source) > MAX_TEMPLATE_BYTES:
             raise InputError(
                 f"the model's chat template has {len(source):,} characters, and at most {MAX_TEMPLATE_BYTES:,} are read"
             )
-        self.source = source
+        try:
+            self._compile()
+        except InputError as error:
+            if not place:
+                raise
+            self.error = error
+        self.traits = TemplateTraits(source, self.names, self.render)
+
+    def _compile(self) -> None:
+        source = self.source
         environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
         )
@@ -75,9 +93,9 @@ class ChatTemplate:
             names = environment.parse(source).find_all(nodes.Name)
             self.names = frozenset(name.name for name in names if name.ctx == "load")
         except Exception as error:  # Jinja2 makes Python of it, so that anything can come of it: SyntaxError, ...
-            raise InputError(f"the model's chat template cannot be read: {_one_line(error)}") from None
-        self._special = dict(special)
-        self.traits = TemplateTraits(source, self.names, self.render)
+            of, remedy = (f" ({self.place})", "; --chat-template FILE takes another") if self.place else ("", "")
+            message = f"the model's chat template{of} cannot be read: {_one_line(error)}{remedy}"
+            raise InputError(message, "messages" if self.place else None) from None
 
     def render(
         self,
@@ -93,6 +111,8 @@ class ChatTemplate:
         `continue_final_message`: the prompt ends within the last message, so that the model goes on with it; then
         `add_generation_prompt` must be off.
         """
+        if self.error is not None:
+            raise InputError(str(self.error), self.error.field)
         check_messages(messages)
         chat = [dict(message) for message in messages]
         if continue_final_message:

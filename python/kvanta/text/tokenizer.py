@@ -11,15 +11,24 @@ from typing import Any
 import tokenizers
 
 from kvanta.errors import InputError
-from kvanta.files.json_file import read_regular_file
 from kvanta.params.checks import one_line
 from kvanta.text.chat_adaptation import ToolSyntax, adapted
-from kvanta.text.chat_template import MAX_TEMPLATE_BYTES, ChatTemplate, check_messages
+from kvanta.text.chat_template import ChatTemplate, check_messages
+from kvanta.text.chat_template_files import DEFAULT, TOOL_USE, TemplateSource, read_template_sources
 from kvanta.text.detokenize import Detokenizer, TokenBytes
-from kvanta.text.tokenizer_files import read_description
-from kvanta.text.tokenizer_files.files import read_json
+from kvanta.text.special_tokens import (
+    add_declared_tokens,
+    add_special_tokens,
+    model_rows,
+    read_special_texts,
+    special_lists,
+)
+from kvanta.text.tokenizer_files import TOKENIZER_JSON, read_description
+from kvanta.text.tokenizer_files.files import FolderSettings, read_json, tokenizer_class
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+# Classes of transformers that take tokenizer.json as it is: add_bos_token does not act.
+_PLAIN_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
+_CONFIG_FILE, _MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
 
 
 @contextlib.contextmanager
@@ -39,27 +48,41 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        config = read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / _CONFIG_FILE)
         description = read_description(folder, config)
         self._path = path = description.path
         with _input_errors(f"{path} is not a usable tokenizer"):
             self._fast = tokenizers.Tokenizer.from_str(json.dumps(description.json))
         self._fast.no_truncation()
         self._fast.no_padding()
-        special_map = read_json(folder / "special_tokens_map.json")
-        self.special_texts = self._read_special_texts(folder, config, special_map, description.special_texts)
+        special_map = read_json(folder / _MAP_FILE)
+        # As in transformers, the map is older than added_tokens_decoder, and comes first where there is none.
+        files = [(_CONFIG_FILE, config), (_MAP_FILE, special_map)]
+        files = files if "added_tokens_decoder" in config else files[::-1]
+        sources = [content for _, content in files]
+        self.special_texts, places = read_special_texts(folder, *sources, description.special_texts)
+        names = [*(name for name, _ in files), path.name]
+        self._places = {name: names[place] for name, place in places.items()}
+        self._add_tokens(folder, config, special_map, [name for name, place in places.items() if place < 2])
         self.bytes = self._token_bytes(path, description.json)
         self.longest_token = max((len(self.bytes[token]) for token in range(len(self.bytes))), default=0)  # in bytes
         add_bos = config.get("add_bos_token")
         # None: what tokenizer.json does by itself.
-        self._add_bos = add_bos if isinstance(add_bos, bool) else description.adds_bos
+        acts = description.adds_bos is not None or tokenizer_class(config) not in _PLAIN_CLASSES
+        self._add_bos = add_bos if isinstance(add_bos, bool) and acts else description.adds_bos
+        self.pattern_file = description.pattern_file
+        """The file whose pattern cuts texts, where that is not the vocabulary's."""
+        stored = config.get("kvanta_warnings")
+        self.warnings = [str(warning) for warning in stored] if isinstance(stored, list) else []
+        """What may be wrong with the tokens of texts."""
         self._prefix_space = description.prefix_space
         self._added_texts = tuple(token.content for token in self._fast.get_added_tokens_decoder().values())
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
-        templates = self._read_chat_templates(folder, config)
-        self.chat_template = templates.get("default")
-        self._tool_template = templates.get("tool_use")
+        templates = read_template_sources(folder, config)
+        self.chat_template = self._template_of_file(templates.get(DEFAULT))
+        self.tool_template = self._template_of_file(templates.get(TOOL_USE))
+        """The model's own for chats with tools."""
         self.template_defaults: Mapping[str, Any] = {}
         """Variables of the chat template for chats that do not give them."""
         self.tool_syntax: ToolSyntax | None = None
@@ -67,23 +90,25 @@ class Tokenizer:
         self.vocab = 2**31
         """Number of token ids that the model takes; it may have more than the tokenizer makes."""
 
+    def _add_tokens(
+        self, folder: Path, config: Mapping[str, Any], special_map: Mapping[str, Any], named: Sequence[str]
+    ) -> None:
+        """Tokens that the folder names outside the file of the vocabulary. `named`: keys of special_texts."""
+        lists = special_lists(config, special_map)
+        with _input_errors(f"{self._path} is not a usable tokenizer"):
+            texts = [*(self.special_texts[name] for name in named), *lists]
+            if self._path.name == TOKENIZER_JSON:
+                add_declared_tokens(self._fast, FolderSettings.read(folder, config, texts).added)
+            self.tokens_without_rows = add_special_tokens(self._fast, texts, model_rows(folder))
+            """Texts of special tokens that were left out, because the model has no row for them."""
+
+    def place_of(self, name: str) -> str:
+        """The file that names a special token: `eos_token`; "" for none."""
+        return self._places.get(name, "")
+
     def _id_of(self, name: str) -> int | None:
         text = self.special_texts.get(name)
         return None if text is None else self._fast.token_to_id(text)
-
-    @staticmethod
-    def _read_special_texts(folder: Path, *sources: Mapping[str, Any]) -> dict[str, str]:
-        texts: dict[str, str] = {}
-        for name in _SPECIAL_NAMES:
-            for source in sources:
-                value = source.get(name)
-                if isinstance(value, Mapping):  # an AddedToken with its flags
-                    value = value.get("content")
-                if isinstance(value, str) and name not in texts:
-                    if any("\ud800" <= character <= "\udfff" for character in value):
-                        raise InputError(f"{name} of {folder} is {value!r:.60}, which is not valid Unicode")
-                    texts[name] = value
-        return texts
 
     def _token_bytes(self, path: Path, description: Mapping[str, Any]) -> TokenBytes:
         vocabulary = self._fast.get_vocab(with_added_tokens=True)
@@ -102,34 +127,8 @@ class Tokenizer:
                 description.get("decoder"),
             )
 
-    def _read_chat_templates(self, folder: Path, config: Mapping[str, Any]) -> dict[str, ChatTemplate]:
-        """The templates by name, as transformers reads them: "default", "tool_use" for chats with tools, and others."""
-        sources: dict[str, Any] = {}
-        files = {"default": folder / "chat_template.jinja"}
-        files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-        for name, file in files.items():
-            if file.is_file():
-                try:
-                    sources[name] = read_regular_file(file, MAX_TEMPLATE_BYTES)
-                except (OSError, ValueError) as error:
-                    raise InputError(f"{file} cannot be read: {error}") from None
-        if not sources:
-            stored: Any = config.get("chat_template")
-            if stored is None:
-                stored = read_json(folder / "chat_template.json").get("chat_template")
-            if isinstance(stored, list):
-                entries = [entry for entry in stored if isinstance(entry, Mapping)]
-                sources = {str(entry.get("name")): entry.get("template") for entry in entries}
-            else:
-                sources = {"default": stored}
-        templates = {}
-        for name in ("default", "tool_use"):
-            source = sources.get(name)
-            if isinstance(source, str):
-                templates[name] = ChatTemplate(source, self.special_texts)
-            elif source is not None:
-                raise InputError(f"the chat template of {folder} is a {type(source).__name__}, not a text")
-        return templates
+    def _template_of_file(self, source: TemplateSource | None) -> ChatTemplate | None:
+        return None if source is None else ChatTemplate(source.text, self.special_texts, source.place)
 
     @property
     def vocabulary(self) -> dict[int, str]:
@@ -247,9 +246,9 @@ class Tokenizer:
         return bool(tools) and self.tool_syntax is not None and template is not None and not template.traits.reads_tools
 
     def _template_of(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate | None:
-        return self.chat_template if tools is None else self._tool_template or self.chat_template
+        return self.chat_template if tools is None else self.tool_template or self.chat_template
 
     def use_chat_template(self, source: str) -> None:
         """Replaces the model's own. Raises InputError if it cannot be compiled."""
         self.chat_template = ChatTemplate(source, self.special_texts)
-        self._tool_template = None
+        self.tool_template = None

@@ -13,12 +13,15 @@ from typing import Any
 from kvanta.errors import InputError
 from kvanta.text.tokenizer_files.files import (
     FolderSettings,
+    Json,
     TokenizerDescription,
     check_not_a_pointer,
     read_json,
 )
 
-__all__ = ["TokenizerDescription", "read_description"]
+__all__ = ["TOKENIZER_JSON", "TokenizerDescription", "read_description"]
+
+TOKENIZER_JSON, TEKKEN = "tokenizer.json", "tekken.json"
 
 
 def _tekken(path: Path, settings: FolderSettings) -> TokenizerDescription:
@@ -48,7 +51,7 @@ def _vocab_and_merges(path: Path, settings: FolderSettings) -> TokenizerDescript
 
 
 _READERS: dict[str, Callable[[Path, FolderSettings], TokenizerDescription]] = {
-    "tekken.json": _tekken,
+    TEKKEN: _tekken,
     "tokenizer.model": _sentencepiece_or_tiktoken,
     "*.tiktoken": _tiktoken,
     "tiktoken.model": _tiktoken,
@@ -68,15 +71,38 @@ def _name_prepend_schemes(part: Any) -> None:
             _name_prepend_schemes(step)
 
 
+def _take_tekken_pattern(folder: Path, description: Json) -> str:
+    """Copies of Mistral's models have a tokenizer.json that cuts texts by another pattern than tekken.json next to it,
+    which the models were trained with. Returns the name of the file that the pattern is from; "": tokenizer.json.
+    """
+    file = folder / TEKKEN
+    cut = description.get("pre_tokenizer")
+    if not file.is_file() or not isinstance(cut, dict):
+        return ""
+    from kvanta.text.tokenizer_files.tekken import pattern_of
+
+    steps = cut.get("pretokenizers") if cut.get("type") == "Sequence" else None
+    split = next((step for step in steps or [] if isinstance(step, dict) and step.get("type") == "Split"), None)
+    model = description.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if split is None or not isinstance(vocabulary, dict):
+        return ""
+    pattern = pattern_of(file, vocabulary)
+    if pattern is None or split.get("pattern") == {"Regex": pattern}:
+        return ""
+    split |= {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return TEKKEN
+
+
 def read_description(folder: Path, settings: dict[str, Any]) -> TokenizerDescription:
     """The folder's tokenizer. `settings`: the content of tokenizer_config.json. Raises InputError."""
-    first = folder / "tokenizer.json"  # published results were made with it
+    first = folder / TOKENIZER_JSON  # published results were made with it
     if first.is_file():
         check_not_a_pointer(first)
         description = read_json(first)
         _name_prepend_schemes(description.get("pre_tokenizer"))
         _name_prepend_schemes(description.get("decoder"))
-        return TokenizerDescription(first, description)
+        return TokenizerDescription(first, description, pattern_file=_take_tekken_pattern(folder, description))
     for name, reader in _READERS.items():
         path = next(iter(sorted(folder.glob(name))), None)
         if path is None or not path.is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ class TokenizerDescription:
     """The tokenizer begins a text with bos_token; None: as `json` says."""
     prefix_space: bool = False
     """A space belongs before a text, unless that begins with a special token."""
+    pattern_file: str = ""
+    """The file whose pattern cuts texts, where that is not `path`."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,15 @@ class FolderSettings:
     """Added tokens of tokenizer_config.json and added_tokens.json."""
 
     @classmethod
-    def read(cls, folder: Path, config: Mapping[str, Any]) -> FolderSettings:
-        """Raises InputError for entries that are not what they should be."""
+    def read(cls, folder: Path, config: Mapping[str, Any], special: Collection[str] | None = None) -> FolderSettings:
+        """`special`: next to a tokenizer.json, texts that special tokens of added_tokens.json have; others are looked
+        for in the normalized text, as in transformers. Raises InputError for entries that are not what they should be.
+        """
         added = {}
         for content, index in read_json(folder / "added_tokens.json").items():
-            added[_id(folder / "added_tokens.json", index)] = AddedToken(content, special=False)
+            is_special = special is not None and content in special
+            token = AddedToken(content, is_special, normalized=special is not None and not is_special)
+            added[_id(folder / "added_tokens.json", index)] = token
         declared = config.get("added_tokens_decoder")
         for key, entry in (declared if isinstance(declared, Mapping) else {}).items():
             path = folder / "tokenizer_config.json"
@@ -83,7 +89,12 @@ class FolderSettings:
     @property
     def tokenizer_class(self) -> str:
         """Class named by tokenizer_config.json, without "Fast"."""
-        return str(self.config.get("tokenizer_class") or "").removesuffix("Fast")
+        return tokenizer_class(self.config)
+
+
+def tokenizer_class(config: Mapping[str, Any]) -> str:
+    """Class named by tokenizer_config.json, without "Fast"; "" for none."""
+    return str(config.get("tokenizer_class") or "").removesuffix("Fast")
 
 
 def _id(path: Path, value: Any) -> int:

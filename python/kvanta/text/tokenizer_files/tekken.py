@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.text.detokenize import byte_level_alphabet
 from kvanta.text.tokenizer_files.files import AddedToken, FolderSettings, Json, TokenizerDescription, read_json
 from kvanta.text.tokenizer_files.tiktoken import byte_pair_json
 
@@ -40,14 +42,8 @@ _MAX_TOKENS = 1 << 24
 def read_tekken(path: Path, settings: FolderSettings) -> TokenizerDescription:
     """Raises InputError for a damaged file."""
     file = read_json(path)
-    config = file.get("config")
-    config = config if isinstance(config, dict) else {}
-    pattern = config.get("pattern")
-    if not isinstance(pattern, str):
-        raise InputError(f"{path}: config.pattern is {pattern!r:.40}, not a text")
-    reserved = _number(path, config, "default_num_special_tokens")
-    size = _number(path, config, "default_vocab_size")
-    tokens = _tokens(path, file.get("vocab"), size - reserved)
+    pattern, reserved, tokens = _byte_pairs(path, file)
+    size = reserved + len(tokens)
     added = {index: AddedToken(text) for index, text in enumerate(_special(path, file, reserved))}
     added |= {index: token for index, token in settings.added.items() if index >= size}
     description = byte_pair_json(path, tokens, reserved, pattern, added)
@@ -56,6 +52,30 @@ def read_tekken(path: Path, settings: FolderSettings) -> TokenizerDescription:
     return TokenizerDescription(
         path, description, {name: text for name, text in special.items() if text in known}, adds_bos=True
     )
+
+
+def pattern_of(path: Path, vocabulary: Mapping[str, int]) -> str | None:
+    """The pattern of a file next to a tokenizer.json with `vocabulary`; None if it has other tokens.
+
+    Raises InputError for a damaged file.
+    """
+    pattern, reserved, tokens = _byte_pairs(path, read_json(path))
+    letters = {byte: letter for letter, byte in byte_level_alphabet().items()}
+    spelled = ("".join([letters[byte] for byte in token]) for token in tokens)
+    is_same = all(vocabulary.get(token) == rank for rank, token in enumerate(spelled, reserved))
+    return pattern if is_same else None
+
+
+def _byte_pairs(path: Path, file: Json) -> tuple[str, int, list[bytes]]:
+    """The pattern, the number of special tokens, and the tokens that follow them."""
+    config = file.get("config")
+    config = config if isinstance(config, dict) else {}
+    pattern = config.get("pattern")
+    if not isinstance(pattern, str):
+        raise InputError(f"{path}: config.pattern is {pattern!r:.40}, not a text")
+    reserved = _number(path, config, "default_num_special_tokens")
+    size = _number(path, config, "default_vocab_size")
+    return pattern, reserved, _tokens(path, file.get("vocab"), size - reserved)
 
 
 def _number(path: Path, config: Json, name: str) -> int:

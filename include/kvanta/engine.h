@@ -30,6 +30,8 @@ struct EngineConfig {
   std::string dtype = "auto";                           // weights: "auto", "bfloat16", "float16", "float32"
   std::string weight_dtype = "auto";                    // "auto": dtype's, a GGUF file's own; "bf16", "int8", "int4"
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
+  // Tokens that end a text in addition to those of config.json and generation_config.json: the tokenizer's.
+  std::vector<int32_t> eos_token_ids;
   int max_num_seqs = 64;                                // sequences that run at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
   // Milliseconds that a step may take while a sequence decodes, so that prompts do not stall its stream, and four times
@@ -121,6 +123,7 @@ struct EngineConfig {
     visit("dtype", &EngineConfig::dtype);
     visit("weight_dtype", &EngineConfig::weight_dtype);
     visit("max_model_len", &EngineConfig::max_model_len, 0);
+    visit("eos_token_ids", &EngineConfig::eos_token_ids);
     visit("max_num_seqs", &EngineConfig::max_num_seqs, 1);
     visit("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens);
     visit("max_step_ms", &EngineConfig::max_step_ms);
@@ -220,6 +223,7 @@ struct ModelInfo {
   std::vector<int> sliding_window;               // per layer; 0: none
   std::vector<std::pair<int, int>> layer_heads;  // per layer: KV heads, and the channels of each
   std::vector<int32_t> eos_token_ids;
+  bool has_lm_head = true;        // false: texts can be embedded, and none generated
   std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
   std::string hash;               // hash of the weights, as in scale files; "" where no weights were read
 };

@@ -31,7 +31,8 @@ void BindModelInfo(nb::module_& module) {
       .def_ro("weight_bytes", &ModelInfo::weight_bytes)
       .def_ro("layer_heads", &ModelInfo::layer_heads)
       .def_ro("sliding_window", &ModelInfo::sliding_window)
-      .def_ro("eos_token_ids", &ModelInfo::eos_token_ids)
+      .def_rw("eos_token_ids", &ModelInfo::eos_token_ids)
+      .def_ro("has_lm_head", &ModelInfo::has_lm_head)
       .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)
       .def_ro("hash", &ModelInfo::hash);
   nb::class_<CachePlan>(module, "CachePlan", "Bytes of a cache.")

@@ -184,6 +184,10 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.info = MakeModelInfo(model, dtype, config.weight_dtype);
   components.info.weight_bytes = components.model->WeightBytes();  // with the padding of packed weights
   components.info.hash = components.model_identity;
+  for (const int32_t token : config.eos_token_ids) {
+    std::vector<int32_t>& known = components.info.eos_token_ids;
+    if (std::ranges::find(known, token) == known.end()) known.push_back(token);
+  }
   if (models::UsesLongFactors(model, components.positions)) {
     // Keys are rotated by other angles than in an engine for short contexts: the pages of one are not the other's.
     components.model_identity += "+long_factor";

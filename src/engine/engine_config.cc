@@ -316,6 +316,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
     info.layer_heads.emplace_back(layer.kv_heads, layer.head_dim);
   }
   info.eos_token_ids = model.eos_token_ids;
+  info.has_lm_head = model.has_lm_head;
   info.declared_kv_cache = model.declared_kv_cache;
   info.parameters = weights.Parameters();
   info.weight_bytes = weights.Bytes(ResolveWeights(weight_dtype, dtype), KeepsQuantized(weight_dtype, dtype));

@@ -34,7 +34,7 @@ namespace {
 
 // Options in which ranks may differ: their own, paths of what is compared by its content, and what concerns rank 0
 // alone.
-constexpr std::array<std::string_view, 11> kOwnOptions = {"threads",
+constexpr std::array<std::string_view, 12> kOwnOptions = {"threads",
                                                           "rank",
                                                           "rank_folder",
                                                           "rank_address",
@@ -44,6 +44,7 @@ constexpr std::array<std::string_view, 11> kOwnOptions = {"threads",
                                                           "model",
                                                           "quantization_param_path",
                                                           "kv_events_queue_size",
+                                                          "eos_token_ids",
                                                           "max_queued_requests"};
 
 // Refuses an option of several ranks, and names it.

@@ -76,6 +76,8 @@ void Engine::Impl::CheckRequest(const Request& request) const {
           fmt::format("the prompt has {} tokens, max_model_len is {}", prompt_tokens, components_.config.max_model_len),
           "prompt");
     }
+  } else if (!components_.info.has_lm_head) {
+    throw InputError("the checkpoint has no lm_head.weight: its model embeds texts, and generates none");
   } else if (prompt_tokens >= components_.config.max_model_len) {
     throw InputError(fmt::format("the prompt has {} tokens: with one token to generate, max_model_len = {} allows {}",
                                  prompt_tokens, components_.config.max_model_len, components_.config.max_model_len - 1),

@@ -34,8 +34,6 @@ struct Architecture {
   std::string_view default_rope = "";
   // The first checkpoints have the keys of text_config at the top of the file.
   bool text_config_optional = false;
-  // "mrope" is the default rope: its three positions are the same for prompts of text.
-  bool multimodal_rope = false;
   // read_config reads the activation.
   bool reads_activation = false;
   // "gelu" is gelu_pytorch_tanh.
@@ -44,6 +42,10 @@ struct Architecture {
 
 // The one list of architectures.
 std::span<const Architecture* const> Architectures();
+
+// By one of its names, or that of the class without an output matrix, which embedding models have ("Qwen3Model"). Null:
+// unknown.
+const Architecture* FindArchitecture(std::string_view name);
 
 // Sets the layers' visibility from `layer_types`: "full_attention", or "sliding_attention" with `window` tokens (0: an
 // error). False without the key.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -33,6 +34,22 @@ bool HasGgufMagic(std::span<const uint8_t> file) {
   return file.size() >= kMagic.size() && std::equal(kMagic.begin(), kMagic.end(), file.begin());
 }
 
+// The folder's *.safetensors files without an index, whatever their names: not those of adapters, nor of the copy of
+// the weights that Mistral's own code reads.
+std::vector<std::string> FindFiles(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> files;
+  std::error_code error;
+  for (fs::directory_iterator next(folder, error), end; !error && next != end; next.increment(error)) {
+    const std::string name = next->path().filename().string();
+    if (IsPlainFileName(name) && !name.starts_with("adapter_") && !name.starts_with("consolidated")) {
+      files.push_back(name);
+    }
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
 }  // namespace
 
 struct Checkpoint::Mapping {
@@ -53,12 +70,13 @@ std::map<std::string, std::string, std::less<>> ParseShardIndex(std::string_view
   return shards;
 }
 
-void Checkpoint::AddFile(const std::string& path) {
+void Checkpoint::AddFile(const std::string& path, const std::function<bool(const std::string&)>& replaces) {
   mappings_.push_back(std::make_shared<Mapping>(Mapping{MemoryMap(path)}));
   for (auto& [name, view] : ParseSafetensors(mappings_.back()->map.Bytes(), path)) {
-    if (!tensors_.emplace(name, std::move(view)).second) {
-      throw InputError(fmt::format("{}: tensor {} is in another shard too", path, Quote(name)));
-    }
+    const auto [place, is_new] = tensors_.try_emplace(name, view);
+    if (is_new) continue;
+    if (!replaces) throw InputError(fmt::format("{}: tensor {} is in another shard too", path, Quote(name)));
+    if (replaces(name)) place->second = view;
   }
 }
 
@@ -110,9 +128,10 @@ bool Checkpoint::IsGgufFolder(const std::string& folder) {
 
 bool Checkpoint::Exists(const std::string& folder) {
   std::error_code ignored;
-  return std::ranges::any_of(std::array{kGgufIndexFile, kSingleFile, kIndexFile}, [&](const char* file) {
-    return std::filesystem::exists(std::filesystem::path(folder) / file, ignored);
-  });
+  const bool has_known = std::ranges::any_of(
+      std::array{kGgufIndexFile, kSingleFile, kIndexFile},
+      [&](const char* file) { return std::filesystem::exists(std::filesystem::path(folder) / file, ignored); });
+  return has_known || !FindFiles(folder).empty();
 }
 
 Checkpoint Checkpoint::Open(const std::string& folder) {
@@ -127,30 +146,29 @@ Checkpoint Checkpoint::Open(const std::string& folder) {
   } else if (std::filesystem::exists(path(kIndexFile), ignored)) {
     checkpoint.AddShards(folder, path(kIndexFile));
   } else {
-    throw InputError(
-        fmt::format("{}: no {} and no {}; Kvanta reads safetensors checkpoints only", folder, kSingleFile, kIndexFile));
+    const std::vector<std::string> files = FindFiles(folder);
+    for (const std::string& file : files) checkpoint.AddFile(path(file.c_str()));
+    if (files.empty()) {
+      throw InputError(fmt::format("{}: no {} and no {}; Kvanta reads safetensors checkpoints only", folder,
+                                   kSingleFile, kIndexFile));
+    }
   }
   checkpoint.exceeds_memory_ = 2 * checkpoint.TotalBytes() > Cpu().AvailableBytes();
   return checkpoint;
 }
 
+// Tensors are looked for in all shards, as in transformers: an index may name some that were taken out or moved. Where
+// two shards have one, the index tells which counts.
 void Checkpoint::AddShards(const std::string& folder, const std::string& index) {
   const auto shards = ParseShardIndex(ReadTextFile(index, kMaxIndexBytes), index);
   std::set<std::string> files;
   for (const auto& [tensor, file] : shards) files.insert(file);
-  std::map<std::string, std::string, std::less<>> found_in;
   for (const std::string& file : files) {
-    const size_t first_new = tensors_.size();
-    AddFile((std::filesystem::path(folder) / file).string());
-    if (tensors_.size() == first_new) throw InputError(fmt::format("{}: shard {} has no tensor", index, Quote(file)));
-    for (const auto& [tensor, view] : tensors_) found_in.emplace(tensor, file);
-  }
-  for (const auto& [tensor, file] : shards) {
-    const auto found = found_in.find(tensor);
-    if (found == found_in.end() || found->second != file) {
-      throw InputError(fmt::format("{}: tensor {} is not in {}, as the index says, but in {}", index, Quote(tensor),
-                                   Quote(file), found == found_in.end() ? "no shard" : Quote(found->second)));
-    }
+    AddFile((std::filesystem::path(folder) / file).string(), [&](const std::string& tensor) {
+      const auto found = shards.find(tensor);
+      if (found != shards.end()) return found->second == file;
+      throw InputError(fmt::format("{}: tensor {} is in several shards, and not in the index", index, Quote(tensor)));
+    });
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 
 #include "base/quote.h"
 #include "kernels/attention/cpu/table.h"
@@ -16,6 +17,7 @@
 #include "models/quantization_config.h"
 #include "models/rope_config.h"
 #include "models/safetensors.h"
+#include "models/token_ids.h"
 
 namespace kvanta::models {
 namespace {
@@ -29,15 +31,21 @@ const Architecture& ReadArchitecture(const JsonObject& json) {
   constexpr const char* kKey = "architectures";
   const std::vector<std::string> known = KnownArchitectures();
   const Json* names = json.Find(kKey);
+  if (names == nullptr || names->empty()) {  // transformers' AutoModel goes by the model_type
+    const std::string type = json.String("model_type", "");
+    const auto all = Architectures();
+    const auto found = std::ranges::find_if(all, [&](const Architecture* each) { return each->model_type == type; });
+    if (found != all.end()) return **found;
+  }
   if (names == nullptr || !names->is_array() || names->empty() || !(*names)[0].is_string()) {
     json.Fail(kKey, fmt::format("a list with one of {}", fmt::join(known, ", ")));
   }
-  const auto& name = (*names)[0].get_ref<const std::string&>();
-  for (const Architecture* architecture : Architectures()) {
-    if (architecture->name == name || (!name.empty() && architecture->other_name == name)) return *architecture;
+  for (const Json& name : *names) {  // some lists begin with a class of the publisher's own
+    if (!name.is_string()) continue;
+    if (const Architecture* architecture = FindArchitecture(name.get_ref<const std::string&>())) return *architecture;
   }
-  throw InputError(
-      fmt::format("{}: unknown architecture {}; known: {}", json.File(), Quote(name), fmt::join(known, ", ")));
+  throw InputError(fmt::format("{}: unknown architecture {}; known: {}", json.File(),
+                               Quote((*names)[0].get_ref<const std::string&>()), fmt::join(known, ", ")));
 }
 
 void ReadHeads(const JsonObject& json, ModelConfig& config) {
@@ -93,16 +101,6 @@ void AddDefaultRope(const Architecture& architecture, Json& keys) {
   if (!has_parameters && !has_scaling) keys[kParameters] = Json::parse(architecture.default_rope);
 }
 
-// transformers: "mrope" of the first checkpoints is the default rope.
-void ReplaceMultimodalRope(Json& keys) {
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!keys.contains(key) || !keys[key].is_object()) continue;
-    for (const char* type : {"type", "rope_type"}) {
-      if (keys[key].contains(type) && keys[key][type] == "mrope") keys[key][type] = "default";
-    }
-  }
-}
-
 bool HasTextConfig(const Json& root, const Architecture& architecture) {
   if (architecture.text_config.empty()) return false;
   return !architecture.text_config_optional || root.contains(architecture.text_config);
@@ -115,7 +113,6 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   if (!HasTextConfig(root, architecture)) {
     keys.update(root);
     AddDefaultRope(architecture, keys);
-    if (architecture.multimodal_rope) ReplaceMultimodalRope(keys);
     return keys;
   }
   const JsonObject text = JsonObject(root, name).Object(architecture.text_config);
@@ -124,7 +121,6 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   keys.update(Json::parse(architecture.defaults));
   keys.update(text.Value());
   AddDefaultRope(language_model, keys);
-  if (architecture.multimodal_rope) ReplaceMultimodalRope(keys);
   for (const char* key : {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings",
                           "quantization_config", "compression_config"}) {
     if (root.contains(key)) keys[key] = root[key];
@@ -132,20 +128,19 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   return keys;
 }
 
-// Token ids: one, a list, or none.
-void AddEosIds(const JsonObject& json, ModelConfig& config) {
-  constexpr const char* kKey = "eos_token_id";
-  const Json* ids = json.Find(kKey);
-  if (ids == nullptr) return;
-  const Json list = ids->is_array() ? *ids : Json::array({*ids});
-  for (const Json& id : list) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(config.vocab)) {
-      json.Fail(kKey, fmt::format("token ids below vocab_size ({})", config.vocab));
-    }
-    const auto token = static_cast<int32_t>(id.get<uint64_t>());
-    auto& known = config.eos_token_ids;
-    if (std::find(known.begin(), known.end(), token) == known.end()) known.push_back(token);
+// The type of the weights; nullopt where the file does not say it. transformers 4 wrote "torch.bfloat16" at first.
+std::optional<DType> ReadDTypeKey(const JsonObject& json) {
+  const std::string_view key = json.Has("dtype") ? "dtype" : "torch_dtype";
+  std::string dtype = json.String(key, "auto");
+  constexpr std::string_view kModule = "torch.";
+  if (dtype.starts_with(kModule)) dtype.erase(0, kModule.size());
+  if (dtype == "auto") return std::nullopt;
+  if (dtype == "half") return DType::kF16;
+  if (dtype == "float" || dtype == "double" || dtype == "float64") return DType::kF32;
+  if (dtype != Name(DType::kBf16) && dtype != Name(DType::kF16) && dtype != Name(DType::kF32)) {
+    json.Fail(key, "bfloat16, float16 or float32");
   }
+  return ParseDType(dtype);
 }
 
 // Scheme texts of the layers, as ModelConfig::declared_kv_cache_layers has them; empty without any declaration.
@@ -190,20 +185,30 @@ void ReadDType(const std::string& folder, ModelConfig& config) {
   config.dtype_known = Checkpoint::Exists(folder);
   if (!config.dtype_known) return;
   const Checkpoint checkpoint = Checkpoint::Open(folder);
-  const std::string& dtype =
-      checkpoint.Get(std::string(DecoderNames(config, checkpoint).prefix) + "embed_tokens.weight").dtype;
+  const std::string module = EmbeddingModule(config, DecoderNames(config, checkpoint), checkpoint);
+  const std::string& dtype = checkpoint.Get(module + ".weight").dtype;
   config.dtype = dtype == "BF16" ? DType::kBf16 : dtype == "F16" ? DType::kF16 : DType::kF32;
+}
+
+bool HasPrefix(const Checkpoint& checkpoint, std::string_view prefix) {
+  const auto found = checkpoint.Tensors().lower_bound(prefix);
+  return found != checkpoint.Tensors().end() && found->first.starts_with(prefix);
 }
 
 bool IsSameTensor(const TensorView& a, const TensorView& b) {
   return a.dtype == b.dtype && a.shape == b.shape && std::ranges::equal(a.data, b.data);
 }
 
-// transformers: an output matrix that differs from the embeddings is used, even if config.json ties them.
+// transformers: an output matrix that differs from the embeddings is used, even if config.json ties them. Checkpoints
+// of embedding models have none.
 void ReadHead(const std::string& folder, ModelConfig& config) {
-  if (!config.tied_embeddings || !Checkpoint::Exists(folder)) return;
+  if (!Checkpoint::Exists(folder)) return;
   const Checkpoint checkpoint = Checkpoint::Open(folder);
   const TensorNames::Decoder& names = DecoderNames(config, checkpoint);
+  if (!config.tied_embeddings) {
+    config.has_lm_head = HasPrefix(checkpoint, std::string(names.lm_head) + ".");
+    return;
+  }
   const TensorView* head = checkpoint.Find(std::string(names.lm_head) + ".weight");
   const TensorView* embeddings = checkpoint.Find(std::string(names.prefix) + "embed_tokens.weight");
   config.tied_embeddings = head == nullptr || embeddings == nullptr || IsSameTensor(*head, *embeddings);
@@ -257,11 +262,22 @@ const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const Checkp
   for (const TensorNames::Decoder& decoder : config.names.decoders) {
     if (checkpoint.Find(std::string(decoder.prefix) + "embed_tokens.weight") != nullptr) return decoder;
   }
+  for (const TensorNames::Decoder& decoder : config.names.decoders) {
+    if (HasPrefix(checkpoint, std::string(decoder.prefix) + "layers.")) return decoder;
+  }
   return config.names.decoders.front();
 }
 
+std::string EmbeddingModule(const ModelConfig& config, const TensorNames::Decoder& names,
+                            const Checkpoint& checkpoint) {
+  std::string module = std::string(names.prefix) + "embed_tokens";
+  const bool has_head_alone = config.tied_embeddings && !HasPrefix(checkpoint, module + ".") &&
+                              checkpoint.Find(std::string(names.lm_head) + ".weight") != nullptr;
+  return has_head_alone ? std::string(names.lm_head) : module;
+}
+
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
-  const Json root = ParseJson(text, name);
+  const Json root = ParseConfigJson(text, name);
   const JsonObject top(root, name);
   const Architecture& architecture = ReadArchitecture(top);
   ModelConfig config;
@@ -275,15 +291,12 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   }
   const Json keys = LanguageModelKeys(root, architecture, name);
   const JsonObject json(keys, name, HasTextConfig(root, architecture) ? std::string(architecture.text_config) : "");
-  const std::string_view dtype_key = json.Has("dtype") ? "dtype" : "torch_dtype";
-  if (dtype_missing != nullptr) *dtype_missing = !json.Has(dtype_key);
-  if (json.Has(dtype_key)) {
-    const std::string dtype = json.String(dtype_key);
-    if (dtype != Name(DType::kBf16) && dtype != Name(DType::kF16) && dtype != Name(DType::kF32)) {
-      json.Fail(dtype_key, "bfloat16, float16 or float32");
-    }
-    config.dtype = ParseDType(dtype);
+  if (!json.Bool("is_causal", true)) {
+    json.Fail("is_causal", "true: attention in both directions is not supported");
   }
+  const std::optional<DType> dtype = ReadDTypeKey(json);
+  if (dtype_missing != nullptr) *dtype_missing = !dtype;
+  config.dtype = dtype.value_or(config.dtype);
   config.hidden = static_cast<int>(json.Int("hidden_size", 1, kMaxWidth));
   config.layers = static_cast<int>(json.Int("num_hidden_layers", 1, kMaxLayers));
   config.intermediate_size = static_cast<int>(json.Int("intermediate_size", 1, kMaxWidth));
@@ -296,7 +309,7 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   }
   config.layer_specs.resize(static_cast<size_t>(config.layers));
   if (!architecture.reads_rope) {
-    const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
+    const int64_t max_position = ReadMaxPosition(json);
     const RopeSpec rope =
         ReadRopeSpec(json, config.head_dim, max_position, architecture.rope_theta, architecture.partial_rotary);
     SetRope(rope, max_position, config);
@@ -304,15 +317,18 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   architecture.read_config(json, config);
   FillLayerSpecs(config);
   AddEosIds(json, config);
-  config.bos_token_id = static_cast<int32_t>(json.Int("bos_token_id", 0, config.vocab - 1, -1));
+  config.bos_token_id = ReadBosId(json, config.vocab);
+  // Embedding models are saved without what contains the decoder.
+  auto& decoders = config.names.decoders;
+  if (decoders.size() == 1 && decoders.front().prefix == "model.") decoders.push_back({.prefix = ""});
   for (const char* key : {"quantization_config", "compression_config"}) {  // the second: early compressed-tensors
-    if (json.Has(key)) Declare(ReadQuantizationConfig(json.Object(key)), name, config);
+    if (json.Has(key) && !json.Get(key).empty()) Declare(ReadQuantizationConfig(json.Object(key)), name, config);
   }
   return config;
 }
 
 void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config) {
-  const Json root = ParseJson(text, name);
+  const Json root = ParseConfigJson(text, name);
   AddEosIds(JsonObject(root, name), config);
 }
 

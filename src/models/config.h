@@ -126,6 +126,7 @@ struct ModelConfig {
   double rms_eps = 1e-6;             // epsilon of either kind
   float norm_weight_offset = 0;      // added to the weights of all norms
   bool tied_embeddings = false;
+  bool has_lm_head = true;               // false: the checkpoint of an embedding model has no output matrix
   double embedding_scale = 1;            // multiplies embeddings
   bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
   double residual_scale = 1;             // multiplies what a block adds to the hidden states
@@ -175,8 +176,11 @@ ModelConfig ConfigOfLayers(ModelConfig config, int first, int count);
 
 class Checkpoint;
 
-// The alternative of config.names.decoders that the checkpoint has; the first one if it has none.
+// The alternative of config.names.decoders whose embeddings or layers the checkpoint has; the first one if it has none.
 const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const Checkpoint& checkpoint);
+
+// The module of the embeddings: "embed_tokens", or the output matrix where a checkpoint of tied ones has that alone.
+std::string EmbeddingModule(const ModelConfig& config, const TensorNames::Decoder& names, const Checkpoint& checkpoint);
 
 // Reads config.json of a folder and, where they exist, generation_config.json and hf_quant_config.json. Weights are not
 // needed. `path` may also be the config itself: a JSON file of any name, which is read alone unless it is config.json.

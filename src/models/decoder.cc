@@ -52,8 +52,9 @@ class Decoder final : public Model {
     const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};
     // The largest matrices first: while one is packed, it is in memory twice.
     if (is_first_) {
-      embedding_ = reader.Linear({{prefix + "embed_tokens", config.vocab}}, config.hidden, false, embedding_kind);
-      if (!config.tied_embeddings) {
+      const std::string embeddings = EmbeddingModule(config, names, checkpoint);
+      embedding_ = reader.Linear({{embeddings, config.vocab}}, config.hidden, false, embedding_kind);
+      if (!config.tied_embeddings && config.has_lm_head) {
         lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
       }
       embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
@@ -368,7 +369,7 @@ class Decoder final : public Model {
   std::unique_ptr<Linear> embedding_;      // the first rank has it
   std::vector<Layer> layers_;
   Norm final_norm_;
-  std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding
+  std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
   float embedding_scale_ = 1;
   std::vector<RopeTables> rope_tables_;
   std::unique_ptr<PerLayerInputs> per_layer_;  // null: none

@@ -38,7 +38,7 @@ void ReadGemma2(const JsonObject& json, ModelConfig& config) {
 // rope_local_base_freq for windows.
 void ReadGemma3Ropes(const JsonObject& json, ModelConfig& config) {
   constexpr double kGlobalTheta = 1e6, kLocalTheta = 1e4;
-  config.max_position = json.Int("max_position_embeddings", 1, kMaxPositions);  // scaling is included
+  config.max_position = ReadMaxPosition(json);  // scaling is included
   RopeSpec global, local;
   const double local_theta = ReadTheta(json, "rope_local_base_freq", kLocalTheta);
   if (HasRopesByLayerType(json)) {

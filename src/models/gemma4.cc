@@ -87,7 +87,7 @@ void ReadSharedLayers(const JsonObject& json, ModelConfig& config) {
 }
 
 void ReadRopes(const JsonObject& json, ModelConfig& config) {
-  config.max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
+  config.max_position = ReadMaxPosition(json);
   for (LayerSpec& layer : config.layer_specs) {
     const bool is_full = layer.visibility.IsFull();
     layer.rope = ReadRopeOfLayers(json, is_full ? "full_attention" : "sliding_attention", layer.head_dim,

@@ -13,7 +13,37 @@
 
 namespace kvanta::models {
 
-Json ParseJson(std::string_view text, const std::string& name) {
+namespace {
+
+// The text with quotes around NaN and infinities, and without a byte order mark.
+std::string QuoteSpecialNumbers(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  bool is_string = false;
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  for (size_t i = 0; i < text.size();) {
+    if (is_string && text[i] == '\\' && i + 1 < text.size()) {
+      result += text.substr(i, 2);
+      i += 2;
+      continue;
+    }
+    if (text[i] == '"') is_string = !is_string;
+    const auto matches = [&](std::string_view word) { return !is_string && text.substr(i).starts_with(word); };
+    std::string_view found;
+    for (const std::string_view word : {"NaN", "Infinity", "-Infinity"}) {
+      if (matches(word)) found = word;
+    }
+    if (!found.empty()) {
+      result += fmt::format("\"{}\"", found);
+      i += found.size();
+    } else {
+      result += text[i++];
+    }
+  }
+  return result;
+}
+
+Json Parse(std::string_view text, const std::string& name, bool is_strict) {
   constexpr int kMaxDepth = 64;
   std::vector<std::set<std::string>> keys;  // keys of each open object
   const Json::parser_callback_t check = [&](int depth, Json::parse_event_t event, Json& parsed) {
@@ -25,7 +55,7 @@ Json ParseJson(std::string_view text, const std::string& name) {
         if (depth > kMaxDepth) throw InputError(fmt::format("{}: nested deeper than {} levels", name, kMaxDepth));
         break;
       case Json::parse_event_t::key:
-        if (!keys.back().insert(parsed.get_ref<const std::string&>()).second) {
+        if (!keys.back().insert(parsed.get_ref<const std::string&>()).second && is_strict) {
           throw InputError(
               fmt::format("{}: key {} appears twice in one object", name, Quote(parsed.get_ref<const std::string&>())));
         }
@@ -48,6 +78,18 @@ Json ParseJson(std::string_view text, const std::string& name) {
   } catch (const Json::exception& error) {
     throw InputError(fmt::format("{}: not valid JSON: {}", name, Quote(error.what())));
   }
+}
+
+}  // namespace
+
+Json ParseJson(std::string_view text, const std::string& name) {
+  return Parse(text, name, true);
+}
+
+Json ParseConfigJson(std::string_view text, const std::string& name) {
+  const bool has_special =
+      text.find("NaN") != text.npos || text.find("Infinity") != text.npos || text.starts_with('\xEF');
+  return has_special ? Parse(QuoteSpecialNumbers(text), name, false) : Parse(text, name, false);
 }
 
 std::string ReadTextFile(const std::string& path, size_t max_bytes) {

@@ -15,6 +15,10 @@ using Json = nlohmann::json;
 // Throws InputError "NAME: ..." on anything that is not one JSON value of at most 64 levels with unique keys.
 Json ParseJson(std::string_view text, const std::string& name);
 
+// The same for what Python's json package writes and reads: of a key that appears twice the last value counts, and NaN,
+// Infinity and -Infinity become texts, which no number is read from.
+Json ParseConfigJson(std::string_view text, const std::string& name);
+
 // The text of a file of at most `max_bytes`. Throws InputError.
 std::string ReadTextFile(const std::string& path, size_t max_bytes = size_t{64} << 20);
 

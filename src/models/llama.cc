@@ -12,6 +12,7 @@ void ReadLlama(const JsonObject& json, ModelConfig& config) {
 
 }  // namespace
 
-extern const Architecture kLlama = {"LlamaForCausalLM", "llama", ReadLlama};
+extern const Architecture kLlama = {
+    .name = "LlamaForCausalLM", .model_type = "llama", .read_config = ReadLlama, .other_name = "LLaMAForCausalLM"};
 
 }  // namespace kvanta::models

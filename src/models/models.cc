@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <array>
 
 #include "models/architecture.h"
@@ -87,6 +89,17 @@ std::vector<std::string> KnownArchitectures() {
   std::vector<std::string> names;
   for (const Architecture* architecture : Architectures()) names.emplace_back(architecture->name);
   return names;
+}
+
+const Architecture* FindArchitecture(std::string_view name) {
+  constexpr std::string_view kModel = "Model";
+  const bool is_headless = name.ends_with(kModel);
+  const std::string with_head =
+      is_headless ? fmt::format("{}ForCausalLM", name.substr(0, name.size() - kModel.size())) : std::string(name);
+  for (const Architecture* architecture : Architectures()) {
+    if (architecture->name == with_head || (!name.empty() && architecture->other_name == name)) return architecture;
+  }
+  return nullptr;
 }
 
 std::unique_ptr<Model> Load(const std::string& folder, kernels::Ops& ops, const LoadOptions& options) {

@@ -19,7 +19,7 @@ void ReadOlmo2(const JsonObject& json, ModelConfig& config) {
 // full attention.
 void ReadOlmo3Ropes(const JsonObject& json, ModelConfig& config) {
   constexpr double kTheta = 5e5;
-  config.max_position = json.Int("max_position_embeddings", 1, kMaxPositions);  // scaling is included
+  config.max_position = ReadMaxPosition(json);  // scaling is included
   RopeSpec full, sliding;
   if (HasRopesByLayerType(json)) {
     const double theta = ReadTheta(json, "rope_theta", kTheta);

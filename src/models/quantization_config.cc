@@ -29,6 +29,10 @@ constexpr std::array kMethods = std::to_array<Method>({
     {"quark", QuantMethod::kQuark, ReadQuarkMethod},
     {"awq", QuantMethod::kAwq, ReadAwqMethod},
     {"gptq", QuantMethod::kGptq, ReadGptqMethod},
+    {"awq_marlin", QuantMethod::kAwq, ReadAwqMethod},  // names of vLLM's kernels: the tensors are the same
+    {"gptq_marlin", QuantMethod::kGptq, ReadGptqMethod},
+    {"auto-round", QuantMethod::kGptq, ReadAutoRoundMethod},
+    {"intel/auto-round", QuantMethod::kGptq, ReadAutoRoundMethod},
     {"bitsandbytes", QuantMethod::kBitsAndBytes, ReadBitsAndBytesMethod},
     {"mxfp4", QuantMethod::kMxfp4, ReadMxfp4Method},
 });

@@ -36,6 +36,7 @@ struct QuantizationConfig {
   kernels::QuantizedFormat format;
   int bits = 0;                           // bits of a packed integer; 0: not declared
   int64_t group_size = 0;                 // group size of packed integers; 0: a row, or not declared
+  bool groups_differ = false;             // modules may have other group sizes: the shapes of their scales tell
   bool stores_zero_less_one = false;      // GPTQ, except for its format v2
   std::array<int64_t, 2> block = {0, 0};  // rows and columns that share an FP8 scale; {0, 0}: not declared
   std::vector<std::string> ignored;       // patterns of modules whose weights are elements

@@ -211,16 +211,34 @@ void ReadAwqMethod(const JsonObject& quantization, QuantizationConfig& config) {
 void ReadGptqMethod(const JsonObject& quantization, QuantizationConfig& config) {
   const int64_t bits = quantization.Int("bits", 1, 64);
   if (bits != 2 && bits != 3 && bits != 4 && bits != 8) quantization.Fail("bits", "2, 3, 4 or 8");
-  const std::string format = quantization.String("checkpoint_format", "gptq");
-  if (format != "gptq" && format != "gptq_v2") quantization.Fail("checkpoint_format", "\"gptq\" or \"gptq_v2\"");
+  // GPTQModel also writes "format", in place of the other key or next to it.
+  const std::string_view key = quantization.Has("checkpoint_format") ? "checkpoint_format" : "format";
+  const std::string format = quantization.String(key, "gptq");
+  if (format != "gptq" && format != "gptq_v2") quantization.Fail(key, "\"gptq\" or \"gptq_v2\"");
   if (quantization.Bool("is_marlin_format", false)) quantization.Fail("is_marlin_format", "false");
   SetIntegers(static_cast<int>(bits), ReadGroupSize(quantization), config);
+  config.groups_differ = quantization.Has("dynamic") && !quantization.Get("dynamic").empty();
   config.stores_zero_less_one = format == "gptq";
+}
+
+// AutoRound's checkpoints have GPTQ's or AWQ's tensors; modules of other bits or groups are in extra_config.
+void ReadAutoRoundMethod(const JsonObject& quantization, QuantizationConfig& config) {
+  const std::string packing = quantization.String("packing_format", quantization.String("backend", ""));
+  if (packing.find("awq") != packing.npos) {
+    config.method = QuantMethod::kAwq;
+    ReadAwqMethod(quantization, config);
+  } else if (packing.find("fp8") != packing.npos || packing.find("fp4") != packing.npos) {
+    quantization.Fail("packing_format", "one with GPTQ's or AWQ's tensors, such as auto_round:auto_gptq");
+  } else {
+    ReadGptqMethod(quantization, config);
+  }
+  config.groups_differ = true;
 }
 
 void ReadBitsAndBytesMethod(const JsonObject& quantization, QuantizationConfig& config) {
   const bool four = quantization.Bool("load_in_4bit", false) || quantization.Bool("_load_in_4bit", false);
   const bool eight = quantization.Bool("load_in_8bit", false) || quantization.Bool("_load_in_8bit", false);
+  if (!four && !eight) return;  // left over from a model that was saved unquantized
   if (four == eight) quantization.Fail("load_in_4bit", "either load_in_4bit or load_in_8bit as true");
   const std::string type = quantization.String("bnb_4bit_quant_type", "nf4");
   if (four && type != "nf4" && type != "fp4") quantization.Fail("bnb_4bit_quant_type", "\"nf4\" or \"fp4\"");

@@ -17,6 +17,7 @@ void ReadCompressedTensorsMethod(const JsonObject& quantization, QuantizationCon
 void ReadModelOptMethod(const JsonObject& quantization, QuantizationConfig& config);
 void ReadQuarkMethod(const JsonObject& quantization, QuantizationConfig& config);
 void ReadAwqMethod(const JsonObject& quantization, QuantizationConfig& config);
+void ReadAutoRoundMethod(const JsonObject& quantization, QuantizationConfig& config);
 void ReadGptqMethod(const JsonObject& quantization, QuantizationConfig& config);
 void ReadBitsAndBytesMethod(const JsonObject& quantization, QuantizationConfig& config);
 void ReadMxfp4Method(const JsonObject& quantization, QuantizationConfig& config);

@@ -57,11 +57,11 @@ std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const Stac
   if (checkpoint_.IsGguf()) return nullptr;
   FoundWeight found =
       FindQuantizedWeight(checkpoint_, quantization_, weight.module, weight.TensorOut(), in, ops_.threads());
-  if (!found.weight) return nullptr;
   for (const std::string& name : found.tensors) {
     read_.insert(name);
     mapped_.push_back(checkpoint_.Find(name));
   }
+  if (!found.weight) return nullptr;
   // Quantizers write biases of zeros for layers without one; others stay unread, which is an error.
   const std::string bias = weight.module + ".bias";
   const TensorView* tensor = has_bias ? nullptr : checkpoint_.Find(bias);

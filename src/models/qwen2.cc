@@ -25,7 +25,8 @@ void ReadQwenWindows(const JsonObject& json, ModelConfig& config) {
   }
 }
 
-extern const Architecture kQwen2 = {"Qwen2ForCausalLM", "qwen2", ReadQwen2,
-                                    R"({"num_key_value_heads": 32, "max_window_layers": 28})"};
+extern const Architecture kQwen2 = {
+    "Qwen2ForCausalLM", "qwen2", ReadQwen2,
+    R"({"num_key_value_heads": 32, "max_window_layers": 28, "max_position_embeddings": 32768})"};
 
 }  // namespace kvanta::models

@@ -12,7 +12,8 @@ void ReadQwen3(const JsonObject& json, ModelConfig& config) {
 
 }  // namespace
 
-extern const Architecture kQwen3 = {"Qwen3ForCausalLM", "qwen3", ReadQwen3,
-                                    R"({"head_dim": 128, "num_key_value_heads": 32, "max_window_layers": 28})"};
+extern const Architecture kQwen3 = {
+    "Qwen3ForCausalLM", "qwen3", ReadQwen3,
+    R"({"head_dim": 128, "num_key_value_heads": 32, "max_window_layers": 28, "max_position_embeddings": 32768})"};
 
 }  // namespace kvanta::models

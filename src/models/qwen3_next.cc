@@ -74,7 +74,8 @@ extern const Architecture kQwen35 = {.name = "Qwen3_5ForCausalLM",
                                      .model_type = "qwen3_5_text",
                                      .read_config = ReadHybrid,
                                      .defaults = kQwen35Defaults,
-                                     .partial_rotary = true};
+                                     .partial_rotary = true,
+                                     .other_model_type = "qwen3_5"};  // as quantizers write it
 extern const Architecture kQwen35Multimodal = {.name = "Qwen3_5ForConditionalGeneration",
                                                .model_type = "qwen3_5",
                                                .read_config = ReadMultimodal<ReadHybrid>,
@@ -85,7 +86,8 @@ extern const Architecture kQwen35Moe = {.name = "Qwen3_5MoeForCausalLM",
                                         .model_type = "qwen3_5_moe_text",
                                         .read_config = ReadQwen35Moe,
                                         .defaults = kQwen35MoeDefaults,
-                                        .partial_rotary = true};
+                                        .partial_rotary = true,
+                                        .other_model_type = "qwen3_5_moe"};
 extern const Architecture kQwen35MoeMultimodal = {.name = "Qwen3_5MoeForConditionalGeneration",
                                                   .model_type = "qwen3_5_moe",
                                                   .read_config = ReadMultimodal<ReadQwen35Moe>,

@@ -37,8 +37,7 @@ extern const Architecture kQwen2Vl = {.name = "Qwen2VLForConditionalGeneration",
                                       .rope_theta = 1e6,
                                       .text_config = "text_config",
                                       .text_model_type = "qwen2_vl_text",
-                                      .text_config_optional = true,
-                                      .multimodal_rope = true};
+                                      .text_config_optional = true};
 extern const Architecture kQwen25Vl = {.name = "Qwen2_5_VLForConditionalGeneration",
                                        .model_type = "qwen2_5_vl",
                                        .read_config = ReadQwen2Vl,
@@ -46,15 +45,13 @@ extern const Architecture kQwen25Vl = {.name = "Qwen2_5_VLForConditionalGenerati
                                        .rope_theta = 1e6,
                                        .text_config = "text_config",
                                        .text_model_type = "qwen2_5_vl_text",
-                                       .text_config_optional = true,
-                                       .multimodal_rope = true};
+                                       .text_config_optional = true};
 extern const Architecture kQwen3Vl = {.name = "Qwen3VLForConditionalGeneration",
                                       .model_type = "qwen3_vl",
                                       .read_config = ReadQwen3Vl,
                                       .defaults = kQwen3VlDefaults,
                                       .rope_theta = 5e5,
                                       .text_config = "text_config",
-                                      .text_model_type = "qwen3_vl_text",
-                                      .multimodal_rope = true};
+                                      .text_model_type = "qwen3_vl_text"};
 
 }  // namespace kvanta::models

@@ -18,6 +18,7 @@ constexpr double kMaxFactor = 1e6;
 // Dynamic NTK scaling is the default rope up to the original length, and not supported beyond it (docs/adr/0021).
 constexpr std::array kTypes =
     std::to_array<std::pair<std::string_view, RopeType>>({{"default", RopeType::kDefault},
+                                                          {"mrope", RopeType::kDefault},  // the same in prompts of text
                                                           {"linear", RopeType::kLinear},
                                                           {"dynamic", RopeType::kDefault},
                                                           {"llama3", RopeType::kLlama3},
@@ -140,6 +141,11 @@ void ReadScaling(const JsonObject& rope, const JsonObject& json, int64_t max_pos
 }
 
 }  // namespace
+
+int64_t ReadMaxPosition(const JsonObject& json) {
+  // vLLM takes 2048 where a class has no default.
+  return std::min(kMaxPositions, json.Int("max_position_embeddings", 1, int64_t{1} << 40, 2048));
+}
 
 double ReadTheta(const JsonObject& json, std::string_view key, double missing) {
   return json.Number(key, 1.0 + 1e-6, 1e15, missing);

@@ -22,6 +22,9 @@ RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_po
 RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
                           double theta);
 
+// max_position_embeddings, at most kMaxPositions.
+int64_t ReadMaxPosition(const JsonObject& json);
+
 // A key with the base of the frequencies.
 double ReadTheta(const JsonObject& json, std::string_view key, double missing);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -39,8 +40,8 @@ std::map<std::string, std::string, std::less<>> ParseShardIndex(std::string_view
 // "[2, 3]"; "[]" for a scalar.
 std::string ShapeText(std::span<const int64_t> shape);
 
-// All tensors of a folder: those of the GGUF files in model.gguf.index.json (gguf_index.h), model.safetensors, or the
-// shards of model.safetensors.index.json.
+// All tensors of a folder: those of the GGUF files in model.gguf.index.json (gguf_index.h), model.safetensors, the
+// shards of model.safetensors.index.json, or all *.safetensors files.
 class Checkpoint {
  public:
   static Checkpoint Open(const std::string& folder);
@@ -48,7 +49,7 @@ class Checkpoint {
   static Checkpoint OfTensors(TensorMap tensors, std::string name);
   // True if the folder has an index of GGUF files.
   static bool IsGgufFolder(const std::string& folder);
-  // True if the folder has one of the three files.
+  // True if the folder has one of these.
   static bool Exists(const std::string& folder);
   const TensorView* Find(std::string_view name) const;  // nullptr when absent
   const TensorView& Get(std::string_view name) const;   // throws InputError naming the nearest names
@@ -67,7 +68,8 @@ class Checkpoint {
 
  private:
   struct Mapping;
-  void AddFile(const std::string& path);
+  // `replaces(tensor)`: true if this file's counts where another has the tensor, too; without it, that is an error.
+  void AddFile(const std::string& path, const std::function<bool(const std::string&)>& replaces = nullptr);
   void AddShards(const std::string& folder, const std::string& index);
   void AddGgufIndex(const std::string& folder, const std::string& index);
 

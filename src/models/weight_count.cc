@@ -174,7 +174,8 @@ WeightCount CountWeights(const ModelConfig& config) {
           .mxfp4 = mxfp4,
           .quantized = CountQuantized(config, layers),
           .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
-          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2) + per_layer_table,
+          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) +
+                        per_layer_table,
           .vectors = vectors + (norms * config.layers + 1) * hidden * (config.norm_bias ? 2 : 1) +
                      (config.layer_scalars ? config.layers : 0)};
 }

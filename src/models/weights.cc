@@ -348,8 +348,10 @@ void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int lay
   for (const auto& [name, tensor] : checkpoint_.Tensors()) {
     const std::string head = std::string(names.lm_head) + ".";
     const bool is_decoder = name.starts_with(names.prefix) || name.starts_with(head);
-    // Old checkpoints carry the rope frequencies; a tied lm_head repeats the embeddings.
-    const bool known = name.ends_with(".rotary_emb.inv_freq") || name == head + "weight" || IsKvScaleTensor(name);
+    // Old checkpoints carry the rope frequencies, or tables of them; a tied lm_head repeats the embeddings.
+    const bool is_rope_table = name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".rotary_emb.cos_cached") ||
+                               name.ends_with(".rotary_emb.sin_cached");
+    const bool known = is_rope_table || name == head + "weight" || IsKvScaleTensor(name);
     if (!is_decoder || known || read_.contains(name) || is_spare(name)) continue;
     throw InputError(fmt::format("{}: tensor {} would be ignored: config.json describes a model without it",
                                  checkpoint_.Name(), Quote(name)));

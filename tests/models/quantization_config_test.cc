@@ -61,6 +61,19 @@ TEST(QuantizationConfig, ReadsEveryMethod) {
   EXPECT_TRUE(config.stores_zero_less_one);
   EXPECT_FALSE(
       ParseQuantization(R"({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"})").stores_zero_less_one);
+  EXPECT_FALSE(ParseQuantization(R"({"quant_method": "gptq", "bits": 4, "format": "gptq_v2"})").stores_zero_less_one);
+  EXPECT_TRUE(ParseQuantization(R"({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {}}})").groups_differ);
+  config = ParseQuantization(R"({"quant_method": "auto-round", "bits": 4, "group_size": 128,
+    "packing_format": "auto_round:auto_gptq", "sym": true, "extra_config": {}})");
+  EXPECT_EQ(config.method, QuantMethod::kGptq);
+  EXPECT_TRUE(config.stores_zero_less_one);
+  config = ParseQuantization(R"({"quant_method": "intel/auto-round", "bits": 4, "group_size": 128,
+    "packing_format": "auto_round:auto_awq"})");
+  EXPECT_EQ(config.method, QuantMethod::kAwq);
+  EXPECT_EQ(ParseQuantization(R"({"quant_method": "awq_marlin", "bits": 4, "group_size": 128})").method,
+            QuantMethod::kAwq);
+  EXPECT_EQ(ParseQuantization(R"({"quant_method": "gptq_marlin", "bits": 4})").method, QuantMethod::kGptq);
+  EXPECT_EQ(ParseQuantization(R"({"quant_method": "bitsandbytes", "load_in_4bit": false})").method, QuantMethod::kNone);
 
   config = ParseQuantization(R"({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"})");
   ExpectFormat(config, CodeType::kNf4, GroupScale::kF32, 64);
@@ -115,7 +128,8 @@ TEST(QuantizationConfig, NamesWhatIsNotSupported) {
            {R"({"quant_method": "awq", "version": "gemv"})", "expected \"gemm\""},
            {R"({"quant_method": "gptq", "bits": 5})", "2, 3, 4 or 8"},
            {R"({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"})", "gptq_v2"},
-           {R"({"quant_method": "bitsandbytes"})", "load_in_4bit or load_in_8bit"},
+           {R"({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": true})",
+            "load_in_4bit or load_in_8bit"},
            {R"({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"})", "NVFP4"},
            {R"({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint4"}}})", "fp8_e4m3"},
            {R"({"quant_method": "compressed-tensors", "format": "marlin-24"})", "pack-quantized"},

@@ -112,3 +112,8 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert tokens("--generation-config", "auto", "--max-tokens", "2") == 2
     assert tokens("--override-generation-config", '{"max_new_tokens": 3}') == 3
     assert tokens() > 5
+
+
+def test_a_share_of_zero_without_sampling_is_left_out(tmp_path: Path) -> None:
+    """As transformers writes it: `do_sample` is false, and nothing looks at top_p."""
+    assert defaults(model(tmp_path / "m", {"do_sample": False, "top_p": 0, "temperature": 0})) == {"temperature": 0.0}

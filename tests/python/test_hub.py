@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, kvanta_process
 from fake_hub import TOKEN, FakeHub
+
+from kvanta.checkpoint.resolve import SHIPPED
 
 pytest.importorskip("huggingface_hub")
 WORDS = ("Once upon a time", "--max-tokens", "12", *SMALL)
@@ -35,6 +38,22 @@ def test_a_downloaded_model_needs_no_network(hub: FakeHub) -> None:
     done = kvanta_process("generate", "org/stories", *WORDS, **offline)
     assert done.stdout.startswith(", there was a little girl"), done.stderr
     assert hub.requests == []
+
+
+def test_a_cache_that_another_program_filled(hub: FakeHub) -> None:
+    """transformers and vLLM leave out files that Kvanta would ask for."""
+    weights = SHIPPED / "stories260k" / "model.safetensors"
+    files = {path.name: path for path in (SHIPPED / "stories260k").iterdir() if path.is_file()}
+    hub.add("org/copies", {**files, "vocab.json": files["config.json"], "consolidated.safetensors": weights})
+    script = "import huggingface_hub as hub; hub.snapshot_download('org/copies', ignore_patterns=['v*', 'c*.safet*'])"
+    subprocess.run([sys.executable, "-c", script], env=os.environ | hub.environment(), check=True, timeout=60)
+    offline = hub.environment() | {"HF_HUB_OFFLINE": "1"}
+    done = kvanta_process("generate", "org/copies", *WORDS, **offline)
+    assert done.stdout.startswith(", there was a little girl"), done.stderr
+    hub.requests.clear()
+    again = kvanta_process("generate", "org/copies", *WORDS, **hub.environment())
+    assert again.stdout == done.stdout
+    assert hub.downloads() == ["vocab.json"]
 
 
 def test_plan_downloads_no_weights(hub: FakeHub) -> None:

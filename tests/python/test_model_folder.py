@@ -52,10 +52,6 @@ BAD: dict[str, tuple[Mapping[str, str], str]] = {
         {"config.json": LLAMA, SHARD: ""},
         "lacks 2 of the 3 files of weights that their numbers show: model-00001-of-00003.safetensors, model-00003",
     ),
-    "shards without an index": (
-        {"config.json": LLAMA, "model-00001-of-00001.safetensors": ""},
-        r"1 shards of weights, but no model\.safetensors\.index\.json",
-    ),
 }
 
 

@@ -85,8 +85,7 @@ def _check_weights(folder: Path) -> None:
         stem, count = shards[0]["stem"], int(shards[0]["count"])
         names = [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, min(count, 9999) + 1)]
         _check_shards(folder, names, "their numbers show")
-        raise InputError(f"{folder} has {count} shards of weights, but no {index.name}: download that, too")
-    if not any(file.name != "adapter_model.safetensors" for file in files):
+    if not any(not file.name.startswith(("adapter_", "consolidated")) for file in files):
         _check_other_weights(folder)
 
 
@@ -113,6 +112,14 @@ def _check_shards(folder: Path, names: list[str], source: str) -> None:
 
 
 def _check_other_weights(folder: Path) -> None:
+    gguf = sorted(folder.glob("*.gguf"))
+    if gguf:
+        raise InputError(f"{folder} has its weights in GGUF files: give one of them, such as {gguf[0]}")
+    if any(folder.glob("consolidated*.safetensors")):
+        raise InputError(
+            f"{folder} has its weights in their maker's own layout alone (consolidated.safetensors): download "
+            "model*.safetensors of the same model, too"
+        )
     others = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _OTHER_WEIGHTS)
     if others:
         raise InputError(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvanta import _core
 from kvanta.checkpoint.checks import check_model_folder
+from kvanta.checkpoint.end_tokens import EndTokens
 from kvanta.checkpoint.generation_config import AUTO, default_sampling
 from kvanta.errors import InputError, KvantaError
 from kvanta.terminal.tables import human_bytes
@@ -32,9 +32,7 @@ _NOT_READ: Mapping[str, str] = {
     "*.onnx": "only *.safetensors and GGUF files are read",
     "*.py": "code of a checkpoint is never run",
 }
-_TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
 _ALWAYS = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range", "loop"}
-_EOS = "eos_token_id"
 
 
 @dataclass(frozen=True)
@@ -73,16 +71,24 @@ class ModelFacts:
                 self.problems.append(str(error))
 
 
-def model_facts(folder: Path) -> ModelFacts:
-    """Reads a model's folder, in Hugging Face layout or made for a GGUF file; of the weights, headers alone."""
-    result = ModelFacts()
+def model_facts(
+    folder: Path,
+    info: _core.ModelInfo | None = None,
+    tokenizer: Tokenizer | None = None,
+    sampling: Mapping[str, Any] | None = None,
+) -> ModelFacts:
+    """Reads a model's folder, in Hugging Face layout or made for a GGUF file; of the weights, headers alone.
+
+    `info`, `tokenizer`, `sampling` (default sampling parameters): those in use, if the model is loaded.
+    """
+    result = ModelFacts(info)
     result.attempt(lambda: check_model_folder(folder))
     config: dict[str, Any] = {}
     result.attempt(lambda: config.update(read_json(folder / "config.json")))
     result.attempt(lambda: _add_shape(result, folder, config))
     result.attempt(lambda: _add_weights(result, folder, config))
-    result.attempt(lambda: _add_texts(result, folder, config))
-    result.attempt(lambda: _add_sampling(result, folder))
+    result.attempt(lambda: _add_texts(result, folder, tokenizer or Tokenizer(folder)))
+    result.attempt(lambda: _add_sampling(result, folder, sampling))
     for pattern, reason in _NOT_READ.items():
         result.ignored += [Fact(file.name, reason) for file in sorted(folder.glob(pattern))[:1]]
     return result
@@ -103,7 +109,7 @@ def _value(config: Mapping[str, Any], name: str) -> Any:
 
 
 def _add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:
-    result.info = info = _core.read_model_info(str(folder))
+    result.info = info = result.info or _core.read_model_info(str(folder))
     kinds = Counter(info.layer_heads)
     heads = ", ".join(
         (f"{count} of " if len(kinds) > 1 else "") + f"{kv_heads} KV heads of {size}"
@@ -112,6 +118,8 @@ def _add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> N
     result.add("architecture", info.architecture, _key(config, "architectures"))
     result.add("size", f"{info.parameters / 1e6:,.1f} M parameters; {info.layers} layers of {info.hidden}, {heads}")
     result.add("context", f"{info.max_position:,} tokens", _key(config, "max_position_embeddings", "n_positions"))
+    dtype = _key(config, "dtype", "torch_dtype")
+    result.add("dtype", info.dtype, dtype if dtype.startswith("config.json") else "the weights")
     windows = Counter(window for window in info.sliding_window if window > 0)
     for window, count in windows.items():
         result.add("window", f"{window:,} tokens in {count} of {info.layers} layers", _key(config, "sliding_window"))
@@ -174,12 +182,7 @@ def _add_weights(result: ModelFacts, folder: Path, config: Mapping[str, Any]) ->
         result.add("quantization", ", ".join(values), "config.json quantization_config")
 
 
-def _ids(value: Any) -> list[int]:
-    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)]
-
-
-def _add_texts(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:
-    tokenizer = Tokenizer(folder)
+def _add_texts(result: ModelFacts, folder: Path, tokenizer: Tokenizer) -> None:
     result.add("tokenizer", f"{len(tokenizer):,} tokens", tokenizer.path.name)
     if result.info is not None and len(tokenizer) > result.info.vocab:
         last, limit = len(tokenizer) - 1, result.info.vocab - 1
@@ -190,44 +193,45 @@ def _add_texts(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> N
     bos = tokenizer.bos_id
     if bos is not None:
         adds = "begins every text" if prompt[:1] == [bos] else "is not added to texts"
-        result.add("first token", f"{tokenizer.token_text(bos)} ({bos}) {adds}", "tokenizer_config.json bos_token")
-    places = {
-        "config.json": _ids(_value(config, _EOS)),
-        "generation_config.json": _ids(read_json(folder / "generation_config.json").get(_EOS)),
-        "tokenizer_config.json": _ids(tokenizer.eos_id),
-    }
-    ends = [] if result.info is None else list(result.info.eos_token_ids)
-    names = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in ends if token < len(tokenizer))
-    result.add("end tokens", names or "none: texts end at max_tokens", _sources(places, ends))
-    others = [token for token in dict.fromkeys(itertools.chain(*places.values())) if token not in ends]
-    if others and ends:
-        shown = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in others if 0 <= token < len(tokenizer))
-        result.add("not an end", shown, _sources(places, others))
+        result.add("first token", f"{tokenizer.token_text(bos)} ({bos}) {adds}", tokenizer.place_of("bos_token"))
+    _add_ends(result, folder, tokenizer)
+    if tokenizer.pattern_file:
+        result.add("pattern", "cuts texts in place of the other file's", tokenizer.pattern_file)
+    if tokenizer.tokens_without_rows:
+        shown = ", ".join(tokenizer.tokens_without_rows)
+        result.ignored.append(Fact("special tokens", f"{shown}: the model has no rows for further tokens"))
+    result.ignored += [Fact("tokenizer", warning) for warning in tokenizer.warnings]
     template = tokenizer.chat_template
     if template is None:
         result.add("chat template", "none: chats are refused, completions work")
         return
+    if template.error is not None:
+        result.problems.append(str(template.error))
     reads = sorted(template.names - _ALWAYS - set(tokenizer.special_texts))
     variables = [name for name in reads if name in ("tools", "documents") or name.startswith(("enable", "thinking"))]
-    found = next((name for name in _TEMPLATE_FILES if _has_template(folder, name)), "")
     about = f"{len(template.source):,} characters"
     about += f", reads {', '.join(variables)}" if variables else ""
-    about += "" if "tools" in reads else "; does not show tools"
-    result.add("chat template", about, found)
+    about += "" if "tools" in reads or template.error is not None else "; does not show tools"
+    result.add("chat template", about, template.place)
+    if tokenizer.tool_template is not None:
+        about = f"{len(tokenizer.tool_template.source):,} characters, for chats with tools"
+        result.add("tool template", about, tokenizer.tool_template.place)
 
 
-def _sources(places: Mapping[str, Iterable[int]], tokens: Iterable[int]) -> str:
-    """The files that have one of these end tokens."""
-    wanted = set(tokens)
-    return ", ".join(name for name, found in places.items() if wanted & set(found))
+def _add_ends(result: ModelFacts, folder: Path, tokenizer: Tokenizer) -> None:
+    info = result.info
+    defaults, rows = ([], len(tokenizer)) if info is None else (info.eos_token_ids, info.vocab)
+    ends = EndTokens.read(folder, tokenizer, defaults, rows)
+    names = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in ends.tokens)
+    result.add("end tokens", names or "none: texts end at max_tokens", ends.places(ends.tokens))
+    if beyond := [token for token in ends.sources if token not in ends.tokens]:
+        shown = f"{', '.join(map(str, beyond))} outside the vocabulary"
+        result.ignored.append(Fact("end tokens", shown, ends.places(beyond)))
 
 
-def _has_template(folder: Path, name: str) -> bool:
-    file = folder / name
-    return file.is_file() and (file.suffix == ".jinja" or read_json(file).get("chat_template") is not None)
-
-
-def _add_sampling(result: ModelFacts, folder: Path) -> None:
-    found = default_sampling(folder, AUTO, {})
+def _add_sampling(result: ModelFacts, folder: Path, used: Mapping[str, Any] | None) -> None:
+    stored = default_sampling(folder, AUTO, {})
+    found = stored if used is None else used
     text = ", ".join(f"{name} {value}" for name, value in found.items())
-    result.add("sampling", text or "temperature 1, no limits", "generation_config.json" if found else "no file has any")
+    place = "generation_config.json" if found == stored else "--generation-config, --override-generation-config"
+    result.add("sampling", text or "temperature 1, no limits", place if found or stored != found else "no file has any")

@@ -37,6 +37,8 @@ def default_sampling(model: Path, source: str, override: Mapping[str, Any]) -> d
     file = _file_of(model, source)
     stored = {} if file is None else read_json_file(file, dict)
     values = {name: value for name, value in stored.items() if name in FIELDS}
+    if stored.get("do_sample") is False and values.get("top_p") == 0:
+        del values["top_p"]  # transformers does not look at it
     given = {FIELDS[name]: value for name, value in {**values, **override}.items() if value is not None}
     try:
         params = SamplingParams(**given)

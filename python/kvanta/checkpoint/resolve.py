@@ -26,6 +26,9 @@ _USUAL_QUANTIZATION = "Q4_K_M"
 _HUB_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]
+# Copies of the weights in other layouts, and what comes with them.
+_NOT_FROM_HUB = ["original/*", "metal/*", "onnx/*", "openvino/*", "consolidated*", "params.json", "*/*.safetensors"]
+_GGUF_MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def _from_hub(name: str, files: list[str], hub: HubAccess = _DEFAULT_ACCESS) -> 
             huggingface_hub.snapshot_download(
                 name,
                 allow_patterns=files,
+                ignore_patterns=_NOT_FROM_HUB,
                 revision=hub.revision or None,
                 token=hub.token or None,
                 cache_dir=hub.folder or None,
@@ -86,8 +90,22 @@ def _from_hub(name: str, files: list[str], hub: HubAccess = _DEFAULT_ACCESS) -> 
     except ValueError as error:
         raise InputError(f"{name!r} is neither a folder nor a hub id: {' '.join(str(error).split())[:300]}") from None
     except Exception as error:  # network, disk, missing repository: the package has no common base for them
+        if (cached := _cached_by_others(name, error, hub)) is not None:
+            return cached
         reason = " ".join(str(error).split())[:300]
         raise ResourceError(f"there is no folder {name!r}, and the hub does not give it: {reason}") from None
+
+
+def _cached_by_others(name: str, error: Exception, hub: HubAccess) -> Path | None:
+    """Without a network, the snapshot that another program has downloaded: it need not have all files that match."""
+    import huggingface_hub
+
+    if type(error).__name__ != "IncompleteSnapshotError":
+        return None
+    file = huggingface_hub.try_to_load_from_cache(
+        name, "config.json", cache_dir=hub.folder or None, revision=hub.revision or None
+    )
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def _checkpoint_from_hub(name: str, hub: HubAccess) -> Path:
@@ -152,6 +170,20 @@ def _hub_name(name: str) -> str:
     return name.removeprefix(prefix).rstrip("/") if prefix else name
 
 
+def _is_gguf(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+
+
+def _snapshot_in(folder: Path) -> Path:
+    """The snapshot that `folder` of the hub's cache has (models--org--name); another folder is the model itself."""
+    commit = folder / "refs" / "main"
+    if (folder / "config.json").exists() or not commit.is_file():
+        return folder
+    snapshot = folder / "snapshots" / commit.read_text(errors="replace").strip()[:64]
+    return snapshot if snapshot.is_dir() else folder
+
+
 def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
     """The model on this machine; None for a hub id."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
@@ -163,9 +195,9 @@ def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
     try:
         str(path).encode()  # what the C++ library takes
         if path.is_dir():
-            return ModelFolder(name, path)
+            return ModelFolder(name, _snapshot_in(path))
         if path.is_file():
-            if path.suffix.lower() == ".gguf":
+            if path.suffix.lower() == ".gguf" or _is_gguf(path):  # Ollama's blobs have no suffix
                 check_not_a_pointer(path)
                 return ModelFolder(name, _gguf_folder(path))
             raise InputError(f"{name!r} is a file, but neither a folder nor a .gguf file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
@@ -12,6 +13,8 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.checkpoint.checks import check_model_folder
+from kvanta.checkpoint.end_tokens import tokenizer_ends
+from kvanta.checkpoint.facts import Fact, model_facts
 from kvanta.checkpoint.generation_config import default_sampling, describe
 from kvanta.checkpoint.pooler_config import default_pooling
 from kvanta.checkpoint.resolve import ModelFolder, resolve_model
@@ -85,6 +88,7 @@ class LoadedModel:
         structured_outputs, pooling, kv_events = options.structured_outputs, options.pooling, options.kv_events
         folder = _checked_model(model, arguments, options)
         self.name = folder.name
+        self._path = folder.path
         self._arguments = {name: arguments.get(name) for name in EngineOptions.__dataclass_fields__}
         config = engine_config(str(folder.path), arguments)
         scheme = arguments.get("kv_cache_dtype")
@@ -102,12 +106,13 @@ class LoadedModel:
         else:
             source = folder
         self.tokenizer = Tokenizer(source.path)
+        config.eos_token_ids = tokenizer_ends(self.tokenizer)
         _check_draft_tokenizer(config, self.tokenizer)
         self.tokenizer.tool_syntax = written_calls.DEFAULT
         if chat_template is not None:
             self.tokenizer.use_chat_template(_read_template(str(chat_template)))
         self.tokenizer.template_defaults = options.default_chat_template_kwargs
-        self.warnings: list[str] = []
+        self.warnings: list[str] = list(self.tokenizer.warnings)
         """Warnings of the engine that nobody has read yet; its thread may append more."""
         self._ranks: RankProcesses | None = None
         if make_engine is not None:
@@ -153,6 +158,11 @@ class LoadedModel:
         """Counters of the engine, with the names of model and cache format."""
         cache = self._scheme_file or self.engine.config.kv_cache_dtype
         return {"model": self.name, "kv_cache_dtype": cache, **self.engine.stats()}
+
+    @functools.cached_property
+    def facts(self) -> list[Fact]:
+        """The facts of the model's files that are in use, with the place of each."""
+        return model_facts(self._path, self.engine.info, self.tokenizer, self.default_sampling).facts
 
     def summary(self) -> EngineSummary:
         """Device, weights, and what the cache holds."""

@@ -228,6 +228,7 @@ def remote_model(
 
     def make_engine(config: _core.EngineConfig) -> _core.Engine:
         info = _core.read_model_info(config.model, config.dtype, config.weight_dtype)
+        info.eos_token_ids = list(dict.fromkeys([*info.eos_token_ids, *config.eos_token_ids]))
         engine = ReplicatedEngine(handle, dict(description), info, replicas=replicas, prefill=prefill)
         return cast("_core.Engine", engine)
 

@@ -8,7 +8,7 @@ namespace kvanta::models {
 std::unique_ptr<kernels::QuantizedWeight> ReadAwq(ModuleTensors& tensors, const WeightSource& source) {
   constexpr int kPerWord = 8;
   IntegerParts parts{.packing = Packing::kAwq, .bits = 4};
-  parts.group = source.config.group_size == 0 ? source.in : source.config.group_size;
+  parts.group = GroupOf(tensors, source);
   if (source.in % parts.group != 0 || source.out % kPerWord != 0) {
     tensors.Fail("qweight", fmt::format("has {} inputs and {} outputs; expected multiples of the group size ({}) and "
                                         "of {}",

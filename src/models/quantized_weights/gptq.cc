@@ -58,7 +58,7 @@ std::vector<uint16_t> ReadGptqZeros(ModuleTensors& tensors, const WeightSource& 
 std::unique_ptr<kernels::QuantizedWeight> ReadGptq(ModuleTensors& tensors, const WeightSource& source) {
   IntegerParts parts{.packing = Packing::kColumns, .bits = BitsOfColumns(tensors, source)};
   parts.words = tensors.Get("qweight").data.data();
-  parts.group = source.config.group_size == 0 ? source.in : source.config.group_size;
+  parts.group = GroupOf(tensors, source);
   if (source.in % parts.group != 0 || source.out * parts.bits % 32 != 0) {
     tensors.Fail("qweight", fmt::format("has {} inputs and {} outputs; expected multiples of the group size ({}) and "
                                         "of whole words of {} bits",

@@ -108,6 +108,15 @@ class IntegerWeight final : public kernels::QuantizedWeight {
 
 }  // namespace
 
+int64_t GroupOf(ModuleTensors& tensors, const WeightSource& source) {
+  if (source.config.groups_differ) {
+    const TensorView& scales = tensors.Get("scales");
+    const int64_t groups = scales.shape.empty() ? 0 : scales.shape[0];
+    if (groups > 0 && source.in % groups == 0) return source.in / groups;
+  }
+  return source.config.group_size == 0 ? source.in : source.config.group_size;
+}
+
 uint32_t WordAt(const uint8_t* data, int64_t i) noexcept {
   uint32_t word;
   std::memcpy(&word, data + i * 4, sizeof word);

@@ -37,6 +37,10 @@ uint32_t CodeOf(Word word, int64_t i, int bits) noexcept {
   return static_cast<uint32_t>(pair >> shift) & ((1U << bits) - 1);
 }
 
+// Consecutive weights that share a scale: group_size of the configuration, or by the shape of "scales" [groups][out]
+// where modules differ.
+int64_t GroupOf(ModuleTensors& tensors, const WeightSource& source);
+
 struct IntegerParts {
   const uint8_t* words = nullptr;
   Packing packing = Packing::kRows;

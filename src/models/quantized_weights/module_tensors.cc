@@ -69,15 +69,16 @@ const TensorView& ModuleTensors::Get(std::string_view part, std::string_view typ
 std::vector<float> ModuleTensors::Floats(std::string_view part, bool allow_zero) {
   const TensorView& tensor = Get(part);
   const std::string& type = tensor.dtype;
-  if (type != "F32" && type != "F16" && type != "BF16" && type != "F8_E8M0") {
-    Fail(part, fmt::format("is stored as {}; expected F32, F16, BF16 or F8_E8M0", type));
+  const bool is_e8m0 = type == "F8_E8M0" || type == "U8";  // MXFP8 of compressed-tensors
+  if (type != "F32" && type != "F16" && type != "BF16" && !is_e8m0) {
+    Fail(part, fmt::format("is stored as {}; expected F32, F16, BF16, F8_E8M0 or U8", type));
   }
   std::vector<float> values(Count(tensor));
   for (size_t i = 0; i < values.size(); ++i) {
     float& value = values[i];
     if (type == "F32") {
       value = LoadAt<float>(tensor, i);
-    } else if (type == "F8_E8M0") {
+    } else if (is_e8m0) {
       value = formats::E8m0::Decode(tensor.data[i]);
     } else {
       const auto bits = LoadAt<uint16_t>(tensor, i);
@@ -106,9 +107,14 @@ std::vector<int32_t> ModuleTensors::Integers(std::string_view part) {
   return values;
 }
 
+void ModuleTensors::IgnoreWeightScales() {
+  for (const char* part : {"weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale"}) Find(part);
+  IgnoreActivations();
+}
+
 void ModuleTensors::IgnoreActivations() {
   for (const char* part : {"input_scale", "input_scale_inv", "input_scale_ub", "input_zero_point", "input_global_scale",
-                           "activation_scale", "weight_format"}) {
+                           "output_scale", "output_zero_point", "activation_scale", "weight_format"}) {
     Find(part);
   }
 }

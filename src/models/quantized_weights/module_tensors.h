@@ -27,6 +27,8 @@ class ModuleTensors {
   std::vector<float> Floats(std::string_view part, bool allow_zero = false);
   // All values of an I32 or I64 tensor. Throws at values outside of int32.
   std::vector<int32_t> Integers(std::string_view part);
+  // Scales next to a weight that is stored by elements: read, and not used.
+  void IgnoreWeightScales();
   // Scales of activations, which are not quantized: read, and not used.
   void IgnoreActivations();
 

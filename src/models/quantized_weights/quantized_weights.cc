@@ -40,7 +40,12 @@ FoundWeight FindQuantizedWeight(const Checkpoint& checkpoint, const Quantization
                                 const std::string& module, int64_t out, int64_t in, ThreadPool& threads) {
   ModuleTensors tensors(checkpoint, module, threads);
   const Reader read = FindReader(checkpoint, config, tensors);
-  if (read == nullptr) return {};
+  if (read == nullptr) {
+    if (config.method != QuantMethod::kCompressedTensors) return {};
+    // llm-compressor with save_compressed=False: the weights by elements, and the scales to quantize them with.
+    tensors.IgnoreWeightScales();
+    return {.weight = nullptr, .tensors = tensors.Read()};
+  }
   if (config.method == QuantMethod::kNone) {
     throw InputError(
         fmt::format("{}: the weight of {} is quantized, but config.json declares no method for weights "

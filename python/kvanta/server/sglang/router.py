@@ -92,6 +92,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
                 "page_size": config.page_size,
                 "max_running_requests": config.max_num_seqs,
                 "max_total_num_tokens": tokens,
+                "facts": {fact.name: {"value": fact.value, "source": fact.source} for fact in front.loaded.facts},
                 "internal_states": [{"num_running_reqs": stats["running"], "num_waiting_reqs": stats["waiting"]}],
             }
         )

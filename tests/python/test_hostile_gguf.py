@@ -59,7 +59,7 @@ def test_other_files(tmp_path: Path) -> None:
     expect_error(tmp_path, b"PK\x03\x04 a zip file", "does not begin with 'GGUF'")
     expect_error(tmp_path, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "Git LFS pointer")
     expect_error(tmp_path, b"GGUF" + struct.pack("<I", 1), "version 1")
-    expect_error(tmp_path, b"GGUF" + struct.pack(">I", 3), "version")
+    expect_error(tmp_path, b"GGUF" + struct.pack(">I", 3), "big-endian GGUF file: convert it")
 
 
 @pytest.mark.parametrize("count", [2**24 + 1, 2**32, 2**63, 2**64 - 1])
@@ -150,9 +150,7 @@ def test_strange_rope_factors(value: float, tmp_path: Path) -> None:
         ({"embedding_length": 128}, "shape"),
         ({"attention.layer_norm_rms_epsilon": 0.0}, "positive"),
         ({"context_length": "long"}, "whole number"),
-        ({"context_length": 2**31 - 1}, r"m\.gguf makes no usable model: config\.json.*max_position_embeddings"),
         ({"rope.freq_base": 0.5}, r"m\.gguf makes no usable model: config\.json.*rope_theta"),
-        ({"vocab_size": 299}, "a vocabulary of 299 tokens, but lists 300"),
     ],
 )
 def test_metadata_that_does_not_fit(extra: dict[str, Any], reason: str, tmp_path: Path) -> None:

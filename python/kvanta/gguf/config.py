@@ -83,10 +83,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
     family = ARCHITECTURES[architecture]
     if metadata.count("expert_count") > 1 and not family.has_experts:
         raise InputError(f"{metadata.path} is a mixture of experts, which {architecture!r} models are not")
-    if metadata.size("vocab_size", vocabulary) != vocabulary:
-        said = metadata.size("vocab_size")
-        raise InputError(f"{metadata.path} says a vocabulary of {said} tokens, but lists {vocabulary}")
-
+    # As in llama.cpp, the list of tokens counts, whatever the key vocab_size says.
     layers = metadata.size("block_count")
     if layers > len(metadata.tensors):
         raise InputError(f"{metadata.path} says {layers} layers in {len(metadata.tensors)} tensors")

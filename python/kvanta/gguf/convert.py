@@ -19,6 +19,7 @@ from kvanta.gguf.config import hugging_face_config
 from kvanta.gguf.metadata import Metadata
 from kvanta.gguf.vocabulary import Vocabulary
 from kvanta.gguf.weights import Weights
+from kvanta.text.chat_template_files import DEFAULT, FOLDER, TOOL_USE
 from kvanta.text.tokenizer import Tokenizer
 
 INDEX_FILE = "model.gguf.index.json"
@@ -45,10 +46,20 @@ def _write_texts(metadata: Metadata, folder: Path) -> tuple[Weights, list[str]]:
     _write_json(folder / "generation_config.json", vocabulary.special_ids())
     _write_json(folder / "tokenizer.json", vocabulary.tokenizer, indent=None)
     _write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
-    template = metadata.optional_text("tokenizer.chat_template")
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    _write_templates(metadata, folder)
     return weights, [name for name in weights.weights if not (tied and name == "lm_head.weight")]
+
+
+def _write_templates(metadata: Metadata, folder: Path) -> None:
+    """The template of all chats, and the one of chats with tools."""
+    named = metadata.named_texts("tokenizer.chat_template.")
+    default = metadata.optional_text("tokenizer.chat_template")
+    default = named.get(DEFAULT) if default is None else default
+    if default is not None:
+        (folder / "chat_template.jinja").write_text(default, encoding="utf-8")
+    if TOOL_USE in named:
+        (folder / FOLDER).mkdir()
+        (folder / FOLDER / f"{TOOL_USE}.jinja").write_text(named[TOOL_USE], encoding="utf-8")
 
 
 def _write_converted(metadata: Metadata, folder: Path) -> None:

@@ -30,6 +30,7 @@ attn_k_norm       self_attn.k_norm                           k   norm
 GRANITE_MOE = """
 ffn_norm       post_attention_layernorm              h       norm
 ffn_gate_inp   block_sparse_moe.router.layer         E,h     moe
+ffn_gate_up_exps  block_sparse_moe.experts.*.gate_proj|up_proj  E,2f,h  optional
 ffn_gate_exps  block_sparse_moe.experts.*.gate_proj  E,f,h   moe
 ffn_up_exps    block_sparse_moe.experts.*.up_proj    E,f,h   moe
 ffn_down_exps  block_sparse_moe.experts.*.down_proj  E,h,f   moe

@@ -32,6 +32,7 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     12: np.dtype("<f8"),
 }
 _STRING, _ARRAY = 8, 9
+_TOKENS = repr("tokenizer.ggml.tokens")
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_COUNT = 1 << 24
 _DEFAULT_ALIGNMENT = 32
@@ -99,6 +100,8 @@ class _Cursor:
         return self.texts(1, what)[0]
 
     def texts(self, count: int, what: str) -> list[str]:
+        # llama.cpp takes tokens as bytes; no text has one that is no UTF-8.
+        errors = "replace" if what == _TOKENS else "strict"
         data, position, limit = self._data, self.position, self.end
         length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         result = []
@@ -110,7 +113,7 @@ class _Cursor:
             if end > limit:
                 raise self.fail(f"{what} needs {end - begin} bytes beyond the end")
             try:
-                result.append(data[begin:end].decode())
+                result.append(data[begin:end].decode(errors=errors))
             except UnicodeDecodeError:
                 self.position = position
                 raise self.fail(f"{what} is not UTF-8") from None
@@ -158,6 +161,11 @@ def _read(path: Path, data: bytes | mmap.mmap) -> Header:
         raise InputError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     cursor.take(4, "the magic number")
     version = cursor.u32("the version")
+    if version in (2 << 24, 3 << 24):
+        raise InputError(
+            f"{path} is a big-endian GGUF file: convert it (gguf-convert-endian {path.name} little), or download the "
+            "little-endian one"
+        )
     if version not in (2, 3):
         raise InputError(f"{path} has GGUF version {version}; known: 2, 3 (little endian)")
     tensor_count = cursor.count("the number of tensors")

@@ -48,6 +48,7 @@ ffn_down       mlp.down_proj             h,f
 
 _EXPERTS = """
 ffn_gate_inp   mlp.gate                     E,h     moe
+ffn_gate_up_exps  mlp.experts.*.gate_proj|up_proj  E,2e,h  optional
 ffn_gate_exps  mlp.experts.*.gate_proj      E,e,h   moe
 ffn_up_exps    mlp.experts.*.up_proj        E,e,h   moe
 ffn_down_exps  mlp.experts.*.down_proj      E,h,e   moe
@@ -67,6 +68,7 @@ _MIXTRAL = (
     + """
 ffn_norm       post_attention_layernorm        h       norm
 ffn_gate_inp   block_sparse_moe.gate           E,h     moe
+ffn_gate_up_exps  block_sparse_moe.experts.*.w1|w3  E,2f,h  optional
 ffn_gate_exps  block_sparse_moe.experts.*.w1   E,f,h   moe
 ffn_up_exps    block_sparse_moe.experts.*.w3   E,f,h   moe
 ffn_down_exps  block_sparse_moe.experts.*.w2   E,h,f   moe
@@ -164,6 +166,7 @@ _GPT_OSS = (
 attn_sinks.weight    =self_attn.sinks            H
 post_attention_norm  post_attention_layernorm    h       norm
 ffn_gate_inp         mlp.router                  E,h     bias
+ffn_gate_up_exps  mlp.experts.*.gate_proj|up_proj  E,2e,h  optional
 ffn_gate_exps        mlp.experts.*.gate_proj     E,e,h   bias
 ffn_up_exps          mlp.experts.*.up_proj       E,e,h   bias
 ffn_down_exps        mlp.experts.*.down_proj     E,h,e   bias
@@ -215,6 +218,7 @@ ffn_gate        feed_forward.gate_proj              f,h     dense
 ffn_up          feed_forward.up_proj                f,h     dense
 ffn_down        feed_forward.down_proj              h,f     dense
 ffn_gate_inp    feed_forward.router                 E,h     moe
+ffn_gate_up_exps  feed_forward.experts.*.gate_proj|up_proj  E,2e,h  optional
 ffn_gate_exps   feed_forward.experts.*.gate_proj    E,e,h   moe
 ffn_up_exps     feed_forward.experts.*.up_proj      E,e,h   moe
 ffn_down_exps   feed_forward.experts.*.down_proj    E,h,e   moe

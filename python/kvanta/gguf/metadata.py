@@ -13,6 +13,14 @@ from numpy.typing import NDArray
 from kvanta.errors import InputError
 from kvanta.gguf.files import read_parts
 from kvanta.gguf.header import TensorInfo
+from kvanta.gguf.other_converters import translate
+
+# general.type of files that are no model.
+_NO_MODELS = {
+    "adapter": "a LoRA adapter, which is not applied here: merge it into the model, and give the merged file",
+    "mmproj": "a vision projector (mmproj), which belongs to a model: give the model's own file, for prompts of text",
+    "imatrix": "an importance matrix, with which llama.cpp quantizes a model: give the model's own file",
+}
 
 
 def type_name(tensor: TensorInfo) -> str:
@@ -39,8 +47,19 @@ class Metadata:
             for tensor in header.tensors:
                 self._check_extent(tensor, header.size)
                 self.tensors[tensor.name] = tensor
+        self._check_kind()
+        translate(self._values, self.tensors)
         self._maps: dict[Path, NDArray[np.uint8]] = {}
         self.architecture = self.text("general.architecture")
+
+    def _check_kind(self) -> None:
+        """Refuses files that belong to a model and are none."""
+        kind, architecture = self._values.get("general.type"), self._values.get("general.architecture")
+        what = _NO_MODELS.get(kind if isinstance(kind, str) else "")
+        if what is None and architecture == "clip":
+            what = _NO_MODELS["mmproj"]
+        if what is not None:
+            raise InputError(f"{self.path} is {what}")
 
     @staticmethod
     def _check_extent(tensor: TensorInfo, file_size: int) -> None:
@@ -95,6 +114,11 @@ class Metadata:
 
     def text(self, key: str, default: Any = None) -> str:
         return str(self._typed(key, (str,), "a text", _REQUIRED if default is None else default))
+
+    def named_texts(self, prefix: str) -> dict[str, str]:
+        """Texts of the keys that begin with `prefix`, by the rest of the key."""
+        found = {key: value for key, value in self._values.items() if key.startswith(prefix)}
+        return {key[len(prefix) :]: value for key, value in found.items() if isinstance(value, str)}
 
     def optional_text(self, key: str) -> str | None:
         value = self._typed(key, (str,), "a text", None)

@@ -119,6 +119,12 @@ _YOUTU = [
     _split(_cased_words(r"\p{N}", f"{_CONTRACTIONS}?")),
     _BYTES_ONLY,
 ]
+_BLOOM = _split(" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+")
+_BAILING = [
+    _split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
+    _BYTES_ONLY,
+]
+_SUPERBPE = [_split(r"\p{N}+"), _split(r"(?=(\d{3})+(?!\d))"), _BYTES_ONLY]
 _FALCON = [_split(r"[\p{P}\$\+<=>\^~\|`]+"), _GPT2_SPLIT, _split("[0-9][0-9][0-9]")]
 
 
@@ -141,16 +147,21 @@ class PreTokenizer:
 
 
 _NAMES = {
+    "bloom gpt3-finnish poro-chat": PreTokenizer([_BLOOM, _BYTES_ONLY]),
+    "viking": PreTokenizer([_BLOOM, _split(r"\p{N}"), _BYTES_ONLY]),
+    "superbpe": PreTokenizer(_SUPERBPE),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer(_BAILING),
     "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4": PreTokenizer(
         [_GPT2_SPLIT]
     ),
+    "roberta-bpe": PreTokenizer([_GPT2_SPLIT]),
     "smollm starcoder refact command-r codeshell exaone minerva-7b": PreTokenizer(_DIGITS_THEN_GPT2),
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer(
         _LLAMA3, whole_words_first=True, adds_bos=True
     ),
     "dbrx smaug-bpe chatglm-bpe": PreTokenizer(_LLAMA3),
-    "glm4": PreTokenizer(_LLAMA3, whole_words_first=True),
-    "qwen2 deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True),
+    "glm4 glm-dsa": PreTokenizer(_LLAMA3, whole_words_first=True),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2": PreTokenizer(_QWEN2, nfc=True),
     "stablelm2 hunyuan solar-open grok-2": PreTokenizer(_QWEN2),
     "qwen35": PreTokenizer([_words(r"\p{N}", marks=r"\p{M}"), _BYTES_ONLY], nfc=True),
     "gpt-4o o200k llama4 kanana2 minimax-m2": PreTokenizer(_O200K),

@@ -13,8 +13,8 @@ from kvanta.text.tokenizer_files.merges import merges_by_rank, merges_by_score
 Json = dict[str, Any]
 
 # tokenizer.ggml.token_type
-_UNKNOWN, CONTROL, USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
-_NOT_MERGED = (_UNKNOWN, CONTROL, _UNUSED, _BYTE)
+NORMAL, _UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+_NOT_MERGED = (_UNKNOWN, CONTROL, UNUSED, BYTE)
 
 
 def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[Json]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf.metadata import Metadata
 from kvanta.gguf.pre_tokenizers import PRE_TOKENIZERS
-from kvanta.gguf.tokenizer import CONTROL, USER_DEFINED, byte_level_bpe, merges_by_order, sentencepiece_bpe
+from kvanta.gguf.tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    byte_level_bpe,
+    merges_by_order,
+    sentencepiece_bpe,
+)
 from kvanta.text.tokenizer_files.merges import check_token_sizes
 
 _GEMMA4_ENDINGS = ("<eos>", "<turn|>", "<|tool_response>")
@@ -33,6 +43,9 @@ _ENDINGS = {
     "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 }
+_CONTROLS = {*_ENDINGS, "<s>", "<unk>", "<bos>", "<pad>", "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>"}
+_CONTROLS |= {"<|begin_of_text|>", "<start_of_turn>", "<|startoftext|>"}
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Vocabulary:
@@ -41,10 +54,12 @@ class Vocabulary:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
         tokens: list[str] = metadata.array("tokenizer.ggml.tokens", str)
+        self.warnings: list[str] = []
+        """What may be wrong with the tokens of texts."""
         self.tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]  # as in llama.cpp
         count = len(self.tokens)
         check_token_sizes(metadata.path, self.tokens)
-        self.types: list[int] = metadata.array("tokenizer.ggml.token_type", int, count)
+        self.types = self._types()
         # Files of the Llama 2 family may leave out what SentencePiece has by default.
         defaults = {"bos": 1, "eos": 2, "unknown": 0} if metadata.value("tokenizer.ggml.model") == "llama" else {}
 
@@ -63,8 +78,47 @@ class Vocabulary:
             for index, token in enumerate(self.tokens):
                 self.types[index] = CONTROL if token in _GEMMA4_ENDINGS else self.types[index]
         self.endings = self._endings([self.eos, special("eot"), special("eom")])
+        self._rename_duplicates()
         self.add_bos = self.add_eos = False
         self.tokenizer = self._tokenizer()
+
+    def _types(self) -> list[int]:
+        """Without the key, what llama.cpp finds by itself."""
+        key = "tokenizer.ggml.token_type"
+        if self._metadata.value(key) is not None:
+            return self._metadata.array(key, int, len(self.tokens))
+        return [
+            BYTE if _BYTE_TOKEN.fullmatch(token) else CONTROL if token in _CONTROLS else NORMAL for token in self.tokens
+        ]
+
+    def _scores(self) -> list[float]:
+        """Without the key, tokens that come first are merged first, as SentencePiece orders them."""
+        key = "tokenizer.ggml.scores"
+        if self._metadata.value(key) is not None:
+            return self._metadata.array(key, float, len(self.tokens))
+        self.warnings.append("the GGUF file has no scores: texts are cut into tokens in the order of the ids")
+        return [-float(index) for index in range(len(self.tokens))]
+
+    def _rename_duplicates(self) -> None:
+        """Renames all but the last of tokens with the same text, into which texts are cut, as in llama.cpp."""
+        last = {token: index for index, token in enumerate(self.tokens)}
+        for index, token in enumerate(self.tokens):
+            if last[token] != index:
+                self.tokens[index] = f"[DUPLICATE_{index}]"
+                self.types[index] = UNUSED
+
+    def _pre_tokenizer(self) -> str:
+        """The name of the pattern; old files have none."""
+        pre = self._metadata.text("tokenizer.ggml.pre", "default")
+        if pre != "default" or self._metadata.value("tokenizer.ggml.model") != "gpt2":
+            return pre
+        if "<|eot_id|>" in self.tokens and "<|start_header_id|>" in self.tokens:
+            return "llama-bpe"
+        self.warnings.append(
+            "the GGUF file names no pre-tokenizer (tokenizer.ggml.pre): texts are cut as for GPT-2, which may be "
+            "wrong; convert the model again"
+        )
+        return pre
 
     def _endings(self, named: Sequence[int | None]) -> list[int]:
         """Ids that end a text: those that the file names, and those with a known text."""
@@ -86,13 +140,13 @@ class Vocabulary:
         return self.tokens.index("<unk>") if "<unk>" in self.tokens else 0
 
     def _tokenizer(self) -> dict[str, Any]:
-        metadata, count = self._metadata, len(self.tokens)
+        metadata = self._metadata
         model = metadata.text("tokenizer.ggml.model")
         if model not in ("gpt2", "llama", "gemma4"):
             raise InputError(
                 f"{metadata.path} has the tokenizer {model!r}; known: gpt2 (byte-level BPE), llama (BPE), gemma4 (BPE)"
             )
-        pre = metadata.text("tokenizer.ggml.pre", "default")
+        pre = self._pre_tokenizer()
         known = PRE_TOKENIZERS.get(pre)
         if model == "gpt2" and known is None:
             names = ", ".join(sorted(PRE_TOKENIZERS))
@@ -114,7 +168,7 @@ class Vocabulary:
             return sentencepiece_bpe(
                 self.tokens,
                 self.types,
-                [] if has_merges else metadata.array("tokenizer.ggml.scores", float, count),
+                [] if has_merges else self._scores(),
                 self._unknown_id(),
                 prefix,
                 metadata.flag("tokenizer.ggml.add_space_prefix", not has_merges),
@@ -128,8 +182,15 @@ class Vocabulary:
     def tokenizer_config(self) -> dict[str, Any]:
         """tokenizer_config.json."""
         special = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": self.unknown, "pad_token": self.padding}
-        named = {name: self.tokens[token] for name, token in special.items() if token is not None}
+        # A token that is named for padding may be one of the words.
+        named = {
+            name: self.tokens[token]
+            for name, token in special.items()
+            if token is not None and (name in ("bos_token", "eos_token") or self.types[token] != NORMAL)
+        }
+        warned = {"kvanta_warnings": self.warnings} if self.warnings else {}
         return {
+            **warned,
             "tokenizer_class": "PreTrainedTokenizerFast",
             "add_bos_token": self.add_bos,
             "clean_up_tokenization_spaces": False,

@@ -21,6 +21,7 @@ from kvanta.terminal.progress import progress_bar
 # From here on float32 values round to infinity in bfloat16.
 _BFLOAT16_END = float(np.uint32(0x7F7F8000).view(np.float32))
 _ELEMENTS = {"F32", "F16", "BF16"}
+_SCALED = "NVFP4"
 _COMPARED_BYTES = 1 << 20  # at a time
 
 
@@ -46,12 +47,14 @@ class Weight:
     """The first row of each matrix in the file that is one of the weight's."""
     rows_in_file: int = 0
     """Rows of each matrix in the file, where it has others, too; 0: as many as the weight."""
+    scale: TensorInfo | None = None
+    """Factor of the values (NVFP4): one, or one for each expert."""
 
     def in_place(self, types: set[str]) -> bool:
         """True if the tensor can be used in its stored form, by a reader of `types`."""
         kind = type_name(self.info)
         is_vector = len(self.shape) == 1 or ("*" in self.name and len(self.shape) == 2)
-        return not self.plus_one and kind in (_ELEMENTS if is_vector else types)
+        return not self.plus_one and self.scale is None and kind in (_ELEMENTS if is_vector else types)
 
     def tensors(self) -> list[tuple[str, tuple[int, ...], slice]]:
         """The tensors that it stands for: name, shape, rows of the stored matrix."""
@@ -108,7 +111,7 @@ class Weights:
 
     def _place(self, info: TensorInfo) -> list[Weight]:
         """Nothing for tensors that carry no weights of the model's layers."""
-        if info.name in IGNORED:
+        if info.name in IGNORED or info.name.endswith(".input_scale"):  # activations are not quantized
             return []
         block = BLOCK_NAME.fullmatch(info.name)
         if block is None:
@@ -127,19 +130,34 @@ class Weights:
                 self._modules.get(name) if kind in ("weight", "bias") else None
             )
             prefix, own_sizes = f"model.layers.{layer}.", self._layer_sizes[layer]
+        weight = self._metadata.tensors.get(f"{info.name.removesuffix('.scale')}.weight")
+        if module is None and kind == "scale" and weight is not None:
+            return []  # with its weight
         if module is None or (kind == "bias" and not module.name.startswith("=") and "bias" not in module.words):
             raise InputError(f"{self.path}: GGUF tensor {info.name!r} does not belong to this architecture")
         shape = self._shape(info, module, kind, own_sizes)
         names = [prefix + tensor for tensor in module.tensors(kind)]
         heads, plus_one = self._interleaved_heads.get(name, 0), self._plus_one and "norm" in module.words
+        scale = self._scale_of(info)
         if len(names) == 1:
-            return [Weight(names[0], info, shape, heads, plus_one)]
+            return [Weight(names[0], info, shape, heads, plus_one, scale=scale)]
         rows = shape[1] // len(names)
         part = (shape[0], rows, *shape[2:])
         return [
-            Weight(each, info, part, heads, plus_one, first_row=i * rows, rows_in_file=shape[1])
+            Weight(each, info, part, heads, plus_one, first_row=i * rows, rows_in_file=shape[1], scale=scale)
             for i, each in enumerate(names)
         ]
+
+    def _scale_of(self, info: TensorInfo) -> TensorInfo | None:
+        """The factor of a weight in NVFP4, in a tensor next to it. Raises InputError for one of another shape."""
+        base = info.name.removesuffix(".weight")
+        scale = self._metadata.tensors.get(f"{base}.scale") if base != info.name else None
+        if scale is None or type_name(info) != _SCALED:
+            return None
+        count, experts = math.prod(scale.shape), info.shape[0] if len(info.shape) == 3 else 1
+        if type_name(scale) != "F32" or count not in (1, experts):
+            raise InputError(f"{self.path}: tensor {scale.name!r} has {count} factors for {experts} matrices")
+        return scale
 
     def _shape(self, info: TensorInfo, module: Module, kind: str, own: Mapping[str, int]) -> tuple[int, ...]:
         letters = module.shape[:-1] if kind == "bias" and not module.name.startswith("=") else module.shape
@@ -198,6 +216,10 @@ class Weights:
 
     def _values(self, weight: Weight, shape: tuple[int, ...], rows: slice) -> NDArray[np.float32]:
         values = self._metadata.values(weight.info, rows).reshape(shape)
+        if weight.scale is not None:
+            factors = self._metadata.values(weight.scale).ravel()
+            stride = weight.rows_in_file or math.prod(shape[:-1])
+            values = values * factors[(rows.start or 0) // stride if factors.size > 1 else 0]
         if weight.plus_one:
             values = values - np.float32(1)
         if weight.interleaved_heads:

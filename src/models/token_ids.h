@@ -1,8 +1,8 @@
 // Token ids in config.json and generation_config.json.
 #pragma once
 
-#include "models/config.h"
-#include "models/json.h"
+#include "base/json.h"
+#include "models/config/config.h"
 
 namespace kvanta::models {
 

@@ -10,10 +10,11 @@
 #include <optional>
 
 #include "base/dtype.h"
+#include "base/json.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
-#include "models/json.h"
+#include "weights/module_names.h"
 
 namespace kvanta::models {
 namespace {
@@ -89,7 +90,7 @@ bool LooksLikeKvScale(std::string_view tensor) {
   return false;
 }
 
-double ReadElement(const TensorView& tensor, int64_t i, const std::string& name) {
+double ReadElement(const weights::TensorView& tensor, int64_t i, const std::string& name) {
   const uint8_t* data = tensor.data.data();
   const auto load = [&]<class T>(T value) {
     std::memcpy(&value, data + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
@@ -104,21 +105,21 @@ double ReadElement(const TensorView& tensor, int64_t i, const std::string& name)
 }
 
 // One value per KV head from [], [1], [kv_heads] or [kv_heads, 1, 1].
-std::vector<double> ReadValues(const TensorView& tensor, const std::string& name, int kv_heads) {
+std::vector<double> ReadValues(const weights::TensorView& tensor, const std::string& name, int kv_heads) {
   const auto& shape = tensor.shape;
   const bool one = shape.empty() || (shape.size() == 1 && shape[0] == 1);
   const bool per_head = (shape.size() == 1 && shape[0] == kv_heads) ||
                         (shape.size() == 3 && shape[0] == kv_heads && shape[1] == 1 && shape[2] == 1);
   if (!one && !per_head) {
     throw InputError(fmt::format("KV scale {} has shape {}; expected [], [1], [{}] or [{}, 1, 1]", Quote(name),
-                                 ShapeText(shape), kv_heads, kv_heads));
+                                 weights::ShapeText(shape), kv_heads, kv_heads));
   }
   std::vector<double> values(kv_heads);
   for (int head = 0; head < kv_heads; ++head) values[head] = ReadElement(tensor, one ? 0 : head, name);
   return values;
 }
 
-std::vector<float> ReadScale(const TensorView& tensor, const std::string& name, int kv_heads) {
+std::vector<float> ReadScale(const weights::TensorView& tensor, const std::string& name, int kv_heads) {
   std::vector<float> scales;
   for (const double value : ReadValues(tensor, name, kv_heads)) {
     const auto scale = static_cast<float>(value);
@@ -131,7 +132,7 @@ std::vector<float> ReadScale(const TensorView& tensor, const std::string& name, 
   return scales;
 }
 
-void CheckZero(const TensorView& tensor, const std::string& name) {
+void CheckZero(const weights::TensorView& tensor, const std::string& name) {
   int64_t count = 1;  // the reader of the file has checked that the product is the byte count
   for (const int64_t size : tensor.shape) count *= size;
   for (int64_t i = 0; i < count; ++i) {
@@ -141,11 +142,11 @@ void CheckZero(const TensorView& tensor, const std::string& name) {
 }
 
 // [kv_heads, head_dim], finite.
-std::vector<float> ReadKeyMeans(const TensorView& tensor, const std::string& name, const LayerSpec& layer) {
+std::vector<float> ReadKeyMeans(const weights::TensorView& tensor, const std::string& name, const LayerSpec& layer) {
   const int64_t count = int64_t{layer.kv_heads} * layer.head_dim;
   if (tensor.shape != std::vector<int64_t>{layer.kv_heads, layer.head_dim}) {
-    throw InputError(fmt::format("key means {} have shape {}; expected [{}, {}]", Quote(name), ShapeText(tensor.shape),
-                                 layer.kv_heads, layer.head_dim));
+    throw InputError(fmt::format("key means {} have shape {}; expected [{}, {}]", Quote(name),
+                                 weights::ShapeText(tensor.shape), layer.kv_heads, layer.head_dim));
   }
   std::vector<float> means;
   for (int64_t i = 0; i < count; ++i) {
@@ -182,10 +183,11 @@ bool NeedsStaticScale(const formats::Side& side) {
   return side.format->scaling.per_head && side.format->scaling.block == formats::ScaleType::kNone;
 }
 
-std::vector<float> ReadF32(const TensorView& tensor, const std::string& name, const std::vector<int64_t>& shape) {
+std::vector<float> ReadF32(const weights::TensorView& tensor, const std::string& name,
+                           const std::vector<int64_t>& shape) {
   if (tensor.dtype != "F32" || tensor.shape != shape) {
-    throw InputError(fmt::format("{} is {} {}; expected F32 {}", Quote(name), tensor.dtype, ShapeText(tensor.shape),
-                                 ShapeText(shape)));
+    throw InputError(fmt::format("{} is {} {}; expected F32 {}", Quote(name), tensor.dtype,
+                                 weights::ShapeText(tensor.shape), weights::ShapeText(shape)));
   }
   std::vector<float> values(tensor.data.size() / sizeof(float));
   std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
@@ -206,22 +208,8 @@ void Put(Found& found, const std::string& name, const std::vector<float>& scale)
 
 }  // namespace
 
-std::optional<int64_t> LayerOf(std::string_view tensor) {
-  constexpr std::string_view kMark = "layers.";
-  size_t at = tensor.find(kMark);
-  if (at == std::string_view::npos || (at != 0 && tensor[at - 1] != '.')) return std::nullopt;
-  at += kMark.size();
-  int64_t layer = 0;
-  size_t digits = 0;
-  for (; at < tensor.size() && tensor[at] >= '0' && tensor[at] <= '9' && digits < 9; ++at, ++digits) {
-    layer = layer * 10 + (tensor[at] - '0');
-  }
-  if (digits == 0 || at >= tensor.size() || tensor[at] != '.') return std::nullopt;
-  return layer;
-}
-
 bool IsKvScaleTensor(std::string_view name) {
-  return FindName(name) != nullptr && LayerOf(name).has_value();
+  return FindName(name) != nullptr && weights::LayerOf(name).has_value();
 }
 
 std::vector<formats::LayerScales> UnitScales(const ModelConfig& config) {
@@ -233,7 +221,7 @@ std::vector<formats::LayerScales> UnitScales(const ModelConfig& config) {
   return layers;
 }
 
-KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config,
+KvScales ReadScaleTensors(const weights::TensorMap& tensors, const std::string& name, const ModelConfig& config,
                           std::span<const formats::LayerScheme> used) {
   KvScales result{ScaleSource::kNone, UnitScales(config)};
   const std::vector<std::array<Declared, 2>> declared = DeclaredSides(config);
@@ -241,7 +229,7 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
   bool any = false;
   for (const auto& [tensor_name, tensor] : tensors) {
     const ScaleName* known = FindName(tensor_name);
-    const std::optional<int64_t> layer = LayerOf(tensor_name);
+    const std::optional<int64_t> layer = weights::LayerOf(tensor_name);
     if (known == nullptr || !layer) {
       if (!LooksLikeKvScale(tensor_name)) continue;
       throw InputError(
@@ -300,8 +288,8 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
   return result;
 }
 
-std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
-                                                                 const LayerSpec& layer) {
+std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const weights::TensorView& tensor,
+                                                                 const std::string& name, const LayerSpec& layer) {
   std::vector<float> matrices = ReadF32(tensor, name, {layer.kv_heads, layer.head_dim, layer.head_dim});
   try {
     return std::make_shared<formats::QueryTransform>(std::move(matrices), layer.kv_heads, layer.head_dim);
@@ -310,8 +298,8 @@ std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorVie
   }
 }
 
-std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
-                                                                const LayerSpec& layer) {
+std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const weights::TensorView& tensor,
+                                                                const std::string& name, const LayerSpec& layer) {
   const std::vector<float> values = ReadF32(tensor, name, {layer.kv_heads, layer.head_dim + 1, layer.head_dim});
   auto channels = std::make_shared<formats::EigenChannels>(formats::SplitEigenChannels(values, layer.head_dim));
   try {  // a file is good or bad whatever the formats that are used
@@ -322,7 +310,7 @@ std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView
   return channels;
 }
 
-KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
+KvScales LoadKvScales(const std::string& quantization_param_path, const weights::Checkpoint& checkpoint,
                       const ModelConfig& config, std::span<const formats::LayerScheme> used) {
   const bool from_file = !quantization_param_path.empty();
   KvScales scales = from_file ? ReadScaleFile(quantization_param_path, config, Fingerprint(checkpoint))

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "formats/scheme.h"
-#include "models/config.h"
-#include "models/safetensors.h"
+#include "models/config/config.h"
+#include "weights/safetensors.h"
 
 namespace kvanta::models {
 
@@ -35,25 +35,22 @@ KvScales ReadScaleFile(const std::string& path, const ModelConfig& config, std::
 // declares an NVFP4 cache (another convention). Throws InputError when one is declared and missing, or is malformed;
 // `name` is the checkpoint's in messages. A checkpoint that declares single layers has scales for these; the others
 // have 1.0, unless a layer of `used` needs one, which is an error. `used`: [layers], or empty.
-KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config,
+KvScales ReadScaleTensors(const weights::TensorMap& tensors, const std::string& name, const ModelConfig& config,
                           std::span<const formats::LayerScheme> used = {});
 
 // The file if `quantization_param_path` is set, else ReadScaleTensors(). Call it only if some layer has static scales:
 // a checkpoint that declares them and lacks one must not stop a cache that needs none.
-KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
+KvScales LoadKvScales(const std::string& quantization_param_path, const weights::Checkpoint& checkpoint,
                       const ModelConfig& config, std::span<const formats::LayerScheme> used = {});
 
 // Matrices of +query from a tensor [kv_heads, head_dim, head_dim], F32. Throws InputError naming the tensor.
-std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
-                                                                 const LayerSpec& layer);
+std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const weights::TensorView& tensor,
+                                                                 const std::string& name, const LayerSpec& layer);
 
 // Eigen-channels of keys from a tensor [kv_heads, head_dim + 1, head_dim], F32: the last row of a head has its
 // deviations. Throws InputError naming the tensor.
-std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
-                                                                const LayerSpec& layer);
-
-// The index after "layers." in the name of a tensor or module of a layer; nullopt without one.
-std::optional<int64_t> LayerOf(std::string_view name);
+std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const weights::TensorView& tensor,
+                                                                const std::string& name, const LayerSpec& layer);
 
 // True for names of KV scales (read or deliberately ignored), which are not weights.
 bool IsKvScaleTensor(std::string_view name);

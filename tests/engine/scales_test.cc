@@ -63,7 +63,7 @@ TEST(Scales, FormatsWithoutStaticScalesDoNotWarn) {
 }
 
 TEST(Scales, AFilesScalesReachTheCache) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.quantization_param_path = folder.Write(
       "scales.json",
@@ -82,7 +82,7 @@ TEST(Scales, AFilesScalesReachTheCache) {
 }
 
 TEST(Scales, ABrokenFileIsAnError) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.quantization_param_path = folder.Write("scales.json", "{\"kv_cache\": {}}");
   EXPECT_THROW(Engine{config}, InputError);
@@ -91,7 +91,7 @@ TEST(Scales, ABrokenFileIsAnError) {
 }
 
 TEST(Scales, ACacheFolderThatCannotBeMadeIsAnErrorBeforeTheyAreMeasured) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.calculate_kv_scales = true;
   config.kv_cache_dir = folder.Write("file", "") + "/cache";

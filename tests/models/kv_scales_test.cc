@@ -13,8 +13,8 @@
 #include "error_of.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
-#include "models/safetensors_bytes.h"
-#include "models/temp_folder.h"
+#include "weights/safetensors_bytes.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::models {
 namespace {
@@ -143,7 +143,7 @@ TEST(ScaleFile, EveryFaultOfTheKnownSchemaIsNamed) {
 
 // Sparse: a file's length says nothing of its place on the disk.
 TEST(ScaleFile, FilesWithoutEndAreNotRead) {
-  const TempFolder folder;
+  const weights::TempFolder folder;
   const std::string path = folder.Write("s", "{");
   std::filesystem::resize_file(path, uint64_t{1} << 40);
   EXPECT_THAT(ErrorOf([&] { ReadScaleFile(path, Config()); }),
@@ -207,22 +207,22 @@ TEST(ScaleFile, EveryFaultOfTheOwnSchemaIsNamed) {
 
 using Tensor = std::pair<std::string, std::vector<float>>;
 
-KvScales ScalesOf(const Checkpoint& checkpoint, const ModelConfig& config) {
+KvScales ScalesOf(const weights::Checkpoint& checkpoint, const ModelConfig& config) {
   return ReadScaleTensors(checkpoint.Tensors(), "checkpoint", config);
 }
 
 class CheckpointScales : public testing::Test {
  protected:
   // A checkpoint with these tensors of shape [] (one value) or [n], and one weight.
-  Checkpoint Make(const std::vector<Tensor>& tensors) {
-    SafetensorsWriter writer;
+  weights::Checkpoint Make(const std::vector<Tensor>& tensors) {
+    weights::SafetensorsWriter writer;
     writer.Add("model.norm.weight", {2}, {1, 2});
     for (const auto& [name, values] : tensors) {
       writer.Add(name, values.size() == 1 ? std::vector<int64_t>{} : std::vector<int64_t>{int64_t(values.size())},
                  values);
     }
     folder_.Write("model.safetensors", writer.File());
-    return Checkpoint::Open(folder_.Path());
+    return weights::Checkpoint::Open(folder_.Path());
   }
   // Both layers, from names with {} for the layer.
   static std::vector<Tensor> BothLayers(const std::string& k, const std::string& v) {
@@ -237,7 +237,7 @@ class CheckpointScales : public testing::Test {
   std::string Error(const std::vector<Tensor>& tensors, const ModelConfig& config = Config()) {
     return ErrorOf([&] { ScalesOf(Make(tensors), config); });
   }
-  TempFolder folder_;
+  weights::TempFolder folder_;
 };
 
 TEST_F(CheckpointScales, EveryNameOfTheField) {
@@ -269,14 +269,14 @@ TEST_F(CheckpointScales, EveryNameOfTheField) {
 }
 
 TEST_F(CheckpointScales, PerHeadAndThreeDimensional) {
-  SafetensorsWriter writer;
+  weights::SafetensorsWriter writer;
   for (const char* layer : {"0", "1"}) {
     const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
     writer.Add(prefix + "k_scale", {2, 1, 1}, {1, 2});
     writer.Add(prefix + "v_scale", {2}, {3, 4});
   }
   folder_.Write("model.safetensors", writer.File());
-  const KvScales scales = ScalesOf(Checkpoint::Open(folder_.Path()), Config());
+  const KvScales scales = ScalesOf(weights::Checkpoint::Open(folder_.Path()), Config());
   EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1, 2));
   EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(3, 4));
 }
@@ -338,7 +338,7 @@ TEST_F(CheckpointScales, OfTheLayersThatDeclareThem) {
 }
 
 TEST_F(CheckpointScales, TheFileComesFirst) {
-  const Checkpoint checkpoint = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
+  const weights::Checkpoint checkpoint = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
   const std::string path = folder_.Write("s.json", ByRank().dump());
   EXPECT_EQ(LoadKvScales(path, checkpoint, Config()).source, ScaleSource::kFile);
   EXPECT_EQ(LoadKvScales("", checkpoint, Config()).source, ScaleSource::kCheckpoint);

@@ -219,7 +219,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
   const int64_t open = length_ / size;
   for (int64_t index = first_open; index < open; ++index) {
     if (sharing_ == Sharing::kShared) Share(tokens, index);
-    if (index == missed_page_) ShareExact(tokens, index);
+    if (index == missed_page_ || index == prompt_page_) ShareExact(tokens, index);
   }
   if (sharing_ == Sharing::kShared) ReplaceSnapshots(tokens, first_open, open);
   // Frees exact records, except of the next query's page and of the pages before it that it reads exactly.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_classes
+import tiny_models
 from tiny_checkpoints import write_checkpoint
 
 from kvanta import LLM, SamplingParams, _core
@@ -61,6 +64,25 @@ def test_the_scheduler_runs_as_many_sequences(folder: Path, kv_cache_dtype: str)
         llm.generate([{"prompt_token_ids": [1, *range(10 + i, 17 + i)]} for i in range(count)], params, use_tqdm=False)
         preempted.append(llm.stats()["preemptions"] > 0)
     assert preempted == [False, True]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma3", "Qwen3_5", "GptOss"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "bf16"])
+def test_tokens_are_those_of_plan(name: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+    """... for models with several groups, whose windows and states no count of bytes per token knows."""
+    make = tiny_classes.MULTIMODAL.get(name, partial(tiny_models.make_model, name))
+    tiny_models.save(make(), tmp_path)
+    options: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "max_model_len": 192, "threads": 1}
+    layout = _core.plan_cache_bytes(engine_config(str(tmp_path), options))
+    cache_bytes = int(5.5 * layout.sequence_bytes)
+    weights = _core.read_model_info(str(tmp_path)).weight_bytes
+    (row,) = plan(str(tmp_path), weights + cache_bytes, [kv_cache_dtype], 192)["formats"]
+    for max_num_seqs, tokens in ((8, 5.5 * 192 // 64 * 64), (4, 4 * 192)):
+        sizes = {"kv_cache_memory_bytes": cache_bytes, "max_num_seqs": max_num_seqs}
+        engine = _core.Engine(engine_config(str(tmp_path), {**options, **sizes}))
+        found = summarize(engine.config, engine.info, {"kv_cache_dtype": kv_cache_dtype, **engine.stats()}, {})
+        assert found.sequences == row["sequences"] == 5
+        assert found.tokens == tokens
 
 
 def test_repr_is_the_line_of_the_log(folder: Path) -> None:

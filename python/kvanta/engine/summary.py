@@ -35,6 +35,8 @@ class EngineSummary:
     max_num_seqs: int
     sequences: int
     """Sequences of max_model_len tokens that the cache holds, with the exact pages of each."""
+    tokens: int
+    """Tokens of such sequences, whole pages, that can run at once: for routers, which divide them as they like."""
     limited: bool
     """True if the free memory decided on the cache's size, which is less than max_num_seqs sequences need."""
     smaller: tuple[str, int] | None
@@ -65,6 +67,7 @@ def summarize(
     """`config`: with every "auto" resolved. `stats`: the engine's. `arguments`: those that it was made from."""
     sequence_bytes = _sequence_bytes(config)
     held = config.kv_cache_memory_bytes // sequence_bytes
+    pages = config.kv_cache_memory_bytes * config.max_model_len // sequence_bytes // config.page_size
     return EngineSummary(
         backend=stats["backend"],
         threads=stats["threads"],
@@ -77,6 +80,7 @@ def summarize(
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         sequences=held,
+        tokens=min(pages * config.page_size, config.max_num_seqs * config.max_model_len),
         limited=held < config.max_num_seqs and not any(arguments.get(name) for name in _CACHE_SIZES),
         smaller=_next_smaller(config, sequence_bytes),
         ram_tokens=int(stats["host"]["limit_bytes"] / stats["bytes_per_token"]) if stats["host"]["enabled"] else 0,

@@ -26,7 +26,7 @@ struct EngineConfig {
   std::string kv_cache_dtype_layers;    // see ParseLayerSchemes
   std::vector<std::string> kv_cache_dtype_skip_layers;  // layers kept at the model's dtype: indices, "sliding_window"
   std::string quantization_param_path;                  // scale file, two schemas (docs/scales.md)
-  bool calculate_kv_scales = false;                     // static scales from the first prompt
+  bool calculate_kv_scales = false;                     // static scales from a probe at the start
   std::string dtype = "auto";                           // weights: "auto", "bfloat16", "float16", "float32"
   std::string weight_dtype = "auto";                    // "auto": dtype's, a GGUF file's own; "bf16", "int8", "int4"
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
@@ -220,7 +220,8 @@ struct ModelInfo {
   std::vector<int> sliding_window;               // per layer; 0: none
   std::vector<std::pair<int, int>> layer_heads;  // per layer: KV heads, and the channels of each
   std::vector<int32_t> eos_token_ids;
-  std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
+  std::string declared_kv_cache;        // scheme that the checkpoint declares, or those of its layers; "" if none
+  std::string declared_kv_cache_error;  // reason why a declared one cannot be had, so that "auto" is an error
   std::string hash;               // hash of the weights, as in scale files; "" where no weights were read
 };
 
@@ -243,6 +244,10 @@ struct CachePlan {
 ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype = "auto",
                         const std::string& weight_dtype = "auto");
 CachePlan PlanCacheBytes(const EngineConfig& config);
+
+// Beginning of the names of the decoder's tensors in a folder's weights: "model.", "language_model.model.", ...
+// Throws InputError.
+std::string DecoderPrefix(const std::string& model);
 
 struct MissingMatrices {
   std::string fingerprint;      // hash of the model's weights; "": nothing is missing

@@ -1,11 +1,13 @@
 #include "engine/engine_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
+#include <map>
 #include <string_view>
 #include <type_traits>
 
@@ -59,6 +61,19 @@ int64_t LongestSequence(const CacheSpecs& specs, int64_t budget_bytes, int64_t l
   return fits;
 }
 
+// "fp8_e4m3 in 3 of 4 layers, nvfp4 in 1 of 4 layers"; "" if single layers declare nothing.
+std::string DeclaredLayers(const models::ModelConfig& model) {
+  std::map<std::string, int> counts;
+  for (const std::string& scheme : model.declared_kv_cache_layers) {
+    if (!scheme.empty()) ++counts[scheme];
+  }
+  std::vector<std::string> parts;
+  for (const auto& [scheme, count] : counts) {
+    parts.push_back(fmt::format("{} in {} of {} layers", scheme, count, model.layers));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
 }  // namespace
 
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model) {
@@ -103,6 +118,10 @@ std::string_view UnquantizedScheme(DType dtype) noexcept {
 KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
   const bool mla = model.UsesMla();
   if (config.kv_cache_dtype != "auto") return KvScheme::Parse(config.kv_cache_dtype, mla);
+  if (!model.declared_kv_cache_error.empty()) {
+    throw InputError(fmt::format("{}; kv_cache_dtype = auto follows the checkpoint: choose another, as int8, fp8 or {}",
+                                 model.declared_kv_cache_error, UnquantizedScheme(dtype)));
+  }
   return KvScheme::Parse(model.declared_kv_cache.empty() ? UnquantizedScheme(dtype) : model.declared_kv_cache, mla);
 }
 
@@ -316,7 +335,8 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
     info.layer_heads.emplace_back(layer.kv_heads, layer.head_dim);
   }
   info.eos_token_ids = model.eos_token_ids;
-  info.declared_kv_cache = model.declared_kv_cache;
+  info.declared_kv_cache = model.declared_kv_cache.empty() ? DeclaredLayers(model) : model.declared_kv_cache;
+  info.declared_kv_cache_error = model.declared_kv_cache_error;
   info.parameters = weights.Parameters();
   info.weight_bytes = weights.Bytes(ResolveWeights(weight_dtype, dtype), KeepsQuantized(weight_dtype, dtype));
   return info;

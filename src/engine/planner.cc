@@ -70,6 +70,10 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   return plan;
 }
 
+std::string DecoderPrefix(const std::string& model) {
+  return std::string(models::DecoderNames(models::ReadConfig(model), models::Checkpoint::Open(model)).prefix);
+}
+
 MissingMatrices MissingQueryMatrices(const EngineConfig& config) {
   if (!config.quantization_param_path.empty()) return {};
   engine::CheckConfig(config);
@@ -79,7 +83,8 @@ MissingMatrices MissingQueryMatrices(const EngineConfig& config) {
   const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
   if (std::ranges::none_of(layout.layers, [](const auto& layer) { return layer.k.query; })) return {};
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
-  const models::KvScales scales = models::LoadKvScales("", checkpoint, model, layout.layers);
+  const models::KvScales scales = models::LoadKvScales(
+      "", checkpoint, model, {.layers = layout.layers, .measured = true});  // the engine checks the scales
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     if (!layout.layers[i].k.query || scales.layers[i].k.query != nullptr) continue;
     const bool eigen = std::ranges::any_of(

@@ -156,6 +156,9 @@ struct ModelConfig {
                                     // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
   // The same for each layer where they differ ("": not quantized), with an empty declared_kv_cache; else empty.
   std::vector<std::string> declared_kv_cache_layers;
+  // Reason why a declared cache cannot be had, as an error's text: "auto" throws it. "": none, and the two above hold.
+  std::string declared_kv_cache_error;
+  std::string kv_cache_note;  // a declaration that "auto" does not follow, for the user; "" without one
 
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
   // Layers with K and V (or a state) of their own in the cache: the first ones.
@@ -178,7 +181,8 @@ class Checkpoint;
 // The alternative of config.names.decoders that the checkpoint has; the first one if it has none.
 const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const Checkpoint& checkpoint);
 
-// Reads config.json of a folder and, where they exist, generation_config.json and hf_quant_config.json. Weights are not
+// Reads config.json of a folder and, where they exist, generation_config.json, hf_quant_config.json and
+// quant_model_description.json. Weights are not
 // needed. `path` may also be the config itself: a JSON file of any name, which is read alone unless it is config.json.
 // Throws InputError naming the file, the key, the value and the alternatives.
 ModelConfig ReadConfig(const std::string& path);
@@ -189,10 +193,13 @@ std::string ReadConfigText(const std::string& folder);
 // The text of config.json alone. `dtype_missing` is set when it does not say how the weights are stored.
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing = nullptr);
 
-// Adds the eos ids of the text of generation_config.json.
+// Adds the eos ids of the text of generation_config.json, and its quantized cache as a note.
 void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config);
 
 // Adds the declarations in the text of hf_quant_config.json (ModelOpt).
 void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config);
+
+// Adds the cache that the text of quant_model_description.json (msModelSlim) declares.
+void AddModelSlimConfig(std::string_view text, const std::string& name, ModelConfig& config);
 
 }  // namespace kvanta::models

@@ -81,7 +81,7 @@ class EngineOptions(BatchingOptions):
         group="cache",
     )
     quantization_param_path: str = option("", "file with scales, or matrices of +query", metavar="FILE", group="cache")
-    calculate_kv_scales: bool = option(False, "take static scales from the first prompt", group="cache")
+    calculate_kv_scales: bool = option(False, "measure static scales when the model is loaded", group="cache")
     block_size: int | None = option(
         64,
         "tokens of a cache page: 16, 32, 64 or 128",

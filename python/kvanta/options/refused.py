@@ -16,6 +16,11 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         ("local", "mp", "uni"),
     ),
     Group(
+        "--kv-cache-dtype has the format of the cache: 4 bits are int4, 8 bits int8, FP8 is fp8",
+        "",
+        "cache_mode kv_bits quant_policy",
+    ),
+    Group(
         "LoRA adapters are not supported; merge them into the weights",
         "enable_lora enable_moe_shared_loras enable_tower_connector_lora",
         "default_mm_loras lora_modules lora_paths uno_lora_path",

@@ -14,10 +14,10 @@
 #include "base/thread_pool.h"
 #include "bench/roofline.h"
 #include "kernels/cpu/select.h"
-#include "kernels/linear/quantized_weight.h"
-#include "kernels/linear/weight_blocks.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
+#include "weights/quantized_weight.h"
+#include "weights/weight_blocks.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -32,27 +32,31 @@ constexpr int64_t kMaxElements = int64_t{1} << 28;  // 1 GiB of f32
 struct Kind {
   std::string_view name;
   WeightType type;
-  double (*measure_peak)(int threads, const IsaTable& isa);  // operations per second of its dot
-  BlockFormat blocks = BlockFormat::kNone;                   // only for kStored
-  QuantizedFormat quantized = {};  // as in checkpoints: codes and scales apart; a group of 0: a row
+  double (*measure_peak)(int threads, const IsaTable& isa);   // operations per second of its dot
+  weights::BlockFormat blocks = weights::BlockFormat::kNone;  // only for kStored
+  weights::QuantizedFormat quantized = {};  // as in checkpoints: codes and scales apart; a group of 0: a row
 
-  bool IsQuantized() const { return quantized.codes != CodeType::kNone; }
+  bool IsQuantized() const { return quantized.codes != weights::CodeType::kNone; }
 };
 
-constexpr Kind QuantizedKind(std::string_view name, CodeType codes, int64_t group) {
-  return {name, WeightType::kStored, MeasureF32FmaPeak, BlockFormat::kNone, {codes, GroupScale::kF32, group}};
+constexpr Kind QuantizedKind(std::string_view name, weights::CodeType codes, int64_t group) {
+  return {name,
+          WeightType::kStored,
+          MeasureF32FmaPeak,
+          weights::BlockFormat::kNone,
+          {codes, weights::GroupScale::kF32, group}};
 }
 
 constexpr Kind kKinds[] = {
-    {"bf16", WeightType::kBf16, MeasureBf16DotPeak}, {"f32", WeightType::kF32, MeasureF32FmaPeak},
-    {"f16", WeightType::kF16, MeasureF32FmaPeak},    {"int8", WeightType::kInt8, MeasureInt8DotPeak},
-    {"int4", WeightType::kInt4, MeasureInt4DotPeak}, QuantizedKind("fp8", CodeType::kE4M3, 128),
-    QuantizedKind("w8a16", CodeType::kInt8, 0),      QuantizedKind("w4a16", CodeType::kInt4, 128),
-    QuantizedKind("nf4", CodeType::kNf4, 64)};
+    {"bf16", WeightType::kBf16, MeasureBf16DotPeak},     {"f32", WeightType::kF32, MeasureF32FmaPeak},
+    {"f16", WeightType::kF16, MeasureF32FmaPeak},        {"int8", WeightType::kInt8, MeasureInt8DotPeak},
+    {"int4", WeightType::kInt4, MeasureInt4DotPeak},     QuantizedKind("fp8", weights::CodeType::kE4M3, 128),
+    QuantizedKind("w8a16", weights::CodeType::kInt8, 0), QuantizedKind("w4a16", weights::CodeType::kInt4, 128),
+    QuantizedKind("nf4", weights::CodeType::kNf4, 64)};
 
 // Tiles multiply in bf16; all other units keep x in f32.
 bool RoundsToBf16(const Kind& kind, const IsaTable& isa) {
-  if (kind.IsQuantized()) return kind.quantized.codes != CodeType::kNf4 && std::string_view(isa.name) == "amx";
+  if (kind.IsQuantized()) return kind.quantized.codes != weights::CodeType::kNf4 && std::string_view(isa.name) == "amx";
   return kind.type == WeightType::kBf16;
 }
 
@@ -61,8 +65,8 @@ Kind KindOf(const std::string& name) {
     if (name == kind.name) return kind;
   }
   std::vector<std::string_view> formats;
-  for (int i = 1; i < kBlockFormats; ++i) {
-    const auto format = static_cast<BlockFormat>(i);
+  for (int i = 1; i < weights::kBlockFormats; ++i) {
+    const auto format = static_cast<weights::BlockFormat>(i);
     if (name == Name(format)) return {Name(format), WeightType::kStored, MeasureInt8DotPeak, format};
     formats.push_back(Name(format));
   }
@@ -81,15 +85,15 @@ std::vector<float> RandomValues(int64_t n, uint32_t seed) {
 }
 
 // Random codes; scales and zero points that differ from group to group.
-class RandomCodes final : public QuantizedWeight {
+class RandomCodes final : public weights::QuantizedWeight {
  public:
-  RandomCodes(LinearShape shape, QuantizedFormat format)
-      : QuantizedWeight(shape.out, shape.in, format), codes_(static_cast<size_t>(shape.in * shape.out)) {
+  RandomCodes(LinearShape shape, weights::QuantizedFormat format)
+      : weights::QuantizedWeight(shape.out, shape.in, format), codes_(static_cast<size_t>(shape.in * shape.out)) {
     std::mt19937 generator(1);
     for (uint8_t& code : codes_) {
       code = static_cast<uint8_t>(generator());
-      if (format.codes == CodeType::kInt4 || format.codes == CodeType::kNf4) code &= 15;
-      if (format.codes == CodeType::kE4M3 && (code & 0x7f) == 0x7f) code = 0;  // NaN
+      if (format.codes == weights::CodeType::kInt4 || format.codes == weights::CodeType::kNf4) code &= 15;
+      if (format.codes == weights::CodeType::kE4M3 && (code & 0x7f) == 0x7f) code = 0;  // NaN
     }
   }
 
@@ -111,43 +115,44 @@ class RandomWeight {
  public:
   RandomWeight(const Kind& kind, LinearShape shape) : type_(kind.type), shape_(shape), blocks_(kind.blocks) {
     if (kind.IsQuantized()) {
-      QuantizedFormat format = kind.quantized;
+      weights::QuantizedFormat format = kind.quantized;
       if (format.group == 0) format.group = shape.in;
       codes_ = std::make_unique<RandomCodes>(shape, format);
       return;
     }
-    if (blocks_ == BlockFormat::kNone) {
+    if (blocks_ == weights::BlockFormat::kNone) {
       values_ = RandomValues(shape.in * shape.out, 1);
       return;
     }
-    if (shape.in % BlockWeights(blocks_) != 0) {
+    if (shape.in % weights::BlockWeights(blocks_) != 0) {
       throw InputError(fmt::format("bench: rows of {} weights; {} has blocks of {}", shape.in, Name(blocks_),
-                                   BlockWeights(blocks_)));
+                                   weights::BlockWeights(blocks_)));
     }
     std::mt19937 generator(1);
-    bytes_.resize(static_cast<size_t>(shape.out * RowBytes(blocks_, shape.in)));
+    bytes_.resize(static_cast<size_t>(shape.out * weights::RowBytes(blocks_, shape.in)));
     for (uint8_t& byte : bytes_) byte = generator() & 0x3bU;  // as any byte of an fp16 scale, a finite one
-    if (blocks_ != BlockFormat::kMXFP4) return;
+    if (blocks_ != weights::BlockFormat::kMXFP4) return;
     constexpr uint8_t kOne = 127;  // exponents of normal results
-    for (size_t i = 0; i < bytes_.size(); i += static_cast<size_t>(BlockBytes(blocks_))) bytes_[i] = kOne;
+    for (size_t i = 0; i < bytes_.size(); i += static_cast<size_t>(weights::BlockBytes(blocks_))) bytes_[i] = kOne;
   }
 
   std::unique_ptr<Linear> Pack(Ops& ops) const {
     if (codes_) {
-      const QuantizedView view{codes_.get()};
+      const weights::QuantizedView view{codes_.get()};
       auto linear = ops.MakeQuantizedLinear({&view, 1}, {});
       if (!linear) throw InputError(fmt::format("bench: rows of {} weights do not have whole groups", shape_.in));
       return linear;
     }
     const void* data = values_.empty() ? static_cast<const void*>(bytes_.data()) : values_.data();
-    const WeightView view{.data = data, .dtype = DType::kF32, .out = shape_.out, .in = shape_.in, .blocks = blocks_};
+    const weights::WeightView view{
+        .data = data, .dtype = DType::kF32, .out = shape_.out, .in = shape_.in, .blocks = blocks_};
     return ops.MakeLinear({&view, 1}, {}, type_);
   }
 
  private:
   WeightType type_;
   LinearShape shape_;
-  BlockFormat blocks_;
+  weights::BlockFormat blocks_;
   std::vector<float> values_;
   std::vector<uint8_t> bytes_;
   std::unique_ptr<RandomCodes> codes_;
@@ -172,7 +177,7 @@ void Check(const LinearBench& options) {
 }
 
 bool HasBlocks(const Kind& kind) {
-  return kind.type == WeightType::kInt8 || kind.type == WeightType::kInt4 || kind.blocks != BlockFormat::kNone;
+  return kind.type == WeightType::kInt8 || kind.type == WeightType::kInt4 || kind.blocks != weights::BlockFormat::kNone;
 }
 
 // Row x [in] as rounded by the product.
@@ -181,8 +186,8 @@ std::vector<double> Rounded(const float* x, int64_t in, const Kind& kind, const 
   if (RoundsToBf16(kind, isa)) {
     for (double& value : values) value = Bf16ToFloat(FloatToBf16(static_cast<float>(value)));
   }
-  for (int64_t begin = 0; HasBlocks(kind) && begin < in; begin += kBlockWeights) {
-    const int64_t end = std::min<int64_t>(in, begin + kBlockWeights);
+  for (int64_t begin = 0; HasBlocks(kind) && begin < in; begin += weights::kBlockWeights) {
+    const int64_t end = std::min<int64_t>(in, begin + weights::kBlockWeights);
     float largest = 0;
     for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::abs(x[k]));
     for (int64_t k = begin; k < end; ++k) values[k] = std::nearbyint(x[k] * (127 / largest)) * double{largest / 127};

@@ -25,7 +25,7 @@
 #include "bench/option_parser.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/engine.h"
-#include "models/config.h"
+#include "models/config/config.h"
 #include "runner/divergence.h"
 
 namespace {

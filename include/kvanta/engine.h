@@ -222,7 +222,7 @@ struct ModelInfo {
   std::vector<int32_t> eos_token_ids;
   std::string declared_kv_cache;        // scheme that the checkpoint declares, or those of its layers; "" if none
   std::string declared_kv_cache_error;  // reason why a declared one cannot be had, so that "auto" is an error
-  std::string hash;               // hash of the weights, as in scale files; "" where no weights were read
+  std::string hash;                     // hash of the weights, as in scale files; "" where no weights were read
 };
 
 // Bytes of a cache (with several ranks, of the largest one), computed by the code that lays out the engine's cache.

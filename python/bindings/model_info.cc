@@ -5,9 +5,9 @@
 
 #include "bindings.h"
 #include "kvanta/engine.h"
-#include "models/gguf_index.h"
 #include "models/model.h"
 #include "stats.h"
+#include "weights/gguf_index.h"
 
 namespace nb = nanobind;
 
@@ -52,7 +52,7 @@ void BindModelInfo(nb::module_& module) {
              nb::call_guard<nb::gil_scoped_release>(), "Reads the configuration only; weights are not needed.");
   module.def("architectures", &models::KnownArchitectures,
              "Classes of models that are read, as config.json names them.");
-  module.def("gguf_types", &models::GgufTypes, "Types of GGUF tensors that are used as they are stored.");
+  module.def("gguf_types", &weights::GgufTypes, "Types of GGUF tensors that are used as they are stored.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Bytes of a cache, without building one.");
   module.def("decoder_prefix", &DecoderPrefix, "model"_a, nb::call_guard<nb::gil_scoped_release>(),

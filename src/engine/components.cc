@@ -14,9 +14,9 @@
 #include "engine/ranks.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
+#include "models/blocks/rope.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
-#include "models/rope.h"
 #include "store/record_servers.h"
 
 namespace kvanta::engine {
@@ -65,7 +65,7 @@ void WarnOfBoundaryLayers(const EngineConfig& config, const models::ModelConfig&
 }
 
 // Sets the KV scales of all layers, for the layout of the components.
-void LoadScales(const EngineConfig& config, const models::ModelConfig& model, const models::Checkpoint& checkpoint,
+void LoadScales(const EngineConfig& config, const models::ModelConfig& model, const weights::Checkpoint& checkpoint,
                 EngineComponents& components) {
   components.scales = models::UnitScales(model);
   if (components.layout.UsesScales()) {
@@ -140,7 +140,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   EngineComponents components;
   std::optional<DraftModelPlan> draft = PlanSpeculation(config, model);
   components.layout = PlanLayout(schemes, model, config.page_size);
-  const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
+  const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
   components.model_identity = models::Fingerprint(checkpoint);
   components.kv_store = config.kv_store;
@@ -195,7 +195,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
     WarnOfLongFactors(config, model, components.positions);
   }
   config.dtype = components.info.dtype;
-  const bool is_quantized = model.quantization.method != models::QuantMethod::kNone;
+  const bool is_quantized = model.quantization.method != weights::QuantMethod::kNone;
   if (weight_type == kernels::WeightType::kBf16 && !keep_types && !is_quantized) config.weight_dtype = "bf16";
   config.device = gpu ? "cuda" : "cpu";
   config.threads = components.threads->Threads();

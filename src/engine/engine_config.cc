@@ -99,7 +99,7 @@ bool KeepsQuantized(const std::string& weight_dtype, DType dtype) noexcept {
   return weight_dtype == "auto" && dtype != DType::kF32;
 }
 
-bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const models::Checkpoint& checkpoint) {
+bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const weights::Checkpoint& checkpoint) {
   return dtype == "auto" && weight_dtype == "auto" && checkpoint.IsGguf();
 }
 

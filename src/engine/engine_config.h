@@ -11,9 +11,9 @@
 #include "formats/scheme.h"
 #include "kernels/linear/linear.h"
 #include "kvanta/engine.h"
-#include "models/config.h"
-#include "models/safetensors.h"
+#include "models/config/config.h"
 #include "store/host_arena.h"
+#include "weights/safetensors.h"
 
 namespace kvanta::engine {
 
@@ -25,7 +25,7 @@ kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype)
 bool KeepsQuantized(const std::string& weight_dtype, DType dtype) noexcept;
 
 // True if weights keep the types of their GGUF file: where neither dtype nor weight_dtype asks for another.
-bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const models::Checkpoint& checkpoint);
+bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const weights::Checkpoint& checkpoint);
 
 // Scheme text of a cache at a weight dtype: "bf16", "fp16", "fp32".
 std::string_view UnquantizedScheme(DType dtype) noexcept;

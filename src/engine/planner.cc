@@ -17,8 +17,8 @@ ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype, cons
   const models::ModelConfig config = models::ReadConfig(model);
   const DType resolved = engine::ResolveDType(dtype, config);
   ModelInfo info = engine::MakeModelInfo(config, resolved, weight_dtype);
-  if (models::Checkpoint::IsGgufFolder(model)) {
-    const models::Checkpoint checkpoint = models::Checkpoint::Open(model);
+  if (weights::Checkpoint::IsGgufFolder(model)) {
+    const weights::Checkpoint checkpoint = weights::Checkpoint::Open(model);
     if (engine::KeepsTypes(dtype, weight_dtype, checkpoint)) info.weight_bytes = checkpoint.TotalBytes();
   }
   return info;
@@ -71,7 +71,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
 }
 
 std::string DecoderPrefix(const std::string& model) {
-  return std::string(models::DecoderNames(models::ReadConfig(model), models::Checkpoint::Open(model)).prefix);
+  return std::string(models::DecoderNames(models::ReadConfig(model), weights::Checkpoint::Open(model)).prefix);
 }
 
 MissingMatrices MissingQueryMatrices(const EngineConfig& config) {
@@ -82,7 +82,7 @@ MissingMatrices MissingQueryMatrices(const EngineConfig& config) {
       engine::ResolveSchemes(config, model, engine::ResolveDType(config.dtype, model));
   const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
   if (std::ranges::none_of(layout.layers, [](const auto& layer) { return layer.k.query; })) return {};
-  const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
+  const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
   const models::KvScales scales = models::LoadKvScales(
       "", checkpoint, model, {.layers = layout.layers, .measured = true});  // the engine checks the scales
   for (size_t i = 0; i < layout.layers.size(); ++i) {

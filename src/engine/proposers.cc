@@ -82,7 +82,7 @@ void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan,
   const int64_t positions = std::min<int64_t>(components.positions, plan->model.max_position);
   const models::LoadOptions options{
       .store = ResolveWeights(own.weight_dtype, dtype),
-      .keep_types = KeepsTypes(own.dtype, own.weight_dtype, models::Checkpoint::Open(own.model)),
+      .keep_types = KeepsTypes(own.dtype, own.weight_dtype, weights::Checkpoint::Open(own.model)),
       .keep_quantized = KeepsQuantized(own.weight_dtype, dtype),
       .max_rows = own.max_num_batched_tokens,
       .max_positions = positions};

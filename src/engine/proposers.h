@@ -5,7 +5,7 @@
 
 #include "engine/components.h"
 #include "engine/speculative_config.h"
-#include "models/config.h"
+#include "models/config/config.h"
 
 namespace kvanta::engine {
 

@@ -10,7 +10,7 @@
 
 #include "formats/scheme.h"
 #include "kvanta/engine.h"
-#include "models/config.h"
+#include "models/config/config.h"
 #include "models/model.h"
 #include "parallel/communicator.h"
 

@@ -9,9 +9,9 @@
 #include <span>
 #include <string_view>
 
+#include "base/json.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
-#include "models/json.h"
 
 namespace kvanta::engine {
 namespace {
@@ -32,7 +32,7 @@ bool Contains(std::span<const std::string_view> names, std::string_view name) {
 }
 
 // A model alone asks for a draft model. As in vLLM, the method may stand in its place.
-std::string MethodOf(const models::JsonObject& object) {
+std::string MethodOf(const JsonObject& object) {
   const std::string model = object.String("model", "");
   const bool names_method = model == "ngram";
   std::string method = object.String("method", model.empty() || names_method ? "ngram" : "draft_model");
@@ -43,7 +43,7 @@ std::string MethodOf(const models::JsonObject& object) {
   return method;
 }
 
-void CheckKeys(const models::Json& json, const std::string& method) {
+void CheckKeys(const Json& json, const std::string& method) {
   const bool is_ngram = method == "ngram";
   const std::span<const std::string_view> own = is_ngram ? kNgramKeys : kModelKeys;
   for (const auto& [key, value] : json.items()) {
@@ -59,8 +59,8 @@ void CheckKeys(const models::Json& json, const std::string& method) {
 }  // namespace
 
 SpeculativeConfig ParseSpeculativeConfig(const std::string& text) {
-  const models::Json json = models::ParseJson(text, kName);
-  const models::JsonObject object(json, kName);
+  const Json json = ParseJson(text, kName);
+  const JsonObject object(json, kName);
   const std::string method = MethodOf(object);
   CheckKeys(json, method);
   SpeculativeConfig config;

@@ -15,10 +15,10 @@
 #include "kernels/activation.h"
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/quantized_weight.h"
 #include "kernels/linear_attention/gated_delta_net.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/sampling/sample_params.h"
+#include "weights/quantized_weight.h"
 
 namespace kvanta::kernels {
 
@@ -37,12 +37,12 @@ class Ops {
   // bits, exact dots of 32, f32 sums). kInt8 keeps Q8_0 and kInt4 keeps Q4_0 and Q4_1 as they are; everything else is
   // quantized. kStored keeps every view as it is; on a GPU, blocks other than these become bf16. bias: f32 [sum of out]
   // or empty. The views may be unmapped afterwards.
-  virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
+  virtual std::unique_ptr<Linear> MakeLinear(std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                              LinearKind kind) = 0;
 
   // Likewise packs weights with codes and scales as they are (quantized_weight.h); x stays f32. Null if this device
   // does not read their format, or they differ in it: then rows may be read as f32 and given to MakeLinear().
-  virtual std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> stacked,
+  virtual std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> stacked,
                                                       std::span<const float> bias) = 0;
 
   // Combines layers made by MakeLinear() into a few launches; null on the CPU, which runs them one by one.

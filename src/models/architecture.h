@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "models/config.h"
-#include "models/json.h"
+#include "base/json.h"
+#include "models/config/config.h"
 
 namespace kvanta::models {
 

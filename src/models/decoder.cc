@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "kvanta/error.h"
-#include "models/layer_blocks.h"
-#include "models/norm.h"
-#include "models/per_layer_inputs.h"
-#include "models/rope.h"
+#include "models/blocks/layer_blocks.h"
+#include "models/blocks/norm.h"
+#include "models/blocks/per_layer_inputs.h"
+#include "models/blocks/rope.h"
 #include "models/weight_count.h"
 #include "models/weights.h"
 
@@ -38,7 +38,7 @@ struct RopeTables {
 
 class Decoder final : public Model {
  public:
-  Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options)
+  Decoder(const ModelConfig& config, const weights::Checkpoint& checkpoint, Ops& ops, const LoadOptions& options)
       : ops_(ops),
         ranks_(options.ranks == nullptr ? alone_ : *options.ranks),
         vocab_(ranks_.PartitionOf(config.vocab)) {
@@ -386,7 +386,7 @@ class Decoder final : public Model {
 
 }  // namespace
 
-std::unique_ptr<Model> LoadDecoder(const ModelConfig& config, const Checkpoint& checkpoint, kernels::Ops& ops,
+std::unique_ptr<Model> LoadDecoder(const ModelConfig& config, const weights::Checkpoint& checkpoint, kernels::Ops& ops,
                                    const LoadOptions& options) {
   return std::make_unique<Decoder>(config, checkpoint, ops, options);
 }

@@ -3,14 +3,14 @@
 
 #include <memory>
 
-#include "models/config.h"
+#include "models/config/config.h"
 #include "models/model.h"
-#include "models/safetensors.h"
+#include "weights/safetensors.h"
 
 namespace kvanta::models {
 
 // `config` holds the differences: norms, biases, ropes, windows, MLA, experts, softcaps, tensor names.
-std::unique_ptr<Model> LoadDecoder(const ModelConfig& config, const Checkpoint& checkpoint, kernels::Ops& ops,
+std::unique_ptr<Model> LoadDecoder(const ModelConfig& config, const weights::Checkpoint& checkpoint, kernels::Ops& ops,
                                    const LoadOptions& options);
 
 }  // namespace kvanta::models

@@ -10,10 +10,10 @@
 namespace kvanta::models {
 namespace {
 
-using kernels::BlockFormat;
 using kernels::ExpertWeights;
 using kernels::Linear;
-using kernels::WeightView;
+using weights::BlockFormat;
+using weights::WeightView;
 
 // Indices [first, end).
 struct Range {
@@ -151,7 +151,7 @@ std::vector<std::unique_ptr<Linear>> ReadMxfp4(const BlockSource& source, const 
   const std::vector<float> biases = ReadBiases(source, weight.name + "_bias", weight.out);
   const Mxfp4Tensor tensor(source.reader, weight.name, source.config.moe.num_experts, weight.out, in);
   const bool keep = source.reader.KeepsQuantized(source.store);
-  const int64_t row_bytes = keep ? kernels::RowBytes(BlockFormat::kMXFP4, in) : in * SizeOf(DType::kBf16);
+  const int64_t row_bytes = keep ? weights::RowBytes(BlockFormat::kMXFP4, in) : in * SizeOf(DType::kBf16);
   std::vector<uint16_t> matrix(static_cast<size_t>(CeilDiv(rows * row_bytes, sizeof(uint16_t))));
   const WeightView view{.data = matrix.data(),
                         .dtype = DType::kBf16,

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/layer_blocks.h"
+#include "models/blocks/layer_blocks.h"
 
 namespace kvanta::models {
 

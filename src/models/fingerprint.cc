@@ -13,7 +13,7 @@
 
 namespace kvanta::models {
 
-std::string Fingerprint(const Checkpoint& checkpoint) {
+std::string Fingerprint(const weights::Checkpoint& checkpoint) {
   constexpr size_t kEdge = 256;        // any training changes every tensor; whole files would cost seconds
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, 64 bits: tells models apart, does not authenticate them
   const auto add = [&hash](std::span<const uint8_t> bytes) {
@@ -21,7 +21,7 @@ std::string Fingerprint(const Checkpoint& checkpoint) {
   };
   for (const auto& [name, tensor] : checkpoint.Tensors()) {
     if (IsKvScaleTensor(name)) continue;
-    const std::string head = fmt::format("{}\n{} {}", name, tensor.dtype, ShapeText(tensor.shape));
+    const std::string head = fmt::format("{}\n{} {}", name, tensor.dtype, weights::ShapeText(tensor.shape));
     add({reinterpret_cast<const uint8_t*>(head.data()), head.size()});
     const size_t edge = std::min(kEdge, tensor.data.size());
     add(tensor.data.first(edge));
@@ -30,14 +30,14 @@ std::string Fingerprint(const Checkpoint& checkpoint) {
   return fmt::format("fnv1a-{:016x}", hash);
 }
 
-std::string ContentHash(const Checkpoint& checkpoint, std::string_view config) {
+std::string ContentHash(const weights::Checkpoint& checkpoint, std::string_view config) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   if (state == nullptr) throw std::bad_alloc();
   XXH3_128bits_reset(state.get());
   XXH3_128bits_update(state.get(), config.data(), config.size());
   for (const auto& [name, tensor] : checkpoint.Tensors()) {
     if (IsKvScaleTensor(name)) continue;
-    const std::string head = fmt::format("\n{}\n{} {}\n", name, tensor.dtype, ShapeText(tensor.shape));
+    const std::string head = fmt::format("\n{}\n{} {}\n", name, tensor.dtype, weights::ShapeText(tensor.shape));
     XXH3_128bits_update(state.get(), head.data(), head.size());
     XXH3_128bits_update(state.get(), tensor.data.data(), tensor.data.size());
     checkpoint.Release(tensor);

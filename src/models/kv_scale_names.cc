@@ -65,22 +65,8 @@ std::optional<ScaleRole> RoleOf(std::string_view tensor) {
   return std::nullopt;
 }
 
-std::optional<int64_t> LayerOf(std::string_view tensor) {
-  constexpr std::string_view kMark = "layers.";
-  size_t at = tensor.find(kMark);
-  if (at == std::string_view::npos || (at != 0 && tensor[at - 1] != '.')) return std::nullopt;
-  at += kMark.size();
-  int64_t layer = 0;
-  size_t digits = 0;
-  for (; at < tensor.size() && tensor[at] >= '0' && tensor[at] <= '9' && digits < 9; ++at, ++digits) {
-    layer = layer * 10 + (tensor[at] - '0');
-  }
-  if (digits == 0 || at >= tensor.size() || tensor[at] != '.') return std::nullopt;
-  return layer;
-}
-
 bool IsKvScaleTensor(std::string_view tensor) {
-  return RoleOf(tensor).has_value() && LayerOf(tensor).has_value();
+  return RoleOf(tensor).has_value() && weights::LayerOf(tensor).has_value();
 }
 
 bool LooksLikeKvScale(std::string_view tensor) {

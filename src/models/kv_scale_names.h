@@ -26,9 +26,6 @@ enum class ScaleRole : uint8_t {
 // Role of a tensor by the last components of its name; nullopt for a name outside the table.
 std::optional<ScaleRole> RoleOf(std::string_view tensor);
 
-// The index after "layers." in the name of a tensor or module of a layer; nullopt without one.
-std::optional<int64_t> LayerOf(std::string_view tensor);
-
 // True for names of KV scales (read or deliberately ignored), which are not weights.
 bool IsKvScaleTensor(std::string_view tensor);
 

@@ -12,10 +12,11 @@
 namespace kvanta::models {
 namespace {
 
-std::vector<float> ReadF32(const TensorView& tensor, const std::string& name, const std::vector<int64_t>& shape) {
+std::vector<float> ReadF32(const weights::TensorView& tensor, const std::string& name,
+                           const std::vector<int64_t>& shape) {
   if (tensor.dtype != "F32" || tensor.shape != shape) {
-    throw InputError(fmt::format("{} is {} {}; expected F32 {}", Quote(name), tensor.dtype, ShapeText(tensor.shape),
-                                 ShapeText(shape)));
+    throw InputError(fmt::format("{} is {} {}; expected F32 {}", Quote(name), tensor.dtype,
+                                 weights::ShapeText(tensor.shape), weights::ShapeText(shape)));
   }
   std::vector<float> values(tensor.data.size() / sizeof(float));
   std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
@@ -37,8 +38,8 @@ bool IsScale(float scale) noexcept {
   return scale >= std::numeric_limits<float>::min() && 1 / scale >= std::numeric_limits<float>::min();
 }
 
-std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
-                                                                 const LayerSpec& layer) {
+std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const weights::TensorView& tensor,
+                                                                 const std::string& name, const LayerSpec& layer) {
   std::vector<float> matrices = ReadF32(tensor, name, {layer.kv_heads, layer.head_dim, layer.head_dim});
   try {
     return std::make_shared<formats::QueryTransform>(std::move(matrices), layer.kv_heads, layer.head_dim);
@@ -47,8 +48,8 @@ std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorVie
   }
 }
 
-std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
-                                                                const LayerSpec& layer) {
+std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const weights::TensorView& tensor,
+                                                                const std::string& name, const LayerSpec& layer) {
   const std::vector<float> values = ReadF32(tensor, name, {layer.kv_heads, layer.head_dim + 1, layer.head_dim});
   auto channels = std::make_shared<formats::EigenChannels>(formats::SplitEigenChannels(values, layer.head_dim));
   try {  // a file is good or bad whatever the formats that are used
@@ -59,7 +60,7 @@ std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView
   return channels;
 }
 
-KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
+KvScales LoadKvScales(const std::string& quantization_param_path, const weights::Checkpoint& checkpoint,
                       const ModelConfig& config, const ScaleUse& use) {
   const std::span<const formats::LayerScheme> used = use.layers;
   const bool from_file = !quantization_param_path.empty();

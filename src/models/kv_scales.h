@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "formats/scheme.h"
-#include "models/config.h"
-#include "models/safetensors.h"
+#include "models/config/config.h"
+#include "weights/safetensors.h"
 
 namespace kvanta::models {
 
@@ -42,21 +42,21 @@ struct ScaleUse {
 // cache (another convention). Throws InputError for a malformed one, for a set that lacks some, and for scales of a
 // declared format that is not known. A checkpoint that declares single layers has scales for these; the others have
 // 1.0, unless a layer of `use` needs one, which is an error.
-KvScales ReadScaleTensors(const Checkpoint& checkpoint, const ModelConfig& config, const ScaleUse& use = {});
+KvScales ReadScaleTensors(const weights::Checkpoint& checkpoint, const ModelConfig& config, const ScaleUse& use = {});
 
 // The file if `quantization_param_path` is set, else ReadScaleTensors(). Call it only if some layer has static scales:
 // a checkpoint that lacks one must not stop a cache that needs none.
-KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
+KvScales LoadKvScales(const std::string& quantization_param_path, const weights::Checkpoint& checkpoint,
                       const ModelConfig& config, const ScaleUse& use = {});
 
 // Matrices of +query from a tensor [kv_heads, head_dim, head_dim], F32. Throws InputError naming the tensor.
-std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
-                                                                 const LayerSpec& layer);
+std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const weights::TensorView& tensor,
+                                                                 const std::string& name, const LayerSpec& layer);
 
 // Eigen-channels of keys from a tensor [kv_heads, head_dim + 1, head_dim], F32: the last row of a head has its
 // deviations. Throws InputError naming the tensor.
-std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const TensorView& tensor, const std::string& name,
-                                                                const LayerSpec& layer);
+std::shared_ptr<const formats::EigenChannels> ReadEigenChannels(const weights::TensorView& tensor,
+                                                                const std::string& name, const LayerSpec& layer);
 
 // True for a scale that float32 holds with its reciprocal as normal numbers.
 bool IsScale(float scale) noexcept;

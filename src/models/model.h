@@ -10,7 +10,7 @@
 
 #include "attention/backend.h"
 #include "kernels/ops.h"
-#include "models/config.h"
+#include "models/config/config.h"
 #include "parallel/communicator.h"
 
 namespace kvanta::models {

@@ -91,7 +91,7 @@ std::vector<std::string> KnownArchitectures() {
 
 std::unique_ptr<Model> Load(const std::string& folder, kernels::Ops& ops, const LoadOptions& options) {
   const ModelConfig config = ReadConfig(folder);
-  const Checkpoint checkpoint = Checkpoint::Open(folder);
+  const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder);
   return LoadDecoder(config, checkpoint, ops, options);
 }
 

@@ -33,7 +33,7 @@ Mxfp4Values MakeMxfp4Values() {
 }
 
 std::span<const uint8_t> ReadMxfp4Bytes(WeightReader& reader, const std::string& name, std::span<const int64_t> shape) {
-  const TensorView& tensor = reader.Tensor(name, shape);
+  const weights::TensorView& tensor = reader.Tensor(name, shape);
   if (tensor.dtype != "U8") {
     throw InputError(fmt::format("tensor {} is stored as {}; MXFP4 experts are U8", Quote(name), tensor.dtype));
   }

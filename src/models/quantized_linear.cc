@@ -10,8 +10,8 @@
 #include "base/quote.h"
 #include "kernels/linear/stacked_linear.h"
 #include "kvanta/error.h"
-#include "models/quantized_weights/quantized_weights.h"
 #include "models/weights.h"
+#include "weights/quantized/quantized_weights.h"
 
 namespace kvanta::models {
 namespace {
@@ -27,9 +27,9 @@ float LargestStored(WeightType store) {
 }
 
 // Rows [first, first + count) of another weight, in the order of its view.
-class PermutedRows final : public kernels::QuantizedWeight {
+class PermutedRows final : public weights::QuantizedWeight {
  public:
-  PermutedRows(std::unique_ptr<kernels::QuantizedWeight> weight, const kernels::WeightView& view, int64_t first,
+  PermutedRows(std::unique_ptr<weights::QuantizedWeight> weight, const weights::WeightView& view, int64_t first,
                int64_t count)
       : QuantizedWeight(count, weight->In(), weight->Format()), weight_(std::move(weight)), view_(view), first_(first) {
     order_.assign(weight_->Order().begin(), weight_->Order().end());
@@ -45,18 +45,18 @@ class PermutedRows final : public kernels::QuantizedWeight {
  private:
   int64_t Stored(int64_t row) const noexcept { return view_.StoredRow(first_ + row); }
 
-  std::unique_ptr<kernels::QuantizedWeight> weight_;
-  kernels::WeightView view_;
+  std::unique_ptr<weights::QuantizedWeight> weight_;
+  weights::WeightView view_;
   int64_t first_;
 };
 
 }  // namespace
 
-std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const StackedWeight& weight, int64_t in,
+std::unique_ptr<weights::QuantizedWeight> WeightReader::FindQuantized(const StackedWeight& weight, int64_t in,
                                                                       bool has_bias) {
   if (checkpoint_.IsGguf()) return nullptr;
-  FoundWeight found =
-      FindQuantizedWeight(checkpoint_, quantization_, weight.module, weight.TensorOut(), in, ops_.threads());
+  weights::FoundWeight found =
+      weights::FindQuantizedWeight(checkpoint_, quantization_, weight.module, weight.TensorOut(), in, ops_.threads());
   if (!found.weight) return nullptr;
   for (const std::string& name : found.tensors) {
     read_.insert(name);
@@ -64,14 +64,14 @@ std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const Stac
   }
   // Quantizers write biases of zeros for layers without one; others stay unread, which is an error.
   const std::string bias = weight.module + ".bias";
-  const TensorView* tensor = has_bias ? nullptr : checkpoint_.Find(bias);
+  const weights::TensorView* tensor = has_bias ? nullptr : checkpoint_.Find(bias);
   if (tensor != nullptr && std::ranges::all_of(tensor->data, [](uint8_t byte) { return byte == 0; })) {
     read_.insert(bias);
   }
   const Rows rows = RowsOf(weight);
   if (weight.interleaved_heads == 0 && rows.count == weight.TensorOut()) return std::move(found.weight);
   return std::make_unique<PermutedRows>(std::move(found.weight),
-                                        kernels::WeightView{.out = weight.TensorOut(),
+                                        weights::WeightView{.out = weight.TensorOut(),
                                                             .in = in,
                                                             .interleaved_heads = weight.interleaved_heads,
                                                             .interleaved_first = weight.interleaved_first},
@@ -79,7 +79,7 @@ std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const Stac
 }
 
 std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
-    std::span<const StackedWeight> stack, std::span<const std::unique_ptr<kernels::QuantizedWeight>> quantized,
+    std::span<const StackedWeight> stack, std::span<const std::unique_ptr<weights::QuantizedWeight>> quantized,
     int64_t in, std::span<const float> bias, kernels::LinearKind kind) {
   std::vector<std::span<const float>> biases;
   size_t first = 0;
@@ -88,20 +88,20 @@ std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
     biases.push_back(bias.empty() ? bias : bias.subspan(first, count));
     first += count;
   }
-  const auto keep = [&](std::span<const kernels::QuantizedView> views, std::span<const float> of_views) {
+  const auto keep = [&](std::span<const weights::QuantizedView> views, std::span<const float> of_views) {
     std::unique_ptr<kernels::Linear> linear = ops_.MakeQuantizedLinear(views, of_views);
     if (linear) bytes_ += linear->WeightBytes() + static_cast<int64_t>(of_views.size_bytes());
     return linear;
   };
   std::vector<std::unique_ptr<kernels::Linear>> kept(stack.size());  // null: expanded, or not quantized
   if (KeepsQuantized(kind)) {
-    std::vector<kernels::QuantizedView> views;
+    std::vector<weights::QuantizedView> views;
     for (size_t i = 0; i < stack.size() && quantized[i]; ++i) views.push_back({quantized[i].get(), stack[i].module});
     if (views.size() == stack.size()) {
       if (auto linear = keep(views, bias)) return linear;
     }
     for (size_t i = 0; i < stack.size(); ++i) {
-      const kernels::QuantizedView view{quantized[i].get(), stack[i].module};
+      const weights::QuantizedView view{quantized[i].get(), stack[i].module};
       if (quantized[i]) kept[i] = keep({&view, 1}, biases[i]);
     }
   }
@@ -109,32 +109,32 @@ std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
   const auto read = [&](size_t i) {
     const StackedWeight& weight = stack[i];
     if (!quantized[i]) {
-      const kernels::WeightView view = ReadWeight(weight, in);
+      const weights::WeightView view = ReadWeight(weight, in);
       CheckWeight(view, kind.weights);
       return view;
     }
     expanded[i] = Expand(*quantized[i], weight.module, kind.weights);
-    return kernels::WeightView{.data = expanded[i].data(),
+    return weights::WeightView{.data = expanded[i].data(),
                                .dtype = DType::kF32,
                                .out = quantized[i]->Out(),
                                .in = in,
                                .module = weight.module};
   };
   if (std::ranges::all_of(kept, [](const auto& linear) { return linear == nullptr; })) {
-    std::vector<kernels::WeightView> views;
+    std::vector<weights::WeightView> views;
     for (size_t i = 0; i < stack.size(); ++i) views.push_back(read(i));
     return Pack(views, bias, kind);
   }
   // Weights whose storages differ are layers side by side.
   for (size_t i = 0; i < stack.size(); ++i) {
     if (kept[i]) continue;
-    const kernels::WeightView view = read(i);
+    const weights::WeightView view = read(i);
     kept[i] = Pack(std::span(&view, 1), biases[i], kind);
   }
   return kernels::MakeStackedLinear(std::move(kept));
 }
 
-std::vector<float> WeightReader::Expand(const kernels::QuantizedWeight& weight, const std::string& module,
+std::vector<float> WeightReader::Expand(const weights::QuantizedWeight& weight, const std::string& module,
                                         WeightType store) const {
   std::vector<float> values(static_cast<size_t>(weight.Out() * weight.In()));
   const float limit = LargestStored(store);

@@ -7,12 +7,12 @@
 #include <limits>
 #include <utility>
 
+#include "base/json.h"
 #include "base/memory_map.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
-#include "models/json.h"
 #include "models/kv_scales.h"
-#include "models/safetensors.h"
+#include "weights/safetensors.h"
 
 namespace kvanta::models {
 namespace {
@@ -214,8 +214,8 @@ KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_
 KvScales ReadSafetensors(std::string_view file, const std::string& name, const ModelConfig& config,
                          std::string_view fingerprint) {
   const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
-  const TensorMap tensors = ParseSafetensors(bytes, name);
-  const std::optional<std::string> text = SafetensorsMetadata(bytes, name, "kvanta_kv_scales");
+  const weights::TensorMap tensors = weights::ParseSafetensors(bytes, name);
+  const std::optional<std::string> text = weights::SafetensorsMetadata(bytes, name, "kvanta_kv_scales");
   if (!text) {
     throw InputError(
         fmt::format("{}: not a scale file: its metadata has no key 'kvanta_kv_scales' (`kvanta calibrate "

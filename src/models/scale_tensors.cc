@@ -18,7 +18,7 @@
 namespace kvanta::models {
 namespace {
 
-double ReadElement(const TensorView& tensor, int64_t i, const std::string& name) {
+double ReadElement(const weights::TensorView& tensor, int64_t i, const std::string& name) {
   const uint8_t* data = tensor.data.data();
   const auto load = [&]<class T>(T value) {
     std::memcpy(&value, data + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
@@ -39,12 +39,12 @@ std::vector<int64_t> WithoutOnes(const std::vector<int64_t>& shape) {
 }
 
 // One value, or one per KV head: [], [1], [kv_heads], [kv_heads, 1, 1] and the like.
-std::vector<float> ReadScale(const TensorView& tensor, const std::string& name, int kv_heads) {
+std::vector<float> ReadScale(const weights::TensorView& tensor, const std::string& name, int kv_heads) {
   const std::vector<int64_t> sizes = WithoutOnes(tensor.shape);
   const bool one = sizes.empty();
   if (!one && sizes != std::vector<int64_t>{kv_heads}) {
     throw InputError(fmt::format("KV scale {} has shape {}; expected [], [1], [{}] or [{}, 1, 1]", Quote(name),
-                                 ShapeText(tensor.shape), kv_heads, kv_heads));
+                                 weights::ShapeText(tensor.shape), kv_heads, kv_heads));
   }
   std::vector<float> scales;
   for (int head = 0; head < kv_heads; ++head) {
@@ -59,13 +59,13 @@ std::vector<float> ReadScale(const TensorView& tensor, const std::string& name, 
 }
 
 // Elements of a tensor with one value, or one per channel of all KV heads: [kv_heads][head_dim], finite.
-std::vector<float> ReadChannels(const TensorView& tensor, const std::string& name, const LayerSpec& layer) {
+std::vector<float> ReadChannels(const weights::TensorView& tensor, const std::string& name, const LayerSpec& layer) {
   const int64_t count = int64_t{layer.kv_heads} * layer.head_dim;
   int64_t size = 1;  // the reader of the file has checked that the product is the byte count
   for (const int64_t each : tensor.shape) size *= each;
   if (size != 1 && size != count) {
-    throw InputError(fmt::format("{} has shape {}; expected [1] or [{}, {}]", Quote(name), ShapeText(tensor.shape),
-                                 layer.kv_heads, layer.head_dim));
+    throw InputError(fmt::format("{} has shape {}; expected [1] or [{}, {}]", Quote(name),
+                                 weights::ShapeText(tensor.shape), layer.kv_heads, layer.head_dim));
   }
   std::vector<float> values;
   for (int64_t i = 0; i < count; ++i) {
@@ -75,7 +75,7 @@ std::vector<float> ReadChannels(const TensorView& tensor, const std::string& nam
   return values;
 }
 
-bool IsZero(const TensorView& tensor, const std::string& name) {
+bool IsZero(const weights::TensorView& tensor, const std::string& name) {
   int64_t count = 1;
   for (const int64_t size : tensor.shape) count *= size;
   for (int64_t i = 0; i < count; ++i) {
@@ -85,12 +85,12 @@ bool IsZero(const TensorView& tensor, const std::string& name) {
 }
 
 // [kv_heads, head_dim], [1, kv_heads, 1, head_dim] of ModelOpt, or all channels in a row; finite.
-std::vector<float> ReadKeyMeans(const TensorView& tensor, const std::string& name, const LayerSpec& layer) {
+std::vector<float> ReadKeyMeans(const weights::TensorView& tensor, const std::string& name, const LayerSpec& layer) {
   const std::vector<int64_t> sizes = WithoutOnes(tensor.shape);
   if (sizes != WithoutOnes({layer.kv_heads, layer.head_dim}) &&
       sizes != std::vector<int64_t>{int64_t{layer.kv_heads} * layer.head_dim}) {
-    throw InputError(fmt::format("key means {} have shape {}; expected [{}, {}]", Quote(name), ShapeText(tensor.shape),
-                                 layer.kv_heads, layer.head_dim));
+    throw InputError(fmt::format("key means {} have shape {}; expected [{}, {}]", Quote(name),
+                                 weights::ShapeText(tensor.shape), layer.kv_heads, layer.head_dim));
   }
   return ReadChannels(tensor, name, layer);
 }
@@ -159,7 +159,7 @@ std::optional<int64_t> DecoderLayer(std::string_view tensor, std::string_view pr
         std::string_view("language_model.model."), std::string_view("transformer."), std::string_view("")}) {
     if (!tensor.starts_with(each)) continue;
     const std::string_view rest = tensor.substr(each.size());
-    if (rest.starts_with("layers.")) return LayerOf(rest);
+    if (rest.starts_with("layers.")) return weights::LayerOf(rest);
   }
   return std::nullopt;
 }
@@ -167,7 +167,7 @@ std::optional<int64_t> DecoderLayer(std::string_view tensor, std::string_view pr
 // Reader of one checkpoint's tensors.
 class ScaleReader {
  public:
-  ScaleReader(const Checkpoint& checkpoint, const ModelConfig& config, const ScaleUse& use)
+  ScaleReader(const weights::Checkpoint& checkpoint, const ModelConfig& config, const ScaleUse& use)
       : checkpoint_(checkpoint),
         config_(config),
         use_(use),
@@ -220,7 +220,7 @@ class ScaleReader {
                     checkpoint_.Name(), Quote(name)));
   }
 
-  void ReadTensor(const std::string& name, const TensorView& tensor) {
+  void ReadTensor(const std::string& name, const weights::TensorView& tensor) {
     const std::optional<ScaleRole> role = RoleOf(name);
     const std::optional<int64_t> found = FindLayer(name, role.has_value());
     // Later layers have no K and V of their own.
@@ -286,7 +286,7 @@ class ScaleReader {
                     use_.layers.empty() ? "the cache" : UsedSide(layer, side)->format->name));
   }
 
-  void ReadMean(const std::string& name, const TensorView& tensor, size_t layer) {
+  void ReadMean(const std::string& name, const weights::TensorView& tensor, size_t layer) {
     formats::SideScales& k = result_.layers[layer].k;
     const bool is_bias = name.ends_with("k_bias");
     const formats::Side* used = UsedSide(static_cast<int64_t>(layer), 0);
@@ -333,7 +333,7 @@ class ScaleReader {
     }
   }
 
-  const Checkpoint& checkpoint_;
+  const weights::Checkpoint& checkpoint_;
   const ModelConfig& config_;
   const ScaleUse& use_;
   const std::string prefix_;
@@ -346,7 +346,7 @@ class ScaleReader {
 
 }  // namespace
 
-KvScales ReadScaleTensors(const Checkpoint& checkpoint, const ModelConfig& config, const ScaleUse& use) {
+KvScales ReadScaleTensors(const weights::Checkpoint& checkpoint, const ModelConfig& config, const ScaleUse& use) {
   return ScaleReader(checkpoint, config, use).Read();
 }
 

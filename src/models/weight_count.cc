@@ -5,21 +5,21 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/linear/weight_blocks.h"
 #include "kvanta/error.h"
+#include "weights/weight_blocks.h"
 
 namespace kvanta::models {
 namespace {
 
-using kernels::CodeType;
+using weights::CodeType;
 
 int64_t BytesAs(int64_t elements, kernels::WeightType type) noexcept {
-  using kernels::BlockFormat;
+  using weights::BlockFormat;
   switch (type) {
     case kernels::WeightType::kInt8:
-      return elements * BlockBytes(BlockFormat::kQ8_0) / kernels::kBlockWeights;
+      return elements * BlockBytes(BlockFormat::kQ8_0) / weights::kBlockWeights;
     case kernels::WeightType::kInt4:
-      return elements * BlockBytes(BlockFormat::kQ4_1) / kernels::kBlockWeights;
+      return elements * BlockBytes(BlockFormat::kQ4_1) / weights::kBlockWeights;
     case kernels::WeightType::kF32:
       return elements * 4;
     case kernels::WeightType::kBf16:
@@ -122,8 +122,9 @@ BlockCount CountPerLayerInputs(const ModelConfig& config) {
 // Elements of the layers' matrices that a checkpoint has quantized, in formats that kernels read. The attention and the
 // MLP of a layer are taken as a whole.
 int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>& layers) {
-  const QuantizationConfig& quantization = config.quantization;
-  const bool has_codes = quantization.method != QuantMethod::kNone && quantization.method != QuantMethod::kMxfp4;
+  const weights::QuantizationConfig& quantization = config.quantization;
+  const bool has_codes =
+      quantization.method != weights::QuantMethod::kNone && quantization.method != weights::QuantMethod::kMxfp4;
   const bool is_kept = has_codes && quantization.format.codes != CodeType::kNone &&
                        QuantizedStepBytes(quantization.format, config.hidden) != 0;
   if (!is_kept) return 0;
@@ -166,7 +167,7 @@ WeightCount CountWeights(const ModelConfig& config) {
       std::ranges::count_if(std::array{config.names.pre_attention_norm, config.names.post_attention_norm,
                                        config.names.pre_mlp_norm, config.names.post_mlp_norm},
                             [](std::string_view name) { return !name.empty(); });
-  const kernels::QuantizedFormat& format = config.quantization.format;
+  const weights::QuantizedFormat& format = config.quantization.format;
   constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
   const int64_t per_layer_table =
       int64_t{config.vocab_size_per_layer_input} * config.layers * config.hidden_size_per_layer_input;
@@ -182,7 +183,7 @@ WeightCount CountWeights(const ModelConfig& config) {
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {
   constexpr int64_t kVectorBytes = SizeOf(DType::kF32);
   const int64_t blocks = keep_quantized ? mxfp4 : 0, codes = keep_quantized ? quantized : 0;
-  return blocks / BlockWeights(kernels::BlockFormat::kMXFP4) * BlockBytes(kernels::BlockFormat::kMXFP4) +
+  return blocks / BlockWeights(weights::BlockFormat::kMXFP4) * BlockBytes(weights::BlockFormat::kMXFP4) +
          static_cast<int64_t>(static_cast<double>(codes) * quantized_bits / 8) +
          BytesAs(matrices - blocks - codes, store) + BytesAs(embeddings, EmbeddingType(store)) + vectors * kVectorBytes;
 }

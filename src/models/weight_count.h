@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/linear/linear.h"
-#include "models/config.h"
+#include "models/config/config.h"
 
 namespace kvanta::models {
 

@@ -17,9 +17,9 @@
 namespace kvanta::models {
 namespace {
 
-using kernels::BlockFormat;
 using kernels::WeightType;
-using kernels::WeightView;
+using weights::BlockFormat;
+using weights::WeightView;
 
 void SetRowOrder(const StackedWeight& weight, WeightView& view) {
   if (weight.interleaved_heads == 0) return;
@@ -79,7 +79,7 @@ uint32_t LargestMagnitude(const WeightView& weight, int64_t begin, int64_t end) 
   return LargestMagnitude<DType::kF16>(weight.data, begin, end);
 }
 
-DType TypeOf(const TensorView& tensor, const std::string& name) {
+DType TypeOf(const weights::TensorView& tensor, const std::string& name) {
   if (tensor.dtype == "BF16") return DType::kBf16;
   if (tensor.dtype == "F16") return DType::kF16;
   if (tensor.dtype == "F32") return DType::kF32;
@@ -149,8 +149,8 @@ float ElementValue(const WeightView& weight, int64_t i) noexcept {
   return weight.dtype == DType::kBf16 ? Bf16ToFloat(code) : Fp16ToFloat(code);
 }
 
-WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types,
-                           const QuantizationConfig& quantization, bool keep_quantized,
+WeightReader::WeightReader(const weights::Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types,
+                           const weights::QuantizationConfig& quantization, bool keep_quantized,
                            const parallel::Communicator* ranks)
     : checkpoint_(checkpoint),
       ops_(ops),
@@ -186,11 +186,11 @@ WeightView WeightReader::Elements(const std::string& name, std::span<const int64
   return view;
 }
 
-const TensorView& WeightReader::Tensor(const std::string& name, std::span<const int64_t> shape) {
-  const TensorView& tensor = checkpoint_.Get(name);
+const weights::TensorView& WeightReader::Tensor(const std::string& name, std::span<const int64_t> shape) {
+  const weights::TensorView& tensor = checkpoint_.Get(name);
   if (!std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) {
     throw InputError(fmt::format("{}: tensor {} has shape {}; config.json asks for {}", checkpoint_.Name(), Quote(name),
-                                 ShapeText(tensor.shape), ShapeText(shape)));
+                                 weights::ShapeText(tensor.shape), weights::ShapeText(shape)));
   }
   read_.insert(name);
   mapped_.push_back(&tensor);
@@ -198,12 +198,12 @@ const TensorView& WeightReader::Tensor(const std::string& name, std::span<const 
 }
 
 WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> shape) {
-  const TensorView& tensor = Tensor(name, shape);
+  const weights::TensorView& tensor = Tensor(name, shape);
   const bool is_vector = shape.size() < 2;
   WeightView view{.data = tensor.data.data(),
                   .out = shape[0],
                   .in = is_vector ? 1 : shape[1],
-                  .blocks = is_vector ? BlockFormat::kNone : kernels::FindBlockFormat(tensor.dtype),
+                  .blocks = is_vector ? BlockFormat::kNone : weights::FindBlockFormat(tensor.dtype),
                   .interleaved_heads = tensor.interleaved_heads};
   if (view.blocks == BlockFormat::kNone) {
     view.dtype = TypeOf(tensor, name);
@@ -218,7 +218,7 @@ WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> 
 
 void WeightReader::ReleaseTensors() noexcept {
   aligned_.clear();
-  for (const TensorView* tensor : mapped_) checkpoint_.Evict(*tensor);
+  for (const weights::TensorView* tensor : mapped_) checkpoint_.Evict(*tensor);
   mapped_.clear();
 }
 
@@ -296,7 +296,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   }
   // Routers of experts ask for f32.
   if (keep_types_ && kind.weights != WeightType::kF32) kind.weights = WeightType::kStored;
-  std::vector<std::unique_ptr<kernels::QuantizedWeight>> quantized;
+  std::vector<std::unique_ptr<weights::QuantizedWeight>> quantized;
   for (const StackedWeight& weight : stack) quantized.push_back(FindQuantized(weight, in, bias));
   std::unique_ptr<kernels::Linear> linear;
   if (std::ranges::any_of(quantized, [](const auto& weight) { return weight != nullptr; })) {
@@ -312,8 +312,8 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
 }
 
 bool WeightReader::AmplifiesRounding(std::string_view module) const {
-  const TensorView* tensor = keep_types_ ? checkpoint_.Find(fmt::format("{}.weight", module)) : nullptr;
-  return tensor != nullptr && kernels::AmplifiesRounding(kernels::FindBlockFormat(tensor->dtype));
+  const weights::TensorView* tensor = keep_types_ ? checkpoint_.Find(fmt::format("{}.weight", module)) : nullptr;
+  return tensor != nullptr && weights::AmplifiesRounding(weights::FindBlockFormat(tensor->dtype));
 }
 
 WeightView WeightReader::ReadWeight(const StackedWeight& weight, int64_t in) {
@@ -332,7 +332,7 @@ void WeightReader::CheckWeight(const WeightView& view, WeightType store) const {
 }
 
 bool WeightReader::HasShape(std::string_view name, std::span<const int64_t> shape) const {
-  const TensorView* tensor = checkpoint_.Find(name);
+  const weights::TensorView* tensor = checkpoint_.Find(name);
   return tensor != nullptr && std::ranges::equal(tensor->shape, shape);
 }
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "models/config.h"
-#include "models/quantization_config.h"
-#include "models/safetensors.h"
+#include "models/config/config.h"
 #include "parallel/communicator.h"
+#include "weights/quantization_config.h"
+#include "weights/safetensors.h"
 
 namespace kvanta::models {
 
@@ -22,7 +22,7 @@ namespace kvanta::models {
 struct StackedWeight {
   std::string module;
   int64_t out = 0;
-  int64_t interleaved_heads = 0, interleaved_first = 0;  // kernels::WeightView's, where the architecture stores rows so
+  int64_t interleaved_heads = 0, interleaved_first = 0;  // weights::WeightView's, where the architecture stores rows so
   // Rows of the module's tensor, and the first of these that is a row of the weight, where it is a part of the tensor.
   int64_t tensor_out = 0, tensor_first = 0;
   bool whole = false;  // every rank has all rows
@@ -34,8 +34,8 @@ class WeightReader {
  public:
   // `keep_types`: linear layers keep the types of a GGUF file where they can; the kinds given below are for the others.
   // keep_quantized: the same for weights of a quantized Hugging Face checkpoint (docs/weights.md).
-  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types = false,
-               const QuantizationConfig& quantization = {}, bool keep_quantized = false,
+  WeightReader(const weights::Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types = false,
+               const weights::QuantizationConfig& quantization = {}, bool keep_quantized = false,
                const parallel::Communicator* ranks = nullptr);
 
   // True if the checkpoint has the tensor.
@@ -54,16 +54,16 @@ class WeightReader {
   // Packs values [out][in], with biases [out] or none. `module`: their name in reports.
   std::unique_ptr<kernels::Linear> Pack(std::span<const float> values, int64_t out, int64_t in,
                                         std::span<const float> bias, kernels::LinearKind kind, std::string_view module);
-  std::unique_ptr<kernels::Linear> Pack(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
+  std::unique_ptr<kernels::Linear> Pack(std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                         kernels::LinearKind kind);
   // True if the checkpoint has a tensor whose name begins like this.
   bool HasPrefix(std::string_view prefix) const;
   // Skips the tensors whose names begin like this, as far as they were not read: other ranks read them.
   void SkipTensors(std::string_view prefix);
   // A tensor of any type as it is stored. Throws InputError for another shape.
-  const TensorView& Tensor(const std::string& name, std::span<const int64_t> shape);
+  const weights::TensorView& Tensor(const std::string& name, std::span<const int64_t> shape);
   // The elements of a tensor of any number of dimensions as rows of the last one, finite in `store`.
-  kernels::WeightView Elements(const std::string& name, std::span<const int64_t> shape, kernels::WeightType store);
+  weights::WeightView Elements(const std::string& name, std::span<const int64_t> shape, kernels::WeightType store);
   // A vector of `size` values as f32 on the host.
   std::vector<float> Values(const std::string& name, int64_t size);
   // The same, to be kept on the host: counted in Bytes().
@@ -83,17 +83,17 @@ class WeightReader {
   void AddBytes(int64_t bytes) { bytes_ += bytes; }
 
  private:
-  kernels::WeightView Read(const std::string& name, std::span<const int64_t> shape);
-  kernels::WeightView ReadWeight(const StackedWeight& weight, int64_t in);
-  void CheckWeight(const kernels::WeightView& view, kernels::WeightType store) const;
+  weights::WeightView Read(const std::string& name, std::span<const int64_t> shape);
+  weights::WeightView ReadWeight(const StackedWeight& weight, int64_t in);
+  void CheckWeight(const weights::WeightView& view, kernels::WeightType store) const;
   // Null for a weight that is stored by elements or in blocks.
-  std::unique_ptr<kernels::QuantizedWeight> FindQuantized(const StackedWeight& weight, int64_t in, bool has_bias);
+  std::unique_ptr<weights::QuantizedWeight> FindQuantized(const StackedWeight& weight, int64_t in, bool has_bias);
   // A quantized weight as f32 [out][in], finite in `store`.
-  std::vector<float> Expand(const kernels::QuantizedWeight& weight, const std::string& module,
+  std::vector<float> Expand(const weights::QuantizedWeight& weight, const std::string& module,
                             kernels::WeightType store) const;
   // Some or all of `quantized` are not null.
   std::unique_ptr<kernels::Linear> QuantizedLinear(std::span<const StackedWeight> stack,
-                                                   std::span<const std::unique_ptr<kernels::QuantizedWeight>> quantized,
+                                                   std::span<const std::unique_ptr<weights::QuantizedWeight>> quantized,
                                                    int64_t in, std::span<const float> bias, kernels::LinearKind kind);
   // Rows of a StackedWeight.
   struct Rows {
@@ -104,19 +104,19 @@ class WeightReader {
   // Gives back the memory of the tensors that were read since the last call.
   void ReleaseTensors() noexcept;
 
-  const Checkpoint& checkpoint_;
+  const weights::Checkpoint& checkpoint_;
   kernels::Ops& ops_;
   bool keep_types_;
-  const QuantizationConfig quantization_;
+  const weights::QuantizationConfig quantization_;
   const bool keep_quantized_;
   const parallel::Communicator* ranks_;  // null: alone
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
-  std::vector<const TensorView*> mapped_;       // read, and not released yet
-  std::vector<std::vector<uint32_t>> aligned_;  // copies of tensors that are misaligned in the file
+  std::vector<const weights::TensorView*> mapped_;  // read, and not released yet
+  std::vector<std::vector<uint32_t>> aligned_;      // copies of tensors that are misaligned in the file
 };
 
 // Element `i` of a weight stored by elements, in the order of the file.
-float ElementValue(const kernels::WeightView& weight, int64_t i) noexcept;
+float ElementValue(const weights::WeightView& weight, int64_t i) noexcept;
 
 }  // namespace kvanta::models

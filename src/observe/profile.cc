@@ -87,7 +87,7 @@ class ProfiledOps final : public kernels::Ops {
 
   Device& device() const noexcept override { return inner_->device(); }
   ThreadPool& threads() const noexcept override { return inner_->threads(); }
-  std::unique_ptr<kernels::Linear> MakeLinear(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
+  std::unique_ptr<kernels::Linear> MakeLinear(std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                               kernels::LinearKind kind) override {
     ProfileRow& row = profile_->Row(LinearName(stacked));
     return std::make_unique<ProfiledLinear>(inner_->MakeLinear(stacked, bias, kind), row);
@@ -106,7 +106,7 @@ class ProfiledOps final : public kernels::Ops {
     return std::make_unique<ProfiledExperts>(inner_->MakeExperts(std::move(experts), moe, router, division),
                                              profile_->Row("experts"));
   }
-  std::unique_ptr<kernels::Linear> MakeQuantizedLinear(std::span<const kernels::QuantizedView> stacked,
+  std::unique_ptr<kernels::Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> stacked,
                                                        std::span<const float> bias) override {
     std::unique_ptr<kernels::Linear> linear = inner_->MakeQuantizedLinear(stacked, bias);
     if (!linear) return nullptr;

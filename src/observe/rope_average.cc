@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "models/rope.h"
+#include "models/blocks/rope.h"
 
 namespace kvanta::observe {
 namespace {

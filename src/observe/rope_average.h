@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "models/config.h"
+#include "models/config/config.h"
 
 namespace kvanta::observe {
 

@@ -99,7 +99,7 @@ TEST(CacheIdentity, PageBytesAreThoseOfTheNumericsVersion) {
 }
 
 TEST(CacheIdentity, NamesAllThatPagesDependOn) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "int4");
   config.kv_cache_dir = folder.Path();
   const std::string base = CacheIdentity(LoadComponents(config));
@@ -118,7 +118,7 @@ TEST(CacheIdentity, NamesAllThatPagesDependOn) {
 
 // Machines whose units round differently must not share pages.
 TEST(CacheIdentity, NamesTheUnitThatRunsForAuto) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "int4");
   config.kv_cache_dir = folder.Path();
   for (const char* unit : kernels::RunnableIsas()) {

@@ -44,7 +44,7 @@ std::vector<int32_t> PromptOf(uint64_t life, int number) {
 }
 
 TEST(DiskCrash, KillsLoseOnlyUnfinishedPages) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig cold_config = StoredConfig("");
   cold_config.enable_prefix_caching = false;
   std::mt19937_64 random(42);

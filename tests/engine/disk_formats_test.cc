@@ -83,7 +83,7 @@ class Tiers {
   int64_t Damaged() const { return engine_->Stats().disk.damaged_files; }
 
  private:
-  models::TempFolder folder_;
+  weights::TempFolder folder_;
   EngineConfig config_;
   std::unique_ptr<Engine> cold_, engine_;
   int64_t hits_ = 0;  // hits of engines that are gone

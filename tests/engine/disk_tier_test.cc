@@ -12,7 +12,7 @@ class DiskTierFormats : public testing::TestWithParam<FormatCase> {};
 
 // Random prefixes, chunkings and restarts: rows after the hit have the bits of a run without a cache.
 TEST_P(DiskTierFormats, AHitAfterARestartHasTheBitsOfAColdRun) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig cold_config = ConfigOf(GetParam());
   cold_config.enable_prefix_caching = false;
   Engine cold(cold_config);
@@ -41,7 +41,7 @@ TEST_P(DiskTierFormats, AHitAfterARestartHasTheBitsOfAColdRun) {
 
 // Requests in batches, many at once, with their histories on disk: tokens and log-probabilities as if alone.
 TEST_P(DiskTierFormats, RequestsInBatchesHaveTheBitsOfColdOnes) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig alone_config = ConfigOf(GetParam());
   alone_config.enable_prefix_caching = false;
   alone_config.max_num_seqs = 1;
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, DiskTierFormats, testing::ValuesIn(kCases), Na
 class DiskTierPreemptions : public testing::TestWithParam<FormatCase> {};
 
 TEST_P(DiskTierPreemptions, FindTheirPages) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = StoredConfig(GetParam(), folder.Path());
   config.max_num_batched_tokens = 2 * config.page_size - 1;  // too few to measure: all that is found is loaded
   config.kv_cache_memory_bytes = ScarceMemory(PlanCacheBytes(config));

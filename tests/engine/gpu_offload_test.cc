@@ -191,7 +191,7 @@ TEST_P(GpuOffloadTest, TokensAreThoseOfAColdRunWithinBothLimits) {
 
 // The nearest tier is asked first; the folder gets every page, and fills the RAM of the next process.
 TEST_P(GpuOffloadTest, TheFolderBelowGetsEveryPage) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = Config({"int4"}, 1, kUsers);
   config.kv_cache_dir = folder.Path();
   const std::unique_ptr<Engine::Impl> cold = MakeCold(Config({"int4"}, 1, kUsers));

@@ -9,8 +9,8 @@
 #include "engine/format_cases.h"
 #include "engine/scripted_proposer.h"
 #include "kvanta/error.h"
-#include "models/temp_folder.h"
 #include "parallel/gloo_communicator.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::engine {
 namespace {
@@ -36,7 +36,7 @@ struct Pipeline {
     engine = std::make_unique<Engine::Impl>(std::move(components));
   }
 
-  models::TempFolder folder;
+  weights::TempFolder folder;
   std::vector<std::jthread> threads;
   ScriptedProposer* proposer = nullptr;
   std::unique_ptr<Engine::Impl> engine;

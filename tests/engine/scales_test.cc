@@ -64,14 +64,14 @@ TEST(Scales, TheWarningMeasuresUnderflow) {
   EXPECT_NE(log.lines[0].find("; see calculate_kv_scales and quantization_param_path"), std::string::npos);
 }
 
-std::string ScaleFile(const models::TempFolder& folder, float scale) {
+std::string ScaleFile(const weights::TempFolder& folder, float scale) {
   return folder.Write("scales.json", fmt::format(R"({{"kv_cache": {{"dtype": "float8_e4m3fn", "scaling_factor":
       {{"0": {{"0": {0}, "1": {0}}}}}}}}})",
                                                  scale));
 }
 
 TEST(Scales, GivenOnesAreProbed) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   for (const auto& [scale, problem] :
        {std::pair(1e-6F, " % of the values of a probe"), std::pair(1e4F, " of layer "), std::pair(0.03F, "")}) {
     Log log;
@@ -115,7 +115,7 @@ TEST(Scales, FormatsWithoutStaticScalesDoNotWarn) {
 }
 
 TEST(Scales, AFilesScalesReachTheCache) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.quantization_param_path = folder.Write(
       "scales.json",
@@ -134,7 +134,7 @@ TEST(Scales, AFilesScalesReachTheCache) {
 }
 
 TEST(Scales, ABrokenFileIsAnError) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.quantization_param_path = folder.Write("scales.json", "{\"kv_cache\": {}}");
   EXPECT_THROW(Engine{config}, InputError);
@@ -143,7 +143,7 @@ TEST(Scales, ABrokenFileIsAnError) {
 }
 
 TEST(Scales, ACacheFolderThatCannotBeMadeIsAnError) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.calculate_kv_scales = true;
   config.kv_cache_dir = folder.Write("file", "") + "/cache";

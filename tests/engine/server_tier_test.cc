@@ -27,7 +27,7 @@ class ServerTierFormats : public testing::TestWithParam<FormatCase> {};
 // Two machines, of which the second has a disk: what either computed, the other reads.
 TEST_P(ServerTierFormats, AHitOfAnotherMachinesPagesHasTheBitsOfAColdRun) {
   FakeRedis redis;
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig cold_config = ConfigOf(GetParam());
   cold_config.enable_prefix_caching = false;
   Engine cold(cold_config);

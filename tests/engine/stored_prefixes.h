@@ -78,7 +78,7 @@ class DiskTierTest : public ::testing::Test {
     return RandomTokens(random, count);
   }
 
-  models::TempFolder folder_;
+  weights::TempFolder folder_;
   std::vector<int32_t> tokens_ = Tokens(1, 100);
 };
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "formats/format.h"
-#include "models/safetensors_bytes.h"
-#include "models/temp_folder.h"
 #include "normal_floats.h"
+#include "weights/safetensors_bytes.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::engine {
 
@@ -42,7 +42,7 @@ class TinyModel {
   // overflowing_head: the value of all weights of token 0 in the head; 0: random like the others.
   explicit TinyModel(const TinyShape& shape = {}, float overflowing_head = 0.0F) {
     std::mt19937 random(17);
-    models::SafetensorsWriter writer;
+    weights::SafetensorsWriter writer;
     const auto add = [&](const std::string& name, int64_t out, int64_t in, float gain) {
       NormalFloats normal(0, gain / std::sqrt(static_cast<float>(in)));
       std::vector<float> values(static_cast<size_t>(out * in));
@@ -129,7 +129,7 @@ class TinyModel {
         shape.kv_heads, shape.head_dim, shape.max_position, more, shape.extra);
   }
 
-  models::TempFolder folder_;
+  weights::TempFolder folder_;
 };
 
 inline const TinyModel& Model() {

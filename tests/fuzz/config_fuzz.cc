@@ -1,10 +1,10 @@
-#include "models/config.h"
+#include "models/config/config.h"
 
 #include <cmath>
 
 #include "fuzz/fuzz_input.h"
 #include "kernels/attention/cpu/table.h"
-#include "models/rope.h"
+#include "models/blocks/rope.h"
 
 using namespace kvanta;  // NOLINT(google-build-using-namespace)
 

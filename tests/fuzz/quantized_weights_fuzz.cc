@@ -10,15 +10,15 @@
 #include <memory>
 #include <vector>
 
+#include "base/json.h"
 #include "fuzz/fuzz_input.h"
-#include "models/json.h"
-#include "models/quantized_weights/quantized_weights.h"
+#include "weights/quantized/quantized_weights.h"
 
 using namespace kvanta;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-using kernels::CodeType;
+using weights::CodeType;
 
 constexpr const char* kModule = "model.layers.0.self_attn.q_proj";
 constexpr int64_t kMaxSize = 512, kMaxTensors = 16, kMaxTensorBytes = 1 << 19;
@@ -50,10 +50,10 @@ class Module {
  public:
   explicit Module(std::string_view text) {
     std::string_view lines = text;
-    std::vector<std::pair<std::string, models::TensorView>> tensors;
+    std::vector<std::pair<std::string, weights::TensorView>> tensors;
     for (std::string_view line = TakeUntil(lines, '\n'); !line.empty() && std::ssize(tensors) < kMaxTensors;
          line = TakeUntil(lines, '\n')) {
-      models::TensorView view;
+      weights::TensorView view;
       const std::string name = std::string(kModule) + "." + std::string(TakeUntil(line, ' '));
       view.dtype = TakeUntil(line, ' ');
       int64_t bytes = BytesOf(view.dtype);
@@ -76,21 +76,21 @@ class Module {
     }
   }
 
-  models::TensorMap Tensors() const { return tensors_; }
+  weights::TensorMap Tensors() const { return tensors_; }
 
  private:
   std::vector<std::unique_ptr<uint8_t[]>> memory_;
-  models::TensorMap tensors_;
+  weights::TensorMap tensors_;
 };
 
-models::QuantizationConfig ReadConfig(std::string_view text) {
-  const models::Json json = models::ParseJson(text, "fuzz");
-  const models::JsonObject object(json, "fuzz");
-  return object.Has("quantization") ? models::ReadHfQuantConfig(object) : models::ReadQuantizationConfig(object);
+weights::QuantizationConfig ReadConfig(std::string_view text) {
+  const Json json = ParseJson(text, "fuzz");
+  const JsonObject object(json, "fuzz");
+  return object.Has("quantization") ? weights::ReadHfQuantConfig(object) : weights::ReadQuantizationConfig(object);
 }
 
 // Checks of an accepted weight that kernels rely on.
-void Check(const kernels::QuantizedWeight& weight) {
+void Check(const weights::QuantizedWeight& weight) {
   const auto in = static_cast<size_t>(weight.In());
   std::vector<float> row(in), by_codes(in);
   const bool has_codes = weight.Format().codes != CodeType::kNone;
@@ -107,7 +107,7 @@ void Check(const kernels::QuantizedWeight& weight) {
     weight.DequantizeRow(i, row.data());
     if (!has_codes) continue;
     weight.ReadCodes(i, codes.data());
-    if (weight.Format().scales != kernels::GroupScale::kF32) weight.ReadScaleCodes(i, scale_codes.data());
+    if (weight.Format().scales != weights::GroupScale::kF32) weight.ReadScaleCodes(i, scale_codes.data());
     if (weight.Format().codes == CodeType::kInt4) {
       weight.ReadZeros(i, zeros.data());
       for (const uint8_t zero : zeros) {
@@ -134,10 +134,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view config_text = TakeUntil(text, '\n');
   const Module module(text);
   fuzz::MustReadOrRefuse([&] {
-    const models::QuantizationConfig config = ReadConfig(config_text);
+    const weights::QuantizationConfig config = ReadConfig(config_text);
     if (config.IsIgnored(kModule)) return;
-    const auto checkpoint = models::Checkpoint::OfTensors(module.Tensors(), "fuzz");
-    const models::FoundWeight found = models::FindQuantizedWeight(checkpoint, config, kModule, out, in, threads);
+    const auto checkpoint = weights::Checkpoint::OfTensors(module.Tensors(), "fuzz");
+    const weights::FoundWeight found = weights::FindQuantizedWeight(checkpoint, config, kModule, out, in, threads);
     if (!found.weight) return;
     if (found.weight->Out() != out || found.weight->In() != in) __builtin_trap();
     for (const std::string& name : found.tensors) {

@@ -14,12 +14,12 @@
 #include "emulated/units.h"
 #include "kernels/block_matrix.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/weight_blocks.h"
 #include "kernels/ops.h"
 #include "kernels/product.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
+#include "weights/weight_blocks.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -31,7 +31,7 @@ using kvanta::testing::Units;
 // Expected codes and scale of a block of x, n <= 32.
 struct ActivationBlock {
   float unit = 0;
-  int codes[kBlockWeights] = {};
+  int codes[weights::kBlockWeights] = {};
 };
 
 ActivationBlock RoundActivations(const float* x, int64_t n, float steps) {
@@ -53,26 +53,27 @@ struct Expected {
 // The blocks of a row.
 std::vector<ActivationBlock> RoundRow(const float* x, int64_t in, bool wide) {
   std::vector<ActivationBlock> blocks;
-  for (int64_t begin = 0; begin < in; begin += kBlockWeights) {
-    blocks.push_back(RoundActivations(x + begin, std::min<int64_t>(kBlockWeights, in - begin), wide ? 32512 : 127));
+  for (int64_t begin = 0; begin < in; begin += weights::kBlockWeights) {
+    blocks.push_back(
+        RoundActivations(x + begin, std::min<int64_t>(weights::kBlockWeights, in - begin), wide ? 32512 : 127));
   }
   return blocks;
 }
 
 // w: blocks of a row; x: those of a row of activations.
-Expected Oracle(const UnpackedBlock* w, int weights, const ActivationBlock* x, int64_t in, double bias) {
+Expected Oracle(const weights::UnpackedBlock* w, int weights, const ActivationBlock* x, int64_t in, double bias) {
   Expected sum{bias, std::abs(bias)};
-  for (int64_t begin = 0; begin < in; begin += kBlockWeights) {
-    const ActivationBlock& a = x[begin / kBlockWeights];
-    const UnpackedBlock& block = w[begin / weights];
-    for (int64_t k = begin; k < begin + kBlockWeights; k += kSubBlockWeights) {
+  for (int64_t begin = 0; begin < in; begin += weights::kBlockWeights) {
+    const ActivationBlock& a = x[begin / weights::kBlockWeights];
+    const weights::UnpackedBlock& block = w[begin / weights];
+    for (int64_t k = begin; k < begin + weights::kBlockWeights; k += weights::kSubBlockWeights) {
       const auto in_block = static_cast<int>(k % weights);
       int dot = 0, total = 0;
-      for (int i = 0; i < kSubBlockWeights; ++i) {
+      for (int i = 0; i < weights::kSubBlockWeights; ++i) {
         dot += block.codes[in_block + i] * a.codes[k - begin + i];
         total += a.codes[k - begin + i];
       }
-      const int sub = in_block / kSubBlockWeights;
+      const int sub = in_block / weights::kSubBlockWeights;
       const double product = double{block.scale} * block.sub_scales[sub] * a.unit * dot;
       const double rest = double{block.offset} * block.sub_offsets[sub] * a.unit * total;
       sum.value += product + rest;
@@ -84,10 +85,10 @@ Expected Oracle(const UnpackedBlock* w, int weights, const ActivationBlock* x, i
 
 struct BlockCase {
   Unit unit;
-  BlockFormat format;
+  weights::BlockFormat format;
 
   // `in` rounded up to whole blocks.
-  int64_t Whole(int64_t in) const { return RoundUp(in, BlockWeights(format)); }
+  int64_t Whole(int64_t in) const { return RoundUp(in, weights::BlockWeights(format)); }
 };
 
 class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
@@ -114,17 +115,17 @@ class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
     const auto x = RandomValues(rows * in, 2);
     const auto bias = RandomValues(out, 3);
     const auto ops = MakeOps();
-    const WeightView view = w.View();
+    const weights::WeightView view = w.View();
     const auto linear = ops->MakeLinear({&view, 1}, bias, Kind());
     const int64_t y_stride = out + 5;
     const auto y = Product(*linear, x, rows, y_stride);
     for (int64_t row = 0; row < rows; ++row) {
       const std::vector<ActivationBlock> activations = RoundRow(&x[row * in], in, wide_);
       for (int64_t column = 0; column < out; ++column) {
-        const Expected expected =
-            Oracle(&w.blocks[column * w.RowBlocks()], BlockWeights(w.format), activations.data(), in, bias[column]);
+        const Expected expected = Oracle(&w.blocks[column * w.RowBlocks()], weights::BlockWeights(w.format),
+                                         activations.data(), in, bias[column]);
         ASSERT_NEAR(y[row * y_stride + column], expected.value,
-                    BlockDotTolerance(in / kSubBlockWeights, expected.magnitude))
+                    BlockDotTolerance(in / weights::kSubBlockWeights, expected.magnitude))
             << "row " << row << " column " << column;
       }
       for (int64_t column = out; column < y_stride; ++column) ASSERT_EQ(y[row * y_stride + column], -77.0F);
@@ -134,7 +135,7 @@ class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
 
 TEST_P(BlockLinearTest, MatchesTheOracleOnTheSameCodes) {
   ForBothWidths([&] {
-    const int64_t block = BlockWeights(GetParam().format);
+    const int64_t block = weights::BlockWeights(GetParam().format);
     for (const int64_t in : {block, 2 * block, GetParam().Whole(576)}) {
       for (const int64_t out : {1, 16, 50}) {
         for (const int64_t rows : {1, 2, 3, 13}) ExpectOracle(out, in, rows);
@@ -150,7 +151,7 @@ TEST_P(BlockLinearTest, RowsHaveTheSameBitsInAnyNumber) {
   ForBothWidths([&] {
     const int64_t in = GetParam().Whole(1100), out = 40, rows = 61;
     const BlockMatrix w = RandomBlocks(out, in, GetParam().format, 11);
-    const WeightView view = w.View();
+    const weights::WeightView view = w.View();
     const auto ops = MakeOps();
     const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
     const auto x = RandomValues(rows * in, 12);
@@ -165,18 +166,18 @@ TEST_P(BlockLinearTest, RowsHaveTheSameBitsInAnyNumber) {
 TEST_P(BlockLinearTest, KeepsBlocksOfTheFile) {
   const int64_t in = GetParam().Whole(96);
   const BlockMatrix w = RandomBlocks(37, in, GetParam().format, 4);
-  const WeightView view = w.View();
+  const weights::WeightView view = w.View();
   const auto ops = MakeOps();
   const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
   std::vector<float> row(static_cast<size_t>(in)), expected(row.size());
   for (int64_t index = 0; index < 37; ++index) {
     linear->DequantizeRow(index, row.data());
-    DequantizeBlocks(w.bytes.data() + index * RowBytes(w.format, in), w.format, in, expected.data());
+    weights::DequantizeBlocks(w.bytes.data() + index * weights::RowBytes(w.format, in), w.format, in, expected.data());
     ASSERT_EQ(row, expected) << index;
   }
   EXPECT_EQ(linear->Kind(), Name(w.format));
   // 48 columns, three panels, in whole steps. K-quants take 8 bits for sub-scales that the file packs in 4 or 6.
-  const auto bytes = static_cast<double>(48 * RowBytes(w.format, GetParam().Whole(RoundUp(in, 256))));
+  const auto bytes = static_cast<double>(48 * weights::RowBytes(w.format, GetParam().Whole(RoundUp(in, 256))));
   EXPECT_LE(static_cast<double>(linear->WeightBytes()), 1.045 * bytes);
 }
 
@@ -187,12 +188,12 @@ TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
     const int64_t in = GetParam().Whole(64);
     for (const int code : {255, 0, 127, 128}) {
       BlockMatrix w{16, in, GetParam().format, {}, {}};
-      w.bytes.assign(static_cast<size_t>(16 * RowBytes(w.format, in)), static_cast<uint8_t>(code));
-      for (size_t at = 0; at < w.bytes.size(); at += static_cast<size_t>(BlockBytes(w.format))) {
+      w.bytes.assign(static_cast<size_t>(16 * weights::RowBytes(w.format, in)), static_cast<uint8_t>(code));
+      for (size_t at = 0; at < w.bytes.size(); at += static_cast<size_t>(weights::BlockBytes(w.format))) {
         SetScales(w.format, 1, 0, w.bytes.data() + at);
       }
       w.Unpack();
-      const WeightView view = w.View();
+      const weights::WeightView view = w.View();
       const auto ops = MakeOps();
       const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
       std::vector<float> values(in);
@@ -211,7 +212,7 @@ TEST_P(BlockLinearTest, NonFiniteValuesAffectOnlyTheirRow) {
   ForBothWidths([&] {
     const int64_t in = GetParam().Whole(64);
     const BlockMatrix w = RandomBlocks(20, in, GetParam().format, 5);
-    const WeightView view = w.View();
+    const weights::WeightView view = w.View();
     const auto ops = MakeOps();
     const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
     auto x = RandomValues(4 * in, 6);
@@ -231,8 +232,8 @@ TEST_P(BlockLinearTest, NonFiniteValuesAffectOnlyTheirRow) {
 std::vector<BlockCase> BlockCases() {
   std::vector<BlockCase> cases;
   for (const Unit& unit : Units()) {
-    for (int format = 1; format < kBlockFormats; ++format) {
-      cases.push_back({unit, static_cast<BlockFormat>(format)});
+    for (int format = 1; format < weights::kBlockFormats; ++format) {
+      cases.push_back({unit, static_cast<weights::BlockFormat>(format)});
     }
   }
   return cases;
@@ -243,11 +244,11 @@ INSTANTIATE_TEST_SUITE_P(Units, BlockLinearTest, ::testing::ValuesIn(BlockCases(
 });
 
 TEST(BlockLinear, StacksKeptAndQuantizedBlocks) {
-  const BlockMatrix q4_0 = RandomBlocks(16, 64, BlockFormat::kQ4_0, 7);
-  const BlockMatrix q4_1 = RandomBlocks(16, 64, BlockFormat::kQ4_1, 8);
-  const BlockMatrix q8_0 = RandomBlocks(16, 64, BlockFormat::kQ8_0, 9);
+  const BlockMatrix q4_0 = RandomBlocks(16, 64, weights::BlockFormat::kQ4_0, 7);
+  const BlockMatrix q4_1 = RandomBlocks(16, 64, weights::BlockFormat::kQ4_1, 8);
+  const BlockMatrix q8_0 = RandomBlocks(16, 64, weights::BlockFormat::kQ8_0, 9);
   const auto f32 = RandomValues(16 * 64, 10);
-  const WeightView views[] = {q4_0.View(), q4_1.View(), q8_0.View(), {f32.data(), DType::kF32, 16, 64}};
+  const weights::WeightView views[] = {q4_0.View(), q4_1.View(), q8_0.View(), {f32.data(), DType::kF32, 16, 64}};
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
   const auto linear = ops->MakeLinear(views, {}, WeightType::kInt4);
   std::vector<float> row(64);
@@ -255,29 +256,32 @@ TEST(BlockLinear, StacksKeptAndQuantizedBlocks) {
     linear->DequantizeRow(index, row.data());
     for (int64_t block = 0; block < 2; ++block) {
       const int64_t at = index % 16 * 2 + block;
-      float values[kBlockWeights];
-      WeightBlock expected;
+      float values[weights::kBlockWeights];
+      weights::WeightBlock expected;
       if (index < 16) {
-        expected = ReadBlock(&q4_0.bytes[static_cast<size_t>(at) * 18], BlockFormat::kQ4_0);
+        expected = weights::ReadBlock(&q4_0.bytes[static_cast<size_t>(at) * 18], weights::BlockFormat::kQ4_0);
       } else if (index < 32) {
-        expected = ReadBlock(&q4_1.bytes[static_cast<size_t>(at) * 20], BlockFormat::kQ4_1);
+        expected = weights::ReadBlock(&q4_1.bytes[static_cast<size_t>(at) * 20], weights::BlockFormat::kQ4_1);
       } else if (index < 48) {
-        DequantizeBlock(ReadBlock(&q8_0.bytes[static_cast<size_t>(at) * 34], BlockFormat::kQ8_0), values);
-        expected = QuantizeInt4(values, kBlockWeights);
+        weights::DequantizeBlock(
+            weights::ReadBlock(&q8_0.bytes[static_cast<size_t>(at) * 34], weights::BlockFormat::kQ8_0), values);
+        expected = weights::QuantizeInt4(values, weights::kBlockWeights);
       } else {
-        expected = QuantizeInt4(f32.data() + (index - 48) * 64 + block * kBlockWeights, kBlockWeights);
+        expected = weights::QuantizeInt4(f32.data() + (index - 48) * 64 + block * weights::kBlockWeights,
+                                         weights::kBlockWeights);
       }
-      DequantizeBlock(expected, values);
-      for (int i = 0; i < kBlockWeights; ++i) ASSERT_EQ(row[block * kBlockWeights + i], values[i]) << index;
+      weights::DequantizeBlock(expected, values);
+      for (int i = 0; i < weights::kBlockWeights; ++i)
+        ASSERT_EQ(row[block * weights::kBlockWeights + i], values[i]) << index;
     }
   }
 }
 
 TEST(BlockLinear, StacksWhatTheViewsStore) {
-  const BlockMatrix q4_k = RandomBlocks(24, 256, BlockFormat::kQ4_K, 7);
-  const BlockMatrix q6_k = RandomBlocks(20, 256, BlockFormat::kQ6_K, 8);
+  const BlockMatrix q4_k = RandomBlocks(24, 256, weights::BlockFormat::kQ4_K, 7);
+  const BlockMatrix q6_k = RandomBlocks(20, 256, weights::BlockFormat::kQ6_K, 8);
   const auto f32 = RandomValues(16 * 256, 9), bias = RandomValues(60, 10), x = RandomValues(3 * 256, 13);
-  WeightView views[] = {q4_k.View(), q6_k.View(), {f32.data(), DType::kF32, 16, 256}};
+  weights::WeightView views[] = {q4_k.View(), q6_k.View(), {f32.data(), DType::kF32, 16, 256}};
   views[0].interleaved_heads = 3;
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(2));
   const auto linear = ops->MakeLinear(views, bias, WeightType::kStored);
@@ -286,7 +290,7 @@ TEST(BlockLinear, StacksWhatTheViewsStore) {
   std::vector<RowArgmax> argmaxes(3);
   linear->Forward(x.data(), 3, y.data(), 64, argmaxes.data());
   int64_t first = 0;
-  for (const WeightView& view : views) {
+  for (const weights::WeightView& view : views) {
     const auto own = std::span<const float>(bias).subspan(static_cast<size_t>(first), static_cast<size_t>(view.out));
     const auto part = ops->MakeLinear({&view, 1}, own, WeightType::kStored);
     const auto expected = Product(*part, x, 3, view.out);
@@ -308,21 +312,21 @@ TEST(BlockLinear, StacksWhatTheViewsStore) {
   // Heads of 8 rows, stored in the order 0, 4, 1, 5, ...
   std::vector<float> row(256), stored(256);
   linear->DequantizeRow(8 + 5, row.data());
-  DequantizeBlocks(q4_k.bytes.data() + (8 + 3) * RowBytes(BlockFormat::kQ4_K, 256), BlockFormat::kQ4_K, 256,
-                   stored.data());
+  weights::DequantizeBlocks(q4_k.bytes.data() + (8 + 3) * weights::RowBytes(weights::BlockFormat::kQ4_K, 256),
+                            weights::BlockFormat::kQ4_K, 256, stored.data());
   EXPECT_EQ(row, stored);
 }
 
 TEST(BlockLinear, RejectsPartialBlocksAndNonFiniteScales) {
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
   std::vector<uint8_t> bytes(34 * 16);
-  const WeightView ragged{bytes.data(), DType::kF32, 16, 33, BlockFormat::kQ8_0};
+  const weights::WeightView ragged{bytes.data(), DType::kF32, 16, 33, weights::BlockFormat::kQ8_0};
   EXPECT_THROW(ops->MakeLinear({&ragged, 1}, {}, WeightType::kInt8), InputError);
   bytes[1] = 0x7c;  // infinity
-  const WeightView infinite{bytes.data(), DType::kF32, 16, 32, BlockFormat::kQ8_0};
+  const weights::WeightView infinite{bytes.data(), DType::kF32, 16, 32, weights::BlockFormat::kQ8_0};
   EXPECT_THROW(ops->MakeLinear({&infinite, 1}, {}, WeightType::kInt8), InputError);
   const std::vector<float> large(32, 1e8F);
-  const WeightView elements{large.data(), DType::kF32, 1, 32};
+  const weights::WeightView elements{large.data(), DType::kF32, 1, 32};
   EXPECT_THROW(ops->MakeLinear({&elements, 1}, {}, WeightType::kInt8), InputError);
   EXPECT_THROW(ops->MakeLinear({&elements, 1}, {}, WeightType::kInt4), InputError);
 }

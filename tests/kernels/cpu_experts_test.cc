@@ -77,7 +77,7 @@ class CpuExpertsTest : public ::testing::TestWithParam<Unit> {
   }
   static std::unique_ptr<Linear> Pack(Ops& ops, const std::vector<float>& w, const std::vector<float>& bias,
                                       int64_t out, WeightType store) {
-    const WeightView view{
+    const weights::WeightView view{
         .data = w.data(), .dtype = DType::kF32, .out = out, .in = static_cast<int64_t>(w.size()) / out};
     return ops.MakeLinear({&view, 1}, bias, store);
   }

@@ -41,7 +41,7 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
   ExpertWeights MakeExpert(WeightType store, uint32_t seed) {
     const auto make = [&](int64_t out, int64_t in, uint32_t w_seed) {
       const std::vector<float> w = RandomValues(out * in, w_seed);
-      const WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
+      const weights::WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
       return ops_->MakeLinear({&view, 1}, {}, store);
     };
     return {.gate_up = make(2 * kIntermediateSize, kHidden, seed), .down = make(kHidden, kIntermediateSize, seed + 1)};

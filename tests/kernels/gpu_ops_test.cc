@@ -11,10 +11,10 @@
 #include "base/math.h"
 #include "emulated/gpus.h"
 #include "kernels/cuda/cuda_context.h"
-#include "kernels/linear/weight_blocks.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
+#include "weights/weight_blocks.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -97,7 +97,7 @@ TEST_P(GpuOpsTest, GroupMatchesItsLayers) {
       std::vector<std::unique_ptr<Linear>> layers;
       for (int64_t i = 0; i < count; ++i) {
         const std::vector<float> w = RandomValues(kOut * kIn, static_cast<uint32_t>(100 + i));
-        const WeightView view{w.data(), DType::kF32, kOut, kIn};
+        const weights::WeightView view{w.data(), DType::kF32, kOut, kIn};
         layers.push_back(ops_->MakeLinear({&view, 1}, {}, store));
         ops_->Copy(x.as<float>() + i * kIn, x_stride, rows, kIn, part.as<float>(), kIn);
         layers.back()->Forward(part.as<float>(), rows, expected.as<float>() + i * (kOut + 2), y_stride);
@@ -122,7 +122,7 @@ TEST_P(GpuOpsTest, LargeTilesHaveTheBitsOfSmallOnes) {
   const int64_t out = 128 * CeilDiv(3 * gpu_->Multiprocessors(), 8) + 8, rows = 200, alone = 131;
   for (const int64_t in : {200, 1300}) {
     const std::vector<float> w = RandomValues(out * in, 4), x = RandomValues(rows * in, 3), bias = RandomValues(out, 5);
-    const WeightView view{w.data(), DType::kF32, out, in};
+    const weights::WeightView view{w.data(), DType::kF32, out, in};
     const Buffer device_x = Upload(x);
     for (const WeightType store : kStores) {
       if (store == WeightType::kF32) continue;
@@ -145,8 +145,8 @@ void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
   x[static_cast<size_t>(in)] = 300;                                             // an outlier in its row
   const std::vector<float> w = RandomValues(out * in, 4);
   const std::vector<float> bias = RandomValues(out, 5);
-  const WeightView views[] = {{w.data(), DType::kF32, split, in},
-                              {w.data() + split * in, DType::kF32, out - split, in}};
+  const weights::WeightView views[] = {{w.data(), DType::kF32, split, in},
+                                       {w.data() + split * in, DType::kF32, out - split, in}};
   const Buffer device_x = Upload(x);
   for (const WeightType store : kStores) {
     const auto linear = ops_->MakeLinear(views, bias, store);
@@ -204,30 +204,31 @@ void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
 
 TEST_P(GpuOpsTest, GgufBlocksAreKept) {
   const int64_t out = 16, in = 64;
-  for (const BlockFormat format : {BlockFormat::kQ8_0, BlockFormat::kQ4_0, BlockFormat::kQ4_1}) {
+  for (const weights::BlockFormat format :
+       {weights::BlockFormat::kQ8_0, weights::BlockFormat::kQ4_0, weights::BlockFormat::kQ4_1}) {
     SCOPED_TRACE(Name(format));
-    const int64_t blocks = out * in / kBlockWeights;
-    std::vector<uint8_t> bytes(static_cast<size_t>(blocks * BlockBytes(format)));
+    const int64_t blocks = out * in / weights::kBlockWeights;
+    std::vector<uint8_t> bytes(static_cast<size_t>(blocks * weights::BlockBytes(format)));
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 37 + i / 7);
     for (int64_t block = 0; block < blocks; ++block) {  // finite scales
-      uint8_t* at = bytes.data() + block * BlockBytes(format);
+      uint8_t* at = bytes.data() + block * weights::BlockBytes(format);
       const uint16_t scale = FloatToFp16(0.01F * static_cast<float>(block + 1));
       std::memcpy(at, &scale, 2);
-      if (format == BlockFormat::kQ4_1) std::memcpy(at + 2, &scale, 2);
+      if (format == weights::BlockFormat::kQ4_1) std::memcpy(at + 2, &scale, 2);
     }
-    const WeightView view{.data = bytes.data(), .out = out, .in = in, .blocks = format};
-    const WeightType type = format == BlockFormat::kQ8_0 ? WeightType::kInt8 : WeightType::kInt4;
+    const weights::WeightView view{.data = bytes.data(), .out = out, .in = in, .blocks = format};
+    const WeightType type = format == weights::BlockFormat::kQ8_0 ? WeightType::kInt8 : WeightType::kInt4;
     const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
     for (const int64_t row : {int64_t{0}, int64_t{9}, out - 1}) {
       Buffer read = gpu_->device().Allocate(static_cast<size_t>(in) * sizeof(float));
       linear->DequantizeRow(row, read.as<float>());
       const std::vector<float> values = Download(read);
-      for (int64_t block = 0; block < in / kBlockWeights; ++block) {
-        float expected[kBlockWeights];
-        const uint8_t* at = bytes.data() + (row * (in / kBlockWeights) + block) * BlockBytes(format);
-        DequantizeBlock(ReadBlock(at, format), expected);
-        for (int i = 0; i < kBlockWeights; ++i) {
-          ASSERT_NEAR(values[static_cast<size_t>(block * kBlockWeights + i)], expected[i],
+      for (int64_t block = 0; block < in / weights::kBlockWeights; ++block) {
+        float expected[weights::kBlockWeights];
+        const uint8_t* at = bytes.data() + (row * (in / weights::kBlockWeights) + block) * weights::BlockBytes(format);
+        weights::DequantizeBlock(weights::ReadBlock(at, format), expected);
+        for (int i = 0; i < weights::kBlockWeights; ++i) {
+          ASSERT_NEAR(values[static_cast<size_t>(block * weights::kBlockWeights + i)], expected[i],
                       16 * std::abs(expected[0]) * 1e-6 + 1e-6);
         }
       }
@@ -236,7 +237,7 @@ TEST_P(GpuOpsTest, GgufBlocksAreKept) {
   const float wide = 1e9F;
   std::vector<float> w(32, wide);
   w[0] = -wide;
-  const WeightView view{w.data(), DType::kF32, 1, 32};
+  const weights::WeightView view{w.data(), DType::kF32, 1, 32};
   EXPECT_THROW(ops_->MakeLinear({&view, 1}, {}, WeightType::kInt4), InputError);
 }
 
@@ -340,7 +341,7 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
 TEST_P(GpuOpsTest, EmbeddingMatchesTheCpu) {
   const int64_t vocab = 50, width = 72;
   const std::vector<float> w = RandomValues(vocab * width, 11);
-  const WeightView view{w.data(), DType::kF32, vocab, width};
+  const weights::WeightView view{w.data(), DType::kF32, vocab, width};
   const std::vector<int32_t> ids = {49, 0, 17, 17};
   const Buffer device_ids = Upload(ids);
   for (const WeightType store : kStores) {
@@ -364,7 +365,7 @@ TEST_P(GpuOpsTest, ArgmaxIsTheFirstMaximum) {
   w[static_cast<size_t>(123 * 32 + 2)] = INFINITY;
   std::vector<float> x(static_cast<size_t>(rows * 32));
   for (int64_t r = 0; r < rows; ++r) x[static_cast<size_t>(r * 32 + r)] = 1;
-  const WeightView view{w.data(), DType::kF32, vocab, 32};
+  const weights::WeightView view{w.data(), DType::kF32, vocab, 32};
   const auto linear = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
   const Buffer device_x = Upload(x), y = Upload(std::vector<float>(static_cast<size_t>(rows * vocab)));
   const Buffer argmaxes = Upload(std::vector<RowArgmax>(static_cast<size_t>(rows)));

@@ -48,7 +48,7 @@ class LinearTest : public ::testing::TestWithParam<Case> {
   }
   std::unique_ptr<Linear> MakeLinear(Ops& ops, const std::vector<float>& w, int64_t out, int64_t in,
                                      const std::vector<float>& bias = {}) const {
-    const WeightView view{w.data(), DType::kF32, out, in};
+    const weights::WeightView view{w.data(), DType::kF32, out, in};
     return ops.MakeLinear({&view, 1}, bias, GetParam().storage);
   }
 };
@@ -201,7 +201,7 @@ TEST_P(ElementLinearTest, StacksWeightsOfEveryTypeAndDequantizesRows) {
   std::vector<float> f32(values.begin(), values.begin() + 18 * in);
   for (int64_t i = 0; i < 18 * in; ++i) bf16.push_back(FloatToBf16(values[18 * in + i]));
   for (int64_t i = 0; i < 18 * in; ++i) f16.push_back(FloatToFp16(values[36 * in + i]));
-  const WeightView views[] = {
+  const weights::WeightView views[] = {
       {f32.data(), DType::kF32, 18, in}, {bf16.data(), DType::kBf16, 18, in}, {f16.data(), DType::kF16, 18, in}};
   const auto ops = MakeOps(2);
   const auto linear = ops->MakeLinear(views, {}, GetParam().storage);
@@ -254,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(Units, LinearTest, ::testing::ValuesIn(Cases(kAll)), Ca
 TEST(LinearUnits, Bf16IsBitIdenticalOnUnitsWithoutABf16Dot) {
   const auto w = RandomValues(70 * 333, 10);
   const auto x = RandomValues(9 * 333, 11);
-  const WeightView view{w.data(), DType::kF32, 70, 333};
+  const weights::WeightView view{w.data(), DType::kF32, 70, 333};
   std::vector<float> expected;
   for (const char* isa : RunnableIsas()) {
     const std::string_view unit = isa;
@@ -270,7 +270,7 @@ TEST(LinearErrors, NameTheShape) {
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
   const std::vector<float> w(12, 1e6F);
   const std::vector<float> bias(3);
-  const WeightView views[] = {{w.data(), DType::kF32, 2, 3}, {w.data(), DType::kF32, 3, 2}};
+  const weights::WeightView views[] = {{w.data(), DType::kF32, 2, 3}, {w.data(), DType::kF32, 3, 2}};
   EXPECT_THROW(ops->MakeLinear({}, {}, WeightType::kF32), InputError);
   EXPECT_THROW(ops->MakeLinear(views, {}, WeightType::kF32), InputError);
   EXPECT_THROW(ops->MakeLinear({views, 1}, bias, WeightType::kF32), InputError);

@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "kernels/linear/weight_blocks.h"
 #include "kernels/random_values.h"
+#include "weights/weight_blocks.h"
 
 namespace kvanta::kernels {
 namespace {
 
-double SquaredError(const WeightBlock& block, const float* x, int n) {
-  float values[kBlockWeights];
-  DequantizeBlock(block, values);
+double SquaredError(const weights::WeightBlock& block, const float* x, int n) {
+  float values[weights::kBlockWeights];
+  weights::DequantizeBlock(block, values);
   double sum = 0;
   for (int i = 0; i < n; ++i) sum += (double{values[i]} - x[i]) * (double{values[i]} - x[i]);
   return sum;
@@ -25,10 +25,10 @@ TEST(Quantize, Int8IsWithinHalfAStep) {
   for (int block = 0; block < 100; ++block) {
     const float* values = &x[block * 32];
     const int n = block % 32 + 1;
-    const WeightBlock q = QuantizeInt8(values, n);
-    float out[kBlockWeights];
-    DequantizeBlock(q, out);
-    for (int i = 0; i < kBlockWeights; ++i) {
+    const weights::WeightBlock q = weights::QuantizeInt8(values, n);
+    float out[weights::kBlockWeights];
+    weights::DequantizeBlock(q, out);
+    for (int i = 0; i < weights::kBlockWeights; ++i) {
       // Half a step; where fp16 rounds the scale down, the largest code is clipped: 127 of its 2^-11.
       ASSERT_NEAR(out[i], i < n ? values[i] : 0, Fp16ToFloat(q.scale) * (i < n ? 0.5 + 127 * 0x1p-11 : 0));
     }
@@ -41,9 +41,9 @@ TEST(Quantize, Int4HasASmallerErrorThanTheFullRange) {
   double plain = 0;
   for (int block = 0; block < 400; ++block) {
     const float* values = &x[block * 32];
-    best += SquaredError(QuantizeInt4(values, 32), values, 32);
+    best += SquaredError(weights::QuantizeInt4(values, 32), values, 32);
     const auto [low, high] = std::minmax_element(values, values + 32);
-    WeightBlock range;
+    weights::WeightBlock range;
     range.scale = FloatToFp16((*high - *low) / 15);
     range.offset = FloatToFp16(*low);
     for (int i = 0; i < 32; ++i) {
@@ -57,15 +57,15 @@ TEST(Quantize, Int4HasASmallerErrorThanTheFullRange) {
 
 TEST(Quantize, Int4OfConstantsZerosAndPartialBlocks) {
   const std::vector<float> constant(32, -0.25F);
-  EXPECT_EQ(SquaredError(QuantizeInt4(constant.data(), 32), constant.data(), 32), 0);
+  EXPECT_EQ(SquaredError(weights::QuantizeInt4(constant.data(), 32), constant.data(), 32), 0);
   const std::vector<float> zeros(32);
-  EXPECT_EQ(SquaredError(QuantizeInt4(zeros.data(), 32), zeros.data(), 32), 0);
+  EXPECT_EQ(SquaredError(weights::QuantizeInt4(zeros.data(), 32), zeros.data(), 32), 0);
   const std::vector<float> two = {-1, 2};
-  EXPECT_LT(SquaredError(QuantizeInt4(two.data(), 2), two.data(), 2), 1e-5);
+  EXPECT_LT(SquaredError(weights::QuantizeInt4(two.data(), 2), two.data(), 2), 1e-5);
   // 16 equidistant values whose scale and offset fp16 represents exactly.
   std::vector<float> steps(32);
   for (int i = 0; i < 32; ++i) steps[i] = 0.125F * static_cast<float>(i % 16) - 0.5F;
-  EXPECT_EQ(SquaredError(QuantizeInt4(steps.data(), 32), steps.data(), 32), 0);
+  EXPECT_EQ(SquaredError(weights::QuantizeInt4(steps.data(), 32), steps.data(), 32), 0);
 }
 
 }  // namespace

@@ -12,13 +12,13 @@
 #include "base/dtype.h"
 #include "emulated/units.h"
 #include "formats/minifloat.h"
-#include "kernels/linear/quantized_weight.h"
 #include "kernels/linear/stacked_linear.h"
 #include "kernels/ops.h"
 #include "kernels/product.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
+#include "weights/quantized_weight.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -28,18 +28,18 @@ using kvanta::testing::Unit;
 using kvanta::testing::Units;
 
 // Random codes; scales and zero points differ from group to group.
-class RandomWeight final : public QuantizedWeight {
+class RandomWeight final : public weights::QuantizedWeight {
  public:
-  RandomWeight(int64_t out, int64_t in, QuantizedFormat format, uint32_t seed, bool shuffled = false)
-      : QuantizedWeight(out, in, format) {
+  RandomWeight(int64_t out, int64_t in, weights::QuantizedFormat format, uint32_t seed, bool shuffled = false)
+      : weights::QuantizedWeight(out, in, format) {
     std::mt19937 generator(seed);
     tensor_scale_ = 0.001F + 1e-6F * static_cast<float>(generator() % 1000);
     for (int64_t i = 0; i < out * in; ++i) codes_.push_back(RandomCode(generator()));
     for (int64_t i = 0; i < out * Groups(); ++i) {
       scales_.push_back(0.001F + 0.01F * static_cast<float>(generator() % 1000) / 1000);
       zeros_.push_back(static_cast<uint8_t>(generator() % 17));
-      scale_codes_.push_back(
-          static_cast<uint8_t>(format.scales == GroupScale::kE8M0 ? 115 + generator() % 10 : generator() % 0x7f));
+      scale_codes_.push_back(static_cast<uint8_t>(format.scales == weights::GroupScale::kE8M0 ? 115 + generator() % 10
+                                                                                              : generator() % 0x7f));
     }
     if (!shuffled) return;
     order_.resize(static_cast<size_t>(in));
@@ -52,8 +52,9 @@ class RandomWeight final : public QuantizedWeight {
     for (int64_t group = 0; group < Groups(); ++group) {
       const int64_t at = row * Groups() + group;
       scales[group] = scales_[at];
-      if (Format().scales == GroupScale::kE8M0) scales[group] = formats::E8m0::Decode(scale_codes_[at]);
-      if (Format().scales == GroupScale::kE4M3) scales[group] = formats::E4m3::Decode(scale_codes_[at]) * tensor_scale_;
+      if (Format().scales == weights::GroupScale::kE8M0) scales[group] = formats::E8m0::Decode(scale_codes_[at]);
+      if (Format().scales == weights::GroupScale::kE4M3)
+        scales[group] = formats::E4m3::Decode(scale_codes_[at]) * tensor_scale_;
     }
   }
   void ReadZeros(int64_t row, uint8_t* zeros) const override { std::copy_n(&zeros_[row * Groups()], Groups(), zeros); }
@@ -69,15 +70,15 @@ class RandomWeight final : public QuantizedWeight {
  private:
   uint8_t RandomCode(uint32_t random) const {
     const auto byte = static_cast<uint8_t>(random);
-    if (Format().codes == CodeType::kE4M3) return (byte & 0x7f) == 0x7f ? 0 : byte;
-    return Format().codes == CodeType::kInt8 ? byte : byte & 15;
+    if (Format().codes == weights::CodeType::kE4M3) return (byte & 0x7f) == 0x7f ? 0 : byte;
+    return Format().codes == weights::CodeType::kInt8 ? byte : byte & 15;
   }
 };
 
 struct QuantizedCase {
   Unit unit;
   std::string name;
-  QuantizedFormat format;
+  weights::QuantizedFormat format;
 };
 
 class QuantizedLinearTest : public ::testing::TestWithParam<QuantizedCase> {
@@ -86,19 +87,20 @@ class QuantizedLinearTest : public ::testing::TestWithParam<QuantizedCase> {
     return MakeCpuOps(std::make_shared<ThreadPool>(threads), *GetParam().unit.table);
   }
   // A format with one scale per row has the group `in`.
-  QuantizedFormat Format(int64_t in) const {
-    QuantizedFormat format = GetParam().format;
+  weights::QuantizedFormat Format(int64_t in) const {
+    weights::QuantizedFormat format = GetParam().format;
     if (format.group == 0) format.group = in;
     return format;
   }
   // x as the product rounds it: for tiles, to bf16.
   static float Activation(float value) {
-    const QuantizedFormat& format = GetParam().format;
-    const bool has_tiles = format.codes != CodeType::kNf4 && format.scales != GroupScale::kE4M3;
+    const weights::QuantizedFormat& format = GetParam().format;
+    const bool has_tiles = format.codes != weights::CodeType::kNf4 && format.scales != weights::GroupScale::kE4M3;
     return has_tiles && GetParam().unit.name.starts_with("amx") ? Bf16ToFloat(FloatToBf16(value)) : value;
   }
-  static std::unique_ptr<Linear> Make(Ops& ops, const QuantizedWeight& weight, std::span<const float> bias = {}) {
-    const QuantizedView view{&weight};
+  static std::unique_ptr<Linear> Make(Ops& ops, const weights::QuantizedWeight& weight,
+                                      std::span<const float> bias = {}) {
+    const weights::QuantizedView view{&weight};
     return ops.MakeQuantizedLinear({&view, 1}, bias);
   }
   // The guard y[out..y_stride) of each row detects writes beyond a row.
@@ -179,12 +181,13 @@ TEST_P(QuantizedLinearTest, RowsAreBatchInvariant) {
 TEST_P(QuantizedLinearTest, EveryCodeIsDecodedExactly) {
   RandomWeight w(256, 2, Format(2), 7);
   for (int64_t row = 0; row < 256; ++row) {
-    const bool is_nan = GetParam().format.codes == CodeType::kE4M3 && (row & 0x7f) == 0x7f;
-    const bool is_byte = GetParam().format.codes == CodeType::kE4M3 || GetParam().format.codes == CodeType::kInt8;
+    const bool is_nan = GetParam().format.codes == weights::CodeType::kE4M3 && (row & 0x7f) == 0x7f;
+    const bool is_byte =
+        GetParam().format.codes == weights::CodeType::kE4M3 || GetParam().format.codes == weights::CodeType::kInt8;
     w.codes_[2 * row] = static_cast<uint8_t>(is_nan ? 0 : is_byte ? row : row & 15);
     w.codes_[2 * row + 1] = w.codes_[2 * (255 - row)];
     w.scales_[row] = 0.5F;
-    w.scale_codes_[row] = GetParam().format.scales == GroupScale::kE8M0 ? 126 : 0x30;  // 0.5
+    w.scale_codes_[row] = GetParam().format.scales == weights::GroupScale::kE8M0 ? 126 : 0x30;  // 0.5
     w.tensor_scale_ = 1;
   }
   const auto ops = MakeOps();
@@ -205,7 +208,7 @@ TEST_P(QuantizedLinearTest, WeightsOfAStackKeepTheirOwnScales) {
   b.tensor_scale_ = 5;
   const auto x = RandomValues(3 * in, 10), bias = RandomValues(33, 11);
   const auto ops = MakeOps();
-  const QuantizedView views[] = {{&a}, {&b}};
+  const weights::QuantizedView views[] = {{&a}, {&b}};
   const auto both = ops->MakeQuantizedLinear(views, bias);
   ASSERT_NE(both, nullptr);
   const auto y = Product(*both, x, 3, 33);
@@ -220,17 +223,22 @@ TEST_P(QuantizedLinearTest, WeightsOfAStackKeepTheirOwnScales) {
 TEST_P(QuantizedLinearTest, TakesTheBytesThatAPlanCounts) {
   const RandomWeight w(40, 300, Format(300), 12);
   const auto ops = MakeOps();
-  EXPECT_EQ(Make(*ops, w)->WeightBytes(), 3 * 3 * QuantizedStepBytes(Format(300), 300));
+  EXPECT_EQ(Make(*ops, w)->WeightBytes(), 3 * 3 * weights::QuantizedStepBytes(Format(300), 300));
 }
 
 std::vector<QuantizedCase> QuantizedCases() {
-  const std::pair<const char*, QuantizedFormat> formats[] = {
-      {"e4m3_row", {CodeType::kE4M3, GroupScale::kF32, 0}}, {"e4m3_128", {CodeType::kE4M3, GroupScale::kF32, 128}},
-      {"int8_row", {CodeType::kInt8, GroupScale::kF32, 0}}, {"int8_32", {CodeType::kInt8, GroupScale::kF32, 32}},
-      {"int4_row", {CodeType::kInt4, GroupScale::kF32, 0}}, {"int4_128", {CodeType::kInt4, GroupScale::kF32, 128}},
-      {"int4_64", {CodeType::kInt4, GroupScale::kF32, 64}}, {"int4_32", {CodeType::kInt4, GroupScale::kF32, 32}},
-      {"nf4", {CodeType::kNf4, GroupScale::kF32, 64}},      {"mxfp4", {CodeType::kE2M1, GroupScale::kE8M0, 32}},
-      {"nvfp4", {CodeType::kE2M1, GroupScale::kE4M3, 16}},
+  const std::pair<const char*, weights::QuantizedFormat> formats[] = {
+      {"e4m3_row", {weights::CodeType::kE4M3, weights::GroupScale::kF32, 0}},
+      {"e4m3_128", {weights::CodeType::kE4M3, weights::GroupScale::kF32, 128}},
+      {"int8_row", {weights::CodeType::kInt8, weights::GroupScale::kF32, 0}},
+      {"int8_32", {weights::CodeType::kInt8, weights::GroupScale::kF32, 32}},
+      {"int4_row", {weights::CodeType::kInt4, weights::GroupScale::kF32, 0}},
+      {"int4_128", {weights::CodeType::kInt4, weights::GroupScale::kF32, 128}},
+      {"int4_64", {weights::CodeType::kInt4, weights::GroupScale::kF32, 64}},
+      {"int4_32", {weights::CodeType::kInt4, weights::GroupScale::kF32, 32}},
+      {"nf4", {weights::CodeType::kNf4, weights::GroupScale::kF32, 64}},
+      {"mxfp4", {weights::CodeType::kE2M1, weights::GroupScale::kE8M0, 32}},
+      {"nvfp4", {weights::CodeType::kE2M1, weights::GroupScale::kE4M3, 16}},
   };
   std::vector<QuantizedCase> cases;
   for (const Unit& unit : Units()) {
@@ -245,13 +253,13 @@ INSTANTIATE_TEST_SUITE_P(Units, QuantizedLinearTest, ::testing::ValuesIn(Quantiz
 TEST(QuantizedLinear, IsNotMadeForOtherGroupsNorForDifferentFormats) {
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
   const auto make = [&](const RandomWeight& a, const RandomWeight& b) {
-    const QuantizedView views[] = {{&a}, {&b}};
+    const weights::QuantizedView views[] = {{&a}, {&b}};
     return ops->MakeQuantizedLinear(views, {});
   };
-  const RandomWeight rows(4, 256, {CodeType::kInt4, GroupScale::kF32, 128}, 1);
-  const RandomWeight groups_of_24(4, 240, {CodeType::kInt4, GroupScale::kF32, 24}, 1);
-  const RandomWeight groups_of_32(4, 256, {CodeType::kInt4, GroupScale::kF32, 32}, 1);
-  const RandomWeight shuffled(4, 256, {CodeType::kInt4, GroupScale::kF32, 128}, 1, true);
+  const RandomWeight rows(4, 256, {weights::CodeType::kInt4, weights::GroupScale::kF32, 128}, 1);
+  const RandomWeight groups_of_24(4, 240, {weights::CodeType::kInt4, weights::GroupScale::kF32, 24}, 1);
+  const RandomWeight groups_of_32(4, 256, {weights::CodeType::kInt4, weights::GroupScale::kF32, 32}, 1);
+  const RandomWeight shuffled(4, 256, {weights::CodeType::kInt4, weights::GroupScale::kF32, 128}, 1, true);
   EXPECT_NE(make(rows, rows), nullptr);
   EXPECT_EQ(make(groups_of_24, groups_of_24), nullptr);
   EXPECT_EQ(make(rows, groups_of_32), nullptr);
@@ -260,9 +268,9 @@ TEST(QuantizedLinear, IsNotMadeForOtherGroupsNorForDifferentFormats) {
 
 TEST(QuantizedLinear, RejectsScalesBeyondFloat32) {
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
-  RandomWeight w(4, 128, {CodeType::kE4M3, GroupScale::kF32, 128}, 1);
+  RandomWeight w(4, 128, {weights::CodeType::kE4M3, weights::GroupScale::kF32, 128}, 1);
   w.scales_[2] = 3e38F;
-  const QuantizedView view{&w};
+  const weights::QuantizedView view{&w};
   EXPECT_THROW(ops->MakeQuantizedLinear({&view, 1}, {}), InputError);
 }
 
@@ -270,9 +278,9 @@ TEST(StackedLinear, PutsOutputsSideBySide) {
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(2));
   const int64_t in = 96, rows = 4;
   const auto f32 = RandomValues(10 * in, 1);
-  const RandomWeight int4(7, in, {CodeType::kInt4, GroupScale::kF32, 32}, 2);
-  const WeightView view{f32.data(), DType::kF32, 10, in};
-  const QuantizedView quantized{&int4};
+  const RandomWeight int4(7, in, {weights::CodeType::kInt4, weights::GroupScale::kF32, 32}, 2);
+  const weights::WeightView view{f32.data(), DType::kF32, 10, in};
+  const weights::QuantizedView quantized{&int4};
   std::vector<std::unique_ptr<Linear>> parts;
   parts.push_back(ops->MakeLinear({&view, 1}, {}, WeightType::kF32));
   parts.push_back(ops->MakeQuantizedLinear({&quantized, 1}, {}));

@@ -67,17 +67,18 @@ struct RandomLayer {
                                      WeightType::kInt4};
     const int type = Below(10);
     kind.weights = type < 5 ? kTypes[type] : WeightType::kStored;
-    if (kind.weights == WeightType::kStored) format = static_cast<BlockFormat>(1 + Below(kBlockFormats - 1));
-    in = RoundUp(in, BlockWeights(format));
+    if (kind.weights == WeightType::kStored)
+      format = static_cast<weights::BlockFormat>(1 + Below(weights::kBlockFormats - 1));
+    in = RoundUp(in, weights::BlockWeights(format));
     if (Below(2) == 0) bias = std::make_unique<GuardedFloats>(RandomValues(out, generator()));
     const std::span<const float> of_bias = bias ? bias->Get() : std::span<float>();
     if (kind.weights == WeightType::kStored) {
       const BlockMatrix w = RandomBlocks(out, in, format, generator());
-      const WeightView view = w.View();
+      const weights::WeightView view = w.View();
       linear = ops->MakeLinear({&view, 1}, of_bias, kind);
     } else {
       const std::vector<float> w = RandomValues(out * in, generator());
-      const WeightView view{w.data(), DType::kF32, out, in};
+      const weights::WeightView view{w.data(), DType::kF32, out, in};
       linear = ops->MakeLinear({&view, 1}, of_bias, kind);
     }
   }
@@ -95,7 +96,7 @@ struct RandomLayer {
   std::mt19937 generator;
   int64_t in, out, rows;
   LinearKind kind = WeightType::kF32;
-  BlockFormat format = BlockFormat::kNone;
+  weights::BlockFormat format = weights::BlockFormat::kNone;
   std::unique_ptr<Ops> ops;
   std::unique_ptr<GuardedFloats> bias;
   std::unique_ptr<Linear> linear;

@@ -348,7 +348,7 @@ TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
     out = x;
     ops->Add(out.data(), x.data(), kManyRows * kWidth - 3);
     for (int64_t i = 0; i < kManyRows * kWidth; ++i) ASSERT_EQ(out[i], i < kManyRows * kWidth - 3 ? 2 * x[i] : x[i]);
-    const WeightView table{x.data(), DType::kF32, kManyRows, kWidth};
+    const weights::WeightView table{x.data(), DType::kF32, kManyRows, kWidth};
     const auto linear = ops->MakeLinear({&table, 1}, {}, WeightType::kF32);
     std::vector<int32_t> ids;
     for (int32_t row = 0; row < kManyRows; ++row) ids.push_back((row * 37) % kManyRows);

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "models/config.h"
+#include "models/config/config.h"
 
 namespace kvanta::models {
 

@@ -1,4 +1,4 @@
-#include "models/config.h"
+#include "models/config/config.h"
 #include "models/config_json.h"
 
 #include <gmock/gmock.h>
@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "kvanta/error.h"
-#include "models/safetensors_bytes.h"
-#include "models/temp_folder.h"
+#include "weights/safetensors_bytes.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::models {
 namespace {
@@ -280,7 +280,7 @@ TEST(Config, DeclaredKvCacheOfLayers) {
   ModelConfig config = Parse(with(layers));
   EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre("fp8_e4m3", "", "nvfp4", "k=fp8_e4m3,v=nvfp4"));
   EXPECT_EQ(config.declared_kv_cache, "");
-  EXPECT_EQ(config.quantization.method, QuantMethod::kNone) << "the weights are not quantized";
+  EXPECT_EQ(config.quantization.method, weights::QuantMethod::kNone) << "the weights are not quantized";
   AddHfQuantConfig(json{{"quantization", MixedKvCache(layers)}}.dump(), "h", config);
   const json other = json{{"quantization", MixedKvCache({{"model.layers.0.self_attn", nvfp4}})}};
   AddHfQuantConfig(other.dump(), "h", config);
@@ -332,9 +332,9 @@ TEST(Config, HfQuantConfig) {
     EXPECT_NE(differing.declared_kv_cache_error, "");
     EXPECT_EQ(differing.declared_kv_cache, "");
   }
-  EXPECT_EQ(config.quantization.method, QuantMethod::kNone);
+  EXPECT_EQ(config.quantization.method, weights::QuantMethod::kNone);
   AddHfQuantConfig(R"({"quantization":{"quant_algo":"FP8"}})", "h", config);
-  EXPECT_EQ(config.quantization.method, QuantMethod::kModelOpt);
+  EXPECT_EQ(config.quantization.method, weights::QuantMethod::kModelOpt);
   EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"quant_algo":"W4A8_AWQ"}})", "h", config), InputError);
   EXPECT_THROW(AddHfQuantConfig("{}", "h", config), InputError);
 }
@@ -342,9 +342,9 @@ TEST(Config, HfQuantConfig) {
 TEST(Config, QuantizedWeightsAreDeclaredInEitherFile) {
   const json awq = {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"zero_point", true}};
   for (const char* key : {"quantization_config", "compression_config"}) {
-    EXPECT_EQ(Parse(With(Llama(), key, awq)).quantization.method, QuantMethod::kAwq) << key;
+    EXPECT_EQ(Parse(With(Llama(), key, awq)).quantization.method, weights::QuantMethod::kAwq) << key;
   }
-  EXPECT_EQ(Parse(Llama()).quantization.method, QuantMethod::kNone);
+  EXPECT_EQ(Parse(Llama()).quantization.method, weights::QuantMethod::kNone);
   EXPECT_THAT(ErrorOf(With(Llama(), "quantization_config", {{"quant_method", "aqlm"}})),
               HasSubstr("'aqlm'; expected one of fp8, fbgemm_fp8, compressed-tensors, modelopt, quark, awq, gptq, "
                         "bitsandbytes, mxfp4"));
@@ -413,12 +413,12 @@ TEST(Config, ErrorsNameKeyValueAndAlternatives) {
 
 // An old config.json may not say how the weights are stored: the embeddings do.
 TEST(Config, TypeOfTheEmbeddingsWhereNoneIsGiven) {
-  const TempFolder folder;
+  const weights::TempFolder folder;
   json config = Llama();
   config.erase("torch_dtype");
   folder.Write("config.json", config.dump());
   EXPECT_FALSE(ReadConfig(folder.Path()).dtype_known);
-  SafetensorsWriter writer;
+  weights::SafetensorsWriter writer;
   writer.Add("model.embed_tokens.weight", {1}, {1.0F});
   folder.Write("model.safetensors", writer.File());
   EXPECT_EQ(ReadConfig(folder.Path()).dtype, DType::kF32);
@@ -426,7 +426,7 @@ TEST(Config, TypeOfTheEmbeddingsWhereNoneIsGiven) {
 }
 
 TEST(Config, ReadsAFileOfAnyName) {
-  const TempFolder folder;
+  const weights::TempFolder folder;
   const std::string config = folder.Write("config.json", Llama().dump());
   const std::string other = folder.Write("shape.json", Llama().dump());
   folder.Write("generation_config.json", R"({"eos_token_id": 9})");
@@ -438,7 +438,7 @@ TEST(Config, ReadsAFileOfAnyName) {
 }
 
 TEST(Config, ReadsAFolder) {
-  const TempFolder folder;
+  const weights::TempFolder folder;
   EXPECT_THROW(ReadConfig(folder.Path()), InputError);
   EXPECT_THROW(ReadConfig(folder.Path() + "/none"), InputError);
   folder.Write("config.json", Llama().dump());

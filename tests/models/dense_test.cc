@@ -7,11 +7,11 @@
 #include <tuple>
 
 #include "kvanta/error.h"
-#include "models/config.h"
+#include "models/blocks/rope.h"
+#include "models/config/config.h"
 #include "models/config_json.h"
-#include "models/rope.h"
-#include "models/safetensors_bytes.h"
-#include "models/temp_folder.h"
+#include "weights/safetensors_bytes.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::models::dense_test {
 namespace {
@@ -279,12 +279,12 @@ TEST(Mistral3Config, LanguageModelOfEitherClass) {
 
 // transformers ties embeddings only to an output matrix that is absent or the same.
 TEST(ModelConfig, AnOutputMatrixOfItsOwnIsUsed) {
-  const TempFolder folder;
+  const weights::TempFolder folder;
   json config = Base("GraniteForCausalLM", "granite");
   config["tie_word_embeddings"] = true;
   folder.Write("config.json", config.dump());
   const auto is_tied_with = [&](const char* name, float value) {
-    SafetensorsWriter writer;
+    weights::SafetensorsWriter writer;
     writer.Add("model.embed_tokens.weight", {2}, {1.0F, 2.0F});
     writer.Add(name, {2}, {1.0F, value});
     folder.Write("model.safetensors", writer.File());

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "kvanta/error.h"
-#include "models/config.h"
+#include "models/config/config.h"
 #include "models/config_json.h"
 
 namespace kvanta::models::further_dense_test {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvanta/error.h"
-#include "models/config.h"
+#include "models/config/config.h"
 #include "models/config_json.h"
 
 namespace kvanta::models {

@@ -14,8 +14,8 @@
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scale_names.h"
-#include "models/safetensors_bytes.h"
-#include "models/temp_folder.h"
+#include "weights/safetensors_bytes.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::models {
 namespace {
@@ -161,7 +161,7 @@ TEST(ScaleFile, EveryFaultOfTheKnownSchemaIsNamed) {
 
 // Sparse: a file's length says nothing of its place on the disk.
 TEST(ScaleFile, FilesWithoutEndAreNotRead) {
-  const TempFolder folder;
+  const weights::TempFolder folder;
   const std::string path = folder.Write("s", "{");
   std::filesystem::resize_file(path, uint64_t{1} << 40);
   EXPECT_THAT(ErrorOf([&] { ReadScaleFile(path, Config()); }),
@@ -225,22 +225,22 @@ TEST(ScaleFile, EveryFaultOfTheOwnSchemaIsNamed) {
 
 using Tensor = std::pair<std::string, std::vector<float>>;
 
-KvScales ScalesOf(const Checkpoint& checkpoint, const ModelConfig& config) {
+KvScales ScalesOf(const weights::Checkpoint& checkpoint, const ModelConfig& config) {
   return ReadScaleTensors(checkpoint, config);
 }
 
 class CheckpointScales : public testing::Test {
  protected:
   // A checkpoint with these tensors of shape [] (one value) or [n], and one weight.
-  Checkpoint Make(const std::vector<Tensor>& tensors) {
-    SafetensorsWriter writer;
+  weights::Checkpoint Make(const std::vector<Tensor>& tensors) {
+    weights::SafetensorsWriter writer;
     writer.Add("model.norm.weight", {2}, {1, 2});
     for (const auto& [name, values] : tensors) {
       writer.Add(name, values.size() == 1 ? std::vector<int64_t>{} : std::vector<int64_t>{int64_t(values.size())},
                  values);
     }
     folder_.Write("model.safetensors", writer.File());
-    return Checkpoint::Open(folder_.Path());
+    return weights::Checkpoint::Open(folder_.Path());
   }
   // Both layers, from names with {} for the layer.
   static std::vector<Tensor> BothLayers(const std::string& k, const std::string& v) {
@@ -255,7 +255,7 @@ class CheckpointScales : public testing::Test {
   std::string Error(const std::vector<Tensor>& tensors, const ModelConfig& config = Config()) {
     return ErrorOf([&] { ScalesOf(Make(tensors), config); });
   }
-  TempFolder folder_;
+  weights::TempFolder folder_;
 };
 
 TEST_F(CheckpointScales, EveryNameOfTheField) {
@@ -290,14 +290,14 @@ TEST_F(CheckpointScales, EveryNameOfTheField) {
 
 TEST_F(CheckpointScales, PerHeadAndThreeDimensional) {
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{2, 1, 1}, {2, 1}, {1, 2}, {2}}) {
-    SafetensorsWriter writer;
+    weights::SafetensorsWriter writer;
     for (const char* layer : {"0", "1"}) {
       const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
       writer.Add(prefix + "k_scale", shape, {1, 2});
       writer.Add(prefix + "v_scale", {1, 1}, {3});
     }
     folder_.Write("model.safetensors", writer.File());
-    const KvScales scales = ScalesOf(Checkpoint::Open(folder_.Path()), Config());
+    const KvScales scales = ScalesOf(weights::Checkpoint::Open(folder_.Path()), Config());
     EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1, 2));
     EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(3, 3));
   }
@@ -336,22 +336,22 @@ std::vector<formats::LayerScheme> LayersOf(const char* scheme, const ModelConfig
 TEST_F(CheckpointScales, OfAnUnknownDeclaration) {
   ModelConfig config = Config();
   config.declared_kv_cache_error = "config.json: key 'type' is 'int'";
-  const Checkpoint with = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
+  const weights::Checkpoint with = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
   const auto fp8 = LayersOf("fp8_e4m3"), int8 = LayersOf("int8");
   EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(with, config, {.layers = fp8}); }),
               HasSubstr("'int'; so the checkpoint's KV scales ('model.layers.0.self_attn.k_scale') are not those of "
                         "fp8_e4m3"));
   EXPECT_EQ(ReadScaleTensors(with, config, {.layers = fp8, .measured = true}).source, ScaleSource::kNone);
   EXPECT_NO_THROW(ReadScaleTensors(with, config, {.layers = int8}));
-  const Checkpoint without = Make({});
+  const weights::Checkpoint without = Make({});
   EXPECT_EQ(ReadScaleTensors(without, config, {.layers = fp8}).source, ScaleSource::kNone);
 }
 
 TEST_F(CheckpointScales, MeasuredOnesReplaceThoseOfTheCheckpoint) {
   const auto fp8 = LayersOf("fp8_e4m3+mean");
-  const Checkpoint zeros = Make({{"model.layers.0.self_attn.k_scale", {0}},
-                                 {"model.layers.1.self_attn.k_zero_point", {3}},
-                                 {"model.layers.0.self_attn.k_proj.k_bias", std::vector<float>(16, 3)}});
+  const weights::Checkpoint zeros = Make({{"model.layers.0.self_attn.k_scale", {0}},
+                                          {"model.layers.1.self_attn.k_zero_point", {3}},
+                                          {"model.layers.0.self_attn.k_proj.k_bias", std::vector<float>(16, 3)}});
   const KvScales scales = ReadScaleTensors(zeros, Config(), {.layers = fp8, .measured = true});
   EXPECT_EQ(scales.source, ScaleSource::kNone);
   EXPECT_EQ(scales.layers[0].k.mean, std::vector<float>(16, 3)) << "the mean is measured with, not measured";
@@ -359,7 +359,7 @@ TEST_F(CheckpointScales, MeasuredOnesReplaceThoseOfTheCheckpoint) {
 
 TEST_F(CheckpointScales, BiasesOfModelOptAreKeyMeans) {
   const auto make = [&](float v_bias) {
-    SafetensorsWriter writer;
+    weights::SafetensorsWriter writer;
     for (const char* layer : {"0", "1"}) {
       const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
       writer.Add(prefix + "k_proj.k_scale", {}, {2});
@@ -368,19 +368,19 @@ TEST_F(CheckpointScales, BiasesOfModelOptAreKeyMeans) {
       writer.Add(prefix + "v_proj.v_bias", {1, 2, 1, 8}, std::vector<float>(16, v_bias));
     }
     folder_.Write("model.safetensors", writer.File());
-    return Checkpoint::Open(folder_.Path());
+    return weights::Checkpoint::Open(folder_.Path());
   };
   const auto mean = LayersOf("k=fp8_e4m3+mean,v=fp8_e4m3"), none = LayersOf("fp8_e4m3"),
              other_v = LayersOf("k=fp8_e4m3+mean,v=int8"), dynamic = LayersOf("int8+mean");
   {
-    const Checkpoint symmetric = make(0);
+    const weights::Checkpoint symmetric = make(0);
     const KvScales scales = ReadScaleTensors(symmetric, Config(), {.layers = mean});
     EXPECT_EQ(scales.layers[1].k.mean, std::vector<float>(16, 5));
     EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(2, 2));
     EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(symmetric, Config(), {.layers = none}); }),
                 HasSubstr("K's scales are of K without it, which +mean stores: give kv_cache_dtype k=fp8_e4m3+mean"));
   }
-  const Checkpoint biased = make(1);
+  const weights::Checkpoint biased = make(1);
   EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(biased, Config(), {.layers = mean}); }), HasSubstr("V's scales are of V"));
   EXPECT_NO_THROW(ReadScaleTensors(biased, Config(), {.layers = other_v}));
   EXPECT_EQ(ReadScaleTensors(biased, Config(), {.layers = dynamic}).layers[0].k.mean.size(), 16U);
@@ -388,7 +388,7 @@ TEST_F(CheckpointScales, BiasesOfModelOptAreKeyMeans) {
 
 // msModelSlim's C8: scales and zero points of channels, for codes of -128 to 127.
 TEST_F(CheckpointScales, OfAnInt8CacheAreConverted) {
-  SafetensorsWriter writer;
+  weights::SafetensorsWriter writer;
   for (const char* layer : {"0", "1"}) {
     const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
     std::vector<float> scale(16, 0.5F), offset(16, 0);
@@ -399,7 +399,7 @@ TEST_F(CheckpointScales, OfAnInt8CacheAreConverted) {
     writer.Add(prefix + "v_proj.kv_cache_offset", {16}, offset);
   }
   folder_.Write("model.safetensors", writer.File());
-  const KvScales scales = ScalesOf(Checkpoint::Open(folder_.Path()), Config());
+  const KvScales scales = ScalesOf(weights::Checkpoint::Open(folder_.Path()), Config());
   EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(2 * 7 * 128 / 448.0F, 2 * 0.5F * 128 / 448));
   EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(2 * 0.5F * 128 / 448, 2 * 0.5F * 140 / 448));
   EXPECT_THAT(scales.note, HasSubstr("INT8"));
@@ -461,7 +461,7 @@ TEST_F(CheckpointScales, OfTheLayersThatDeclareThem) {
 }
 
 TEST_F(CheckpointScales, TheFileComesFirst) {
-  const Checkpoint checkpoint = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
+  const weights::Checkpoint checkpoint = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
   const std::string path = folder_.Write("s.json", ByRank().dump());
   EXPECT_EQ(LoadKvScales(path, checkpoint, Config()).source, ScaleSource::kFile);
   EXPECT_EQ(LoadKvScales("", checkpoint, Config()).source, ScaleSource::kCheckpoint);

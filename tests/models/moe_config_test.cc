@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvanta/error.h"
-#include "models/config.h"
+#include "models/config/config.h"
 #include "models/config_json.h"
 #include "models/weight_count.h"
 

@@ -12,8 +12,8 @@
 #include "kvanta/error.h"
 #include "models/kv_scale_names.h"
 #include "models/kv_scales.h"
-#include "models/safetensors_bytes.h"
-#include "models/temp_folder.h"
+#include "weights/safetensors_bytes.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::models::query_scales {
 namespace {
@@ -77,7 +77,7 @@ std::string File(const Tensors& tensors, const json& own = Own()) {
                           begin, data.size());
   }
   const json metadata = own.is_null() ? json{{"format", "pt"}} : json{{"kvanta_kv_scales", own.dump()}};
-  return SafetensorsFile(fmt::format(R"({{"__metadata__":{}{}}})", metadata.dump(), header), data);
+  return weights::SafetensorsFile(fmt::format(R"({{"__metadata__":{}{}}})", metadata.dump(), header), data);
 }
 
 std::string FileError(const Tensors& tensors, const json& own = Own(), const char* fingerprint = "") {
@@ -177,8 +177,8 @@ TEST(QueryScaleFile, IgnoresThoseOfRecurrentLayers) {
 }
 
 TEST(QueryScaleFile, CheckpointsHaveThemToo) {
-  const TempFolder folder;
-  SafetensorsWriter writer;
+  const weights::TempFolder folder;
+  weights::SafetensorsWriter writer;
   for (const char* layer : {"0", "1"}) {
     const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
     writer.Add(prefix + "k_mean", {kKvHeads, kHeadDim}, std::vector<float>(kKvHeads * kHeadDim, 0.25F));
@@ -187,13 +187,13 @@ TEST(QueryScaleFile, CheckpointsHaveThemToo) {
   }
   folder.Write("model.safetensors", writer.File());
   const auto read = [&] {
-    const Checkpoint checkpoint = Checkpoint::Open(folder.Path());
+    const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder.Path());
     return ReadScaleTensors(checkpoint, Config());
   };
   const KvScales scales = read();
   EXPECT_EQ(scales.layers[1].k.query->matrices(), Matrices());
   EXPECT_EQ(scales.layers[1].k.mean, std::vector<float>(kKvHeads * kHeadDim, 0.25F));
-  SafetensorsWriter wrong;
+  weights::SafetensorsWriter wrong;
   wrong.Add("model.layers.0.self_attn.k_mean", {kHeadDim}, std::vector<float>(kHeadDim, 0.25F));
   folder.Write("model.safetensors", wrong.File());
   EXPECT_THAT(ErrorOf(read), HasSubstr("expected [2, 8]"));

@@ -1,4 +1,4 @@
-#include "models/rope.h"
+#include "models/blocks/rope.h"
 
 #include <gtest/gtest.h>
 

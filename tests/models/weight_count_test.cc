@@ -43,8 +43,8 @@ TEST(WeightCount, CountsMatricesAndNorms) {
 // Blocks of 128 columns: a scale of 4 bytes for 128 codes of a column.
 TEST(WeightCount, CountsQuantizedWeightsAsKept) {
   ModelConfig config = Small();
-  config.quantization.method = QuantMethod::kFp8;
-  config.quantization.format = {kernels::CodeType::kE4M3, kernels::GroupScale::kF32, 128};
+  config.quantization.method = weights::QuantMethod::kFp8;
+  config.quantization.format = {weights::CodeType::kE4M3, weights::GroupScale::kF32, 128};
   const WeightCount count = CountWeights(config);
   EXPECT_EQ(count.quantized, count.matrices);
   EXPECT_EQ(count.Bytes(WeightType::kBf16, true),

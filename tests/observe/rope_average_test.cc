@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "models/rope.h"
+#include "models/blocks/rope.h"
 
 namespace kvanta::observe {
 namespace {

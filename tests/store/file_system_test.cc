@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "models/temp_folder.h"
+#include "weights/temp_folder.h"
 
 namespace {
 thread_local int close_error = 0;  // error of this thread's next close
@@ -26,7 +26,7 @@ namespace kvanta::store {
 namespace {
 
 TEST(FileSystem, AWriteThatFailsAtItsEndLeavesNoFile) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   const std::string path = folder.Path() + "/record";
   const std::vector<uint8_t> bytes(100, 7);
   const std::span<const uint8_t> part = bytes;

@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "kvanta/cache_folder.h"
-#include "models/temp_folder.h"
+#include "weights/temp_folder.h"
 
 namespace kvanta::store {
 namespace {
@@ -67,7 +67,7 @@ class RecordFolderTest : public testing::Test {
     return -1;
   }
 
-  models::TempFolder folder_;
+  weights::TempFolder folder_;
 };
 
 // A file that was used "in ten years" would otherwise stay for ten years, whatever is used since.

@@ -17,7 +17,7 @@ namespace kvanta::kernels {
 namespace {
 
 using MakeLinearFunction = std::unique_ptr<Linear> (*)(const std::shared_ptr<LinearContext>&,
-                                                       std::span<const WeightView>, std::span<const float>);
+                                                       std::span<const weights::WeightView>, std::span<const float>);
 
 // Storages of W as elements.
 constexpr std::pair<WeightType, MakeLinearFunction> kMakeLinear[] = {
@@ -33,7 +33,7 @@ class CpuOps final : public Ops {
   ThreadPool& threads() const noexcept override { return *context_->threads; }
   bool OnHost() const noexcept override { return true; }
 
-  std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
+  std::unique_ptr<Linear> MakeLinear(std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                      LinearKind kind) override {
     if (kind.weights == WeightType::kInt8) return MakeInt8Linear(context_, stacked, bias, kind.int16_activations);
     if (kind.weights == WeightType::kInt4) return MakeInt4Linear(context_, stacked, bias, kind.int16_activations);
@@ -44,7 +44,7 @@ class CpuOps final : public Ops {
     throw InputError("a linear layer's weight type is not one of bf16, f32, f16, int8, int4, stored");
   }
 
-  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> stacked,
+  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> stacked,
                                               std::span<const float> bias) override {
     return kernels::MakeQuantizedLinear(context_, stacked, bias);
   }

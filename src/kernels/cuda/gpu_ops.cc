@@ -20,12 +20,12 @@ class GpuOps final : public Ops {
   ThreadPool& threads() const noexcept override { return *context_->threads; }
   bool OnHost() const noexcept override { return false; }
 
-  std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
+  std::unique_ptr<Linear> MakeLinear(std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                      LinearKind kind) override {
     return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
   }
 
-  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> /*stacked*/,
+  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> /*stacked*/,
                                               std::span<const float> /*bias*/) override {
     return nullptr;
   }

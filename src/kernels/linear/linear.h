@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/linear/weight_view.h"
+#include "weights/weight_view.h"
 
 namespace kvanta::kernels {
 
@@ -21,10 +21,10 @@ constexpr WeightType WeightTypeOf(DType type) noexcept {
 }
 
 // True if a layer of this type keeps blocks of the format as they are, instead of converting their weights.
-constexpr bool KeepsBlocks(WeightType type, BlockFormat format) noexcept {
-  if (type == WeightType::kStored) return format != BlockFormat::kNone;
-  if (type == WeightType::kInt8) return format == BlockFormat::kQ8_0;
-  return type == WeightType::kInt4 && (format == BlockFormat::kQ4_0 || format == BlockFormat::kQ4_1);
+constexpr bool KeepsBlocks(WeightType type, weights::BlockFormat format) noexcept {
+  if (type == WeightType::kStored) return format != weights::BlockFormat::kNone;
+  if (type == WeightType::kInt8) return format == weights::BlockFormat::kQ8_0;
+  return type == WeightType::kInt4 && (format == weights::BlockFormat::kQ4_0 || format == weights::BlockFormat::kQ4_1);
 }
 
 // Storage of W, and precision of x.

@@ -11,7 +11,7 @@ constexpr int64_t CodeIndex(int64_t k, int64_t column) {
 
 class Bf16Linear final : public PackedLinear {
  public:
-  Bf16Linear(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
+  Bf16Linear(const std::shared_ptr<LinearContext>& context, std::span<const weights::WeightView> stacked,
              std::span<const float> bias)
       : PackedLinear(context, context->isa.linear.bf16, stacked, bias) {
     PackColumns(stacked, [this](int column, const float* row, uint8_t* panel) {
@@ -31,7 +31,7 @@ class Bf16Linear final : public PackedLinear {
 }  // namespace
 
 std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias) {
+                                       std::span<const weights::WeightView> stacked, std::span<const float> bias) {
   return std::make_unique<Bf16Linear>(context, stacked, bias);
 }
 

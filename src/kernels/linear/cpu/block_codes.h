@@ -17,7 +17,7 @@ template <BlockLayout kLayout>
 constexpr UnsignedValues MakeUnsignedValues() {
   UnsignedValues values{};
   for (int i = 0; i < 64; ++i) {
-    const int8_t value = kLayout.table == CodeTable::kIq4 ? kIq4Values[i % 16] : kE2m1Values[i % 16];
+    const int8_t value = kLayout.table == CodeTable::kIq4 ? weights::kIq4Values[i % 16] : weights::kE2m1Values[i % 16];
     values.bytes[i] = static_cast<uint8_t>(int{value} + kLayout.code_offset);
   }
   return values;

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/linear/block_format.h"
+#include "weights/block_format.h"
 
 namespace kvanta::kernels {
 

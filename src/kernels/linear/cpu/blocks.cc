@@ -8,29 +8,29 @@
 
 #include "formats/minifloat.h"
 #include "kernels/linear/cpu/packed_linear.h"
-#include "kernels/linear/weight_blocks.h"
 #include "kvanta/error.h"
+#include "weights/weight_blocks.h"
 
 namespace kvanta::kernels {
 namespace {
 
 struct Storage {
-  BlockFormat format;
+  weights::BlockFormat format;
   BlockStorage storage;
 };
 // Storage that keeps each format's blocks.
 constexpr Storage kStorages[] = {
-    {BlockFormat::kQ8_0, BlockStorage::kInt8},       {BlockFormat::kQ4_0, BlockStorage::kInt4},
-    {BlockFormat::kQ4_1, BlockStorage::kInt4Offset}, {BlockFormat::kQ5_0, BlockStorage::kInt5},
-    {BlockFormat::kQ5_1, BlockStorage::kInt5Offset}, {BlockFormat::kQ2_K, BlockStorage::kQ2K},
-    {BlockFormat::kQ3_K, BlockStorage::kQ3K},        {BlockFormat::kQ4_K, BlockStorage::kQ4K},
-    {BlockFormat::kQ5_K, BlockStorage::kQ5K},        {BlockFormat::kQ6_K, BlockStorage::kQ6K},
-    {BlockFormat::kIQ4_NL, BlockStorage::kIq4Nl},    {BlockFormat::kIQ4_XS, BlockStorage::kIq4Xs},
-    {BlockFormat::kMXFP4, BlockStorage::kMxfp4},     {BlockFormat::kNVFP4, BlockStorage::kNvfp4},
+    {weights::BlockFormat::kQ8_0, BlockStorage::kInt8},       {weights::BlockFormat::kQ4_0, BlockStorage::kInt4},
+    {weights::BlockFormat::kQ4_1, BlockStorage::kInt4Offset}, {weights::BlockFormat::kQ5_0, BlockStorage::kInt5},
+    {weights::BlockFormat::kQ5_1, BlockStorage::kInt5Offset}, {weights::BlockFormat::kQ2_K, BlockStorage::kQ2K},
+    {weights::BlockFormat::kQ3_K, BlockStorage::kQ3K},        {weights::BlockFormat::kQ4_K, BlockStorage::kQ4K},
+    {weights::BlockFormat::kQ5_K, BlockStorage::kQ5K},        {weights::BlockFormat::kQ6_K, BlockStorage::kQ6K},
+    {weights::BlockFormat::kIQ4_NL, BlockStorage::kIq4Nl},    {weights::BlockFormat::kIQ4_XS, BlockStorage::kIq4Xs},
+    {weights::BlockFormat::kMXFP4, BlockStorage::kMxfp4},     {weights::BlockFormat::kNVFP4, BlockStorage::kNvfp4},
 };
-static_assert(std::size(kStorages) == kBlockStorages && std::size(kStorages) == kBlockFormats - 1);
+static_assert(std::size(kStorages) == kBlockStorages && std::size(kStorages) == weights::kBlockFormats - 1);
 
-const Storage& StorageOf(BlockFormat format) {
+const Storage& StorageOf(weights::BlockFormat format) {
   return *std::ranges::find(kStorages, format, &Storage::format);
 }
 
@@ -42,12 +42,12 @@ constexpr uint32_t FourBytes(int byte) {
 class PanelCodec {
  public:
   explicit PanelCodec(const BlockLayout& layout) : layout_(layout) {
-    const int8_t* values = layout.table == CodeTable::kIq4 ? kIq4Values : kE2m1Values;
+    const int8_t* values = layout.table == CodeTable::kIq4 ? weights::kIq4Values : weights::kE2m1Values;
     for (int i = 15; i >= 0; --i) index_[static_cast<uint8_t>(values[i])] = static_cast<uint8_t>(i);
   }
 
   // The first `weights` of an unpacked block, at weight `k` of the column. False if a scale is not finite.
-  bool Write(const UnpackedBlock& block, int weights, int64_t k, int column, uint8_t* panel) const {
+  bool Write(const weights::UnpackedBlock& block, int weights, int64_t k, int column, uint8_t* panel) const {
     uint8_t* step = panel + k / layout_.StepK() * layout_.StepBytes();
     const auto first = static_cast<int>(k % layout_.StepK()) / kBlockK;  // block of the step
     for (int i = 0; i < weights / kBlockK; ++i) {
@@ -59,7 +59,7 @@ class PanelCodec {
     bool finite = std::isfinite(block.scale) && std::isfinite(ReadScale(column, step + layout_.Scales()));
     if (layout_.has_offset) finite = finite && std::isfinite(ReadScale(column, step + layout_.Offsets()));
     for (int sub = 0; sub < weights / layout_.sub; ++sub) {
-      const int from = sub * layout_.sub / kSubBlockWeights;
+      const int from = sub * layout_.sub / weights::kSubBlockWeights;
       finite = finite && std::isfinite(block.sub_scales[from]);
       WriteSubScale(block.sub_scales[from], block.sub_offsets[from], first * layout_.Subs() + sub, column, step);
     }
@@ -118,8 +118,8 @@ class PanelCodec {
   }
   int ReadCode(const uint8_t* block, int k, int column) const {
     int code = ReadPlane(block, layout_.low_bits, k, column);
-    if (layout_.table == CodeTable::kIq4) return kIq4Values[code];
-    if (layout_.table == CodeTable::kE2m1) return kE2m1Values[code];
+    if (layout_.table == CodeTable::kIq4) return weights::kIq4Values[code];
+    if (layout_.table == CodeTable::kE2m1) return weights::kE2m1Values[code];
     if (layout_.high_bits != 0) {
       code |= ReadPlane(block + layout_.low_bits * 64, layout_.high_bits, k, column) << layout_.low_bits;
     }
@@ -192,35 +192,36 @@ class PanelCodec {
 };
 
 // Converts a block quantized here, or read from Q4_0 for a storage with offsets.
-UnpackedBlock ToUnpacked(const WeightBlock& block) {
-  UnpackedBlock unpacked;
+weights::UnpackedBlock ToUnpacked(const weights::WeightBlock& block) {
+  weights::UnpackedBlock unpacked;
   unpacked.scale = Fp16ToFloat(block.scale);
   unpacked.offset = Fp16ToFloat(block.offset);
   for (int sub = 0; sub < 2; ++sub) unpacked.sub_scales[sub] = unpacked.sub_offsets[sub] = 1;
-  std::copy_n(block.codes, kBlockWeights, unpacked.codes);
+  std::copy_n(block.codes, weights::kBlockWeights, unpacked.codes);
   return unpacked;
 }
 
 // Gives a block without an offset codes from 0 on, with the same values.
-void AddOffset(UnpackedBlock& block) {
+void AddOffset(weights::UnpackedBlock& block) {
   block.offset = -8 * block.scale;
-  for (int i = 0; i < kBlockWeights; ++i) block.codes[i] = static_cast<int8_t>(block.codes[i] + 8);
+  for (int i = 0; i < weights::kBlockWeights; ++i) block.codes[i] = static_cast<int8_t>(block.codes[i] + 8);
 }
 
 class BlockLinear final : public PackedLinear {
  public:
   // `kind`: for reports. Blocks that the storage does not keep, and elements, are quantized to 8 or 4 bits.
-  BlockLinear(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
+  BlockLinear(const std::shared_ptr<LinearContext>& context, std::span<const weights::WeightView> stacked,
               std::span<const float> bias, BlockStorage storage, bool int16_activations, std::string_view kind)
       : PackedLinear(context, context->isa.linear.Of(storage, int16_activations), stacked, bias),
         codec_(LayoutOf(storage)),
         kind_(kind) {
     std::atomic<bool> infinite = false;
-    PackWeightRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
-      const bool written = Keeps(storage, view.blocks) ? WriteBlocks(storage, view, index, column, panel)
-                                                       : WriteValues(storage, view, index, column, row, panel);
-      if (!written) infinite = true;
-    });
+    PackWeightRows(
+        stacked, [&](int column, const weights::WeightView& view, int64_t index, float* row, uint8_t* panel) {
+          const bool written = Keeps(storage, view.blocks) ? WriteBlocks(storage, view, index, column, panel)
+                                                           : WriteValues(storage, view, index, column, row, panel);
+          if (!written) infinite = true;
+        });
     if (infinite) {
       throw InputError(fmt::format(
           "{}: a block of weights has a scale or offset that is not finite (in float16, where it is quantized here); "
@@ -231,10 +232,10 @@ class BlockLinear final : public PackedLinear {
 
   void DequantizeRow(int64_t index, float* out) const noexcept override {
     const uint8_t* panel = Panel(index / kPanelColumns);
-    for (int64_t k = 0; k < In(); k += kBlockWeights) {
-      float values[kBlockWeights];
+    for (int64_t k = 0; k < In(); k += weights::kBlockWeights) {
+      float values[weights::kBlockWeights];
       codec_.Read(panel, k, static_cast<int>(index % kPanelColumns), values);
-      const int64_t n = std::min<int64_t>(kBlockWeights, In() - k);
+      const int64_t n = std::min<int64_t>(weights::kBlockWeights, In() - k);
       std::memcpy(out + k, values, static_cast<size_t>(n) * sizeof(float));
     }
   }
@@ -242,34 +243,36 @@ class BlockLinear final : public PackedLinear {
   std::string_view Kind() const noexcept override { return kind_; }
 
  private:
-  static bool Keeps(BlockStorage storage, BlockFormat format) {
-    if (format == BlockFormat::kNone) return false;
+  static bool Keeps(BlockStorage storage, weights::BlockFormat format) {
+    if (format == weights::BlockFormat::kNone) return false;
     return StorageOf(format).storage == storage ||
-           (storage == BlockStorage::kInt4Offset && format == BlockFormat::kQ4_0);
+           (storage == BlockStorage::kInt4Offset && format == weights::BlockFormat::kQ4_0);
   }
 
-  bool WriteBlocks(BlockStorage storage, const WeightView& view, int64_t index, int column, uint8_t* panel) const {
-    const BlockFormatInfo& info = Info(view.blocks);
+  bool WriteBlocks(BlockStorage storage, const weights::WeightView& view, int64_t index, int column,
+                   uint8_t* panel) const {
+    const weights::BlockFormatInfo& info = Info(view.blocks);
     const uint8_t* bytes = view.RowData(index);
     bool finite = true;
     for (int64_t k = 0; k < In(); k += info.weights, bytes += info.bytes) {
-      UnpackedBlock block;
+      weights::UnpackedBlock block;
       info.unpack(bytes, block);
-      if (storage == BlockStorage::kInt4Offset && view.blocks == BlockFormat::kQ4_0) AddOffset(block);
+      if (storage == BlockStorage::kInt4Offset && view.blocks == weights::BlockFormat::kQ4_0) AddOffset(block);
       finite = codec_.Write(block, info.weights, k, column, panel) && finite;
     }
     return finite;
   }
 
   // row: buffer for f32 [in].
-  bool WriteValues(BlockStorage storage, const WeightView& view, int64_t index, int column, float* row,
+  bool WriteValues(BlockStorage storage, const weights::WeightView& view, int64_t index, int column, float* row,
                    uint8_t* panel) const {
-    ReadWeightRow(view, index, row);
+    weights::ReadWeightRow(view, index, row);
     bool finite = true;
-    for (int64_t k = 0; k < In(); k += kBlockWeights) {
-      const int n = static_cast<int>(std::min<int64_t>(In() - k, kBlockWeights));
-      const WeightBlock block = storage == BlockStorage::kInt8 ? QuantizeInt8(row + k, n) : QuantizeInt4(row + k, n);
-      finite = codec_.Write(ToUnpacked(block), kBlockWeights, k, column, panel) && finite;
+    for (int64_t k = 0; k < In(); k += weights::kBlockWeights) {
+      const int n = static_cast<int>(std::min<int64_t>(In() - k, weights::kBlockWeights));
+      const weights::WeightBlock block =
+          storage == BlockStorage::kInt8 ? weights::QuantizeInt8(row + k, n) : weights::QuantizeInt4(row + k, n);
+      finite = codec_.Write(ToUnpacked(block), weights::kBlockWeights, k, column, panel) && finite;
     }
     return finite;
   }
@@ -281,24 +284,24 @@ class BlockLinear final : public PackedLinear {
 }  // namespace
 
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations) {
   return std::make_unique<BlockLinear>(context, stacked, bias, BlockStorage::kInt8, int16_activations, "int8");
 }
 
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations) {
-  const bool symmetric =
-      std::ranges::all_of(stacked, [](const WeightView& view) { return view.blocks == BlockFormat::kQ4_0; });
+  const bool symmetric = std::ranges::all_of(
+      stacked, [](const weights::WeightView& view) { return view.blocks == weights::BlockFormat::kQ4_0; });
   const BlockStorage storage = symmetric ? BlockStorage::kInt4 : BlockStorage::kInt4Offset;
   return std::make_unique<BlockLinear>(context, stacked, bias, storage, int16_activations, "int4");
 }
 
 std::unique_ptr<Linear> MakeBlockLinear(const std::shared_ptr<LinearContext>& context,
-                                        std::span<const WeightView> stacked, std::span<const float> bias,
+                                        std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                         bool int16_activations) {
-  const BlockFormat format = stacked.front().blocks;
+  const weights::BlockFormat format = stacked.front().blocks;
   return std::make_unique<BlockLinear>(context, stacked, bias, StorageOf(format).storage, int16_activations,
                                        Name(format));
 }

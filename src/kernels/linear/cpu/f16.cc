@@ -12,7 +12,7 @@ namespace {
 
 class F16Linear final : public PackedLinear {
  public:
-  F16Linear(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
+  F16Linear(const std::shared_ptr<LinearContext>& context, std::span<const weights::WeightView> stacked,
             std::span<const float> bias)
       : PackedLinear(context, context->isa.linear.f16, stacked, bias) {
     std::atomic<float> too_large = 0;
@@ -41,7 +41,7 @@ class F16Linear final : public PackedLinear {
 }  // namespace
 
 std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
-                                      std::span<const WeightView> stacked, std::span<const float> bias) {
+                                      std::span<const weights::WeightView> stacked, std::span<const float> bias) {
   return std::make_unique<F16Linear>(context, stacked, bias);
 }
 

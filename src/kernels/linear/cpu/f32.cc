@@ -6,7 +6,7 @@ namespace {
 
 class F32Linear final : public PackedLinear {
  public:
-  F32Linear(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
+  F32Linear(const std::shared_ptr<LinearContext>& context, std::span<const weights::WeightView> stacked,
             std::span<const float> bias)
       : PackedLinear(context, context->isa.linear.f32, stacked, bias) {
     PackColumns(stacked, [this](int column, const float* row, uint8_t* panel) {
@@ -26,7 +26,7 @@ class F32Linear final : public PackedLinear {
 }  // namespace
 
 std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& context,
-                                      std::span<const WeightView> stacked, std::span<const float> bias) {
+                                      std::span<const weights::WeightView> stacked, std::span<const float> bias) {
   return std::make_unique<F32Linear>(context, stacked, bias);
 }
 

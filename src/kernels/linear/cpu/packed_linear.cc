@@ -37,11 +37,11 @@ Buffer WeightMemory::Take(size_t bytes) {
 }
 
 PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightKernels& kernels,
-                           std::span<const WeightView> stacked, std::span<const float> bias)
+                           std::span<const weights::WeightView> stacked, std::span<const float> bias)
     : context_(std::move(context)), kernels_(kernels) {
-  CheckWeights(stacked, bias);
+  weights::CheckWeights(stacked, bias);
   in_ = stacked.front().in;
-  for (const WeightView& view : stacked) out_ += view.out;
+  for (const weights::WeightView& view : stacked) out_ += view.out;
   panels_ = CeilDiv(out_, kPanelColumns);
   steps_ = StepBlocks::Of(CeilDiv(in_, kernels_.step_k), kernels_.block_steps);
   panel_bytes_ = steps_.steps * kernels_.panel_step_bytes;

@@ -10,7 +10,7 @@
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/quantized_weight.h"
+#include "weights/quantized_weight.h"
 
 namespace kvanta::kernels {
 
@@ -66,14 +66,14 @@ class PackedLinear : public Linear {
  protected:
   // Checks the shapes and allocates; the derived constructor packs. Throws InputError, ResourceError.
   PackedLinear(std::shared_ptr<LinearContext> context, const WeightKernels& kernels,
-               std::span<const WeightView> stacked, std::span<const float> bias);
+               std::span<const weights::WeightView> stacked, std::span<const float> bias);
 
   // Calls pack(column of the panel, f32 row [in], panel's bytes) for every row of the stacked W, panels in parallel.
   template <class PackColumn>
-  void PackColumns(std::span<const WeightView> stacked, PackColumn pack);
+  void PackColumns(std::span<const weights::WeightView> stacked, PackColumn pack);
   // Likewise pack(column of the panel, view, row of it, buffer for f32 [in], panel's bytes).
   template <class PackRow>
-  void PackWeightRows(std::span<const WeightView> stacked, PackRow pack);
+  void PackWeightRows(std::span<const weights::WeightView> stacked, PackRow pack);
 
   // Calls pack(row of W, column of the panel, panel's bytes) for every row, panels in parallel.
   template <class PackIndex>
@@ -102,30 +102,31 @@ class PackedLinear : public Linear {
 };
 
 std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias);
+                                       std::span<const weights::WeightView> stacked, std::span<const float> bias);
 std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& context,
-                                      std::span<const WeightView> stacked, std::span<const float> bias);
+                                      std::span<const weights::WeightView> stacked, std::span<const float> bias);
 std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
-                                      std::span<const WeightView> stacked, std::span<const float> bias);
+                                      std::span<const weights::WeightView> stacked, std::span<const float> bias);
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations);
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations);
 
 // Keeps the views' blocks; all have one format.
 std::unique_ptr<Linear> MakeBlockLinear(const std::shared_ptr<LinearContext>& context,
-                                        std::span<const WeightView> stacked, std::span<const float> bias,
+                                        std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                         bool int16_activations);
 // Keeps what the views store: blocks of any formats, and elements of any types, of which each run of equal ones is a
 // matrix of its own.
 std::unique_ptr<Linear> MakeStoredLinear(const std::shared_ptr<LinearContext>& context,
-                                         std::span<const WeightView> stacked, std::span<const float> bias,
+                                         std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                          bool int16_activations);
 // Null where no kernel reads the weights' format, or they differ in it or in the order of columns.
 std::unique_ptr<Linear> MakeQuantizedLinear(const std::shared_ptr<LinearContext>& context,
-                                            std::span<const QuantizedView> stacked, std::span<const float> bias);
+                                            std::span<const weights::QuantizedView> stacked,
+                                            std::span<const float> bias);
 
 template <class PackIndex>
 void PackedLinear::PackIndices(PackIndex pack) {
@@ -139,7 +140,7 @@ void PackedLinear::PackIndices(PackIndex pack) {
 }
 
 template <class PackRow>
-void PackedLinear::PackWeightRows(std::span<const WeightView> stacked, PackRow pack) {
+void PackedLinear::PackWeightRows(std::span<const weights::WeightView> stacked, PackRow pack) {
   const auto threads = static_cast<size_t>(context_->threads->Threads());
   const auto rows = std::make_unique<float[]>(threads * static_cast<size_t>(in_));
   auto pack_panel = [&](int64_t panel, int worker) {
@@ -156,9 +157,9 @@ void PackedLinear::PackWeightRows(std::span<const WeightView> stacked, PackRow p
 }
 
 template <class PackColumn>
-void PackedLinear::PackColumns(std::span<const WeightView> stacked, PackColumn pack) {
-  PackWeightRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
-    ReadWeightRow(view, index, row);
+void PackedLinear::PackColumns(std::span<const weights::WeightView> stacked, PackColumn pack) {
+  PackWeightRows(stacked, [&](int column, const weights::WeightView& view, int64_t index, float* row, uint8_t* panel) {
+    weights::ReadWeightRow(view, index, row);
     pack(column, row, panel);
   });
 }

@@ -15,38 +15,38 @@ namespace {
 
 constexpr int kStepK = 128;
 
-const WeightKernels& KernelsOf(const QuantizedFormat& format, int group, const QuantizedKernels& kernels) {
+const WeightKernels& KernelsOf(const weights::QuantizedFormat& format, int group, const QuantizedKernels& kernels) {
   switch (format.codes) {
-    case CodeType::kE4M3:
+    case weights::CodeType::kE4M3:
       return kernels.e4m3;
-    case CodeType::kInt8:
+    case weights::CodeType::kInt8:
       return group == kStepK ? kernels.int8_128 : kernels.int8_32;
-    case CodeType::kInt4:
+    case weights::CodeType::kInt4:
       return group == kStepK ? kernels.int4_128 : kernels.int4_32;
-    case CodeType::kNf4:
+    case weights::CodeType::kNf4:
       return kernels.nf4;
-    case CodeType::kE2M1:
-    case CodeType::kNone:
+    case weights::CodeType::kE2M1:
+    case weights::CodeType::kNone:
       break;
   }
-  return format.scales == GroupScale::kE4M3 ? kernels.nvfp4 : kernels.mxfp4;
+  return format.scales == weights::GroupScale::kE4M3 ? kernels.nvfp4 : kernels.mxfp4;
 }
 
 // Places in a step.
 struct StepLayout {
   bool bytes;  // codes of 8 bits
   bool has_zeros;
-  GroupScale scales;
+  weights::GroupScale scales;
   int group;
 
-  StepLayout(const QuantizedFormat& format, int kernel_group)
-      : bytes(format.codes == CodeType::kE4M3 || format.codes == CodeType::kInt8),
-        has_zeros(format.codes == CodeType::kInt4),
+  StepLayout(const weights::QuantizedFormat& format, int kernel_group)
+      : bytes(format.codes == weights::CodeType::kE4M3 || format.codes == weights::CodeType::kInt8),
+        has_zeros(format.codes == weights::CodeType::kInt4),
         scales(format.scales),
         group(kernel_group) {}
 
   int Groups() const { return kStepK / group; }
-  int64_t ScaleBytes() const { return scales == GroupScale::kF32 ? 4 : 1; }
+  int64_t ScaleBytes() const { return scales == weights::GroupScale::kF32 ? 4 : 1; }
   int64_t CodeByte(int k, int column) const { return int64_t{bytes ? k : k / 2} * kPanelColumns + column; }
   int CodeShift(int k) const { return bytes ? 0 : k % 2 * 4; }
   int64_t ScaleAt(int in_step, int column) const {
@@ -61,9 +61,9 @@ struct StepLayout {
 
 class QuantizedLinear final : public PackedLinear {
  public:
-  QuantizedLinear(const std::shared_ptr<LinearContext>& context, std::span<const QuantizedView> stacked,
-                  std::span<const WeightView> shapes, std::span<const float> bias, const QuantizedFormat& format,
-                  int group)
+  QuantizedLinear(const std::shared_ptr<LinearContext>& context, std::span<const weights::QuantizedView> stacked,
+                  std::span<const weights::WeightView> shapes, std::span<const float> bias,
+                  const weights::QuantizedFormat& format, int group)
       : PackedLinear(context, KernelsOf(format, group, *context->isa.linear.quantized), shapes, bias),
         format_(format),
         layout_(format, group) {
@@ -95,20 +95,21 @@ class QuantizedLinear final : public PackedLinear {
   // The kernel reads e4m3 codes times 2^-8.
   static constexpr float kE4m3Factor = 256;
 
-  int64_t StepBytes() const noexcept { return QuantizedStepBytes(format_, In()); }
+  int64_t StepBytes() const noexcept { return weights::QuantizedStepBytes(format_, In()); }
 
   float Value(uint8_t code, const uint8_t* step, int group, int column) const noexcept {
-    if (format_.codes == CodeType::kE4M3) return formats::E4m3::Decode(code) / kE4m3Factor;
-    if (format_.codes == CodeType::kInt8) return static_cast<float>(static_cast<int8_t>(code));
-    if (format_.codes == CodeType::kInt4) return static_cast<float>((code & 15) - step[layout_.ZeroAt(group, column)]);
-    return ValuesOf(format_.codes).of[code & 15];
+    if (format_.codes == weights::CodeType::kE4M3) return formats::E4m3::Decode(code) / kE4m3Factor;
+    if (format_.codes == weights::CodeType::kInt8) return static_cast<float>(static_cast<int8_t>(code));
+    if (format_.codes == weights::CodeType::kInt4)
+      return static_cast<float>((code & 15) - step[layout_.ZeroAt(group, column)]);
+    return weights::ValuesOf(format_.codes).of[code & 15];
   }
 
   float Scale(const uint8_t* step, int group, int column) const noexcept {
     const uint8_t* p = step + layout_.ScaleAt(group, column);
     float scale;
-    if (layout_.scales == GroupScale::kE8M0) return formats::E8m0::Decode(*p);
-    if (layout_.scales == GroupScale::kF32) {
+    if (layout_.scales == weights::GroupScale::kE8M0) return formats::E8m0::Decode(*p);
+    if (layout_.scales == weights::GroupScale::kF32) {
       std::memcpy(&scale, p, sizeof scale);
       return scale;
     }
@@ -117,13 +118,13 @@ class QuantizedLinear final : public PackedLinear {
   }
 
   // False if a stored scale is not finite.
-  bool PackRow(const QuantizedWeight& weight, int64_t row, int column, uint8_t* panel) const {
+  bool PackRow(const weights::QuantizedWeight& weight, int64_t row, int column, uint8_t* panel) const {
     const auto groups = static_cast<size_t>(weight.Groups());
     std::vector<uint8_t> codes(static_cast<size_t>(In())), zeros(groups), scale_codes(groups);
     std::vector<float> scales(groups);
     weight.ReadCodes(row, codes.data());
     const float tensor_scale = weight.TensorScale();
-    if (layout_.scales == GroupScale::kF32) {
+    if (layout_.scales == weights::GroupScale::kF32) {
       weight.ReadScales(row, scales.data());
     } else {
       weight.ReadScaleCodes(row, scale_codes.data());
@@ -139,8 +140,8 @@ class QuantizedLinear final : public PackedLinear {
       for (int group = 0; group < layout_.Groups() && group * layout_.group < count; ++group) {
         const auto from = static_cast<size_t>((first + group * layout_.group) / weight.Format().group);
         uint8_t* p = panel + layout_.ScaleAt(group, column);
-        if (layout_.scales == GroupScale::kF32) {
-          const float scale = scales[from] * (format_.codes == CodeType::kE4M3 ? kE4m3Factor : 1);
+        if (layout_.scales == weights::GroupScale::kF32) {
+          const float scale = scales[from] * (format_.codes == weights::CodeType::kE4M3 ? kE4m3Factor : 1);
           finite = finite && std::isfinite(scale);
           std::memcpy(p, &scale, sizeof scale);
         } else {
@@ -148,30 +149,31 @@ class QuantizedLinear final : public PackedLinear {
         }
         if (layout_.has_zeros) panel[layout_.ZeroAt(group, column)] = zeros[from];
       }
-      if (layout_.scales == GroupScale::kE4M3) {
+      if (layout_.scales == weights::GroupScale::kE4M3) {
         std::memcpy(panel + layout_.TensorScaleAt(column), &tensor_scale, sizeof tensor_scale);
       }
     }
     return finite;
   }
 
-  QuantizedFormat format_;
+  weights::QuantizedFormat format_;
   StepLayout layout_;
 };
 
 }  // namespace
 
 std::unique_ptr<Linear> MakeQuantizedLinear(const std::shared_ptr<LinearContext>& context,
-                                            std::span<const QuantizedView> stacked, std::span<const float> bias) {
+                                            std::span<const weights::QuantizedView> stacked,
+                                            std::span<const float> bias) {
   if (stacked.empty()) throw InputError("a linear layer has no weight");
-  const QuantizedWeight& first = *stacked.front().weight;
-  const int group = KernelGroup(first.Format(), first.In());
+  const weights::QuantizedWeight& first = *stacked.front().weight;
+  const int group = weights::KernelGroup(first.Format(), first.In());
   if (group == 0) return nullptr;
-  std::vector<WeightView> shapes;
+  std::vector<weights::WeightView> shapes;
   for (const auto& [weight, module] : stacked) {
-    const QuantizedFormat& format = weight->Format();
+    const weights::QuantizedFormat& format = weight->Format();
     if (format.codes != first.Format().codes || format.scales != first.Format().scales ||
-        KernelGroup(format, weight->In()) != group || !std::ranges::equal(weight->Order(), first.Order())) {
+        weights::KernelGroup(format, weight->In()) != group || !std::ranges::equal(weight->Order(), first.Order())) {
       return nullptr;
     }
     shapes.push_back({.data = weight, .out = weight->Out(), .in = weight->In(), .module = module});

@@ -13,7 +13,7 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/linear/cpu/table.h"
-#include "kernels/linear/four_bit_values.h"
+#include "weights/four_bit_values.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -47,9 +47,9 @@ struct Int4Codes {
 };
 
 // Copies without external linkage.
-constexpr FourBitValues kNf4Table = kNf4Values, kFp4Table = kFp4Values;
+constexpr weights::FourBitValues kNf4Table = weights::kNf4Values, kFp4Table = weights::kFp4Values;
 
-template <const FourBitValues& kTable>
+template <const weights::FourBitValues& kTable>
 struct LookupCodes {
   static constexpr int kPairBytes = 16;
   static constexpr bool kHasZeros = false;

@@ -8,13 +8,15 @@
 namespace kvanta::kernels {
 namespace {
 
-bool IsSameStorage(const WeightView& a, const WeightView& b) {
-  return a.blocks == b.blocks && (a.blocks != BlockFormat::kNone || a.dtype == b.dtype);
+bool IsSameStorage(const weights::WeightView& a, const weights::WeightView& b) {
+  return a.blocks == b.blocks && (a.blocks != weights::BlockFormat::kNone || a.dtype == b.dtype);
 }
 
-std::unique_ptr<Linear> MakePart(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
-                                 std::span<const float> bias, bool int16_activations) {
-  if (stacked.front().blocks != BlockFormat::kNone) return MakeBlockLinear(context, stacked, bias, int16_activations);
+std::unique_ptr<Linear> MakePart(const std::shared_ptr<LinearContext>& context,
+                                 std::span<const weights::WeightView> stacked, std::span<const float> bias,
+                                 bool int16_activations) {
+  if (stacked.front().blocks != weights::BlockFormat::kNone)
+    return MakeBlockLinear(context, stacked, bias, int16_activations);
   switch (stacked.front().dtype) {
     case DType::kBf16:
       return MakeBf16Linear(context, stacked, bias);
@@ -29,7 +31,7 @@ std::unique_ptr<Linear> MakePart(const std::shared_ptr<LinearContext>& context, 
 }  // namespace
 
 std::unique_ptr<Linear> MakeStoredLinear(const std::shared_ptr<LinearContext>& context,
-                                         std::span<const WeightView> stacked, std::span<const float> bias,
+                                         std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                          bool int16_activations) {
   std::vector<std::unique_ptr<Linear>> parts;
   size_t bias_begin = 0;

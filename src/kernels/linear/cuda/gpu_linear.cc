@@ -10,8 +10,8 @@
 #include "base/math.h"
 #include "kernels/linear/cpu/packed_linear.h"
 #include "kernels/linear/cuda/fragment_layout.h"
-#include "kernels/linear/weight_blocks.h"
 #include "kvanta/error.h"
+#include "weights/weight_blocks.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -43,13 +43,15 @@ PanelKind PanelKindOf(WeightType type) {
 
 // Type that keeps what the views store, where a GPU has one: blocks of 8 and 4 bits with fp16 scales, or elements. All
 // other blocks become bf16.
-WeightType KeptType(std::span<const WeightView> stacked) {
+WeightType KeptType(std::span<const weights::WeightView> stacked) {
   const auto all = [&](auto is_kept) { return std::ranges::all_of(stacked, is_kept); };
   for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
-    if (all([type](const WeightView& view) { return KeepsBlocks(type, view.blocks); })) return type;
+    if (all([type](const weights::WeightView& view) { return KeepsBlocks(type, view.blocks); })) return type;
   }
-  const WeightView& first = stacked.front();
-  if (all([&](const WeightView& view) { return view.blocks == BlockFormat::kNone && view.dtype == first.dtype; })) {
+  const weights::WeightView& first = stacked.front();
+  if (all([&](const weights::WeightView& view) {
+        return view.blocks == weights::BlockFormat::kNone && view.dtype == first.dtype;
+      })) {
     return WeightTypeOf(first.dtype);
   }
   return WeightType::kBf16;
@@ -57,10 +59,10 @@ WeightType KeptType(std::span<const WeightView> stacked) {
 
 // A row of stacked weights: its view, and its index in the view.
 struct StackedRow {
-  const WeightView* view = nullptr;
+  const weights::WeightView* view = nullptr;
   int64_t index = 0;
 };
-StackedRow FindRow(std::span<const WeightView> stacked, int64_t index) {
+StackedRow FindRow(std::span<const weights::WeightView> stacked, int64_t index) {
   size_t view = 0;
   for (; index >= stacked[view].out; ++view) index -= stacked[view].out;
   return {&stacked[view], index};
@@ -80,7 +82,7 @@ class UnitWriter {
     const bool blocks = kind_ == PanelKind::kInt8 || kind_ == PanelKind::kInt4;
     const WeightType type = kind_ == PanelKind::kInt8 ? WeightType::kInt8 : WeightType::kInt4;
     const bool as_stored = blocks && KeepsBlocks(type, from.view->blocks);
-    if (!as_stored) ReadWeightRow(*from.view, from.index, values);
+    if (!as_stored) weights::ReadWeightRow(*from.view, from.index, values);
     const int64_t units = CeilDiv(in_, kPanelChannels);
     for (int64_t unit = 0; unit < units; ++unit) {
       uint8_t* to = panel + unit * cuda::UnitBytesOf(kind_).total;
@@ -96,12 +98,12 @@ class UnitWriter {
   bool HasNonFinite() const noexcept { return non_finite_; }
 
  private:
-  static WeightBlock StoredBlock(const StackedRow& from, int64_t block) {
-    const WeightView& view = *from.view;
-    return ReadBlock(view.RowData(from.index) + block * BlockBytes(view.blocks), view.blocks);
+  static weights::WeightBlock StoredBlock(const StackedRow& from, int64_t block) {
+    const weights::WeightView& view = *from.view;
+    return weights::ReadBlock(view.RowData(from.index) + block * weights::BlockBytes(view.blocks), view.blocks);
   }
-  WeightBlock Quantize(const float* x, int n) const {
-    return kind_ == PanelKind::kInt8 ? QuantizeInt8(x, n) : QuantizeInt4(x, n);
+  weights::WeightBlock Quantize(const float* x, int n) const {
+    return kind_ == PanelKind::kInt8 ? weights::QuantizeInt8(x, n) : weights::QuantizeInt4(x, n);
   }
 
   void WriteElements(const float* x, int n, int row, uint8_t* unit) const {
@@ -111,11 +113,11 @@ class UnitWriter {
     }
   }
 
-  void WriteBlock(WeightBlock block, int row, uint8_t* unit) {
+  void WriteBlock(weights::WeightBlock block, int row, uint8_t* unit) {
     // Unsigned codes: 8-bit ones plus 128, which the kernel subtracts again; 4-bit ones from 0 on, with the shift moved
     // into the offset (8 times the scale is exact in fp16).
     int offset = kind_ == PanelKind::kInt8 ? 128 : 0;
-    if (kind_ == PanelKind::kInt4 && *std::min_element(block.codes, block.codes + kBlockWeights) < 0) {
+    if (kind_ == PanelKind::kInt4 && *std::min_element(block.codes, block.codes + weights::kBlockWeights) < 0) {
       offset = 8;
       block.offset = FloatToFp16(-8 * Fp16ToFloat(block.scale));
     }
@@ -137,12 +139,12 @@ class UnitWriter {
 
 }  // namespace
 
-GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const WeightView> stacked,
+GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const weights::WeightView> stacked,
                      std::span<const float> bias, LinearKind kind)
     : context_(std::move(context)) {
-  CheckWeights(stacked, bias);
+  weights::CheckWeights(stacked, bias);
   weight_.in = stacked.front().in;
-  for (const WeightView& view : stacked) weight_.out += view.out;
+  for (const weights::WeightView& view : stacked) weight_.out += view.out;
   const WeightType type = kind.weights == WeightType::kStored ? KeptType(stacked) : kind.weights;
   weight_.kind = PanelKindOf(type);
   weight_.panels = type != WeightType::kF32;
@@ -161,7 +163,7 @@ GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const 
   weight_.data = data_.data();
 }
 
-void GpuLinear::PackUnquantized(std::span<const WeightView> stacked) {
+void GpuLinear::PackUnquantized(std::span<const weights::WeightView> stacked) {
   Device& device = context_->gpu->device();
   const int64_t row_bytes = weight_.in * static_cast<int64_t>(sizeof(float));
   weight_bytes_ = weight_.out * row_bytes;
@@ -172,14 +174,14 @@ void GpuLinear::PackUnquantized(std::span<const WeightView> stacked) {
     const int64_t rows = std::min(rows_at_once, weight_.out - first);
     auto read = [&](int64_t row, int) {
       const StackedRow from = FindRow(stacked, first + row);
-      ReadWeightRow(*from.view, from.index, piece.data() + row * weight_.in);
+      weights::ReadWeightRow(*from.view, from.index, piece.data() + row * weight_.in);
     };
     context_->threads->ForEach(rows, read);
     device.CopyIn(data_.data() + first * row_bytes, piece.data(), static_cast<size_t>(rows * row_bytes));
   }
 }
 
-void GpuLinear::PackPanels(std::span<const WeightView> stacked) {
+void GpuLinear::PackPanels(std::span<const weights::WeightView> stacked) {
   Device& device = context_->gpu->device();
   const int64_t panels = CeilDiv(weight_.out, kPanelRows);
   const int64_t panel_bytes = weight_.Units() * cuda::UnitBytesOf(weight_.kind).total;

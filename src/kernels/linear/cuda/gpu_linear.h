@@ -36,8 +36,8 @@ struct GpuLinearContext {
 class GpuLinear final : public Linear {
  public:
   // Throws InputError, ResourceError.
-  GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const WeightView> stacked, std::span<const float> bias,
-            LinearKind kind);
+  GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const weights::WeightView> stacked,
+            std::span<const float> bias, LinearKind kind);
 
   int64_t In() const noexcept override { return weight_.in; }
   int64_t Out() const noexcept override { return weight_.out; }
@@ -49,8 +49,8 @@ class GpuLinear final : public Linear {
   const cuda::Weight& weight() const noexcept { return weight_; }
 
  private:
-  void PackUnquantized(std::span<const WeightView> stacked);
-  void PackPanels(std::span<const WeightView> stacked);
+  void PackUnquantized(std::span<const weights::WeightView> stacked);
+  void PackPanels(std::span<const weights::WeightView> stacked);
   void ReserveRows();
   cuda::ProductTile TileFor(int64_t rows) const noexcept;
 

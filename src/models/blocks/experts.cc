@@ -1,0 +1,85 @@
+// Mixture of experts: a router chooses some of many small MLPs for each row; shared experts serve all rows.
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "models/blocks/layer_blocks.h"
+#include "models/expert_weights.h"
+
+namespace kvanta::models {
+namespace {
+
+class MixtureOfExperts final : public MlpBlock {
+ public:
+  MixtureOfExperts(const BlockSource& source, const std::string& module)
+      : ops_(source.ops), config_(source.config), moe_(source.config.moe) {
+    ops_.CheckExperts(moe_);
+    const TensorNames& names = config_.names;
+    const auto name_of = [&](std::string_view part) { return module + std::string(part); };
+    // The router stays f32: a small error would choose other experts.
+    router_ = source.reader.Linear({{.module = name_of(names.router), .out = moe_.num_experts, .whole = true}},
+                                   config_.hidden, moe_.bias, kernels::WeightType::kF32);
+    const std::vector<float> correction = ReadCorrection(source, name_of(names.correction_bias));
+    experts_ = ops_.MakeExperts(ReadExperts(source, module), moe_, {.e_score_correction_bias = correction},
+                                {.ranks = &source.ranks, .by_experts = source.expert_parallel});
+    if (moe_.shared_expert_intermediate_size == 0) return;
+    const std::string layer = module.substr(0, module.size() - names.mlp.size() - 1);
+    shared_ =
+        ReadGatedMlp(source, (names.shared_expert_in_layer ? layer : module) + std::string(names.shared_expert) + ".",
+                     moe_.shared_expert_intermediate_size, config_.mlp.bias);
+    if (!moe_.shared_expert_gate) return;
+    shared_gate_ = source.reader.Linear({{.module = name_of(names.shared_expert_gate), .out = 1, .whole = true}},
+                                        config_.hidden, false, kernels::WeightType::kF32);
+  }
+
+  void Place(Scratch& scratch, int64_t rows) noexcept override {
+    logits_ = scratch.Take(rows * moe_.num_experts);
+    if (!shared_) return;
+    shared_out_ = scratch.Take(rows * config_.hidden);
+    scratch.OverlapScratch(*shared_, rows);
+  }
+
+  void Forward(const float* x, int64_t rows, float* out) noexcept override {
+    router_->Forward(x, rows, logits_, moe_.num_experts);
+    experts_->Forward(x, logits_, rows, out);
+    if (!shared_) return;
+    shared_->Forward(x, rows, shared_out_);
+    if (!shared_gate_) return ops_.Add(out, shared_out_, rows * config_.hidden);
+    float* gate = logits_;  // [rows]
+    shared_gate_->Forward(x, rows, gate, 1);
+    ops_.AddGated(out, shared_out_, gate, rows, config_.hidden);
+  }
+
+ private:
+  // e_score_correction_bias of the experts; none if the architecture has no such bias.
+  static std::vector<float> ReadCorrection(const BlockSource& source, const std::string& name) {
+    const int64_t experts = source.config.moe.num_experts;
+    if (!source.config.moe.has_correction_bias) return {};
+    if (!source.config.names.correction_bias_is_row) return source.reader.KeptValues(name, experts);
+    const weights::WeightView row =
+        source.reader.Elements(name, std::array{int64_t{1}, experts}, kernels::WeightType::kF32);
+    source.reader.AddBytes(experts * static_cast<int64_t>(sizeof(float)));
+    std::vector<float> values;
+    for (int64_t i = 0; i < experts; ++i) values.push_back(ElementValue(row, i));
+    return values;
+  }
+
+  kernels::Ops& ops_;
+  const ModelConfig& config_;
+  const kernels::MoeConfig& moe_;
+  std::unique_ptr<kernels::Linear> router_;  // hidden -> num_experts
+  std::unique_ptr<kernels::ExpertLayer> experts_;
+  std::unique_ptr<MlpBlock> shared_;              // null: no shared experts
+  std::unique_ptr<kernels::Linear> shared_gate_;  // hidden -> 1; null: shared experts are added as they are
+  // Scratch, f32 [rows][...]:
+  float* logits_ = nullptr;      // num_experts
+  float* shared_out_ = nullptr;  // hidden
+};
+
+}  // namespace
+
+std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module) {
+  return std::make_unique<MixtureOfExperts>(source, module);
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,148 @@
+// Gated DeltaNet in place of attention (kernels/linear_attention/gated_delta_net.h).
+#include <cmath>
+
+#include "models/blocks/layer_blocks.h"
+
+namespace kvanta::models {
+namespace {
+
+using kernels::ChannelRun;
+using kernels::GatedDeltaNetShape;
+using kernels::HeadOffsets;
+
+class GatedDeltaNet final : public AttentionBlock {
+ public:
+  GatedDeltaNet(const BlockSource& source, const std::string& prefix)
+      : ops_(source.ops), config_(source.config), shape_(source.config.gated_delta_net) {
+    ops_.CheckGatedDeltaNet();
+    const std::string module = prefix + "linear_attn.";
+    ReadProjections(source, module);
+    ReadConvolution(source.reader, module + "conv1d.weight", source.store);
+    dt_bias_ = source.reader.KeptValues(module + "dt_bias", shape_.v_heads);
+    ReadDecay(source.reader, module);
+    norm_ = source.reader.Vector(module + "norm.weight", shape_.v_dim);
+    out_ = source.reader.Linear({{module + "out_proj", config_.hidden}}, shape_.ValueWidth(), false, source.store);
+  }
+
+  void Place(Scratch& scratch, int64_t rows) noexcept override {
+    projected_ = scratch.Take(rows * ProjectedWidth());
+    gates_ = scratch.Take(rows * 2 * shape_.v_heads);
+    mixed_ = scratch.Take(rows * shape_.ConvWidth());
+    factors_ = scratch.Take(rows * 2 * shape_.v_heads);
+    values_ = scratch.Take(rows * shape_.ValueWidth());
+  }
+
+  void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
+    projection_->Forward(x, step.rows, projected_, ProjectedWidth());
+    gate_projection_->Forward(x, step.rows, gates_, int64_t{2} * shape_.v_heads);
+    ops_.GatedDeltaNet({.shape = shape_,
+                        .rows = step.rows,
+                        .projected = projected_,
+                        .projected_stride = ProjectedWidth(),
+                        .runs = runs_,
+                        .z = z_,
+                        .gates = gates_,
+                        .gates_stride = int64_t{2} * shape_.v_heads,
+                        .b = b_,
+                        .a = a_,
+                        .conv = conv_.data(),
+                        .dt_bias = dt_bias_.data(),
+                        .decay = decay_.data(),
+                        .norm = norm_.as<float>(),
+                        .eps = static_cast<float>(config_.rms_eps),
+                        .states = step.backend->States(*step.plan, step.layer),
+                        .mixed = mixed_,
+                        .factors = factors_,
+                        .out = values_});
+    out_->Forward(values_, step.rows, out, config_.hidden);
+  }
+
+ private:
+  int64_t ProjectedWidth() const { return shape_.ConvWidth() + shape_.ValueWidth(); }
+
+  // Checkpoints have q, k, v and z, and b and a, either of all heads or next to each other for each head of keys.
+  void ReadProjections(const BlockSource& source, const std::string& module) {
+    const int64_t v_heads = shape_.v_heads;
+    const auto read = [&](std::initializer_list<StackedWeight> stack) {
+      return source.reader.Linear(stack, config_.hidden, false, {source.store, kInt16Activations});
+    };
+    if (source.reader.HasPrefix(module + "in_proj_qkvz.")) {
+      projection_ = read({{module + "in_proj_qkvz", ProjectedWidth()}});
+      FindGroups();
+    } else {
+      projection_ = read({{module + "in_proj_qkv", shape_.ConvWidth()}, {module + "in_proj_z", shape_.ValueWidth()}});
+      runs_ = {{.channel = 0, .projected = 0, .count = shape_.ConvWidth()}};
+      z_ = {.first = shape_.ConvWidth(), .group_stride = shape_.v_dim};
+    }
+    if (source.reader.HasPrefix(module + "in_proj_ba.")) {
+      gate_projection_ = read({{module + "in_proj_ba", 2 * v_heads}});
+      const int64_t values = v_heads / shape_.k_heads;
+      b_ = {.first = 0, .per_group = values, .group_stride = 2 * values, .stride = 1};
+      a_ = {.first = values, .per_group = values, .group_stride = 2 * values, .stride = 1};
+    } else {
+      gate_projection_ = read({{module + "in_proj_b", v_heads}, {module + "in_proj_a", v_heads}});
+      b_ = {.first = 0, .group_stride = 1};
+      a_ = {.first = v_heads, .group_stride = 1};
+    }
+  }
+
+  // For each head of keys: q, k, and v and z of its heads of values.
+  void FindGroups() {
+    const int64_t values = shape_.v_heads / shape_.k_heads, value_width = values * shape_.v_dim;
+    const int64_t group = ProjectedWidth() / shape_.k_heads, keys = shape_.k_dim;
+    for (int64_t head = 0; head < shape_.k_heads; ++head) {
+      const int64_t first = head * group;
+      runs_.push_back({.channel = head * keys, .projected = first, .count = keys});
+      runs_.push_back({.channel = shape_.KeyWidth() + head * keys, .projected = first + keys, .count = keys});
+      runs_.push_back(
+          {.channel = 2 * shape_.KeyWidth() + head * value_width, .projected = first + 2 * keys, .count = value_width});
+    }
+    z_ = {.first = 2 * keys + value_width, .per_group = values, .group_stride = group, .stride = shape_.v_dim};
+  }
+
+  // GGUF files have -exp(A_log).
+  void ReadDecay(WeightReader& reader, const std::string& module) {
+    const bool is_log = !reader.Has(module + "A");
+    decay_ = reader.KeptValues(module + (is_log ? "A_log" : "A"), shape_.v_heads);
+    for (float& value : decay_) value = is_log ? -std::exp(value) : value;
+  }
+
+  // [channels][1][taps] in the file, one tap after the other here.
+  void ReadConvolution(WeightReader& reader, const std::string& name, kernels::WeightType store) {
+    const int64_t channels = shape_.ConvWidth(), taps = shape_.conv_width;
+    const int64_t shape[] = {channels, 1, taps};
+    const weights::WeightView weights = reader.Elements(name, shape, store);
+    conv_.resize(static_cast<size_t>(channels * taps));
+    reader.AddBytes(channels * taps * static_cast<int64_t>(sizeof(float)));
+    for (int64_t i = 0; i < channels * taps; ++i) {
+      conv_[static_cast<size_t>(i % taps * channels + i / taps)] = ElementValue(weights, i);
+    }
+  }
+
+  kernels::Ops& ops_;
+  const ModelConfig& config_;
+  const GatedDeltaNetShape shape_;
+  std::unique_ptr<kernels::Linear> projection_;       // hidden -> q, k, v and z of all heads
+  std::unique_ptr<kernels::Linear> gate_projection_;  // hidden -> b and a
+  std::vector<ChannelRun> runs_;
+  HeadOffsets z_, b_, a_;
+  std::vector<float> conv_;  // [taps][channels]
+  std::vector<float> dt_bias_, decay_;
+  Buffer norm_;  // f32 [v_dim]
+  std::unique_ptr<kernels::Linear> out_;
+  // Scratch, f32 [rows][...]:
+  float* projected_ = nullptr;
+  float* gates_ = nullptr;
+  float* mixed_ = nullptr;
+  float* factors_ = nullptr;
+  float* values_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const LayerSpec& /*spec*/,
+                                                  const std::string& prefix) {
+  return std::make_unique<GatedDeltaNet>(source, prefix);
+}
+
+}  // namespace kvanta::models

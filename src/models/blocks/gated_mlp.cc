@@ -1,0 +1,86 @@
+// Gated MLP of one layer, or of one expert.
+#include <algorithm>
+#include <optional>
+
+#include "base/math.h"
+#include "models/blocks/layer_blocks.h"
+
+namespace kvanta::models {
+namespace {
+
+class GatedMlp final : public MlpBlock {
+ public:
+  GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
+      : ops_(source.ops),
+        activation_(source.config.mlp.activation),
+        width_(source.ranks.PartitionOf(intermediate_size).Size(source.ranks.Rank())),
+        gathered_(source.ranks, intermediate_size) {
+    const int64_t hidden = source.config.hidden;
+    const auto read_gate_up = [&](std::initializer_list<StackedWeight> stack) {
+      return source.reader.Linear(stack, hidden, bias, source.store);
+    };
+    const TensorNames& names = source.config.names;
+    // A GGUF file may have the parts of what Hugging Face fuses.
+    if (source.config.mlp.fused && !source.reader.HasPrefix(module + "gate_proj.")) {
+      const std::string fused = module + std::string(names.gate_up);
+      const int64_t both = 2 * intermediate_size;
+      gate_up_ = source.ranks.IsSingleRank()
+                     ? read_gate_up({{fused, both}})
+                     : read_gate_up({{.module = fused, .out = intermediate_size, .tensor_out = both},
+                                     {.module = fused,
+                                      .out = intermediate_size,
+                                      .tensor_out = both,
+                                      .tensor_first = intermediate_size}});
+    } else {
+      gate_up_ = read_gate_up({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}});
+    }
+    const std::string down = module + std::string(names.down);
+    down_.emplace(source.ranks,
+                  source.reader.Linear({{down, hidden}}, intermediate_size, bias,
+                                       {source.store, source.reader.AmplifiesRounding(down)}),
+                  hidden);
+  }
+
+  void Place(Scratch& scratch, int64_t rows) noexcept override {
+    rows = std::min(rows, gate_up_->BlockRows());
+    both_ = scratch.Take(rows * 2 * width_);
+    gated_ = scratch.Take(rows * width_);
+    gathered_.Place(scratch, rows);
+    down_->Place(scratch, rows);
+  }
+
+  void Forward(const float* x, int64_t rows, float* out) noexcept override {
+    const int64_t hidden = gate_up_->In();
+    const int64_t blocks = CeilDiv(rows, gate_up_->BlockRows());
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t first = block * rows / blocks, end = (block + 1) * rows / blocks;
+      ForwardBlock(x + first * hidden, end - first, out + first * hidden);
+    }
+  }
+
+ private:
+  // As Forward, for rows whose activations fit in the scratch memory.
+  void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
+    gate_up_->Forward(x, rows, both_, 2 * width_);
+    ops_.ActivateMul(activation_, both_, rows, width_, gated_);
+    down_->Forward(gathered_.Gather(gated_, rows), rows, out);
+  }
+
+  kernels::Ops& ops_;
+  kernels::Activation activation_;
+  int64_t width_;                             // this rank's part of intermediate_size
+  std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up
+  GatheredColumns gathered_;                  // intermediate_size columns
+  std::optional<ColumnParallelLinear> down_;  // intermediate_size -> hidden
+  float* both_ = nullptr;                     // [rows of a block][2 width]
+  float* gated_ = nullptr;                    // [rows of a block][width]
+};
+
+}  // namespace
+
+std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
+                                       bool bias) {
+  return std::make_unique<GatedMlp>(source, module, intermediate_size, bias);
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,215 @@
+// Grouped-query attention, with optional biases, norms of q, k and v, rope and sinks; with K and V of its own, or those
+// of an earlier layer.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "models/blocks/layer_blocks.h"
+#include "models/blocks/norm.h"
+
+namespace kvanta::models {
+namespace {
+
+class GroupedAttention final : public AttentionBlock {
+ public:
+  GroupedAttention(const BlockSource& source, const LayerSpec& spec, const std::string& prefix)
+      : ops_(source.ops),
+        config_(source.config),
+        spec_(spec),
+        heads_(source.config.heads / source.ranks.Size()),
+        kv_heads_(spec.kv_layer >= 0 ? 0 : spec.kv_heads / source.ranks.Size()),
+        gathered_(source.ranks, int64_t{source.config.heads} * spec.head_dim) {
+    const std::string module = prefix + "self_attn.";
+    if (config_.attn_output_gate) ops_.CheckOutputGate();
+    if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
+    if (config_.qk_norm) {
+      const bool all = config_.qk_norm_of_all_heads;
+      const auto read_norm = [&](std::string_view name, int heads) {
+        return Norm(source.reader, ops_, config_, fmt::format("{}{}", module, name),
+                    all ? int64_t{heads} * spec_.head_dim : spec_.head_dim, config_.qk_norm_by_head ? heads : 0);
+      };
+      q_norm_ = read_norm(config_.names.q_norm, heads_);
+      if (HasKv()) k_norm_ = read_norm(config_.names.k_norm, kv_heads_);
+    }
+    if (spec.qk_l2_norm || config_.v_norm) ones_ = Ones(ops_.device(), spec_.head_dim);
+    const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
+      return source.reader.Linear(stack, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
+    };
+    const int64_t ranks = source.ranks.Size();
+    const int64_t queries = ranks * QueryProjection(), keys = ranks * KvWidth();
+    if (!HasKv()) {
+      for (const char* unused : {"k_proj.", "v_proj.", "k_norm."}) source.reader.SkipTensors(module + unused);
+      qkv_ = read_qkv({{module + "q_proj", queries}});
+    } else if (spec.k_eq_v) {
+      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}});
+    } else if (!config_.qkv_fused) {
+      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}, {module + "v_proj", keys}});
+    } else {
+      const std::string fused = module + "qkv_proj";
+      const int64_t all = queries + 2 * keys;
+      qkv_ = source.ranks.IsSingleRank()
+                 ? read_qkv({{fused, all}})
+                 : read_qkv({{.module = fused, .out = queries, .tensor_out = all},
+                             {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries},
+                             {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries + keys}});
+    }
+    out_.emplace(
+        source.ranks,
+        source.reader.Linear({{module + "o_proj", config_.hidden}}, ranks * QWidth(), config_.o_bias, source.store),
+        config_.hidden);
+  }
+
+  std::vector<float> Sinks() const override { return sinks_; }
+
+  void Place(Scratch& scratch, int64_t rows) noexcept override {
+    projected_ = scratch.Take(rows * QkvWidth());
+    attended_ = scratch.Take(rows * QWidth());
+    if (config_.attn_output_gate) queries_ = scratch.Take(rows * QWidth());
+    gathered_.Place(scratch, rows);
+    out_->Place(scratch, rows);
+  }
+
+  void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
+    const int64_t rows = step.rows;
+    qkv_->Forward(x, rows, projected_, QkvWidth());
+    const bool gated = config_.attn_output_gate;
+    float* k = projected_ + QueryProjection();
+    float* v = k + KvWidth();
+    if (gated) CopyHeads(rows, projected_, queries_);
+    float* q = gated ? queries_ : projected_;
+    if (spec_.k_eq_v) ops_.Copy(k, QkvWidth(), rows, KvWidth(), v, QkvWidth());
+    if (config_.v_norm && HasKv()) L2NormHeads(kv_heads_, rows, v, QkvWidth());
+    const int64_t q_stride = gated ? QWidth() : QkvWidth();
+    const auto norm = [&] {
+      NormHeads(q_norm_, heads_, rows, q, q_stride);
+      if (HasKv()) NormHeads(k_norm_, kv_heads_, rows, k, QkvWidth());
+    };
+    if (config_.qk_norm && !config_.qk_norm_after_rope) norm();
+    if (step.rope->rotary_dim != 0) {
+      Rotate(step, heads_, step.query_rope_table, q, q_stride);
+      if (HasKv()) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
+    }
+    if (config_.qk_norm_after_rope) norm();
+    if (spec_.qk_l2_norm) {
+      L2NormHeads(heads_, rows, q, q_stride);
+      L2NormHeads(kv_heads_, rows, k, QkvWidth());
+    }
+    if (step.query_scales != nullptr) {
+      ops_.ScaleRows(q, q_stride, rows, QWidth(), step.query_scales, step.positions);
+    }
+    if (HasKv()) step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
+    step.backend->Run(*step.plan, HasKv() ? step.layer : spec_.kv_layer, q, q_stride, attended_);
+    if (gated) GateHeads(rows);
+    out_->Forward(gathered_.Gather(attended_, rows), rows, out);
+  }
+
+ private:
+  bool HasKv() const { return spec_.kv_layer < 0; }
+  int64_t QWidth() const { return int64_t{heads_} * spec_.head_dim; }
+  int64_t KvWidth() const { return int64_t{kv_heads_} * spec_.head_dim; }
+  // A head's q, and after it its gate if there is one.
+  int64_t QueryProjection() const { return QWidth() * (config_.attn_output_gate ? 2 : 1); }
+  int64_t QkvWidth() const { return QueryProjection() + 2 * KvWidth(); }
+
+  // This rank's heads' sinks.
+  static std::vector<float> ReadSinks(const BlockSource& source, const std::string& module) {
+    const std::vector<float> sinks = source.reader.KeptValues(module + "sinks", source.config.heads);
+    const parallel::Partition heads = source.ranks.PartitionOf(source.config.heads);
+    return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
+  }
+
+  static Buffer Ones(Device& device, int64_t size) {
+    const std::vector<float> ones(static_cast<size_t>(size), 1.0F);
+    Buffer buffer = device.Allocate(ones.size() * sizeof(float));
+    device.CopyIn(buffer.data(), ones.data(), buffer.bytes());
+    return buffer;
+  }
+
+  void Rotate(const AttentionStep& step, int heads, const float* table, float* x, int64_t stride) noexcept {
+    ops_.Rope(x, stride, step.rows, heads, spec_.head_dim, step.rope->rotary_dim, step.rope->interleaved, table,
+              step.positions);
+  }
+
+  // Calls visit(first row, rows, head, heads) for all rows of each head or all heads of each row, whichever are fewer.
+  template <class Visit>
+  void ForHeads(int64_t rows, Visit visit) const noexcept {
+    if (rows < heads_) {
+      for (int64_t row = 0; row < rows; ++row) visit(row, 1, 0, heads_);
+    } else {
+      for (int head = 0; head < heads_; ++head) visit(0, rows, head, 1);
+    }
+  }
+
+  // The q of each head, without the gates between them.
+  void CopyHeads(int64_t rows, const float* from, float* to) noexcept {
+    const int64_t width = spec_.head_dim;
+    ForHeads(rows, [&](int64_t row, int64_t count, int64_t head, int64_t heads) {
+      const bool one_row = heads > 1;
+      ops_.Copy(from + row * QkvWidth() + head * 2 * width, one_row ? 2 * width : QkvWidth(), one_row ? heads : count,
+                width, to + row * QWidth() + head * width, one_row ? width : QWidth());
+    });
+  }
+
+  void GateHeads(int64_t rows) noexcept {
+    const int64_t width = spec_.head_dim;
+    ForHeads(rows, [&](int64_t row, int64_t count, int64_t head, int64_t heads) {
+      const bool one_row = heads > 1;
+      ops_.MulSigmoid(attended_ + row * QWidth() + head * width, one_row ? width : QWidth(),
+                      projected_ + row * QkvWidth() + (2 * head + 1) * width, one_row ? 2 * width : QkvWidth(),
+                      one_row ? heads : count, width);
+    });
+  }
+
+  // Norms x [rows][heads * head_dim] in place: every head, or all heads together. One call per row or per head,
+  // whichever is fewer (the bits are the same).
+  void NormHeads(const Norm& norm, int heads, int64_t rows, float* x, int64_t stride) noexcept {
+    if (config_.qk_norm_of_all_heads) return norm.Forward(ops_, x, stride, rows, x, stride);
+    VisitHeads(heads, rows, x, stride, norm.HasWeightsByHead(),
+               [&](float* part, int64_t step, int64_t count, int head) {
+                 norm.Forward(ops_, part, step, count, part, step, head);
+               });
+  }
+
+  void L2NormHeads(int heads, int64_t rows, float* x, int64_t stride) noexcept {
+    const auto eps = static_cast<float>(config_.rms_eps);
+    VisitHeads(heads, rows, x, stride, false, [&](float* part, int64_t step, int64_t count, int /*head*/) {
+      ops_.RmsNorm(part, step, ones_.as<float>(), eps, count, spec_.head_dim, part, step);
+    });
+  }
+
+  // Calls visit(x, stride, rows, head) for the heads of each row, or for the rows of each head, whichever are fewer
+  // calls.
+  template <class Visit>
+  void VisitHeads(int heads, int64_t rows, float* x, int64_t stride, bool by_head, Visit visit) noexcept {
+    const int64_t width = spec_.head_dim;
+    if (rows < heads && !by_head) {
+      for (int64_t row = 0; row < rows; ++row) visit(x + row * stride, width, heads, 0);
+    } else {
+      for (int head = 0; head < heads; ++head) visit(x + head * width, stride, rows, head);
+    }
+  }
+
+  kernels::Ops& ops_;
+  const ModelConfig& config_;
+  const LayerSpec spec_;
+  int heads_, kv_heads_;                     // this rank's; no KV heads where those of another layer are used
+  std::vector<float> sinks_;                 // [heads], or empty
+  Norm q_norm_, k_norm_;                     // none without q/k norms
+  Buffer ones_;                              // f32 [head_dim]; empty without norms after rope
+  std::unique_ptr<kernels::Linear> qkv_;     // hidden -> q (and gates) | k | v
+  GatheredColumns gathered_;                 // all ranks' heads * head_dim
+  std::optional<ColumnParallelLinear> out_;  // all ranks' heads * head_dim -> hidden
+  float* projected_ = nullptr;               // [rows][QkvWidth()]
+  float* attended_ = nullptr;                // [rows][QWidth()]
+  float* queries_ = nullptr;                 // the same, with gates; else in projected_
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, const LayerSpec& spec,
+                                                     const std::string& prefix) {
+  return std::make_unique<GroupedAttention>(source, spec, prefix);
+}
+
+}  // namespace kvanta::models

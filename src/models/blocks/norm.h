@@ -1,0 +1,51 @@
+// RMSNorm or LayerNorm of a model (ModelConfig), with its weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/ops.h"
+#include "models/config/config.h"
+#include "models/weights.h"
+
+namespace kvanta::models {
+
+class Norm {
+ public:
+  Norm() = default;  // none
+  // `module` with weights [width], or [heads][width] if heads != 0. Weights and biases are multiplied by `scale`.
+  // Throws InputError for a norm that the device does not support.
+  Norm(WeightReader& reader, kernels::Ops& ops, const ModelConfig& config, const std::string& module, int64_t width,
+       int heads = 0, double scale = 1)
+      : layer_norm_(config.layer_norm),
+        eps_(static_cast<float>(config.rms_eps)),
+        width_(width),
+        heads_(heads),
+        weight_(reader.Vector(module + ".weight", width, config.norm_weight_offset, scale, heads)) {
+    if (layer_norm_) ops.CheckLayerNorm();
+    if (config.norm_bias) bias_ = reader.Vector(module + ".bias", width, 0, scale);
+  }
+
+  explicit operator bool() const noexcept { return static_cast<bool>(weight_); }
+  bool HasWeightsByHead() const noexcept { return heads_ != 0; }
+
+  // x, out: f32 [rows][width], row strides in floats; may alias. `head`: of weights by head.
+  void Forward(kernels::Ops& ops, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
+               int64_t head = 0) const noexcept {
+    const float* weight = weight_.as<float>() + (HasWeightsByHead() ? head * width_ : 0);
+    if (layer_norm_) {
+      ops.LayerNorm(x, x_stride, weight, bias_ ? bias_.as<float>() : nullptr, eps_, rows, width_, out, out_stride);
+    } else {
+      ops.RmsNorm(x, x_stride, weight, eps_, rows, width_, out, out_stride);
+    }
+  }
+
+ private:
+  bool layer_norm_ = false;
+  float eps_ = 0;
+  int64_t width_ = 0;
+  int heads_ = 0;
+  Buffer weight_, bias_;  // f32 [width], weights maybe [heads][width]; empty: none
+};
+
+}  // namespace kvanta::models

@@ -1,0 +1,392 @@
+#include "models/config/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "base/json.h"
+#include "base/quote.h"
+#include "kernels/attention/cpu/table.h"
+#include "kvanta/error.h"
+#include "models/architecture.h"
+#include "models/config/rope_config.h"
+#include "models/model.h"
+#include "weights/quantization_config.h"
+#include "weights/safetensors.h"
+
+namespace kvanta::models {
+namespace {
+
+constexpr const char* kConfigFile = "config.json";
+constexpr const char* kHfQuantConfigFile = "hf_quant_config.json";
+constexpr const char* kModelSlimFile = "quant_model_description.json";
+// Far above every model; products of two do not overflow.
+constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096;
+
+const Architecture& ReadArchitecture(const JsonObject& json) {
+  constexpr const char* kKey = "architectures";
+  const std::vector<std::string> known = KnownArchitectures();
+  const Json* names = json.Find(kKey);
+  if (names == nullptr || !names->is_array() || names->empty() || !(*names)[0].is_string()) {
+    json.Fail(kKey, fmt::format("a list with one of {}", fmt::join(known, ", ")));
+  }
+  const auto& name = (*names)[0].get_ref<const std::string&>();
+  for (const Architecture* architecture : Architectures()) {
+    if (architecture->name == name || (!name.empty() && architecture->other_name == name)) return *architecture;
+  }
+  throw InputError(
+      fmt::format("{}: unknown architecture {}; known: {}", json.File(), Quote(name), fmt::join(known, ", ")));
+}
+
+void ReadHeads(const JsonObject& json, ModelConfig& config) {
+  config.heads = static_cast<int>(json.Int("num_attention_heads", 1, 65536));
+  config.kv_heads = static_cast<int>(json.Int("num_key_value_heads", 1, config.heads, config.heads));
+  if (config.heads % config.kv_heads != 0) {
+    json.Fail("num_key_value_heads", fmt::format("a divisor of num_attention_heads ({})", config.heads));
+  }
+  constexpr int kUnit = 8;
+  // The largest that a backend takes: the CPU's. A GPU's refuses more than its own.
+  using kernels::kMaxHeadDim;
+  if (json.Has("head_dim")) {
+    config.head_dim = static_cast<int>(json.Int("head_dim", kUnit, kMaxHeadDim));
+  } else {
+    if (config.hidden % config.heads != 0) {
+      json.Fail("num_attention_heads", fmt::format("a divisor of hidden_size ({}), or head_dim", config.hidden));
+    }
+    config.head_dim = config.hidden / config.heads;
+  }
+  if (config.head_dim % kUnit != 0 || config.head_dim > kMaxHeadDim) {
+    throw InputError(fmt::format("{}: heads of {} channels; supported are multiples of {} up to {}", json.File(),
+                                 config.head_dim, kUnit, kMaxHeadDim));
+  }
+  config.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+}
+
+kernels::Activation ReadActivation(const JsonObject& json, const Architecture& architecture) {
+  constexpr const char* kKnown = "silu or gelu_pytorch_tanh";
+  const std::string_view key = architecture.activation_key;
+  if (json.Value().contains(key) && !json.Has(key)) json.Fail(key, kKnown);  // null: of no class a default
+  const std::string name = json.String(key, "silu");
+  if (name == "silu" || name == "swish") return kernels::Activation::kSilu;
+  if (name == "gelu" && architecture.gelu_is_tanh) return kernels::Activation::kGeluTanh;
+  if (name != "gelu_pytorch_tanh") json.Fail(key, kKnown);
+  return kernels::Activation::kGeluTanh;
+}
+
+// The class of the language model alone, whose defaults a text_config may leave out.
+const Architecture& TextArchitecture(const JsonObject& text, const Architecture& architecture) {
+  const std::string type = text.String("model_type", architecture.text_model_type);
+  const auto all = Architectures();
+  const auto found = std::ranges::find_if(all, [&](const Architecture* each) { return each->model_type == type; });
+  return found == all.end() ? architecture : **found;
+}
+
+// The class's rope, unless the file has one in either generation's key.
+void AddDefaultRope(const Architecture& architecture, Json& keys) {
+  constexpr const char* kParameters = "rope_parameters";
+  constexpr const char* kScaling = "rope_scaling";
+  if (architecture.default_rope.empty()) return;
+  const bool has_parameters = keys.contains(kParameters) && !keys[kParameters].is_null();
+  const bool has_scaling = keys.contains(kScaling) && !keys[kScaling].is_null() && !keys[kScaling].empty();
+  if (!has_parameters && !has_scaling) keys[kParameters] = Json::parse(architecture.default_rope);
+}
+
+// transformers: "mrope" of the first checkpoints is the default rope.
+void ReplaceMultimodalRope(Json& keys) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!keys.contains(key) || !keys[key].is_object()) continue;
+    for (const char* type : {"type", "rope_type"}) {
+      if (keys[key].contains(type) && keys[key][type] == "mrope") keys[key][type] = "default";
+    }
+  }
+}
+
+bool HasTextConfig(const Json& root, const Architecture& architecture) {
+  if (architecture.text_config.empty()) return false;
+  return !architecture.text_config_optional || root.contains(architecture.text_config);
+}
+
+// The language model's keys: the class's defaults, those of `text_config` or of the whole file, and those that a file
+// with a text_config has at its top all the same.
+Json LanguageModelKeys(const Json& root, const Architecture& architecture, const std::string& name) {
+  Json keys = Json::parse(architecture.defaults);
+  if (!HasTextConfig(root, architecture)) {
+    keys.update(root);
+    AddDefaultRope(architecture, keys);
+    if (architecture.multimodal_rope) ReplaceMultimodalRope(keys);
+    return keys;
+  }
+  const JsonObject text = JsonObject(root, name).Object(architecture.text_config);
+  const Architecture& language_model = TextArchitecture(text, architecture);
+  keys = Json::parse(language_model.defaults);
+  keys.update(Json::parse(architecture.defaults));
+  keys.update(text.Value());
+  AddDefaultRope(language_model, keys);
+  if (architecture.multimodal_rope) ReplaceMultimodalRope(keys);
+  for (const char* key : {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings",
+                          "quantization_config", "compression_config"}) {
+    if (root.contains(key)) keys[key] = root[key];
+  }
+  return keys;
+}
+
+// Token ids: one, a list, or none.
+void AddEosIds(const JsonObject& json, ModelConfig& config) {
+  constexpr const char* kKey = "eos_token_id";
+  const Json* ids = json.Find(kKey);
+  if (ids == nullptr) return;
+  const Json list = ids->is_array() ? *ids : Json::array({*ids});
+  for (const Json& id : list) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(config.vocab)) {
+      json.Fail(kKey, fmt::format("token ids below vocab_size ({})", config.vocab));
+    }
+    const auto token = static_cast<int32_t>(id.get<uint64_t>());
+    auto& known = config.eos_token_ids;
+    if (std::find(known.begin(), known.end(), token) == known.end()) known.push_back(token);
+  }
+}
+
+// Scheme texts of the layers, as ModelConfig::declared_kv_cache_layers has them; empty without any declaration.
+std::vector<std::string> DeclaredLayers(const weights::QuantizationConfig& quantization, const std::string& file,
+                                        int layers) {
+  if (quantization.kv_cache_layers.empty()) {
+    if (quantization.kv_cache.empty()) return {};
+    return std::vector(static_cast<size_t>(layers), quantization.kv_cache);
+  }
+  std::vector<std::string> schemes(static_cast<size_t>(layers));
+  for (const auto& [layer, scheme] : quantization.kv_cache_layers) {
+    if (layer >= layers) {
+      throw InputError(
+          fmt::format("{}: kv_cache_quantized_layers has layer {}; the model has {}", file, layer, layers));
+    }
+    schemes[static_cast<size_t>(layer)] = scheme;
+  }
+  return schemes;
+}
+
+// Sets the schemes that a file declares; throws InputError if they differ from those of another file.
+void DeclareCache(const weights::QuantizationConfig& quantization, const std::string& file, ModelConfig& config) {
+  if (!quantization.kv_cache_error.empty()) throw InputError(quantization.kv_cache_error);
+  const std::vector<std::string> schemes = DeclaredLayers(quantization, file, config.layers);
+  if (schemes.empty()) return;
+  std::vector<std::string> known = config.declared_kv_cache_layers;
+  if (!config.declared_kv_cache.empty()) known.assign(schemes.size(), config.declared_kv_cache);
+  if (!known.empty() && known != schemes) {
+    const auto differing = std::ranges::mismatch(known, schemes);
+    const auto shown = [](const std::string& scheme) { return scheme.empty() ? "no quantized one" : scheme.c_str(); };
+    throw InputError(fmt::format("{}: declares a KV cache in {} for layer {}, but config.json {}", file,
+                                 shown(*differing.in2), differing.in1 - known.begin(), shown(*differing.in1)));
+  }
+  if (std::ranges::all_of(schemes, [&](const std::string& scheme) { return scheme == schemes.front(); })) {
+    config.declared_kv_cache = schemes.front();
+  } else {
+    config.declared_kv_cache_layers = schemes;
+  }
+}
+
+// Adds what a file declares about weights and cache. Both files may describe the same weights.
+void Declare(const weights::QuantizationConfig& quantization, const std::string& file, ModelConfig& config) {
+  if (config.quantization.method == weights::QuantMethod::kNone) config.quantization = quantization;
+  if (!config.declared_kv_cache_error.empty()) return;
+  try {
+    DeclareCache(quantization, file, config);
+  } catch (const InputError& error) {  // an explicit format overrides it
+    config.declared_kv_cache.clear();
+    config.declared_kv_cache_layers.clear();
+    config.declared_kv_cache_error = error.what();
+  }
+}
+
+// Type of the weights in the folder, if there are any.
+void ReadDType(const std::string& folder, ModelConfig& config) {
+  config.dtype_known = weights::Checkpoint::Exists(folder);
+  if (!config.dtype_known) return;
+  const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder);
+  const std::string& dtype =
+      checkpoint.Get(std::string(DecoderNames(config, checkpoint).prefix) + "embed_tokens.weight").dtype;
+  config.dtype = dtype == "BF16" ? DType::kBf16 : dtype == "F16" ? DType::kF16 : DType::kF32;
+}
+
+bool IsSameTensor(const weights::TensorView& a, const weights::TensorView& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && std::ranges::equal(a.data, b.data);
+}
+
+// transformers: an output matrix that differs from the embeddings is used, even if config.json ties them.
+void ReadHead(const std::string& folder, ModelConfig& config) {
+  if (!config.tied_embeddings || !weights::Checkpoint::Exists(folder)) return;
+  const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder);
+  const TensorNames::Decoder& names = DecoderNames(config, checkpoint);
+  const weights::TensorView* head = checkpoint.Find(std::string(names.lm_head) + ".weight");
+  const weights::TensorView* embeddings = checkpoint.Find(std::string(names.prefix) + "embed_tokens.weight");
+  config.tied_embeddings = head == nullptr || embeddings == nullptr || IsSameTensor(*head, *embeddings);
+}
+
+ModelConfig ReadFolder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) {
+    throw InputError(
+        fmt::format("model {}: no such folder; expected one with config.json and *.safetensors", Quote(folder, 400)));
+  }
+  const auto path = [&](const char* file) { return (fs::path(folder) / file).string(); };
+  bool dtype_missing = false;
+  ModelConfig config = ParseConfig(ReadTextFile(path(kConfigFile)), path(kConfigFile), &dtype_missing);
+  if (const std::string file = path("generation_config.json"); fs::exists(file, ignored)) {
+    AddGenerationConfig(ReadTextFile(file), file, config);
+  }
+  if (const std::string file = path(kHfQuantConfigFile); fs::exists(file, ignored)) {
+    AddHfQuantConfig(ReadTextFile(file), file, config);
+  }
+  if (const std::string file = path(kModelSlimFile); fs::exists(file, ignored)) {
+    AddModelSlimConfig(ReadTextFile(file), file, config);
+  }
+  if (dtype_missing) ReadDType(folder, config);
+  ReadHead(folder, config);
+  return config;
+}
+
+}  // namespace
+
+void FillLayerSpecs(ModelConfig& config) {
+  config.layer_specs.resize(static_cast<size_t>(config.layers));
+  for (LayerSpec& layer : config.layer_specs) {
+    if (layer.kv_heads == 0) layer.kv_heads = config.kv_heads;
+    if (layer.head_dim == 0) layer.head_dim = config.head_dim;
+    if (layer.intermediate_size == 0) layer.intermediate_size = config.intermediate_size;
+  }
+}
+
+int ModelConfig::KvLayers() const {
+  return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
+}
+
+std::vector<int> ModelConfig::SlidingWindows() const {
+  std::vector<int> windows;
+  for (const LayerSpec& layer : layer_specs) {
+    windows.push_back(layer.visibility.kind == cache::VisibilityKind::kSlidingWindow ? layer.visibility.span : 0);
+  }
+  return windows;
+}
+
+const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weights::Checkpoint& checkpoint) {
+  for (const TensorNames::Decoder& decoder : config.names.decoders) {
+    if (checkpoint.Find(std::string(decoder.prefix) + "embed_tokens.weight") != nullptr) return decoder;
+  }
+  return config.names.decoders.front();
+}
+
+ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
+  const Json root = ParseJson(text, name);
+  const JsonObject top(root, name);
+  const Architecture& architecture = ReadArchitecture(top);
+  ModelConfig config;
+  config.architecture = architecture.name;
+  config.model_type = top.String("model_type", architecture.model_type);
+  const bool is_other = !architecture.other_model_type.empty() && config.model_type == architecture.other_model_type;
+  if (config.model_type != architecture.model_type && !is_other) {
+    const std::string other =
+        architecture.other_model_type.empty() ? "" : fmt::format(" or '{}'", architecture.other_model_type);
+    top.Fail("model_type", fmt::format("'{}'{}, the architecture's", architecture.model_type, other));
+  }
+  const Json keys = LanguageModelKeys(root, architecture, name);
+  const JsonObject json(keys, name, HasTextConfig(root, architecture) ? std::string(architecture.text_config) : "");
+  const std::string_view dtype_key = json.Has("dtype") ? "dtype" : "torch_dtype";
+  if (dtype_missing != nullptr) *dtype_missing = !json.Has(dtype_key);
+  if (json.Has(dtype_key)) {
+    const std::string dtype = json.String(dtype_key);
+    if (dtype != Name(DType::kBf16) && dtype != Name(DType::kF16) && dtype != Name(DType::kF32)) {
+      json.Fail(dtype_key, "bfloat16, float16 or float32");
+    }
+    config.dtype = ParseDType(dtype);
+  }
+  config.hidden = static_cast<int>(json.Int("hidden_size", 1, kMaxWidth));
+  config.layers = static_cast<int>(json.Int("num_hidden_layers", 1, kMaxLayers));
+  config.intermediate_size = static_cast<int>(json.Int("intermediate_size", 1, kMaxWidth));
+  config.vocab = static_cast<int>(json.Int("vocab_size", 1, kMaxWidth));
+  ReadHeads(json, config);
+  config.rms_eps = json.Number("rms_norm_eps", 0, 1, config.rms_eps);
+  config.tied_embeddings = json.Bool("tie_word_embeddings", false);
+  if (!architecture.reads_activation) {
+    config.mlp.activation = config.moe.activation = ReadActivation(json, architecture);
+  }
+  config.layer_specs.resize(static_cast<size_t>(config.layers));
+  if (!architecture.reads_rope) {
+    const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
+    const RopeSpec rope =
+        ReadRopeSpec(json, config.head_dim, max_position, architecture.rope_theta, architecture.partial_rotary);
+    SetRope(rope, max_position, config);
+  }
+  architecture.read_config(json, config);
+  FillLayerSpecs(config);
+  AddEosIds(json, config);
+  config.bos_token_id = static_cast<int32_t>(json.Int("bos_token_id", 0, config.vocab - 1, -1));
+  for (const char* key : {"quantization_config", "compression_config"}) {  // the second: early compressed-tensors
+    if (json.Has(key)) Declare(weights::ReadQuantizationConfig(json.Object(key)), name, config);
+  }
+  return config;
+}
+
+void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config) {
+  const Json root = ParseJson(text, name);
+  AddEosIds(JsonObject(root, name), config);
+  const Json* cache = JsonObject(root, name).Find("cache_implementation");
+  if (cache == nullptr || *cache != "quantized") return;
+  config.kv_cache_note = fmt::format(
+      "{}: cache_implementation 'quantized' is a cache of transformers, which no format here equals: kv_cache_dtype "
+      "chooses one, as int8 or int4",
+      name);
+}
+
+void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config) {
+  const Json root = ParseJson(text, name);
+  Declare(weights::ReadHfQuantConfig(JsonObject(root, name)), name, config);
+}
+
+void AddModelSlimConfig(std::string_view text, const std::string& name, ModelConfig& config) {
+  const Json root = ParseJson(text, name);
+  const Json* type = JsonObject(root, name).Find("kv_cache_type");
+  if (type == nullptr) return;
+  weights::QuantizationConfig quantization;
+  if (*type == "C8") {
+    quantization.kv_cache = "int8";
+  } else {
+    quantization.kv_cache_error =
+        fmt::format("{}: key 'kv_cache_type' is {}; expected C8 (INT8) or null", name, Describe(*type));
+  }
+  Declare(quantization, name, config);
+}
+
+std::string ReadConfigText(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::string text = ReadTextFile((fs::path(folder) / kConfigFile).string());
+  const std::string file = (fs::path(folder) / kHfQuantConfigFile).string();
+  std::error_code ignored;
+  if (fs::exists(file, ignored)) text += ReadTextFile(file);
+  return text;
+}
+
+ModelConfig ReadConfig(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return ReadFolder(path);
+  if (fs::path(path).filename() == kConfigFile) return ReadFolder(fs::absolute(path, ignored).parent_path().string());
+  bool dtype_missing = false;
+  ModelConfig config = ParseConfig(ReadTextFile(path), path, &dtype_missing);
+  config.dtype_known = !dtype_missing;
+  return config;
+}
+
+ModelConfig ConfigOfLayers(ModelConfig config, int first, int count) {
+  const auto keep = [&](auto& of_layers) {
+    if (!of_layers.empty()) of_layers = {of_layers.begin() + first, of_layers.begin() + first + count};
+  };
+  keep(config.layer_specs);
+  keep(config.declared_kv_cache_layers);
+  config.layers = count;
+  return config;
+}
+
+}  // namespace kvanta::models

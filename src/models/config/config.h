@@ -1,0 +1,207 @@
+// config.json of a Hugging Face folder, both generations (transformers 4 and 5), validated.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "cache/visibility.h"
+#include "kernels/activation.h"
+#include "kernels/linear_attention/gated_delta_net.h"
+#include "kernels/moe/moe_layer.h"
+#include "weights/quantization_config.h"
+
+namespace kvanta::weights {
+class Checkpoint;
+}
+
+namespace kvanta::models {
+
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn, kLongRope, kProportional };
+
+// Rotary position embedding of a layer.
+struct RopeSpec {
+  int rotary_dim = 0;        // rotated channels of a head, from the first on; 0: no rope
+  bool interleaved = false;  // rotates the pairs (2 i, 2 i + 1); else (i, i + rotary_dim / 2)
+  RopeType type = RopeType::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+  double beta_fast = 32.0, beta_slow = 1.0;              // yarn
+  double attention_factor = 0.0;                         // yarn, longrope; 0: from factor (and mscale)
+  double mscale = 0.0, mscale_all_dim = 0.0;             // yarn
+  bool truncate = true;                                  // yarn
+  int64_t original_max_position = 0;                     // before scaling; never 0 once read
+  // Divisors of the frequencies [rotary_dim / 2], longrope: for contexts up to the original length, and for longer
+  // ones.
+  std::vector<float> short_factor = {}, long_factor = {};
+  int rotated_pairs = 0;  // proportional: pairs (i, i + rotary_dim / 2) below it are rotated, the others stay
+  // Queries at `position` are multiplied by 1 + beta log(1 + floor(position / original_max_position)).
+  double llama_4_scaling_beta = 0.0;
+
+  bool operator==(const RopeSpec&) const = default;
+};
+
+// Multi-head latent attention (MLA): K and V of a token are one latent, from which every head's K and V are projected,
+// and a rotated key that all heads share.
+struct MlaConfig {
+  int kv_lora_rank = 0;         // channels of a latent; 0: no MLA
+  int q_lora_rank = 0;          // channels that queries are projected through; 0: projected at once
+  int qk_nope_head_dim = 0;     // channels of a head's query and key without rotation
+  int qk_rope_head_dim = 0;     // channels with rotation
+  int v_head_dim = 0;           // channels of a head's value
+  bool rope_interleave = true;  // rotates the pairs (2 i, 2 i + 1); else (i, i + qk_rope_head_dim / 2)
+
+  bool operator==(const MlaConfig&) const = default;
+};
+
+// Temperature of attention in layers without rope (Llama 4): queries at `position` are multiplied by
+// 1 + attn_scale log(1 + floor((position + 1) / floor_scale)).
+struct AttentionTemperature {
+  int64_t floor_scale = 0;  // 0: none
+  double attn_scale = 0;
+};
+
+struct MlpSpec {
+  kernels::Activation activation = kernels::Activation::kSilu;
+  bool bias = false;
+  bool fused = false;         // the checkpoint has gate and up as one matrix, gate_up_proj
+  bool squared_relu = false;  // no gate: down(max(up(x), 0)^2)
+};
+
+// A layer's blocks, as far as they may differ between the layers of a model.
+struct LayerSpec {
+  cache::Visibility visibility;
+  RopeSpec rope;
+  bool moe = false;         // mixture of experts in place of the MLP
+  bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
+  // 0 while config.json is read: the model's (FillLayerSpecs).
+  int kv_heads = 0, head_dim = 0, intermediate_size = 0;
+  bool k_eq_v = false;  // values are the projected keys, before their norm
+  int kv_layer = -1;    // an earlier layer, whose K and V it attends to; -1: its own
+
+  // Gated DeltaNet in place of attention.
+  bool IsRecurrent() const noexcept { return visibility.kind == cache::VisibilityKind::kRecurrent; }
+};
+
+// Names of tensors that differ between architectures.
+struct TensorNames {
+  struct Decoder {
+    std::string_view prefix = "model.";  // embed_tokens, layers.N, norm
+    std::string_view lm_head = "lm_head";
+  };
+  std::vector<Decoder> decoders = {{}};  // alternatives; the first one that the checkpoint has
+  // RMS norms of a layer, before and after its two blocks; "" where there is none.
+  std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
+  std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
+  std::string_view q_norm = "q_norm", k_norm = "k_norm";  // in the attention
+  std::string_view mlp = "mlp";                           // in a layer, dense or of experts
+  std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
+  std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
+  bool correction_bias_is_row = false;                                // the latter
+  bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
+  std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // tensors of all experts
+  std::string_view gate_up = "gate_up_proj", down = "down_proj";  // in an MLP; the former if it has one for both
+  bool interleaved_gate_up = false;      // fused_gate_up has interleaved gate and up; else gate, then up
+  bool transposed_experts = true;        // fused_gate_up and fused_down are [in][out]; else [out][in]
+  bool experts_in_either_order = false;  // by their shape; [out][in] where both orders fit
+};
+
+struct ModelConfig {
+  std::string architecture;    // e.g. "LlamaForCausalLM"
+  std::string model_type;      // e.g. "llama"
+  DType dtype = DType::kBf16;  // type of the checkpoint
+  bool dtype_known = true;     // false: config.json does not give it, and there are no weights to read it from
+  int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate_size = 0, vocab = 0;
+  std::vector<LayerSpec> layer_specs;  // [layers]
+  TensorNames names;
+  MlpSpec mlp;
+  MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
+  kernels::GatedDeltaNetShape gated_delta_net;  // shape of recurrent layers
+  kernels::MoeConfig moe;
+  bool mlp_beside_experts = false;   // layers with experts have the MLP, too
+  bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
+  int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
+  bool layer_norm = false;           // norms are LayerNorm, in place of RMSNorm
+  bool norm_bias = false;            // ... with biases
+  double rms_eps = 1e-6;             // epsilon of either kind
+  float norm_weight_offset = 0;      // added to the weights of all norms
+  bool tied_embeddings = false;
+  double embedding_scale = 1;            // multiplies embeddings
+  bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
+  double residual_scale = 1;             // multiplies what a block adds to the hidden states
+  bool layer_scalars = false;            // the checkpoint has a factor of each layer's hidden states, layer_scalar
+  double logits_divisor = 1;             // divides the output logits
+  // Per-layer embeddings: channels of a token's input of each layer, from a table of its own; 0: none.
+  int hidden_size_per_layer_input = 0;
+  int vocab_size_per_layer_input = 0;
+  bool qkv_fused = false;  // the checkpoint has q, k and v as one matrix, qkv_proj
+  bool qkv_bias = false, o_bias = false;
+  bool qk_norm = false;               // RMS norm of each head's q and k before RoPE
+  bool qk_norm_of_all_heads = false;  // ... over the channels of all heads together
+  bool qk_norm_after_rope = false;    // ... after RoPE
+  bool qk_norm_by_head = false;       // ... with weights of each head
+  bool v_norm = false;                // RMS norm without weights of each head's v
+  bool parallel_blocks = false;       // the MLP has the attention's normed input, and both outputs are added
+  bool attention_sinks = false;       // each query head has a sink (attention::AttentionSpec)
+  bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
+  AttentionTemperature attn_temperature;
+  double softmax_scale = 0;            // multiplies attention logits
+  double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)
+  double final_logit_softcapping = 0;  // the same, of the output logits
+  int64_t max_position = 0;            // longest context; with scaled ropes: after scaling
+  std::vector<int32_t> eos_token_ids;  // from config.json and generation_config.json
+  int32_t bos_token_id = -1;
+  weights::QuantizationConfig quantization;  // quantization of the weights
+  std::string declared_kv_cache;             // scheme text declared by quantization_config.kv_cache_scheme or
+                                             // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
+  // The same for each layer where they differ ("": not quantized), with an empty declared_kv_cache; else empty.
+  std::vector<std::string> declared_kv_cache_layers;
+  // Reason why a declared cache cannot be had, as an error's text: "auto" throws it. "": none, and the two above hold.
+  std::string declared_kv_cache_error;
+  std::string kv_cache_note;  // a declaration that "auto" does not follow, for the user; "" without one
+
+  bool UsesMla() const { return mla.kv_lora_rank != 0; }
+  // Layers with K and V (or a state) of their own in the cache: the first ones.
+  int KvLayers() const;
+  std::span<const LayerSpec> CachedLayers() const {
+    return std::span(layer_specs).first(static_cast<size_t>(KvLayers()));
+  }
+  // Per layer, in tokens; 0: none.
+  std::vector<int> SlidingWindows() const;
+};
+
+// Gives layers without sizes of their own the model's.
+void FillLayerSpecs(ModelConfig& config);
+
+// The model with layers [first, first + count) alone.
+ModelConfig ConfigOfLayers(ModelConfig config, int first, int count);
+
+// The alternative of config.names.decoders that the checkpoint has; the first one if it has none.
+const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weights::Checkpoint& checkpoint);
+
+// Reads config.json of a folder and, where they exist, generation_config.json, hf_quant_config.json and
+// quant_model_description.json. Weights are not
+// needed. `path` may also be the config itself: a JSON file of any name, which is read alone unless it is config.json.
+// Throws InputError naming the file, the key, the value and the alternatives.
+ModelConfig ReadConfig(const std::string& path);
+
+// The text of a folder's config.json and, where it exists, hf_quant_config.json. Throws InputError.
+std::string ReadConfigText(const std::string& folder);
+
+// The text of config.json alone. `dtype_missing` is set when it does not say how the weights are stored.
+ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing = nullptr);
+
+// Adds the eos ids of the text of generation_config.json, and its quantized cache as a note.
+void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config);
+
+// Adds the declarations in the text of hf_quant_config.json (ModelOpt).
+void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config);
+
+// Adds the cache that the text of quant_model_description.json (msModelSlim) declares.
+void AddModelSlimConfig(std::string_view text, const std::string& name, ModelConfig& config);
+
+}  // namespace kvanta::models

@@ -1,0 +1,12 @@
+// Keys of multi-head latent attention (MLA) that architectures share.
+#pragma once
+
+#include "base/json.h"
+#include "models/config/config.h"
+
+namespace kvanta::models {
+
+// Sets config.mla but for rope_interleave, the cache's shape, the ropes' sizes, the scale of the softmax and biases.
+void ReadMla(const JsonObject& json, ModelConfig& config);
+
+}  // namespace kvanta::models

@@ -1,6 +1,6 @@
-"""Prints tests/kernels/block_golden.h: values of weight blocks as the gguf package dequantizes them.
+"""Prints tests/weights/block_golden.h: values of weight blocks as the gguf package dequantizes them.
 
-python tests/oracle/make_block_golden.py | clang-format-14 > tests/kernels/block_golden.h
+python tests/oracle/make_block_golden.py | clang-format-14 > tests/weights/block_golden.h
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fnv1a(values: np.ndarray) -> int:
 def main() -> None:
     random = np.random.default_rng(22)
     print("// Made by tests/oracle/make_block_golden.py with the gguf package; do not edit.")
-    print("#pragma once\n\n#include <cstdint>\n\nnamespace kvanta::kernels::golden {\n")
+    print("#pragma once\n\n#include <cstdint>\n\nnamespace kvanta::weights::golden {\n")
     print("struct BlockGolden {\n  const char* format;\n  const char* hex;  // of a row of blocks")
     print("  uint64_t digest;  // FNV-1a of the values' f32 bits, zeros positive\n};\n")
     print("inline constexpr BlockGolden kBlocks[] = {")
@@ -51,7 +51,7 @@ def main() -> None:
         values = gguf.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[name])
         lines = [f'"{row.tobytes().hex()}"' for row in blocks]
         print(f'{{"{name}", {" ".join(lines)}, {fnv1a(values.ravel()):#x}ULL}},')
-    print("};\n\n}  // namespace kvanta::kernels::golden")
+    print("};\n\n}  // namespace kvanta::weights::golden")
 
 
 if __name__ == "__main__":

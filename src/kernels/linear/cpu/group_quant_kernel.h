@@ -1,4 +1,4 @@
-// Matrix kernel of quantized weights (quantized_layout.h), written once over the Vec16 of the including ISA unit. x
+// Matrix kernel of quantized weights (group_quant_layout.h), written once over the Vec16 of the including ISA unit. x
 // stays f32. Chains of at most 32 k inside a group are summed apart and then multiplied by the group's scale: y +=
 // scale * chain, in ascending order. Few rows run two chains at once, with the same bits.
 #pragma once
@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "kernels/cpu/inline.h"
+#include "kernels/linear/cpu/group_quant_layout.h"
 #include "kernels/linear/cpu/kernels.h"
-#include "kernels/linear/cpu/quantized_layout.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -96,15 +96,17 @@ struct QuantizedStep {
   }
 };
 
+template <int kFormat = 0>
+constexpr void SetQuantizedKernels(QuantizedKernels& kernels) {
+  if constexpr (kFormat < weights::kKernelFormatCount) {
+    kernels.of[kFormat] = kWeightKernels<QuantizedStep<LayoutOfFormat<kFormat>>>;
+    SetQuantizedKernels<kFormat + 1>(kernels);
+  }
+}
 constexpr QuantizedKernels MakeQuantizedKernels() {
-  return {.e4m3 = kWeightKernels<QuantizedStep<E4m3Layout>>,
-          .int8_128 = kWeightKernels<QuantizedStep<Int8Layout<128>>>,
-          .int8_32 = kWeightKernels<QuantizedStep<Int8Layout<32>>>,
-          .int4_128 = kWeightKernels<QuantizedStep<Int4Layout<128>>>,
-          .int4_32 = kWeightKernels<QuantizedStep<Int4Layout<32>>>,
-          .nf4 = kWeightKernels<QuantizedStep<Nf4Layout>>,
-          .mxfp4 = kWeightKernels<QuantizedStep<Mxfp4Layout>>,
-          .nvfp4 = kWeightKernels<QuantizedStep<Nvfp4Layout>>};
+  QuantizedKernels kernels{};
+  SetQuantizedKernels(kernels);
+  return kernels;
 }
 
 }  // namespace

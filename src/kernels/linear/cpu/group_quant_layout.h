@@ -22,8 +22,10 @@ namespace {
 struct E4m3Codes {
   static constexpr int kPairBytes = 32;
   static constexpr bool kHasZeros = false;
+  static constexpr float kScaleFactor = 256;
   KVANTA_INLINE void Load(const uint8_t* p, Vec16::F /*zero*/, Vec16::F& even, Vec16::F& odd) const {
-    Vec16::LoadE4M3Pair(p, even, odd);  // times 2^-8, which the stored scales compensate for
+    Vec16::LoadE4M3Pair(p, even,
+                        odd);  // times 2^-8, which the scales compensate for: f32 as stored, others when loaded
   }
 };
 
@@ -91,6 +93,9 @@ struct QuantizedLayout {
   // w: the panel, at the step.
   static KVANTA_INLINE Vec16::F Scale(const uint8_t* w, int group) {
     const Vec16::F scale = Scales::Load(w + kCodeBytes + group * Scales::kBytes);
+    if constexpr (requires { Codes::kScaleFactor; } && Scales::kBytes == kPanelColumns) {
+      return Vec16::Mul(scale, Vec16::Set1(Codes::kScaleFactor));
+    }
     if constexpr (!Scales::kHasTensorScale) return scale;
     return Vec16::Mul(scale, Vec16::Load(reinterpret_cast<const float*>(w + kTensorScaleAt)));
   }
@@ -100,14 +105,34 @@ struct QuantizedLayout {
   }
 };
 
-using E4m3Layout = QuantizedLayout<E4m3Codes, F32Scales, 128>;
-template <int kGroup>
-using Int8Layout = QuantizedLayout<Int8Codes, F32Scales, kGroup>;
-template <int kGroup>
-using Int4Layout = QuantizedLayout<Int4Codes, F32Scales, kGroup>;
-using Nf4Layout = QuantizedLayout<LookupCodes<kNf4Table>, F32Scales, 64>;
-using Mxfp4Layout = QuantizedLayout<LookupCodes<kFp4Table>, E8m0Scales, 32>;
-using Nvfp4Layout = QuantizedLayout<LookupCodes<kFp4Table>, E4m3Scales, 16>;
+// What decodes the codes and loads the scales of a format.
+template <weights::CodeType kType>
+struct CodesOfType;
+template <>
+struct CodesOfType<weights::CodeType::kE4M3> : E4m3Codes {};
+template <>
+struct CodesOfType<weights::CodeType::kInt8> : Int8Codes {};
+template <>
+struct CodesOfType<weights::CodeType::kInt4> : Int4Codes {};
+template <>
+struct CodesOfType<weights::CodeType::kNf4> : LookupCodes<kNf4Table> {};
+template <>
+struct CodesOfType<weights::CodeType::kE2M1> : LookupCodes<kFp4Table> {};
+
+template <weights::GroupScale kScale>
+struct ScalesOfType;
+template <>
+struct ScalesOfType<weights::GroupScale::kF32> : F32Scales {};
+template <>
+struct ScalesOfType<weights::GroupScale::kE8M0> : E8m0Scales {};
+template <>
+struct ScalesOfType<weights::GroupScale::kE4M3> : E4m3Scales {};
+
+// kFormat: an index of weights::kKernelFormats.
+template <int kFormat>
+using LayoutOfFormat =
+    QuantizedLayout<CodesOfType<weights::kKernelFormats[kFormat].codes>,
+                    ScalesOfType<weights::kKernelFormats[kFormat].scales>, weights::kKernelFormats[kFormat].group>;
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -1,5 +1,5 @@
-// Matrix product of quantized weights (quantized_layout.h) by AMX tiles: a panel's codes are decoded to tiles of bf16,
-// exactly, once for all rows, and x is rounded to bf16. A group's sum is computed in a tile, from zero, and then
+// Matrix product of quantized weights (group_quant_layout.h) by AMX tiles: a panel's codes are decoded to tiles of
+// bf16, exactly, once for all rows, and x is rounded to bf16. A group's sum is computed in a tile, from zero, and then
 // multiplied by the group's scale: y += scale * sum. Few rows reproduce the tiles' order of sums with vectors. Included
 // by isa_amx.cc.
 #pragma once
@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "base/math.h"
-#include "kernels/linear/cpu/quantized_layout.h"
+#include "kernels/linear/cpu/group_quant_layout.h"
 #include "kernels/linear/cpu/x86/amx.h"
 
 namespace kvanta::kernels {
@@ -242,13 +242,16 @@ struct QuantizedTiles {
 };
 
 // NF4's values are not exact in bf16, and NVFP4's groups are half a tile.
+template <int kFormat>
+inline constexpr bool kHasTiles = weights::kKernelFormats[kFormat].codes !=
+                                  weights::CodeType::kNf4&& weights::kKernelFormats[kFormat].group >= kTileK;
+
+template <int kFormat = 0>
 void SetQuantizedTiles(QuantizedKernels& kernels) {
-  kernels.e4m3 = QuantizedTiles<E4m3Layout>::kKernels;
-  kernels.int8_128 = QuantizedTiles<Int8Layout<128>>::kKernels;
-  kernels.int8_32 = QuantizedTiles<Int8Layout<32>>::kKernels;
-  kernels.int4_128 = QuantizedTiles<Int4Layout<128>>::kKernels;
-  kernels.int4_32 = QuantizedTiles<Int4Layout<32>>::kKernels;
-  kernels.mxfp4 = QuantizedTiles<Mxfp4Layout>::kKernels;
+  if constexpr (kFormat < weights::kKernelFormatCount) {
+    if constexpr (kHasTiles<kFormat>) kernels.of[kFormat] = QuantizedTiles<LayoutOfFormat<kFormat>>::kKernels;
+    SetQuantizedTiles<kFormat + 1>(kernels);
+  }
 }
 
 }  // namespace

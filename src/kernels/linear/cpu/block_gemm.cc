@@ -1,4 +1,4 @@
-// W in blocks: packing into the panels of block_storage.h.
+// W in blocks: packing into the panels of block_layout.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,25 +14,7 @@
 namespace kvanta::kernels {
 namespace {
 
-struct Storage {
-  weights::BlockFormat format;
-  BlockStorage storage;
-};
-// Storage that keeps each format's blocks.
-constexpr Storage kStorages[] = {
-    {weights::BlockFormat::kQ8_0, BlockStorage::kInt8},       {weights::BlockFormat::kQ4_0, BlockStorage::kInt4},
-    {weights::BlockFormat::kQ4_1, BlockStorage::kInt4Offset}, {weights::BlockFormat::kQ5_0, BlockStorage::kInt5},
-    {weights::BlockFormat::kQ5_1, BlockStorage::kInt5Offset}, {weights::BlockFormat::kQ2_K, BlockStorage::kQ2K},
-    {weights::BlockFormat::kQ3_K, BlockStorage::kQ3K},        {weights::BlockFormat::kQ4_K, BlockStorage::kQ4K},
-    {weights::BlockFormat::kQ5_K, BlockStorage::kQ5K},        {weights::BlockFormat::kQ6_K, BlockStorage::kQ6K},
-    {weights::BlockFormat::kIQ4_NL, BlockStorage::kIq4Nl},    {weights::BlockFormat::kIQ4_XS, BlockStorage::kIq4Xs},
-    {weights::BlockFormat::kMXFP4, BlockStorage::kMxfp4},     {weights::BlockFormat::kNVFP4, BlockStorage::kNvfp4},
-};
-static_assert(std::size(kStorages) == kBlockStorages && std::size(kStorages) == weights::kBlockFormats - 1);
-
-const Storage& StorageOf(weights::BlockFormat format) {
-  return *std::ranges::find(kStorages, format, &Storage::format);
-}
+using weights::BlockFormat;
 
 constexpr uint32_t FourBytes(int byte) {
   return static_cast<uint32_t>(byte) * 0x01010101U;
@@ -191,7 +173,7 @@ class PanelCodec {
   uint8_t index_[256] = {};  // index of a table's value
 };
 
-// Converts a block quantized here, or read from Q4_0 for a storage with offsets.
+// Converts a block quantized here, or read from Q4_0 for a format with offsets.
 weights::UnpackedBlock ToUnpacked(const weights::WeightBlock& block) {
   weights::UnpackedBlock unpacked;
   unpacked.scale = Fp16ToFloat(block.scale);
@@ -209,17 +191,17 @@ void AddOffset(weights::UnpackedBlock& block) {
 
 class BlockLinear final : public PackedLinear {
  public:
-  // `kind`: for reports. Blocks that the storage does not keep, and elements, are quantized to 8 or 4 bits.
+  // `kind`: for reports. Blocks of other formats than `stored`, and elements, are quantized to 8 or 4 bits.
   BlockLinear(const std::shared_ptr<LinearContext>& context, std::span<const weights::WeightView> stacked,
-              std::span<const float> bias, BlockStorage storage, bool int16_activations, std::string_view kind)
-      : PackedLinear(context, context->isa.linear.Of(storage, int16_activations), stacked, bias),
-        codec_(LayoutOf(storage)),
+              std::span<const float> bias, BlockFormat stored, bool int16_activations, std::string_view kind)
+      : PackedLinear(context, context->isa.linear.Of(stored, int16_activations), stacked, bias),
+        codec_(LayoutOf(stored)),
         kind_(kind) {
     std::atomic<bool> infinite = false;
     PackWeightRows(
         stacked, [&](int column, const weights::WeightView& view, int64_t index, float* row, uint8_t* panel) {
-          const bool written = Keeps(storage, view.blocks) ? WriteBlocks(storage, view, index, column, panel)
-                                                           : WriteValues(storage, view, index, column, row, panel);
+          const bool written = Keeps(stored, view.blocks) ? WriteBlocks(stored, view, index, column, panel)
+                                                          : WriteValues(stored, view, index, column, row, panel);
           if (!written) infinite = true;
         });
     if (infinite) {
@@ -243,13 +225,12 @@ class BlockLinear final : public PackedLinear {
   std::string_view Kind() const noexcept override { return kind_; }
 
  private:
-  static bool Keeps(BlockStorage storage, weights::BlockFormat format) {
-    if (format == weights::BlockFormat::kNone) return false;
-    return StorageOf(format).storage == storage ||
-           (storage == BlockStorage::kInt4Offset && format == weights::BlockFormat::kQ4_0);
+  static bool Keeps(BlockFormat stored, BlockFormat format) {
+    if (format == BlockFormat::kNone) return false;
+    return format == stored || (stored == BlockFormat::kQ4_1 && format == BlockFormat::kQ4_0);
   }
 
-  bool WriteBlocks(BlockStorage storage, const weights::WeightView& view, int64_t index, int column,
+  bool WriteBlocks(BlockFormat stored, const weights::WeightView& view, int64_t index, int column,
                    uint8_t* panel) const {
     const weights::BlockFormatInfo& info = Info(view.blocks);
     const uint8_t* bytes = view.RowData(index);
@@ -257,21 +238,21 @@ class BlockLinear final : public PackedLinear {
     for (int64_t k = 0; k < In(); k += info.weights, bytes += info.bytes) {
       weights::UnpackedBlock block;
       info.unpack(bytes, block);
-      if (storage == BlockStorage::kInt4Offset && view.blocks == weights::BlockFormat::kQ4_0) AddOffset(block);
+      if (stored == BlockFormat::kQ4_1 && view.blocks == BlockFormat::kQ4_0) AddOffset(block);
       finite = codec_.Write(block, info.weights, k, column, panel) && finite;
     }
     return finite;
   }
 
   // row: buffer for f32 [in].
-  bool WriteValues(BlockStorage storage, const weights::WeightView& view, int64_t index, int column, float* row,
+  bool WriteValues(BlockFormat stored, const weights::WeightView& view, int64_t index, int column, float* row,
                    uint8_t* panel) const {
     weights::ReadWeightRow(view, index, row);
     bool finite = true;
     for (int64_t k = 0; k < In(); k += weights::kBlockWeights) {
       const int n = static_cast<int>(std::min<int64_t>(In() - k, weights::kBlockWeights));
       const weights::WeightBlock block =
-          storage == BlockStorage::kInt8 ? weights::QuantizeInt8(row + k, n) : weights::QuantizeInt4(row + k, n);
+          stored == BlockFormat::kQ8_0 ? weights::QuantizeInt8(row + k, n) : weights::QuantizeInt4(row + k, n);
       finite = codec_.Write(ToUnpacked(block), weights::kBlockWeights, k, column, panel) && finite;
     }
     return finite;
@@ -286,24 +267,23 @@ class BlockLinear final : public PackedLinear {
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
                                        std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations) {
-  return std::make_unique<BlockLinear>(context, stacked, bias, BlockStorage::kInt8, int16_activations, "int8");
+  return std::make_unique<BlockLinear>(context, stacked, bias, BlockFormat::kQ8_0, int16_activations, "int8");
 }
 
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
                                        std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations) {
-  const bool symmetric = std::ranges::all_of(
-      stacked, [](const weights::WeightView& view) { return view.blocks == weights::BlockFormat::kQ4_0; });
-  const BlockStorage storage = symmetric ? BlockStorage::kInt4 : BlockStorage::kInt4Offset;
-  return std::make_unique<BlockLinear>(context, stacked, bias, storage, int16_activations, "int4");
+  const bool symmetric =
+      std::ranges::all_of(stacked, [](const weights::WeightView& view) { return view.blocks == BlockFormat::kQ4_0; });
+  const BlockFormat stored = symmetric ? BlockFormat::kQ4_0 : BlockFormat::kQ4_1;
+  return std::make_unique<BlockLinear>(context, stacked, bias, stored, int16_activations, "int4");
 }
 
 std::unique_ptr<Linear> MakeBlockLinear(const std::shared_ptr<LinearContext>& context,
                                         std::span<const weights::WeightView> stacked, std::span<const float> bias,
                                         bool int16_activations) {
-  const weights::BlockFormat format = stacked.front().blocks;
-  return std::make_unique<BlockLinear>(context, stacked, bias, StorageOf(format).storage, int16_activations,
-                                       Name(format));
+  const BlockFormat format = stacked.front().blocks;
+  return std::make_unique<BlockLinear>(context, stacked, bias, format, int16_activations, Name(format));
 }
 
 }  // namespace kvanta::kernels

@@ -1,4 +1,4 @@
-// Storages of W in blocks of 32 k for the matrix kernels (block_weight.h), and the layout of a step of a panel:
+// Layouts of W in blocks of 32 k for the matrix kernels (block_weight.h), and the layout of a step of a panel:
 //
 //   codes of each block of the step, unsigned: the lowest bits, [64 bytes] per quad of k and 8 bits, then the highest
 //   ones likewise: byte 4 c + i of a quad holds the code of column c and k = 4 q + i; quads that share 64 bytes follow
@@ -77,26 +77,10 @@ constexpr BlockLayout ExpandedOf(BlockLayout layout) {
   return layout;
 }
 
-enum class BlockStorage : uint8_t {
-  kInt8,
-  kInt4,
-  kInt4Offset,
-  kInt5,
-  kInt5Offset,
-  kQ2K,
-  kQ3K,
-  kQ4K,
-  kQ5K,
-  kQ6K,
-  kIq4Nl,
-  kIq4Xs,
-  kMxfp4,
-  kNvfp4,
-};
-inline constexpr int kBlockStorages = static_cast<int>(BlockStorage::kNvfp4) + 1;
-
-// In the order of BlockStorage. In addition to its sub-scales, NVFP4 has the scale of the tensor.
-inline constexpr BlockLayout kBlockLayouts[kBlockStorages] = {
+// In the order of weights::BlockFormat; nothing for kNone. Q8_0, Q4_0 and Q4_1 also hold weights that are quantized
+// here. In addition to its sub-scales, NVFP4 has the scale of the tensor.
+inline constexpr BlockLayout kBlockLayouts[weights::kBlockFormats] = {
+    {},
     {.low_bits = 8, .code_offset = 128},
     {.low_bits = 4, .code_offset = 8},
     {.low_bits = 4, .has_offset = true},
@@ -119,8 +103,8 @@ inline constexpr BlockLayout kBlockLayouts[kBlockStorages] = {
      .table = CodeTable::kE2m1},
 };
 
-constexpr const BlockLayout& LayoutOf(BlockStorage storage) {
-  return kBlockLayouts[static_cast<int>(storage)];
+constexpr const BlockLayout& LayoutOf(weights::BlockFormat format) {
+  return kBlockLayouts[static_cast<int>(format)];
 }
 
 }  // namespace kvanta::kernels

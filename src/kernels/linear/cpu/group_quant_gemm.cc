@@ -1,5 +1,5 @@
 // W as codes with scales apart, as quantized checkpoints have them. The layout of a panel is that of
-// quantized_kernel.h.
+// group_quant_kernel.h.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -15,23 +15,6 @@ namespace {
 
 constexpr int kStepK = 128;
 
-const WeightKernels& KernelsOf(const weights::QuantizedFormat& format, int group, const QuantizedKernels& kernels) {
-  switch (format.codes) {
-    case weights::CodeType::kE4M3:
-      return kernels.e4m3;
-    case weights::CodeType::kInt8:
-      return group == kStepK ? kernels.int8_128 : kernels.int8_32;
-    case weights::CodeType::kInt4:
-      return group == kStepK ? kernels.int4_128 : kernels.int4_32;
-    case weights::CodeType::kNf4:
-      return kernels.nf4;
-    case weights::CodeType::kE2M1:
-    case weights::CodeType::kNone:
-      break;
-  }
-  return format.scales == weights::GroupScale::kE4M3 ? kernels.nvfp4 : kernels.mxfp4;
-}
-
 // Places in a step.
 struct StepLayout {
   bool bytes;  // codes of 8 bits
@@ -39,11 +22,11 @@ struct StepLayout {
   weights::GroupScale scales;
   int group;
 
-  StepLayout(const weights::QuantizedFormat& format, int kernel_group)
-      : bytes(format.codes == weights::CodeType::kE4M3 || format.codes == weights::CodeType::kInt8),
-        has_zeros(format.codes == weights::CodeType::kInt4),
+  explicit StepLayout(const weights::KernelFormat& format)
+      : bytes(CodeBits(format.codes) == 8),
+        has_zeros(HasZeroPoints(format.codes)),
         scales(format.scales),
-        group(kernel_group) {}
+        group(format.group) {}
 
   int Groups() const { return kStepK / group; }
   int64_t ScaleBytes() const { return scales == weights::GroupScale::kF32 ? 4 : 1; }
@@ -57,16 +40,18 @@ struct StepLayout {
     return ScaleAt(Groups(), 0) + int64_t{in_step} * kPanelColumns + column;
   }
   int64_t TensorScaleAt(int column) const { return ScaleAt(Groups(), 0) + int64_t{column} * 4; }
+  int64_t Bytes() const {
+    return scales == weights::GroupScale::kE4M3 ? TensorScaleAt(kPanelColumns) : ZeroAt(has_zeros ? Groups() : 0, 0);
+  }
 };
 
 class QuantizedLinear final : public PackedLinear {
  public:
   QuantizedLinear(const std::shared_ptr<LinearContext>& context, std::span<const weights::QuantizedView> stacked,
-                  std::span<const weights::WeightView> shapes, std::span<const float> bias,
-                  const weights::QuantizedFormat& format, int group)
-      : PackedLinear(context, KernelsOf(format, group, *context->isa.linear.quantized), shapes, bias),
-        format_(format),
-        layout_(format, group) {
+                  std::span<const weights::WeightView> shapes, std::span<const float> bias, int kernel_format)
+      : PackedLinear(context, context->isa.linear.quantized->of[kernel_format], shapes, bias),
+        format_(weights::kKernelFormats[kernel_format]),
+        layout_(format_) {
     std::atomic<bool> infinite = false;
     PackIndices([&](int64_t index, int column, uint8_t* panel) {
       size_t view = 0;
@@ -89,13 +74,13 @@ class QuantizedLinear final : public PackedLinear {
     }
   }
 
-  std::string_view Kind() const noexcept override { return Name(format_); }
+  std::string_view Kind() const noexcept override { return format_.name; }
 
  private:
   // The kernel reads e4m3 codes times 2^-8.
   static constexpr float kE4m3Factor = 256;
 
-  int64_t StepBytes() const noexcept { return weights::QuantizedStepBytes(format_, In()); }
+  int64_t StepBytes() const noexcept { return layout_.Bytes(); }
 
   float Value(uint8_t code, const uint8_t* step, int group, int column) const noexcept {
     if (format_.codes == weights::CodeType::kE4M3) return formats::E4m3::Decode(code) / kE4m3Factor;
@@ -108,7 +93,9 @@ class QuantizedLinear final : public PackedLinear {
   float Scale(const uint8_t* step, int group, int column) const noexcept {
     const uint8_t* p = step + layout_.ScaleAt(group, column);
     float scale;
-    if (layout_.scales == weights::GroupScale::kE8M0) return formats::E8m0::Decode(*p);
+    if (layout_.scales == weights::GroupScale::kE8M0) {
+      return formats::E8m0::Decode(*p) * (format_.codes == weights::CodeType::kE4M3 ? kE4m3Factor : 1);
+    }
     if (layout_.scales == weights::GroupScale::kF32) {
       std::memcpy(&scale, p, sizeof scale);
       return scale;
@@ -146,6 +133,9 @@ class QuantizedLinear final : public PackedLinear {
           std::memcpy(p, &scale, sizeof scale);
         } else {
           *p = scale_codes[from];
+          // Loaded scales of E4M3 codes are multiplied.
+          constexpr uint8_t kLargestMultiplied = 254 - 8;
+          if (format_.codes == weights::CodeType::kE4M3) finite = finite && *p <= kLargestMultiplied;
         }
         if (layout_.has_zeros) panel[layout_.ZeroAt(group, column)] = zeros[from];
       }
@@ -156,7 +146,7 @@ class QuantizedLinear final : public PackedLinear {
     return finite;
   }
 
-  weights::QuantizedFormat format_;
+  const weights::KernelFormat& format_;
   StepLayout layout_;
 };
 
@@ -167,18 +157,17 @@ std::unique_ptr<Linear> MakeQuantizedLinear(const std::shared_ptr<LinearContext>
                                             std::span<const float> bias) {
   if (stacked.empty()) throw InputError("a linear layer has no weight");
   const weights::QuantizedWeight& first = *stacked.front().weight;
-  const int group = weights::KernelGroup(first.Format(), first.In());
-  if (group == 0) return nullptr;
+  const int kernel_format = FindKernelFormat(first.Format(), first.In());
+  if (kernel_format < 0) return nullptr;
   std::vector<weights::WeightView> shapes;
   for (const auto& [weight, module] : stacked) {
-    const weights::QuantizedFormat& format = weight->Format();
-    if (format.codes != first.Format().codes || format.scales != first.Format().scales ||
-        weights::KernelGroup(format, weight->In()) != group || !std::ranges::equal(weight->Order(), first.Order())) {
+    if (FindKernelFormat(weight->Format(), weight->In()) != kernel_format ||
+        !std::ranges::equal(weight->Order(), first.Order())) {
       return nullptr;
     }
     shapes.push_back({.data = weight, .out = weight->Out(), .in = weight->In(), .module = module});
   }
-  return std::make_unique<QuantizedLinear>(context, stacked, shapes, bias, first.Format(), group);
+  return std::make_unique<QuantizedLinear>(context, stacked, shapes, bias, kernel_format);
 }
 
 }  // namespace kvanta::kernels

@@ -55,7 +55,7 @@ inline constexpr KernelFormat kKernelFormats[] = {
     {"INT8", CodeType::kInt8, GroupScale::kF32, 128},  {"INT8", CodeType::kInt8, GroupScale::kF32, 32},
     {"INT4", CodeType::kInt4, GroupScale::kF32, 128},  {"INT4", CodeType::kInt4, GroupScale::kF32, 32},
     {"NF4", CodeType::kNf4, GroupScale::kF32, 64},     {"MXFP4", CodeType::kE2M1, GroupScale::kE8M0, 32},
-    {"NVFP4", CodeType::kE2M1, GroupScale::kE4M3, 16},
+    {"NVFP4", CodeType::kE2M1, GroupScale::kE4M3, 16}, {"MXFP8", CodeType::kE4M3, GroupScale::kE8M0, 32},
 };
 inline constexpr int kKernelFormatCount = sizeof kKernelFormats / sizeof kKernelFormats[0];
 

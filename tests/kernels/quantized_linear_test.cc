@@ -280,6 +280,16 @@ TEST(QuantizedLinear, RejectsScalesBeyondFloat32) {
   EXPECT_THROW(ops->MakeQuantizedLinear({&view, 1}, {}), InputError);
 }
 
+TEST(QuantizedLinear, RejectsPowersOfTwoThatTheFactorOfE4M3CodesLeavesInfinite) {
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
+  RandomWeight w(4, 128, {weights::CodeType::kE4M3, weights::GroupScale::kE8M0, 32}, 1);
+  const weights::QuantizedView view{&w};
+  w.scale_codes_[2] = 246;
+  EXPECT_NE(ops->MakeQuantizedLinear({&view, 1}, {}), nullptr);
+  w.scale_codes_[2] = 247;
+  EXPECT_THROW(ops->MakeQuantizedLinear({&view, 1}, {}), InputError);
+}
+
 TEST(StackedLinear, PutsOutputsSideBySide) {
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(2));
   const int64_t in = 96, rows = 4;

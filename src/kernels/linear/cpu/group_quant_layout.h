@@ -105,7 +105,7 @@ struct QuantizedLayout {
   }
 };
 
-// What decodes the codes and loads the scales of a format.
+// Decoders of the codes and loaders of the scales of a format.
 template <weights::CodeType kType>
 struct CodesOfType;
 template <>

@@ -97,9 +97,10 @@ void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& 
   const bool recurrent = std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
   const std::string_view undivided = recurrent                                ? "recurrent layers"
                                      : model.hidden_size_per_layer_input != 0 ? "per-layer embeddings"
-                                     : model.qk_norm_of_all_heads             ? "a norm over the channels of all heads"
-                                     : model.qk_norm_by_head                  ? "norm weights of each head"
-                                                                              : "";
+                                     : model.qk_norm == models::QkNorm::kAllHeads
+                                         ? "a norm over the channels of all heads"
+                                     : model.qk_norm == models::QkNorm::kOwnWeights ? "norm weights of each head"
+                                                                                    : "";
   if (!undivided.empty()) {
     refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1, or pipeline_parallel_size",
                        model.architecture, undivided));

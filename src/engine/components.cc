@@ -134,7 +134,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
 
   EngineComponents components;
   std::optional<DraftModelPlan> draft = PlanSpeculation(config, model);
-  components.layout = PlanLayout(schemes, model, config.page_size);
+  components.layout = PlanLayout(schemes, model, config.page_size, StateRoundingOf(config));
   const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
   components.model_identity = models::Fingerprint(checkpoint);

@@ -57,7 +57,7 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
                     Quote(own.model), model.vocab, Quote(config.model), target.vocab));
   }
   formats::CacheLayout layout =
-      PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size);
+      PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size, {});
   if (layout.UsesScales()) {
     throw InputError(
         fmt::format("speculative_config: kv_cache_dtype {} needs scales, which a draft model does not have; "

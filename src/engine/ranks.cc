@@ -136,10 +136,10 @@ bool DividesLayers(const EngineConfig& config, const models::ModelConfig& model,
   EngineConfig divided = config;
   divided.pipeline_parallel_size = ranks;
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, ResolveDType(config.dtype, model));
-  const cache::KvCacheSpec whole(PlanLayout(schemes, model, config.page_size), LayerVisibility(model));
+  const cache::KvCacheSpec whole(PlanLayout(schemes, model, config.page_size, {}), LayerVisibility(model));
   for (int rank = 0; rank < ranks; ++rank) {
     const RankPart part = PartOfRank(divided, model, schemes, rank);
-    const cache::KvCacheSpec own(PlanLayout(part.schemes, part.model, config.page_size, part.groups),
+    const cache::KvCacheSpec own(PlanLayout(part.schemes, part.model, config.page_size, {}, part.groups),
                                  LayerVisibility(part.model));
     if (own.groups.size() < whole.groups.size()) return false;
     for (size_t group = 0; group < whole.groups.size(); ++group) {
@@ -258,7 +258,7 @@ std::vector<formats::CacheLayout> LayoutsOfRanks(const EngineConfig& config, con
   std::vector<formats::CacheLayout> layouts;
   for (int rank = 0; rank < config.pipeline_parallel_size; ++rank) {
     const RankPart part = PartOfRank(config, model, schemes, rank);
-    layouts.push_back(PlanLayout(part.schemes, part.model, config.page_size, part.groups));
+    layouts.push_back(PlanLayout(part.schemes, part.model, config.page_size, {}, part.groups));
   }
   return layouts;
 }

@@ -53,7 +53,7 @@ Json LayersJson(const CacheLayout& layout) {
       entries.push_back({{"layers", {first, end - 1}},
                          {"scheme", layer.scheme.ToString()},
                          {"head_dim", layer.shape.head_dim},
-                         {"state_bytes", layer.bytes},
+                         {"state_bytes", layer.state_bytes},
                          {"group", layer.group}});
       first = end;
       continue;
@@ -173,7 +173,7 @@ CacheLayout ReadLayout(const Json& root) {
         .rope_dim = entry.contains("rope_dim")
                         ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
                         : 0,
-        .state_bytes = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) : 0};
+        .state = {.others = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) / 4 : 0}};
     const int group =
         entry.contains("group") ? static_cast<int>(Integer(entry.at("group"), "group", 0, kMaxLayers - 1)) : 0;
     groups.insert(groups.end(), static_cast<size_t>(last - next + 1), group);

@@ -229,8 +229,8 @@ void SequenceCache::ReserveSnapshots(int64_t count) {
     if (!group.IsRecurrent()) continue;
     for (int64_t index = length_ / size; (index + 1) * size <= length_ + count; ++index) {
       PageId& page = pages_[g][static_cast<size_t>(index)].quantized;
-      const bool wanted = group.RoundsStates() ? group.LastSnapshotPage(index) == index : WantsSnapshot(group, index);
-      if (page != kNoPage || !wanted) continue;
+      const bool keeps = group.RoundsStates() ? group.LastSnapshotPage(index) == index : WantsSnapshot(group, index);
+      if (page != kNoPage || !keeps) continue;
       page = manager_.Allocate(static_cast<int>(g), PageKind::kQuantized, group.page_bytes);
     }
   }

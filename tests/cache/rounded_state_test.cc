@@ -26,7 +26,7 @@ struct RoundedCache {
   formats::CacheLayout layout;
   KvCacheManager manager;
 
-  int64_t Records(PageKind kind) const { return manager.pool.UsedPages(kRoundedGroup, kind); }
+  int64_t UsedRecords(PageKind kind) const { return manager.pool.UsedPages(kRoundedGroup, kind); }
   // The working state of the page of the last token.
   float* State(const SequenceCache& sequence) const {
     const PageId page = sequence.Pages()[kRoundedGroup][(sequence.Length() - 1) / kStatePageSize].exact;
@@ -79,7 +79,7 @@ TEST_P(RoundedState, AHitContinuesWithTheBitsOfTheRun) {
   ComputeRounded(world, first, tokens, 3 * kGrid, kGrid);
   const std::vector<float> rounded(world.State(first), world.State(first) + world.StateFloats());
   first.Finish(tokens);
-  EXPECT_EQ(world.Records(PageKind::kExact), 0) << "working states are not cached";
+  EXPECT_EQ(world.UsedRecords(PageKind::kExact), 0) << "working states are not cached";
 
   SequenceCache second(world.manager, "");
   ASSERT_EQ(second.MatchPrefix(tokens), 3 * kGrid);
@@ -101,10 +101,10 @@ TEST_P(RoundedState, OnlyTheLastSnapshotOfARunIsKept) {
   SequenceCache sequence(world.manager, "");
   sequence.MatchPrefix(tokens);
   ComputeRounded(world, sequence, tokens, std::ssize(tokens), kGrid);
-  EXPECT_EQ(world.Records(PageKind::kExact), 1);
+  EXPECT_EQ(world.UsedRecords(PageKind::kExact), 1);
   // The interval of 8 pages keeps those at 128, 256 and 384 tokens, the end of the prompt that at 448.
   EXPECT_EQ(world.manager.spec.groups[kRoundedGroup].snapshot_interval, 8);
-  EXPECT_EQ(world.Records(PageKind::kQuantized), 4);
+  EXPECT_EQ(world.UsedRecords(PageKind::kQuantized), 4);
 }
 
 TEST_P(RoundedState, RoundsWithoutMemoryForASnapshot) {
@@ -117,7 +117,7 @@ TEST_P(RoundedState, RoundsWithoutMemoryForASnapshot) {
     const float* state = world->State(sequence);
     states[world == &plenty ? 0 : 1].assign(state, state + world->layout.layers[1].state.Floats());
   }
-  EXPECT_EQ(tight.Records(PageKind::kQuantized), 0);
+  EXPECT_EQ(tight.UsedRecords(PageKind::kQuantized), 0);
   EXPECT_EQ(states[0], states[1]);
 }
 

@@ -40,7 +40,10 @@ def answers(llm: LLM, prompts: list[list[int]], tokens: int) -> list[tuple[tuple
     params = SamplingParams(max_tokens=tokens, temperature=0.7, seed=3, logprobs=0, ignore_eos=True)
     outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
     return [
-        (tuple(each.token_ids), tuple(entry[token].logprob for token, entry in zip(each.token_ids, each.logprobs or [])))
+        (
+            tuple(each.token_ids),
+            tuple(entry[token].logprob for token, entry in zip(each.token_ids, each.logprobs or [], strict=True)),
+        )
         for each in outputs
     ]
 

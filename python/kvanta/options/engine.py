@@ -32,7 +32,7 @@ def _dtype(value: Any) -> str:
 
 
 def _state_dtype(value: Any) -> str:
-    """vLLM and SGLang have auto for the model's own, which is float32."""
+    """VLLM and SGLang have auto for the model's own, which is float32."""
     return "float32" if str(value).lower() == "auto" else _dtype(value)
 
 

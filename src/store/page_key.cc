@@ -1,44 +1,65 @@
 #include "store/page_key.h"
 
-#include <sodium.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include <bit>
+#include <initializer_list>
+#include <memory>
+#include <new>
 
 namespace kvanta::store {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "token ids are hashed as little endian integers");
-static_assert(std::tuple_size_v<PageKey> == crypto_hash_sha256_BYTES &&
-              crypto_hash_sha256_BYTES == crypto_auth_hmacsha256_BYTES);
+
+using Bytes = std::span<const uint8_t>;
+
+Bytes BytesOf(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+// The thread's context: no hash but the first allocates memory.
+EVP_MD_CTX* Context() {
+  // A thread that hangs in the system is left behind and may hash while the process exits, after OpenSSL's cleanup.
+  static const int initialized = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  thread_local std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(nullptr, &EVP_MD_CTX_free);
+  if (context == nullptr && initialized == 1) context.reset(EVP_MD_CTX_new());
+  if (context == nullptr) throw std::bad_alloc();
+  return context.get();
+}
+
+PageKey Sha256(std::initializer_list<Bytes> parts) {
+  PageKey key;
+  EVP_MD_CTX* const context = Context();
+  bool hashed =
+      EVP_MD_get_size(EVP_sha256()) == std::ssize(key) && EVP_DigestInit_ex(context, EVP_sha256(), nullptr) == 1;
+  for (const Bytes part : parts) hashed = hashed && EVP_DigestUpdate(context, part.data(), part.size()) == 1;
+  if (!hashed || EVP_DigestFinal_ex(context, key.data(), nullptr) != 1) throw std::bad_alloc();
+  return key;
+}
 
 }  // namespace
 
-PageKey IdentityKey(std::string_view identity) noexcept {
-  PageKey key;
-  crypto_hash_sha256(key.data(), reinterpret_cast<const unsigned char*>(identity.data()), identity.size());
-  return key;
+PageKey IdentityKey(std::string_view identity) {
+  return Sha256({BytesOf(identity)});
 }
 
-PageKey RootKey(const PageKey& identity, std::string_view salt) noexcept {
+PageKey RootKey(const PageKey& identity, std::string_view salt) {
   if (salt.empty()) return identity;
   // HMAC pads its key with zeros and hashes a long one: as keys, "a" and "a\0" would be the same salt.
-  PageKey salt_key, key;
-  crypto_hash_sha256(salt_key.data(), reinterpret_cast<const unsigned char*>(salt.data()), salt.size());
-  crypto_auth_hmacsha256_state state;
-  crypto_auth_hmacsha256_init(&state, salt_key.data(), salt_key.size());
-  crypto_auth_hmacsha256_update(&state, identity.data(), identity.size());
-  crypto_auth_hmacsha256_final(&state, key.data());
+  const PageKey salt_key = Sha256({BytesOf(salt)});
+  PageKey key;
+  if (HMAC(EVP_sha256(), salt_key.data(), static_cast<int>(salt_key.size()), identity.data(), identity.size(),
+           key.data(), nullptr) == nullptr) {
+    throw std::bad_alloc();
+  }
   return key;
 }
 
-PageKey ChildKey(const PageKey& parent, std::span<const int32_t> tokens) noexcept {
-  PageKey key;
-  crypto_hash_sha256_state state;
-  crypto_hash_sha256_init(&state);
-  crypto_hash_sha256_update(&state, parent.data(), parent.size());
-  crypto_hash_sha256_update(&state, reinterpret_cast<const unsigned char*>(tokens.data()), tokens.size_bytes());
-  crypto_hash_sha256_final(&state, key.data());
-  return key;
+PageKey ChildKey(const PageKey& parent, std::span<const int32_t> tokens) {
+  return Sha256({parent, {reinterpret_cast<const uint8_t*>(tokens.data()), tokens.size_bytes()}});
 }
 
 std::string Hex(std::span<const uint8_t> bytes) {

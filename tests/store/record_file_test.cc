@@ -1,11 +1,14 @@
 // Files of records: keys, names, and that nothing but a whole file of the right record is accepted.
 #include "store/record_file.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <random>
 #include <set>
+#include <thread>
 
 namespace kvanta::store {
 namespace {
@@ -19,6 +22,32 @@ TEST(PageKey, IsSha256) {
   EXPECT_EQ(RootKey(data, ""), data);
   // Python: hmac.digest(sha256(b"Jefe").digest(), b"what do ya want for nothing?....", "sha256")
   EXPECT_EQ(Hex(RootKey(data, "Jefe")), "f48f11a2d1a1c71174fdfa9627e6958ad34b327ae6e04ecb1f78a2e9c8abf8db");
+}
+
+// Keys of folders and servers that are in use. By Python's hashlib and hmac, tokens as struct.pack("<4i", ...).
+TEST(PageKey, ChainsThroughSaltAndPages) {
+  const PageKey root = RootKey(IdentityKey("model"), "tenant-7");
+  EXPECT_EQ(Hex(root), "44ec580418c949566d0b93b0db3cc45ab852fed4750d1552262fe482c9078d3a");
+  const PageKey first = ChildKey(root, std::vector<int32_t>{1, 2, 3, -4});
+  EXPECT_EQ(Hex(first), "d679beeb42862e99ab5b9929a7bc85e85e3ae4bf4cd3d4afeb5c788e3f5f27b6");
+  EXPECT_EQ(Hex(ChildKey(first, std::vector<int32_t>{2147483647})),
+            "437dd6a089b5b4c92100dcf629b81525ff385ee2fa7adae931f10887a933b5aa");
+}
+
+TEST(PageKey, IsTheSameOnEveryThread) {
+  const PageKey identity = IdentityKey("model");
+  const std::vector<int32_t> tokens(64, 7);
+  const PageKey expected = ChildKey(identity, tokens);
+  std::array<int, 4> equal = {};
+  {
+    std::vector<std::jthread> threads;
+    for (int& count : equal) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 1000; ++i) count += ChildKey(identity, tokens) == expected ? 1 : 0;
+      });
+    }
+  }
+  EXPECT_THAT(equal, testing::Each(1000));
 }
 
 TEST(PageKey, DistinguishesSaltsThatHmacPadsOrHashesToOneKey) {

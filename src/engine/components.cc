@@ -17,7 +17,7 @@
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
 #include "models/rope.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::engine {
 namespace {

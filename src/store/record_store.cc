@@ -5,7 +5,7 @@
 #include "store/load.h"
 #include "store/record_folder.h"
 #include "store/record_memory.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::store {
 namespace {
@@ -30,12 +30,12 @@ RecordStore::RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spe
                                                                               .now = config_.now}));
   }
   if (!config_.server.empty()) {
-    AddTier(Place::kServer, MakeRecordServer({.url = config_.server,
-                                              .ttl_seconds = config_.server_ttl_seconds,
-                                              .identity = identity_,
-                                              .max_record_bytes = MaxRecordBytes(),
-                                              .now = config_.now,
-                                              .answer_seconds = config_.answer_seconds}));
+    AddTier(Place::kServer, MakeRedisServer({.url = config_.server,
+                                             .ttl_seconds = config_.server_ttl_seconds,
+                                             .identity = identity_,
+                                             .max_record_bytes = MaxRecordBytes(),
+                                             .now = config_.now,
+                                             .answer_seconds = config_.answer_seconds}));
   }
 }
 

@@ -1,5 +1,5 @@
 // A place where records of closed pages are kept: memory of the host, a folder, or a server that several machines
-// share. Its owner checks what comes from it (record_file.h), and has one thread that loads and one that writes; a
+// share. Its owner checks what comes from it (page_file.h), and has one thread that loads and one that writes; a
 // place may hang for a while in the functions that these call, but not in others. Thread-safe.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include "base/device.h"
 #include "kvanta/cache_folder.h"
-#include "store/record_file.h"
+#include "store/page_file.h"
 
 namespace kvanta::store {
 
@@ -44,7 +44,7 @@ struct WriteResult {
 
 struct RecordToWrite {
   RecordUse use;
-  std::span<const uint8_t> header;  // EncodeRecordHeader(); empty if the place needs none
+  std::span<const uint8_t> header;  // EncodePageHeader(); empty if the place needs none
   std::shared_ptr<const RecordContent> content;
 };
 

@@ -69,7 +69,7 @@ RecordStore::~RecordStore() = default;
 size_t RecordStore::MaxRecordBytes() const {
   int64_t longest = 0;
   for (const auto& kinds : config_.record_bytes) longest = std::max({longest, kinds[0], kinds[1]});
-  return kRecordHeaderBytes + static_cast<size_t>(longest) + sizeof(int32_t) * static_cast<size_t>(spec_.page_size);
+  return kPageHeaderBytes + static_cast<size_t>(longest) + sizeof(int32_t) * static_cast<size_t>(spec_.page_size);
 }
 
 void RecordStore::AddTier(Place place, std::unique_ptr<RecordBackend> backend) {

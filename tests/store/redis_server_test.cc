@@ -22,7 +22,7 @@ class RedisServerTest : public testing::Test {
     return MakeRedisServer({.url = fake_.Url(),
                             .ttl_seconds = ttl,
                             .identity = identity_,
-                            .max_record_bytes = kRecordHeaderBytes + 516,
+                            .max_record_bytes = kPageHeaderBytes + 516,
                             .now = clock_,
                             .answer_seconds = answer_seconds});
   }
@@ -36,7 +36,7 @@ class RedisServerTest : public testing::Test {
   std::string Write(RecordBackend& server, const std::vector<RecordId>& ids) const {
     std::vector<std::vector<uint8_t>> headers;
     std::vector<RecordToWrite> records;
-    for (const RecordId& id : ids) headers.push_back(EncodeRecordHeader(identity_, id, tokens_, payload_));
+    for (const RecordId& id : ids) headers.push_back(EncodePageHeader(identity_, id, tokens_, payload_));
     const auto content =
         std::make_shared<const RecordContent>(RecordContent{.tokens = tokens_, .payload = OwnBytes(payload_)});
     for (size_t i = 0; i < ids.size(); ++i) {

@@ -1,14 +1,19 @@
-// Files of records: keys, names, and that nothing but a whole file of the right record is accepted.
-#include "store/record_file.h"
+// Page files: keys, names, and that nothing but a whole file of the right record is accepted.
+#include "store/page_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <array>
 #include <cstring>
 #include <random>
 #include <set>
 #include <thread>
+
+#include "formats/bytes.h"
 
 namespace kvanta::store {
 namespace {
@@ -74,7 +79,7 @@ TEST(PageKey, DependsOnEveryTokenSaltAndOrder) {
   EXPECT_EQ(keys.size(), 4u * 7u);
 }
 
-TEST(RecordFile, NamesAreParsedBackAndNothingElse) {
+TEST(PageFile, NamesAreParsedBackAndNothingElse) {
   const RecordId id{IdentityKey("x"), 12, kExact};
   const std::string name = FileName(id);
   RecordId parsed;
@@ -86,13 +91,25 @@ TEST(RecordFile, NamesAreParsedBackAndNothingElse) {
   }
 }
 
-class Written : public testing::Test {
+// By whether the file has the identity's text: version 2, else version 1.
+class Written : public testing::TestWithParam<bool> {
  protected:
   Written() {
     std::mt19937 random(3);
     for (uint8_t& byte : payload_) byte = static_cast<uint8_t>(random());
-    file_ = EncodeRecordHeader(identity_, id_, tokens_, payload_);
-    file_.insert(file_.end(), payload_.begin(), payload_.end());
+    file_ = Encode();
+  }
+
+  std::vector<uint8_t> Encode() const {
+    std::vector<uint8_t> file = EncodePageHeader(identity_, id_, tokens_, payload_, GetParam() ? "model" : "");
+    file.insert(file.end(), payload_.begin(), payload_.end());
+    return file;
+  }
+  // Gives the file the checksum of what it says, as a hostile writer would.
+  void Seal() {
+    std::vector<uint8_t> summed(file_.begin(), file_.begin() + 24);
+    summed.insert(summed.end(), file_.begin() + 32, file_.end());
+    formats::StoreBytes(file_.data() + 24, uint64_t{XXH3_64bits(summed.data(), summed.size())});
   }
 
   PageKey identity_ = IdentityKey("model");
@@ -102,15 +119,65 @@ class Written : public testing::Test {
   std::vector<uint8_t> file_;
 };
 
-TEST_F(Written, IsReadBack) {
-  const RecordView view = ReadRecord(file_, identity_, id_);
+TEST_P(Written, IsReadBack) {
+  const PageFile view = ReadRecord(file_, identity_, id_);
   EXPECT_EQ(view.fault, "");
   EXPECT_TRUE(std::ranges::equal(view.payload, payload_));
   ASSERT_EQ(view.tokens.size(), 12u);
   EXPECT_EQ(std::memcmp(view.tokens.data(), tokens_.data(), 12), 0);
+  EXPECT_EQ(view.version, GetParam() ? 2U : 1U);
+  EXPECT_EQ(view.identity_text, GetParam() ? "model" : "");
+  EXPECT_EQ(view.identity, identity_);
+  EXPECT_EQ(view.id, id_);
 }
 
-TEST_F(Written, EveryBitAndEveryLengthCounts) {
+// The bytes that folders and servers hold: a change of these needs another version.
+TEST(PageFile, VersionOneIsTheSameForEver) {
+  const std::vector<uint8_t> payload = {1, 2, 3, 4, 5};
+  const std::vector<int32_t> tokens = {1, -2};
+  const PageKey identity = IdentityKey("model");
+  const std::vector<uint8_t> head =
+      EncodePageHeader(identity, {ChildKey(identity, tokens), 3, kExact}, tokens, payload);
+  EXPECT_EQ(Hex(head),
+            "4b56414e5441504301000000020000000500000000000000171617f65267c72e9372c470eeadd5ecd9c3c74c2b3cb633"
+            "f8e2f2fad799250a0f70d652b6b825e448fc6c0aa1a597d48b5c50488a30f8bb87c7cd552ba7d4b2936fc782f8202fa0"
+            "0300000001000000000000000000000001000000feffffff");
+}
+
+TEST_P(Written, HostileFilesAreRefusedWithTheReason) {
+  const auto good = file_;
+  for (const size_t at : {size_t{12}, size_t{16}, size_t{104}}) {
+    if (at == 104 && !GetParam()) continue;  // not read
+    for (const uint32_t length : {0U, 2U, 299U, 0x7fffffffU, 0xffffffffU}) {
+      file_ = good;
+      formats::StoreBytes(file_.data() + at, length);
+      Seal();
+      EXPECT_NE(ReadPageFile(file_).fault, "") << at << ", " << length;
+    }
+  }
+  for (const uint64_t length : {~uint64_t{0}, ~uint64_t{0} - 111, uint64_t{1} << 63U}) {
+    file_ = good;
+    formats::StoreBytes(file_.data() + 16, length);
+    Seal();
+    EXPECT_THAT(ReadPageFile(file_).fault, testing::HasSubstr("do not make a file"));
+  }
+  const auto refusal = [&](size_t at, uint32_t value) {
+    file_ = good;
+    formats::StoreBytes(file_.data() + at, value);
+    Seal();
+    return ReadPageFile(file_).fault;
+  };
+  EXPECT_THAT(refusal(8, 3), testing::HasSubstr("version 3 is not 1 or 2"));
+  EXPECT_THAT(refusal(8, 0), testing::HasSubstr("version 0"));
+  EXPECT_THAT(refusal(96, 0x80000000U), testing::HasSubstr("group"));
+  EXPECT_THAT(refusal(100, 2), testing::HasSubstr("kind 2"));
+  EXPECT_EQ(refusal(32, 7) == "", !GetParam()) << "an identity's text has one key";
+  file_ = good;
+  std::copy_n("KVANTAPG", 8, file_.begin());
+  EXPECT_THAT(ReadPageFile(file_).fault, testing::HasSubstr("KVANTAPG"));
+}
+
+TEST_P(Written, EveryBitAndEveryLengthCounts) {
   for (size_t bit = 0; bit < 8 * file_.size(); ++bit) {
     file_[bit / 8] ^= static_cast<uint8_t>(1U << (bit % 8));
     EXPECT_NE(ReadRecord(file_, identity_, id_).fault, "") << bit;
@@ -123,13 +190,15 @@ TEST_F(Written, EveryBitAndEveryLengthCounts) {
   EXPECT_NE(ReadRecord(file_, identity_, id_).fault, "");
 }
 
-TEST_F(Written, AnotherRecordIsRefused) {
+TEST_P(Written, AnotherRecordIsRefused) {
   EXPECT_NE(ReadRecord(file_, IdentityKey("other"), id_).fault, "");
   for (const RecordId& other :
        {RecordId{identity_, 1, id_.kind}, RecordId{id_.key, 2, id_.kind}, RecordId{id_.key, 1, kExact}}) {
     EXPECT_NE(ReadRecord(file_, identity_, other).fault, "");
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Versions, Written, testing::Bool());
 
 }  // namespace
 }  // namespace kvanta::store

@@ -299,8 +299,8 @@ class Engine {
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
                  bool use_prefix_cache = false);
 
-  // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix, of the layers of one KV cache
-  // group (EngineStats::groups); throws InputError if not cached.
+  // Page file (docs/formats.md, "Page files") of page `index` of a cached prefix without a salt, of the layers of one
+  // KV cache group (EngineStats::groups), with its identity; throws InputError if not cached.
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group = 0);
 
   // Statistics of the keys and values of `tokens`, at most max_model_len, as one sequence through an unquantized cache

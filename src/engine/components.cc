@@ -17,7 +17,7 @@
 #include "models/blocks/rope.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::engine {
 namespace {

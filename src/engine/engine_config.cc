@@ -13,7 +13,7 @@
 #include "engine/speculative_config.h"
 #include "kvanta/error.h"
 #include "models/weight_count.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::engine {
 namespace {

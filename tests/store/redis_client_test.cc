@@ -1,10 +1,10 @@
 // URLs of Redis servers, and that no message shows a password.
-#include "store/redis_url.h"
+#include "store/redis_client.h"
 
 #include <gtest/gtest.h>
 
 #include "kvanta/error.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::store {
 namespace {
@@ -64,7 +64,7 @@ TEST(RedisUrl, WhatIsNoneIsRefusedWithoutItsText) {
                            "rediss://host?timeout=secret",
                            "redis://:secret@:6379"}) {
     try {
-      MakeRecordServer({.url = text});
+      MakeRedisServer({.url = text});
       ADD_FAILURE() << text;
     } catch (const InputError& error) {
       const std::string message = error.what();

@@ -10,10 +10,10 @@
 #include <mutex>
 
 #include "base/clock.h"
-#include "store/authorities.h"
+#include "store/connection.h"
 #include "store/fake_clock.h"
 #include "store/fake_redis.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace {
 
@@ -49,10 +49,10 @@ TEST(Resolver, SilentNameServersHoldNothingUp) {
   FakeRedis fake;
   const FakeClock clock;
   const auto make = [&](double answer_seconds) {
-    return MakeRecordServer({.url = fmt::format("redis://{}:{}", kSilentHost, fake.Port()),
-                             .max_record_bytes = 100,
-                             .now = clock,
-                             .answer_seconds = answer_seconds});
+    return MakeRedisServer({.url = fmt::format("redis://{}:{}", kSilentHost, fake.Port()),
+                            .max_record_bytes = 100,
+                            .now = clock,
+                            .answer_seconds = answer_seconds});
   };
   const std::vector<RecordId> ids = {{.key = {}, .group = 0, .kind = cache::PageKind::kQuantized}};
   std::vector<uint8_t> found(1, 0);

@@ -1,5 +1,5 @@
-// A connection to a Redis server: batches of commands and their replies, formatted and parsed by hiredis. What a server
-// sends is bounded by what was asked for, in bytes and in time.
+// URL of a Redis server, and a connection to it: batches of commands and their replies, formatted and parsed by
+// hiredis. What a server sends is bounded by what was asked for, in bytes and in time.
 #pragma once
 
 #include <hiredis/hiredis.h>
@@ -13,10 +13,24 @@
 #include <string_view>
 #include <vector>
 
-#include "store/redis_url.h"
-#include "store/socket.h"
+#include "store/connection.h"
 
 namespace kvanta::store {
+
+// URL of a Redis server: redis[s]://[[user]:password@]host[:port][/database][?ssl_ca_certs=FILE&...].
+struct RedisUrl {
+  bool tls = false;
+  std::string host = {};  // name or address, an IPv6 one without brackets
+  int port = 6379;
+  int database = 0;
+  std::string user = {}, password = {};  // empty: none
+  // Files in PEM format. Empty: the system's authorities, no certificate of the client.
+  std::string ca_file = {}, certificate_file = {}, key_file = {};
+};
+
+// Throws InputError. Its text has nothing of the URL but scheme and names of parameters: any other part of an
+// invalid URL may be a password.
+RedisUrl ParseRedisUrl(std::string_view text);
 
 struct ReplyDeleter {
   void operator()(redisReply* reply) const noexcept { freeReplyObject(reply); }

@@ -1,13 +1,23 @@
-#include "formats/page_record.h"
+// A page of a KV cache group's layers as the cache holds it, to and from canonical bytes: the same cells in the same
+// order and of the same sizes, each in its canonical form.
+#pragma once
 
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "formats/cell_layout.h"
+#include "formats/scheme.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
-namespace {
 
+enum class RecordKind : uint8_t {
+  kQuantized,  // every layer of the group, in its formats
+  kExact,      // the layers with exact pages, in bf16
+};
 // Calls visit(side kind, format, cell shape, its sections, offset in the record) for every cell of the record.
 template <class Visit>
 void ForEachCell(const CacheLayout& layout, int group, RecordKind kind, Visit visit) {
@@ -30,22 +40,20 @@ void ForEachCell(const CacheLayout& layout, int group, RecordKind kind, Visit vi
   }
 }
 
-void CheckSize(const CacheLayout& layout, int group, RecordKind kind, size_t bytes) {
+inline int64_t RecordBytes(const CacheLayout& layout, int group, RecordKind kind) noexcept {
+  const GroupBytes& bytes = layout.groups[static_cast<size_t>(group)];
+  return kind == RecordKind::kQuantized ? bytes.page_bytes : bytes.exact_page_bytes;
+}
+
+inline void CheckSize(const CacheLayout& layout, int group, RecordKind kind, size_t bytes) {
   if (bytes != static_cast<size_t>(RecordBytes(layout, group, kind))) {
     throw InputError(
         fmt::format("a page of {} bytes for a cache whose pages have {}", bytes, RecordBytes(layout, group, kind)));
   }
 }
 
-}  // namespace
-
-int64_t RecordBytes(const CacheLayout& layout, int group, RecordKind kind) noexcept {
-  const GroupBytes& bytes = layout.groups[static_cast<size_t>(group)];
-  return kind == RecordKind::kQuantized ? bytes.page_bytes : bytes.exact_page_bytes;
-}
-
-std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, int group, RecordKind kind,
-                                       std::span<const uint8_t> record) {
+inline std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, int group, RecordKind kind,
+                                              std::span<const uint8_t> record) {
   CheckSize(layout, group, kind, record.size());
   std::vector<uint8_t> canonical(record.size());
   ForEachCell(layout, group, kind,
@@ -55,8 +63,8 @@ std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, int group, Rec
   return canonical;
 }
 
-std::vector<uint8_t> RecordFromCanonical(const CacheLayout& layout, int group, RecordKind kind,
-                                         std::span<const uint8_t> canonical) {
+inline std::vector<uint8_t> RecordFromCanonical(const CacheLayout& layout, int group, RecordKind kind,
+                                                std::span<const uint8_t> canonical) {
   CheckSize(layout, group, kind, canonical.size());
   std::vector<uint8_t> record(canonical.size());
   ForEachCell(layout, group, kind,

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from live_server import LiveServer, live_server
 
+from kvanta.server.http.errors import LLAMA_PATHS
+
 CHAT = [{"role": "user", "content": "Lily"}]
 
 
@@ -85,6 +87,7 @@ def test_errors_and_keys_are_described(server: LiveServer) -> None:
                 assert str(wrong.status_code) in responses
                 described = responses[str(wrong.status_code)]["content"]["application/json"]["schema"]["$ref"]
                 assert described.endswith("/AnthropicError") == path.startswith("/v1/messages")
+                assert described.endswith("/LlamaError") == (path in LLAMA_PATHS)
                 assert described.endswith("/OllamaError") == path.startswith("/api/")
                 fits(wrong.json(), schemas[described.rpartition("/")[2]])
     assert {"429", "503", "504"} <= document["paths"]["/v1/completions"]["post"]["responses"].keys()

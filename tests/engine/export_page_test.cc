@@ -74,7 +74,7 @@ TEST(ExportPage, LatentsHaveTheirBytes) {
 
 // An exported page is the file of the cache folder, and describes itself.
 TEST(ExportPage, IsTheFolderFileWithItsIdentity) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "int4");
   config.kv_cache_dir = folder.Path();
   Engine engine(config);
@@ -111,7 +111,7 @@ TEST(ExportPage, IsTheFolderFileWithItsIdentity) {
 
 // Whole by its checksum, but not of the layout that its identity has: what a faulty or hostile writer would leave.
 TEST(ExportPage, PayloadsThatTheIdentityDoesNotDescribeAreNamed) {
-  const models::TempFolder folder;
+  const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "int4");
   config.kv_cache_dir = folder.Path();
   Engine engine(config);

@@ -93,6 +93,24 @@ def test_errors_and_keys_are_described(server: LiveServer) -> None:
     assert {"429", "503", "504"} <= document["paths"]["/v1/completions"]["post"]["responses"].keys()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}),
+        ("/completion", {"prompt": "a", "n_predict": 1}),
+        ("/api/chat", {"model": "tiny", "messages": CHAT, "options": {"num_predict": 1}}),
+        ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"num_predict": 1}}),
+        ("/api/pull", {"model": "tiny"}),
+    ],
+)
+def test_kinds_of_answers_are_described(server: LiveServer, path: str, body: dict[str, Any], stream: bool) -> None:
+    described = server.client.get("/openapi.json").json()["paths"][path]["post"]["responses"]["200"]["content"]
+    answer = server.post(path, **body, stream=stream)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].partition(";")[0] in described
+
+
 def references(value: Any) -> Iterator[str]:
     """All that a document refers to."""
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ NAMES: Mapping[str, str] = {
     "repeat_penalty": "repetition_penalty",
 }
 """Fields of llama.cpp -> those of completions, where these differ."""
-_SAME = (
+SAME = (
     *("frequency_penalty", "ignore_eos", "min_p", "presence_penalty", "seed", "stop", "stream", "temperature", "top_k"),
     *("top_p", "n", "cache_salt", "priority", "structured_outputs"),
 )
@@ -54,9 +54,9 @@ REFUSED: Mapping[str, Refused] = {
     "typical_p": Refused(_OTHER_SAMPLERS, (1, 1.0)),
     "xtc_probability": Refused(_OTHER_SAMPLERS, (0, 0.0)),
 }
-_READ = ("grammar", "json_schema", "logit_bias")
+READ = ("grammar", "json_schema", "logit_bias")
 # Editors send these with every request to fill in, and cut the text by themselves.
-_EDITORS: Mapping[str, Hint] = {
+EDITORS_IGNORED: Mapping[str, Hint] = {
     "n_indent": Hint("the client cuts the text", "0.2.0"),
     "t_max_predict_ms": Hint("n_predict limits the text", "0.2.0"),
 }
@@ -96,9 +96,9 @@ class LlamaCompletion(Body):
         if self.n_probs:
             fields["logprobs"] = self.n_probs
         for name, value in extra.items():
-            if name in NAMES or name in _SAME:
+            if name in NAMES or name in SAME:
                 fields[NAMES.get(name, name)] = value
-            elif value is not None and name not in REFUSED and name not in _READ:
+            elif value is not None and name not in REFUSED and name not in READ:
                 hint = IGNORED.get(name)
                 note(name, "the field is unknown" if hint is None else hint.reason)
         if isinstance(fields.get("seed"), int) and fields["seed"] < 0:
@@ -131,7 +131,7 @@ class LlamaInfill(LlamaCompletion):
     input_suffix: str | None = None
     input_extra: Any = None
 
-    hints: ClassVar[Mapping[str, Hint]] = _EDITORS
+    hints: ClassVar[Mapping[str, Hint]] = EDITORS_IGNORED
 
     def filled(self, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
         """Token ids of the prompt that asks for what stands between prefix and suffix. Raises ApiError."""

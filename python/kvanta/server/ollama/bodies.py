@@ -29,7 +29,7 @@ OPTION_NAMES: Mapping[str, str] = {
 }
 """Keys of `options` -> fields of chats."""
 _LOADED = Hint("the model is loaded when the server starts", "0.2.0")
-_OPTIONS_IGNORED: Mapping[str, Hint] = {
+OPTIONS_IGNORED: Mapping[str, Hint] = {
     **dict.fromkeys(("low_vram", "main_gpu", "num_batch", "num_gpu", "num_thread", "numa"), _LOADED),
     **dict.fromkeys(("use_mlock", "use_mmap"), _LOADED),
     "num_ctx": Hint("the context is the server's (--max-model-len)", "0.2.0"),
@@ -37,15 +37,15 @@ _OPTIONS_IGNORED: Mapping[str, Hint] = {
     "penalize_newline": Hint("the penalty counts every token", "0.2.0"),
     "repeat_last_n": Hint("the penalty counts the whole text", "0.2.0"),
 }
-_OPTIONS_REFUSED: Mapping[str, Refused] = {
+OPTIONS_REFUSED: Mapping[str, Refused] = {
     "mirostat": Refused("give temperature, top_k, top_p or min_p", (0,)),
     "tfs_z": Refused("give top_p or min_p", (1, 1.0)),
     "typical_p": Refused("give top_p or min_p", (1, 1.0)),
 }
-_IGNORED: Mapping[str, Hint] = {
+IGNORED: Mapping[str, Hint] = {
     "keep_alive": Hint("the model stays in memory", "0.2.0"),
 }
-_REFUSED: Mapping[str, Refused] = {
+REFUSED: Mapping[str, Refused] = {
     "context": Refused("send the conversation to /api/chat", ([],)),
     "template": Refused("the server's own is used (--chat-template)", ("",)),
 }
@@ -71,18 +71,18 @@ class OllamaBody(Body):
 
     def _fields(self) -> dict[str, Any]:
         """Fields of a chat or a completion. Raises InputError or ApiError."""
-        check_refused(self.model_extra or {}, _REFUSED)
-        further = further_fields(self, _REFUSED, _IGNORED)
+        check_refused(self.model_extra or {}, REFUSED)
+        further = further_fields(self, REFUSED, IGNORED)
         if self.keep_alive is not None:
-            note("keep_alive", _IGNORED["keep_alive"].reason)
+            note("keep_alive", IGNORED["keep_alive"].reason)
         options = self.options or {}
-        check_refused(options, _OPTIONS_REFUSED, "options.")
+        check_refused(options, OPTIONS_REFUSED, "options.")
         fields: dict[str, Any] = {**further, "model": self.model, "stream": self.stream is not False}
         for name, value in options.items():
             if name in OPTION_NAMES:
                 fields[OPTION_NAMES[name]] = value
-            elif name not in _OPTIONS_REFUSED and value is not None:
-                hint = _OPTIONS_IGNORED.get(name)
+            elif name not in OPTIONS_REFUSED and value is not None:
+                hint = OPTIONS_IGNORED.get(name)
                 note(f"options.{name}", "the option is unknown" if hint is None else hint.reason)
         if isinstance(fields.get("max_tokens"), int) and fields["max_tokens"] < 0:  # as many as there is room for
             del fields["max_tokens"]

@@ -260,7 +260,7 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
     if path in _STREAMS:
         content["text/event-stream"] = {"schema": _EVENT}
     elif path in _LINES:
-        content["application/x-ndjson"] = {"schema": _TEXT}
+        content = {"application/json": {"schema": _OBJECT}, "application/x-ndjson": {"schema": _TEXT}}
     elif path == "/metrics":
         content["text/plain"] = {"schema": _TEXT}
     responses["200"] = {"description": "success", **({"content": content} if content else {})}

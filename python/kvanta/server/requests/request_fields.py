@@ -116,7 +116,7 @@ _CLIENTS_GROUPS: Mapping[str, str] = {
         "variables"
     ),
     "the server has no search and no plugins": "enable_search plugins search_parameters search_settings transforms",
-    "usage is always there": "usage",
+    "whole answers have the usage, and streams with stream_options": "usage",
     "the model stays in memory": "keep_alive",
     "the context is the server's (--max-model-len)": "num_ctx",
     "the prefix cache finds what earlier requests have computed, and there are no slots": (

@@ -27,11 +27,15 @@ struct EngineConfig {
   std::vector<std::string> kv_cache_dtype_skip_layers;  // layers kept at the model's dtype: indices, "sliding_window"
   std::string quantization_param_path;                  // scale file, two schemas (docs/scales.md)
   bool calculate_kv_scales = false;                     // static scales from a probe at the start
-  std::string dtype = "auto";                           // weights: "auto", "bfloat16", "float16", "float32"
-  std::string weight_dtype = "auto";                    // "auto": dtype's, a GGUF file's own; "bf16", "int8", "int4"
-  int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
-  int max_num_seqs = 64;                                // sequences that run at once
-  int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
+  // Code of the states of recurrent layers at multiples of state_grid tokens, where prefix hits continue: "float32"
+  // (states are never rounded), "bfloat16", "int8", "int4" (docs/formats.md). With a code, every run rounds there.
+  std::string state_cache_dtype = "float32";
+  int64_t state_grid = 1024;          // a multiple of page_size
+  std::string dtype = "auto";         // weights: "auto", "bfloat16", "float16", "float32"
+  std::string weight_dtype = "auto";  // "auto": dtype's, a GGUF file's own; "bf16", "int8", "int4"
+  int64_t max_model_len = 0;          // tokens per sequence; 0: the model's own limit
+  int max_num_seqs = 64;              // sequences that run at once
+  int max_num_batched_tokens = 512;   // tokens per step; at least page_size
   // Milliseconds that a step may take while a sequence decodes, so that prompts do not stall its stream, and four times
   // as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value, while the
   // engine's own thread runs steps: the larger of twice what the step takes without prompts and 40 more than that.
@@ -118,6 +122,8 @@ struct EngineConfig {
     visit("kv_cache_dtype_skip_layers", &EngineConfig::kv_cache_dtype_skip_layers);
     visit("quantization_param_path", &EngineConfig::quantization_param_path);
     visit("calculate_kv_scales", &EngineConfig::calculate_kv_scales);
+    visit("state_cache_dtype", &EngineConfig::state_cache_dtype);
+    visit("state_grid", &EngineConfig::state_grid, 1);
     visit("dtype", &EngineConfig::dtype);
     visit("weight_dtype", &EngineConfig::weight_dtype);
     visit("max_model_len", &EngineConfig::max_model_len, 0);
@@ -298,8 +304,8 @@ class Engine {
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
                  bool use_prefix_cache = false);
 
-  // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix, of the layers of one KV cache
-  // group (EngineStats::groups); throws InputError if not cached.
+  // Page file (docs/formats.md, "Page files") of page `index` of a cached prefix without a salt, of the layers of one
+  // KV cache group (EngineStats::groups), with its identity; throws InputError if not cached.
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group = 0);
 
   // Statistics of the keys and values of `tokens`, at most max_model_len, as one sequence through an unquantized cache

@@ -17,7 +17,7 @@
 #include "models/blocks/rope.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::engine {
 namespace {
@@ -139,7 +139,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
 
   EngineComponents components;
   std::optional<DraftModelPlan> draft = PlanSpeculation(config, model);
-  components.layout = PlanLayout(schemes, model, config.page_size);
+  components.layout = PlanLayout(schemes, model, config.page_size, StateRoundingOf(config));
   const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
   components.model_identity = models::Fingerprint(checkpoint);

@@ -15,7 +15,7 @@
 #include "engine/speculative_config.h"
 #include "kvanta/error.h"
 #include "models/weight_count.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::engine {
 namespace {
@@ -163,18 +163,26 @@ std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model)
   return layers;
 }
 
+formats::StateRounding StateRoundingOf(const EngineConfig& config) {
+  if (config.page_size > 0 && config.state_grid % config.page_size != 0) {
+    throw InputError(
+        fmt::format("state_grid = {}: must be a multiple of the page size, {}", config.state_grid, config.page_size));
+  }
+  return {.code = formats::ParseStateCode(config.state_cache_dtype), .grid = config.state_grid};
+}
+
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
-                                const std::vector<int>& groups) {
+                                const formats::StateRounding& states, const std::vector<int>& groups) {
   std::vector<formats::LayerShape> shapes;
   for (const models::LayerSpec& layer : model.CachedLayers()) {
     if (layer.IsRecurrent()) {
-      shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state_bytes = model.gated_delta_net.StateBytes()});
+      shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state = model.gated_delta_net.State()});
     } else {
       shapes.push_back({layer.kv_heads, layer.head_dim, model.mla.qk_rope_head_dim});
     }
   }
   return formats::PlanCache(schemes, shapes, page_size,
-                            groups.empty() ? cache::GroupLayers(schemes, LayerVisibility(model)) : groups);
+                            groups.empty() ? cache::GroupLayers(schemes, LayerVisibility(model)) : groups, states);
 }
 
 std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {
@@ -205,6 +213,7 @@ void CheckConfig(const EngineConfig& config) {
   if (config.max_step_ms && !(std::isfinite(*config.max_step_ms) && *config.max_step_ms >= 0)) {
     throw InputError(fmt::format("max_step_ms = {}: must be finite and at least 0 (no limit)", *config.max_step_ms));
   }
+  StateRoundingOf(config);
   CheckChoice("scheduling_policy", config.scheduling_policy, {"shortest", "fcfs", "priority"});
   CheckChoice("fair_by", config.fair_by, {"none", "user", "api-key"});
   if (config.max_num_batched_tokens < config.page_size) {

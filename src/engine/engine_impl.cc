@@ -53,7 +53,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
       cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
                             .poison_unused = *config.poison_unused,
                             .lists_released = !components_.ranks->IsSingleRank()},
-      config.enable_prefix_caching);
+      config.enable_prefix_caching, &components_.model->ops().threads());
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
   steps_ = engine::StepsInFlight(static_cast<size_t>(config.pipeline_parallel_size));
@@ -91,7 +91,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                               .make_backend = components_.make_backend,
                               .scales = components_.scales,
                               .served = components_.layout,
-                              .exact = engine::PlanLayout(schemes, model, config.page_size)},
+                              .exact = engine::PlanLayout(schemes, model, config.page_size, {})},
         config.quality_sample_rate);
   }
   row_sampler_ = std::make_unique<runner::RowSampler>(*components_.threads);

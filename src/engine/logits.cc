@@ -66,7 +66,7 @@ int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, 
   const int64_t cached = pages.MatchPrefix(tokens);
   while (pages.Length() < count) {
     const int64_t start = pages.Length();
-    int64_t rows = std::min(chunk, count - start);
+    int64_t rows = pages.StepTokens(std::min(chunk, count - start));
     while (!pages.Reserve(rows)) {
       if (scheduler_->EndLastPreparation()) continue;
       rows /= 2;  // a smaller step needs fewer exact pages at once

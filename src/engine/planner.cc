@@ -80,7 +80,8 @@ MissingMatrices MissingQueryMatrices(const EngineConfig& config) {
   const models::ModelConfig model = models::ReadConfig(config.model);
   const std::vector<KvScheme> schemes =
       engine::ResolveSchemes(config, model, engine::ResolveDType(config.dtype, model));
-  const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
+  const formats::CacheLayout layout =
+      engine::PlanLayout(schemes, model, config.page_size, engine::StateRoundingOf(config));
   if (std::ranges::none_of(layout.layers, [](const auto& layer) { return layer.k.query; })) return {};
   const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
   const models::KvScales scales = models::LoadKvScales(

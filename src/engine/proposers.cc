@@ -57,7 +57,7 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
                     Quote(own.model), model.vocab, Quote(config.model), target.vocab));
   }
   formats::CacheLayout layout =
-      PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size);
+      PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size, {});
   if (layout.UsesScales()) {
     const std::string declared = own.kv_cache_dtype == "auto" ? " of the draft model's checkpoint" : "";
     throw InputError(

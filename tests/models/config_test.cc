@@ -62,7 +62,7 @@ TEST(Config, Llama) {
   EXPECT_EQ(config.layer_specs[0].rope.rotary_dim, 16);
   EXPECT_EQ(config.kv_heads, 2);
   EXPECT_TRUE(config.tied_embeddings);
-  EXPECT_FALSE(config.qkv_bias || config.o_bias || config.mlp.bias || config.qk_norm);
+  EXPECT_FALSE(config.qkv_bias || config.o_bias || config.mlp.bias || config.qk_norm != QkNorm::kNone);
   EXPECT_THAT(config.eos_token_ids, ElementsAre(2));
   EXPECT_EQ(config.bos_token_id, 1);
   EXPECT_EQ(config.declared_kv_cache, "");
@@ -109,7 +109,7 @@ TEST(Config, HeadDimOfItsOwn) {
   json qwen3 = With(Qwen2(), "architectures", {"Qwen3ForCausalLM"});
   qwen3["model_type"] = "qwen3";
   EXPECT_EQ(Parse(qwen3).head_dim, 128);  // the class's default, not hidden / heads
-  EXPECT_TRUE(Parse(qwen3).qk_norm);
+  EXPECT_EQ(Parse(qwen3).qk_norm, QkNorm::kPerHead);
 }
 
 TEST(Config, Biases) {

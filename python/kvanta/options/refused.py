@@ -86,9 +86,9 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         ("auto", "hf", "vllm", "transformers"),
     ),
     Group(
-        "states of layers are kept in float32",
+        "states of layers are float32, and rounded as state_cache_dtype says (int8) at every state_grid tokens",
         "enable_int8_mamba_checkpoint enable_mamba_cache_stochastic_rounding",
-        "mamba_cache_dtype mamba_ssm_cache_dtype mamba_ssm_dtype",
+        "mamba_cache_dtype",
         ("auto", "float32"),
     ),
     Group(

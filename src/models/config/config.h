@@ -65,11 +65,34 @@ struct AttentionTemperature {
   double attn_scale = 0;
 };
 
+enum class MlpKind : uint8_t {
+  kGated,        // down(activation(gate(x)) * up(x))
+  kFusedGate,    // the same, whose gate and up the checkpoint has as one matrix, gate_up_proj
+  kSquaredRelu,  // down(max(up(x), 0)^2)
+};
 struct MlpSpec {
   kernels::Activation activation = kernels::Activation::kSilu;
+  MlpKind kind = MlpKind::kGated;
   bool bias = false;
-  bool fused = false;         // the checkpoint has gate and up as one matrix, gate_up_proj
-  bool squared_relu = false;  // no gate: down(max(up(x), 0)^2)
+};
+
+// Norms of the hidden states.
+enum class NormKind : uint8_t { kRms, kLayer, kLayerWithBias };
+
+// RMS norm of the queries and of the keys, with weights.
+enum class QkNorm : uint8_t {
+  kNone,
+  kPerHead,           // of each head's channels, before RoPE
+  kPerHeadAfterRope,  // of each head's channels, after RoPE
+  kOwnWeights,        // of each head's channels, with weights of each head, before RoPE
+  kAllHeads,          // over the channels of all heads together, before RoPE
+};
+
+// Order of the tensors of all experts, fused_gate_up and fused_down.
+enum class ExpertOrder : uint8_t {
+  kInOut,    // [experts][in][out]
+  kOutIn,    // [experts][out][in]
+  kByShape,  // either; [in][out] where both orders fit
 };
 
 // A layer's blocks, as far as they may differ between the layers of a model.
@@ -105,9 +128,8 @@ struct TensorNames {
   bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
   std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // tensors of all experts
   std::string_view gate_up = "gate_up_proj", down = "down_proj";  // in an MLP; the former if it has one for both
-  bool interleaved_gate_up = false;      // fused_gate_up has interleaved gate and up; else gate, then up
-  bool transposed_experts = true;        // fused_gate_up and fused_down are [in][out]; else [out][in]
-  bool experts_in_either_order = false;  // by their shape; [out][in] where both orders fit
+  bool interleaved_gate_up = false;  // fused_gate_up has interleaved gate and up; else gate, then up
+  ExpertOrder expert_order = ExpertOrder::kInOut;
 };
 
 struct ModelConfig {
@@ -125,10 +147,9 @@ struct ModelConfig {
   bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
-  bool layer_norm = false;           // norms are LayerNorm, in place of RMSNorm
-  bool norm_bias = false;            // ... with biases
-  double rms_eps = 1e-6;             // epsilon of either kind
-  float norm_weight_offset = 0;      // added to the weights of all norms
+  NormKind norm = NormKind::kRms;
+  double rms_eps = 1e-6;         // epsilon of any kind
+  float norm_weight_offset = 0;  // added to the weights of all norms
   bool tied_embeddings = false;
   double embedding_scale = 1;            // multiplies embeddings
   bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
@@ -140,13 +161,10 @@ struct ModelConfig {
   int vocab_size_per_layer_input = 0;
   bool qkv_fused = false;  // the checkpoint has q, k and v as one matrix, qkv_proj
   bool qkv_bias = false, o_bias = false;
-  bool qk_norm = false;               // RMS norm of each head's q and k before RoPE
-  bool qk_norm_of_all_heads = false;  // ... over the channels of all heads together
-  bool qk_norm_after_rope = false;    // ... after RoPE
-  bool qk_norm_by_head = false;       // ... with weights of each head
-  bool v_norm = false;                // RMS norm without weights of each head's v
-  bool parallel_blocks = false;       // the MLP has the attention's normed input, and both outputs are added
-  bool attention_sinks = false;       // each query head has a sink (attention::AttentionSpec)
+  QkNorm qk_norm = QkNorm::kNone;
+  bool v_norm = false;            // RMS norm without weights of each head's v
+  bool parallel_blocks = false;   // the MLP has the attention's normed input, and both outputs are added
+  bool attention_sinks = false;   // each query head has a sink (attention::AttentionSpec)
   bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
   AttentionTemperature attn_temperature;
   double softmax_scale = 0;            // multiplies attention logits

@@ -14,7 +14,7 @@ import safetensors.numpy
 import tiny_checkpoints
 import tiny_classes
 import tiny_models
-from numpy.typing import NDArray
+from scale_probe import probe_tokens
 
 from kvanta import LLM, InputError, _core, formats
 from kvanta.calibration import Calibration, calibrate, default_tokens, save_checkpoint, write_scale_file
@@ -47,17 +47,9 @@ def quiet_llm(folder: Path, **options: Any) -> LLM:
         return LLM(folder, **{"max_model_len": 256, "kv_cache_memory_bytes": "8MiB", "threads": 1, **options})
 
 
-def probe_tokens(reader: LLM, count: int) -> NDArray[np.int64]:
-    """The engine's: those that begin and end texts, and random ones of std::mt19937(1)."""
-    config = json.loads((Path(reader.config.model) / "config.json").read_text())
-    ends = [config["bos_token_id"], *reader.model_info.eos_token_ids]
-    drawn = np.random.RandomState(1)._bit_generator.random_raw(count) % reader.model_info.vocab
-    return np.concatenate([ends, drawn])[:count].astype(np.int64)
-
-
 def test_amax_is_the_engines_own_largest(folder: Path, reader: LLM) -> None:
     """Against scales that the engine measures by itself: another path to the same keys."""
-    tokens = probe_tokens(reader, 128)
+    tokens = probe_tokens(folder, reader.model_info, 128)
     found = calibrate(reader, tokens, granularity="head")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -116,6 +116,8 @@ def test_summary_of_processes_replicas_and_ram(folder: Path) -> None:
     host = {**stats["host"], "enabled": True, "limit_bytes": 1000 * stats["bytes_per_token"]}
     text = str(summarize(llm.config, llm.model_info, {**stats, "host": host, "replicas": 3}, {}))
     assert text.startswith("3 replicas, each on cpu")
+    found = summarize(llm.config, llm.model_info, {**stats, "replicas": 3}, {})
+    assert found.all_tokens == 3 * found.tokens == 3 * 64
     assert text.endswith(", and 1,000 tokens in RAM")
     found = dataclasses.replace(llm._loaded.summary(), processes=2)
     assert str(found).startswith("2 processes, each on cpu")

@@ -36,13 +36,18 @@ class EngineSummary:
     sequences: int
     """Sequences of max_model_len tokens that the cache holds, with the exact pages of each."""
     tokens: int
-    """Tokens of such sequences, whole pages, that can run at once: for routers, which divide them as they like."""
+    """Tokens of such sequences, in whole pages, that can run at once."""
     limited: bool
     """True if the free memory decided on the cache's size, which is less than max_num_seqs sequences need."""
     smaller: tuple[str, int] | None
     """The next smaller recommended format, and the sequences that the same memory would hold in it."""
     ram_tokens: int
     """Tokens of copies of pages in RAM, of an engine on a GPU; 0: no tier in RAM."""
+
+    @property
+    def all_tokens(self) -> int:
+        """Tokens of all replicas: for routers, which divide them as they like."""
+        return self.tokens * self.replicas
 
     def __str__(self) -> str:
         processes = f"{self.processes} processes, each on " if self.processes > 1 else ""

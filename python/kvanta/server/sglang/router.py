@@ -90,7 +90,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
                 "kv_cache_dtype": stats["kv_cache_dtype"],
                 "page_size": config.page_size,
                 "max_running_requests": config.max_num_seqs,
-                "max_total_num_tokens": front.loaded.summary().tokens,
+                "max_total_num_tokens": front.loaded.summary().all_tokens,
                 "internal_states": [{"num_running_reqs": stats["running"], "num_waiting_reqs": stats["waiting"]}],
             }
         )

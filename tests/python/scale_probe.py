@@ -12,7 +12,7 @@ from kvanta import _core
 
 
 def probe_tokens(folder: Path, info: _core.ModelInfo, count: int) -> NDArray[np.int64]:
-    """Those that begin and end texts, and random ones of std::mt19937(1)."""
+    """Tokens that begin and end texts, and random ones of std::mt19937(1)."""
     config = json.loads((folder / "config.json").read_text())
     first = config.get("bos_token_id", config.get("text_config", {}).get("bos_token_id"))
     drawn = np.random.RandomState(1)._bit_generator.random_raw(count) % info.vocab

@@ -271,3 +271,29 @@ def test_nothing_else_needs_the_servers_packages() -> None:
     check = f"import sys, kvanta.cli.serve; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_unix_domain_socket_is_this_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "kvanta.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # by a server that was killed
+    process = subprocess.Popen([*COMMAND, "stories260k", *SMALL, "--uds", path], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        banner = next(line for line in process.stderr if "serving " in line)
+        assert f"on {path}," in banner
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx2.Client(base_url="http://any", transport=httpx2.HTTPTransport(uds=str(path)), timeout=120) as client:
+            answer = client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4})
+        assert answer.status_code == 200
+        second = subprocess.run(
+            [*COMMAND, "stories260k", *SMALL, "--uds", path], stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert second.returncode == 1
+        assert f"cannot listen on {path}: Address already in use; see --uds" in second.stderr
+        process.terminate()
+        assert process.wait(60) == 0
+        assert not path.exists()
+    finally:
+        process.kill()
+        process.wait()

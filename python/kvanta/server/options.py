@@ -109,6 +109,12 @@ class ServerOptions(OptionGroup):
     port: int = option(
         8000, "port to listen on; 0 takes a free one", _port, metavar="PORT", group="server", shown=("serve",)
     )
+    uds: str = option(
+        "",
+        "Unix domain socket to listen on, in place of a host and a port; only this user's processes reach it",
+        metavar="PATH",
+        group="server",
+    )
     api_key: list[str] = option(
         (),
         f"keys of clients; ${KEY_VARIABLE} keeps one out of the process list",

@@ -135,6 +135,20 @@ class ServerOptions(OptionGroup):
         group="server",
         shown=("serve",),
     )
+    models: str = option(
+        "",
+        "several models in place of MODEL: a YAML or JSON file that lists them; each is loaded when a request names it",
+        metavar="FILE",
+        group="server",
+        shown=("serve",),
+    )
+    memory_budget: int = option(
+        0,
+        "weights and caches of the --models in memory; those used least recently are unloaded [80 % of free memory]",
+        parse_bytes,
+        metavar="SIZE",
+        group="server",
+    )
     store_responses: int = option(
         0,
         "bytes of responses of /v1/responses that are kept for an hour, as 64MiB; 0: none",

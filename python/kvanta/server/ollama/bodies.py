@@ -40,8 +40,8 @@ _OPTIONS_REFUSED: Mapping[str, Refused] = {
     "tfs_z": Refused("give top_p or min_p", (1, 1.0)),
     "typical_p": Refused("give top_p or min_p", (1, 1.0)),
 }
-_IGNORED: Mapping[str, Hint] = {
-    "keep_alive": Hint("the model stays in memory", "0.2.0"),
+IGNORED: Mapping[str, Hint] = {
+    "keep_alive": Hint("the model stays in memory; with --models it is honoured", "0.2.0"),
     **dict.fromkeys(("logprobs", "top_logprobs"), Hint("/v1/chat/completions and /v1/completions have them", "0.2.0")),
 }
 _REFUSED: Mapping[str, Refused] = {
@@ -70,9 +70,9 @@ class OllamaBody(Body):
     def _fields(self) -> dict[str, Any]:
         """Fields of a chat or a completion. Raises InputError or ApiError."""
         check_refused(self.model_extra or {}, _REFUSED)
-        further = further_fields(self, _REFUSED, _IGNORED)
+        further = further_fields(self, _REFUSED, IGNORED)
         if self.keep_alive is not None:
-            note("keep_alive", _IGNORED["keep_alive"].reason)
+            note("keep_alive", IGNORED["keep_alive"].reason)
         options = self.options or {}
         check_refused(options, _OPTIONS_REFUSED, "options.")
         fields: dict[str, Any] = {**further, "model": self.model, "stream": self.stream is not False}

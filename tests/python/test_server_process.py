@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from live_server import events
 from prometheus_client.parser import text_string_to_metric_families
-from server_process import COMMAND, LONG, SMALL, serving
+from serve_command import COMMAND, LONG, SMALL, serving
 
 from kvanta import InputError, SamplingParams
 from kvanta.checkpoint.resolve import SHIPPED

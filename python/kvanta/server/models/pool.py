@@ -96,6 +96,7 @@ class ModelPool:
         """Held by the load that makes room: others get theirs in the order of their requests."""
         self._change = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = False
 
     @property
     def used(self) -> int:
@@ -159,6 +160,7 @@ class ModelPool:
 
     def abort(self) -> None:
         """Makes every process end its requests with an error."""
+        self._ending = True
         for model in self.models.values():
             if model.process is not None:
                 model.process.abort()
@@ -181,6 +183,7 @@ class ModelPool:
                     await asyncio.shield(unloading)
                 model.state = "loading"
                 entry = model.entry
+                model.keep_alive = entry.keep_alive
                 arguments = (entry.path, entry.options, entry.memory, self.budget)
                 memory = await asyncio.to_thread(model_memory, *arguments)
                 await self._make_room(model.name, memory.total)
@@ -266,7 +269,7 @@ class ModelPool:
     async def _watch(self, model: Model, process: ModelProcess) -> None:
         """Notices a process that ends by itself; the next request starts another one."""
         await process.wait()
-        if model.process is process and model.state == "loaded":
+        if model.process is process and model.state == "loaded" and not self._ending:
             model.failure, model.failures = process.ending(), model.failures + 1
             _log.error("the model %s is lost: %s", model.name, model.failure)
             model.state = "unloading"

@@ -62,6 +62,7 @@ class ModelProcess:
                 await self._relay
                 raise ResourceError(self._error or self.ending())
             await asyncio.sleep(_POLL_S)
+        self._config.unlink()  # it has been read, and would outlive a server that is killed
 
     async def wait(self) -> None:
         """Until the process has ended."""

@@ -22,7 +22,14 @@ _SHARE = 0.8
 """Part of the free memory that models may take without --memory-budget: their processes take some more."""
 # A thread writes the page of metrics meanwhile; with Python's default, streams would wait 5 ms for it each time.
 _SWITCH_SECONDS = 0.0001
-_PASSED_ON = ("api_key", "log_level", "max_body_bytes", "h11_max_header_count", "shutdown_timeout")
+_PASSED_ON = (
+    "api_key",
+    "log_level",
+    "max_body_bytes",
+    "h11_max_header_count",
+    "shutdown_timeout",
+    "disable_fastapi_docs",
+)
 
 
 def serve_models(

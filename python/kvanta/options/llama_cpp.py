@@ -54,6 +54,8 @@ _ADVICE: tuple[_Advice, ...] = (
     ),
     _Advice("--cache-ram -cram", "--kv-cache-memory-bytes", "give --kv-cache-memory-bytes, prefixes included"),
     _Advice("--slot-save-path", "--kv-cache-dir", "give --kv-cache-dir {value}, where prefixes are found again"),
+    _Advice("--models-dir --models-preset", "--models", "give --models FILE, which lists the models and their options"),
+    _Advice("--models-max", "--memory-budget", "give --memory-budget, the memory that all models may take"),
     _Advice("--slots", "", "GET /metrics has the number of running sequences"),
     _Advice("-a --alias", "--served-model-name", "give --served-model-name {value}"),
     _Advice("--api-key-file", "--api-key", "give --api-key, or set KVANTA_API_KEY"),

@@ -195,9 +195,9 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "ssl_ca_certs ssl_cert_reqs ssl_ciphers ssl_keyfile_password",
     ),
     Group(
-        "the server speaks HTTP/1.1 on --host and --port",
+        "the server speaks HTTP/1.1 on --host and --port, or on --uds",
         "enable_http2 grpc grpc_mode headless smg_grpc_mode",
-        "gated_launch_port grpc_http_sidecar_port grpc_port smg_http_sidecar_port uds",
+        "gated_launch_port grpc_http_sidecar_port grpc_port smg_http_sidecar_port",
     ),
     Group(
         "caches of other processes are not read or written",

@@ -14,7 +14,7 @@ from kvanta.server.http.errors import ApiError, JsonResponse
 from kvanta.server.http.hints import note
 from kvanta.server.jobs.service import ANY_NAME, LATEST, Service
 from kvanta.server.ollama.answers import NDJSON, OllamaAnswer, RawAnswer, line, loaded
-from kvanta.server.ollama.bodies import FIELD_NAMES, OllamaChat, OllamaEmbed, OllamaGenerate, OllamaName
+from kvanta.server.ollama.bodies import FIELD_NAMES, IGNORED, OllamaChat, OllamaEmbed, OllamaGenerate, OllamaName
 from kvanta.server.openai.pooling_api import Outputs, pooled
 from kvanta.server.requests.fill_in import fill_tokens
 from kvanta.server.requests.pooling_protocol import EmbeddingRequest
@@ -22,7 +22,7 @@ from kvanta.server.requests.translated import renamed_errors
 
 API_LEVEL = "0.13.0"
 """Version of Ollama whose requests these are; clients compare it before they use a feature."""
-_ABSENT = "this server has one model, which is chosen when it starts: kvanta serve MODEL"
+_ABSENT = "models are chosen when the server starts: kvanta serve MODEL, or --models FILE for several"
 _FOREVER = timedelta(days=365 * 100)
 
 
@@ -96,7 +96,7 @@ def _add_embeddings(app: FastAPI, service: Service) -> None:
     async def embedded(http: Request, request: OllamaEmbed, given: Any, field: str, *, single: bool) -> Response:
         model = _check(service, request.model)
         if request.keep_alive is not None:
-            note("keep_alive", "the model stays in memory")
+            note("keep_alive", IGNORED["keep_alive"].reason)
         truncation = None if request.truncate is False else -1
         body = EmbeddingRequest(input=given, dimensions=request.dimensions, truncate_prompt_tokens=truncation)
 

@@ -43,7 +43,7 @@ OPTIONS_REFUSED: Mapping[str, Refused] = {
     "typical_p": Refused("give top_p or min_p", (1, 1.0)),
 }
 IGNORED: Mapping[str, Hint] = {
-    "keep_alive": Hint("the model stays in memory", "0.2.0"),
+    "keep_alive": Hint("the model stays in memory; with --models it is honoured", "0.2.0"),
 }
 REFUSED: Mapping[str, Refused] = {
     "context": Refused("send the conversation to /api/chat", ([],)),

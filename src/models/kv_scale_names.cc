@@ -1,5 +1,7 @@
 #include "models/kv_scale_names.h"
 
+#include "weights/module_names.h"
+
 #include <algorithm>
 #include <array>
 

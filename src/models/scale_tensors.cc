@@ -14,6 +14,7 @@
 #include "kvanta/error.h"
 #include "models/kv_scale_names.h"
 #include "models/kv_scales.h"
+#include "weights/module_names.h"
 
 namespace kvanta::models {
 namespace {

@@ -121,9 +121,9 @@ float IntegerDotLoop(int64_t rounds, double* operations) noexcept {
 
 // Exact dots of blocks as in the matrix product, without the scales: ones by ones, operands in L1, a register tile of
 // rows at a time.
-template <BlockStorage kStorage>
+template <weights::BlockFormat kFormat>
 float BlockDotLoop(int64_t rounds, double* operations) noexcept {
-  constexpr BlockLayout kLayout = LayoutOf(kStorage);
+  constexpr BlockLayout kLayout = LayoutOf(kFormat);
   using Dots = BlockDots<kLayout, false>;
   constexpr int kRows = Dots::kRowTile;
   uint8_t weights[kLayout.CodeBytes()];
@@ -160,8 +160,8 @@ constexpr RooflineTable kRooflineTable{.read = ReadAll,
                                        .wide_dot = IntegerDotLoop<WideProducts>,
                                        .subbyte_dot = IntegerDotLoop<SubbyteProducts>,
                                        .operand_terms = WideProducts::kTerms,
-                                       .int8_dot = BlockDotLoop<BlockStorage::kInt8>,
-                                       .int4_dot = BlockDotLoop<BlockStorage::kInt4>};
+                                       .int8_dot = BlockDotLoop<weights::BlockFormat::kQ8_0>,
+                                       .int4_dot = BlockDotLoop<weights::BlockFormat::kQ4_0>};
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python")
 import biased_twins
 
 from kvanta import LLM
-from kvanta.calibration import DEFAULT_TEXT, calibrate, write_scale_file
+from kvanta.calibration import calibrate, write_scale_file
 from kvanta.checkpoint.resolve import resolve_model
 from kvanta.evaluate.divergence import kl_divergence
+from kvanta.evaluate.passages import SHIPPED_TEXT
 
 PAIRS, BIAS = 3, 64.0
 OUTLIER_PAIRS, OUTLIER_FACTOR = 2, 32.0
@@ -75,7 +76,7 @@ class Reader:
 
 def calibrated(folder: Path, file: Path) -> Path:
     llm = LLM(folder, kv_cache_dtype="bf16", max_model_len=2048, max_num_seqs=1)
-    tokens = llm.tokenizer.encode(DEFAULT_TEXT.read_text(encoding="utf-8"))
+    tokens = llm.tokenizer.encode(SHIPPED_TEXT.read_text(encoding="utf-8"))
     found = calibrate(llm, tokens, granularity="head", key_mean=True, outliers=2 * OUTLIER_PAIRS, query=True)
     write_scale_file(file, found, llm.model_info)
     return file

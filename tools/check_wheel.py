@@ -39,7 +39,6 @@ BUNDLED = {
     "libibverbs": "libibverbs",
     "libnl-3": "libnl",
     "libnl-route-3": "libnl",
-    "libsodium": "libsodium",
     "libssl": "openssl",
 }
 # Notices of what is compiled in, and the Debian packages it comes from; None: nanobind is a Python package.

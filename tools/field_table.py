@@ -25,6 +25,10 @@ from kvanta.options.foreign import Meaning
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from kvanta.server.http.hints import Hint
+from kvanta.server.llama_cpp import bodies as llama_cpp
+from kvanta.server.llama_cpp.bodies import LlamaInfill
+from kvanta.server.ollama import bodies as ollama
+from kvanta.server.ollama.bodies import OllamaChat, OllamaGenerate
 from kvanta.server.openai.responses_request import ResponsesRequest
 from kvanta.server.requests import request_fields as known
 from kvanta.server.requests.pooling_protocol import EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
@@ -44,7 +48,8 @@ DISTRIBUTIONS = {
 _HEAD = """\
 # Fields of requests
 
-The server knows every field of the requests of OpenAI's and Anthropic's clients, vLLM and SGLang. Every field is
+The server knows every field of the requests of OpenAI's and Anthropic's clients, vLLM and SGLang, and those of
+llama.cpp's and Ollama's clients that its endpoints name. Every field is
 implemented ("honoured"), ignored ("accepted"), or rejected with a reason ("refused"). Values that request nothing
 (null, false, the default) are always accepted. An honoured field may refuse single values:
 [serve.md](serve.md#endpoints) describes the fields. Accepted and unknown ones that are given are named in the answer's
@@ -138,6 +143,39 @@ def fates() -> Table:
     return table
 
 
+def others(table: Table) -> Mapping[str, Mapping[str, Meaning]]:
+    """Fates of fields that no list has: of llama.cpp and Ollama, whose fields no Python package has, and of clients."""
+    listed = {name for found in table.values() for name in found}
+    of_clients = known.IGNORED.keys() - listed
+    llamas = (LlamaInfill.model_fields.keys() - {"model"}) | llama_cpp.NAMES.keys() | {*llama_cpp.SAME, *llama_cpp.READ}
+    ollamas = OllamaChat.model_fields.keys() | OllamaGenerate.model_fields.keys()
+    options = {f"options.{name}" for name in ollama.OPTION_NAMES}
+    hints = {f"options.{name}": hint for name, hint in ollama.OPTIONS_IGNORED.items()}
+    refused = {f"options.{name}": each for name, each in ollama.OPTIONS_REFUSED.items()}
+    return {
+        "/completion and /infill of llama.cpp": _fates(
+            llamas, {**llama_cpp.IGNORED, **llama_cpp.EDITORS_IGNORED}, llama_cpp.REFUSED, "at /completion: "
+        ),
+        "/api/chat and /api/generate of Ollama": _fates(
+            (ollamas | options) - {"model", "keep_alive"}, {**ollama.IGNORED, **hints}, {**ollama.REFUSED, **refused}
+        ),
+        "Chats and completions of other clients": _fates((), {name: known.IGNORED[name] for name in of_clients}, {}),
+    }
+
+
+def _fates(
+    honoured: Collection[str], ignored: Mapping[str, Hint], refused: Mapping[str, Refused], both: str = ""
+) -> dict[str, Meaning]:
+    """`both`: before the reason of refusing a field that is a hint at another endpoint."""
+    found = dict.fromkeys(honoured, Meaning("honoured", ""))
+    found |= {name: Meaning("accepted", f"{hint.reason} (since {hint.since})") for name, hint in ignored.items()}
+    for name, each in refused.items():
+        kind = found.get(name)
+        reason = f"{both}{each.reason}; at /infill {kind.reason}" if kind else each.reason
+        found[name] = Meaning("refused", reason)
+    return found
+
+
 def render(table: Table) -> str:
     """The document."""
     lines = [
@@ -152,6 +190,8 @@ def render(table: Table) -> str:
     for endpoint, described in ENDPOINTS.items():
         names = {name: each for (_, other), found in table.items() if other == endpoint for name, each in found.items()}
         lines += ["", f"## {described.title}", *sections(names, "###")]
+    for title, fields_of in others(table).items():
+        lines += ["", f"## {title}", *sections(fields_of, "###")]
     return "\n".join(lines) + "\n"
 
 

@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "floats": ("F32", "BF16", "F16"),
     "fp8": (
         *("fp8_blocks", "auto_fp8", "fbgemm_fp8", "ct_fp8_tensor", "ct_fp8_channel", "ct_fp8_blocks"),
-        *("modelopt_fp8", "modelopt_fp8_blocks", "quark_fp8"),
+        *("modelopt_fp8", "modelopt_fp8_blocks", "quark_fp8", "ct_mxfp8", "modelopt_mxfp8"),
     ),
     "int8": ("ct_int8", "ct_int8_asymmetric", "ct_w8a16", "gptq_8", "bnb_int8"),
     "int4": (

@@ -26,10 +26,14 @@ struct EngineConfig {
   std::string kv_cache_dtype_layers;    // see ParseLayerSchemes
   std::vector<std::string> kv_cache_dtype_skip_layers;  // layers kept at the model's dtype: indices, "sliding_window"
   std::string quantization_param_path;                  // scale file, two schemas (docs/scales.md)
-  bool calculate_kv_scales = false;                     // static scales from the first prompt
-  std::string dtype = "auto";                           // weights: "auto", "bfloat16", "float16", "float32"
-  std::string weight_dtype = "auto";                    // "auto": dtype's, a GGUF file's own; "bf16", "int8", "int4"
-  int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
+  bool calculate_kv_scales = false;                     // static scales from a probe at the start
+  // Code of the states of recurrent layers at multiples of state_grid tokens, where prefix hits continue: "float32"
+  // (states are never rounded), "bfloat16", "int8", "int4" (docs/formats.md). With a code, every run rounds there.
+  std::string state_cache_dtype = "float32";
+  int64_t state_grid = 1024;          // a multiple of page_size
+  std::string dtype = "auto";         // weights: "auto", "bfloat16", "float16", "float32"
+  std::string weight_dtype = "auto";  // "auto": dtype's, a GGUF file's own; "bf16", "int8", "int4"
+  int64_t max_model_len = 0;          // tokens per sequence; 0: the model's own limit
   // Tokens that end a text in addition to those of config.json and generation_config.json: the tokenizer's.
   std::vector<int32_t> eos_token_ids;
   int max_num_seqs = 64;             // sequences that run at once
@@ -120,6 +124,8 @@ struct EngineConfig {
     visit("kv_cache_dtype_skip_layers", &EngineConfig::kv_cache_dtype_skip_layers);
     visit("quantization_param_path", &EngineConfig::quantization_param_path);
     visit("calculate_kv_scales", &EngineConfig::calculate_kv_scales);
+    visit("state_cache_dtype", &EngineConfig::state_cache_dtype);
+    visit("state_grid", &EngineConfig::state_grid, 1);
     visit("dtype", &EngineConfig::dtype);
     visit("weight_dtype", &EngineConfig::weight_dtype);
     visit("max_model_len", &EngineConfig::max_model_len, 0);
@@ -223,9 +229,10 @@ struct ModelInfo {
   std::vector<int> sliding_window;               // per layer; 0: none
   std::vector<std::pair<int, int>> layer_heads;  // per layer: KV heads, and the channels of each
   std::vector<int32_t> eos_token_ids;
-  bool has_lm_head = true;        // false: texts can be embedded, and none generated
-  std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
-  std::string hash;               // hash of the weights, as in scale files; "" where no weights were read
+  bool has_lm_head = true;              // false: texts can be embedded, and none generated
+  std::string declared_kv_cache;        // scheme that the checkpoint declares, or those of its layers; "" if none
+  std::string declared_kv_cache_error;  // reason why a declared one cannot be had, so that "auto" is an error
+  std::string hash;                     // hash of the weights, as in scale files; "" where no weights were read
 };
 
 // Bytes of a cache (with several ranks, of the largest one), computed by the code that lays out the engine's cache.
@@ -247,6 +254,10 @@ struct CachePlan {
 ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype = "auto",
                         const std::string& weight_dtype = "auto");
 CachePlan PlanCacheBytes(const EngineConfig& config);
+
+// Beginning of the names of the decoder's tensors in a folder's weights: "model.", "language_model.model.", ...
+// Throws InputError.
+std::string DecoderPrefix(const std::string& model);
 
 struct MissingMatrices {
   std::string fingerprint;      // hash of the model's weights; "": nothing is missing
@@ -297,8 +308,8 @@ class Engine {
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
                  bool use_prefix_cache = false);
 
-  // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix, of the layers of one KV cache
-  // group (EngineStats::groups); throws InputError if not cached.
+  // Page file (docs/formats.md, "Page files") of page `index` of a cached prefix without a salt, of the layers of one
+  // KV cache group (EngineStats::groups), with its identity; throws InputError if not cached.
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group = 0);
 
   // Statistics of the keys and values of `tokens`, at most max_model_len, as one sequence through an unquantized cache

@@ -22,6 +22,18 @@ void BindCacheFolder(nb::module_& module) {
       .def_ro("pages", &CacheFolderEntry::pages)
       .def_ro("last_used", &CacheFolderEntry::last_used)
       .def_ro("damaged", &CacheFolderEntry::damaged);
+  nb::class_<PageFileInfo>(module, "PageFileInfo", "Header of a page file.")
+      .def_ro("version", &PageFileInfo::version)
+      .def_ro("identity_key", &PageFileInfo::identity_key)
+      .def_ro("key", &PageFileInfo::key)
+      .def_ro("identity", &PageFileInfo::identity)
+      .def_ro("group", &PageFileInfo::group)
+      .def_ro("exact", &PageFileInfo::exact)
+      .def_ro("tokens", &PageFileInfo::tokens)
+      .def_ro("payload_bytes", &PageFileInfo::payload_bytes)
+      .def_ro("checksum", &PageFileInfo::checksum)
+      .def_ro("fault", &PageFileInfo::fault);
+  module.def("show_page_file", &ShowPageFile, "path"_a, ReleaseGil());
   module.def("list_cache_folder", &ListCacheFolder, "folder"_a, ReleaseGil());
   module.def("verify_cache_folder", &VerifyCacheFolder, "folder"_a, ReleaseGil(),
              "Reads every file; damaged ones are named, not removed.");

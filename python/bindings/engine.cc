@@ -311,7 +311,7 @@ void BindEngine(nb::module_& module) {
           "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),
           "One chunk of the comparisons of quality_sample_rate; False when none is left.")
       .def("export_page", &ExportPage, "tokens"_a.noconvert(), "index"_a, "group"_a = 0,
-           "Canonical bytes of a page of a cached prefix, of the layers of one KV cache group.")
+           "Page file of a page of a cached prefix, of the layers of one KV cache group.")
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
           nb::sig("def stats(self) -> dict[str, typing.Any]"))

@@ -34,6 +34,7 @@ void BindModelInfo(nb::module_& module) {
       .def_rw("eos_token_ids", &ModelInfo::eos_token_ids)
       .def_ro("has_lm_head", &ModelInfo::has_lm_head)
       .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)
+      .def_ro("declared_kv_cache_error", &ModelInfo::declared_kv_cache_error)
       .def_ro("hash", &ModelInfo::hash);
   nb::class_<CachePlan>(module, "CachePlan", "Bytes of a cache.")
       .def_ro("kv_cache_dtype", &CachePlan::kv_cache_dtype)
@@ -55,6 +56,8 @@ void BindModelInfo(nb::module_& module) {
   module.def("gguf_types", &weights::GgufTypes, "Types of GGUF tensors that are used as they are stored.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Bytes of a cache, without building one.");
+  module.def("decoder_prefix", &DecoderPrefix, "model"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Beginning of the names of the decoder's tensors in a folder's weights.");
   nb::class_<MissingMatrices>(module, "MissingMatrices")
       .def_ro("fingerprint", &MissingMatrices::fingerprint)
       .def_ro("eigen_channels", &MissingMatrices::eigen_channels);

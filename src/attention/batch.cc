@@ -78,21 +78,22 @@ void CheckQueryTransform(const formats::SideScales& side, const formats::Format&
 }
 
 // Splits a sequence's rows where the state after a token is stored, and checks the records.
-void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group, int page_size, size_t sequence,
-               Batch& batch) {
+void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group, size_t sequence,
+               const cache::KvCacheGroup& spec, Batch& batch) {
   const cache::PageRef* table = span.pages[group];
   const int64_t end = span.start + span.tokens;
-  const int64_t last = (end - 1) / page_size;
+  const int64_t page_size = spec.page_size, last = (end - 1) / page_size;
+  const PageKind kind = spec.WorkingKind();
   const auto record = [&](int64_t page) {
-    CheckRecord(pool, group, PageKind::kQuantized, table[page].quantized, sequence, page);
-    return table[page].quantized;
+    CheckRecord(pool, group, kind, table[page].Of(kind), sequence, page);
+    return table[page].Of(kind);
   };
   batch.first_segments.push_back(static_cast<int32_t>(batch.state_segments.size()));
   cache::StateSegment segment{.first_row = batch.rows};
   if (span.start > 0) segment.from = record((span.start - 1) / page_size);
   int64_t position = span.start;
   for (int64_t page = span.start / page_size; page <= last; ++page) {
-    if (page != last && table[page].quantized == cache::kNoPage) continue;
+    if (page != last && (spec.RoundsStates() || table[page].quantized == cache::kNoPage)) continue;
     segment.to = record(page);
     segment.tokens = static_cast<int32_t>(std::min(end, (page + 1) * page_size) - position);
     batch.state_segments.push_back(segment);
@@ -105,10 +106,12 @@ void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group,
 
 cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int layer) noexcept {
   const formats::LayerScheme& scheme = pool.Layout().layers[static_cast<size_t>(layer)];
+  const bool is_rounded = pool.Layout().state_grid != 0;
+  const PageKind kind = is_rounded ? PageKind::kExact : PageKind::kQuantized;
   return {.segments = batch.state_segments,
           .first_segments = batch.first_segments,
-          .base = pool.Base(scheme.group, PageKind::kQuantized) + scheme.offset,
-          .record_bytes = pool.RecordBytes(scheme.group, PageKind::kQuantized)};
+          .base = pool.Base(scheme.group, kind) + (is_rounded ? scheme.exact_offset : scheme.offset),
+          .record_bytes = pool.RecordBytes(scheme.group, kind)};
 }
 
 cache::KvCacheSpec SpecOf(const cache::PagePool& pool, const BackendConfig& config) {
@@ -138,7 +141,7 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
     for (size_t g = 0; g < spec.groups.size(); ++g) {
       const cache::KvCacheGroup& group = spec.groups[g];
       if (group.IsRecurrent()) {
-        AddStates(span, pool, static_cast<int>(g), spec.page_size, s, batch);
+        AddStates(span, pool, static_cast<int>(g), s, group, batch);
         continue;
       }
       const cache::PageRef* table = span.pages[g];

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 
+#include "base/thread_pool.h"
 #include "cache/kv_cache_spec.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_cache.h"
@@ -11,10 +12,11 @@
 namespace kvanta::cache {
 
 struct KvCacheManager {
-  // layers: visibility per layer; empty: full. Throws InputError as PagePool does.
+  // layers: visibility per layer; empty: full. threads: round the states of recurrent layers; null: the caller's thread
+  // does. Throws InputError as PagePool does.
   KvCacheManager(Device& device, const formats::CacheLayout& layout, std::span<const Visibility> layers,
-                 PagePoolConfig config, bool prefix_caching)
-      : spec(layout, layers), pool(device, layout, config) {
+                 PagePoolConfig config, bool prefix_caching, ThreadPool* threads = nullptr)
+      : spec(layout, layers), pool(device, layout, config), threads(threads) {
     if (prefix_caching) prefix.emplace(pool, spec);
   }
 
@@ -34,6 +36,7 @@ struct KvCacheManager {
   const KvCacheSpec spec;
   PagePool pool;
   std::optional<PrefixCache> prefix;  // empty if prefix caching is off
+  ThreadPool* threads;
 };
 
 }  // namespace kvanta::cache

@@ -38,6 +38,8 @@ KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::s
 int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
   const int64_t pages = CeilDiv(tokens, page_size);
   // The state before a step and the one after it; snapshots are not reserved.
+  // The coded state of a prefix hit, too.
+  if (RoundsStates()) return page_bytes + (step_pages == 0 ? 0 : std::min<int64_t>(pages, 2) * exact_page_bytes);
   if (IsRecurrent()) return std::min<int64_t>(pages, 2) * page_bytes;
   // A window that begins inside a page spans one more page than its tokens fill.
   const int64_t held =
@@ -61,8 +63,10 @@ KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Vis
   for (const KvCacheGroup& group : groups) other_bytes += group.IsRecurrent() ? 0 : group.page_bytes;
   for (KvCacheGroup& group : groups) {
     if (group.IsRecurrent()) {
+      group.state_grid = layout.state_grid / page_size;
       group.snapshot_interval =
-          std::max(kMinSnapshotInterval, CeilDiv(group.page_bytes, std::max<int64_t>(other_bytes, 1)));
+          RoundUp(std::max(kMinSnapshotInterval, CeilDiv(group.page_bytes, std::max<int64_t>(other_bytes, 1))),
+                  std::max<int64_t>(group.state_grid, 1));
     }
   }
 }

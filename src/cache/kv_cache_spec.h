@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "cache/page_pool.h"
 #include "cache/visibility.h"
 #include "formats/scheme.h"
 
@@ -19,7 +20,9 @@ namespace kvanta::cache {
 //   an exact record     if some layer keeps exact pages, and the page holds one of the step's positions, or is one of
 //                       the exact_before pages before the first of these, or j < sink_pages
 // and neither once no later query sees the page. A group of recurrent layers has a record (recurrent_state.h) of the
-// page of the step's last position, and of closed pages where a prefix hit may end (KeepsSnapshot).
+// page of the step's last position, and of closed pages where a prefix hit may end (KeepsSnapshot). With rounded states
+// (formats::CacheLayout::state_grid) the former are exact records, which no prefix hit reads, and the latter quantized
+// ones, of pages that end at the grid.
 struct KvCacheGroup {
   // layers: visibility per layer, [layout.layers.size()].
   KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> layers);
@@ -37,10 +40,18 @@ struct KvCacheGroup {
   // Recurrent layers: every so many pages keep their state, so that states take about the memory of the other groups'
   // pages. 0: no recurrent layers.
   int64_t snapshot_interval = 0;
+  int64_t state_grid = 0;  // pages between positions at which states are rounded; 0: they are not
 
   bool IsRecurrent() const noexcept { return visibility.kind == VisibilityKind::kRecurrent; }
   // True if a recurrent group keeps the state at the end of closed page `page` for prefix hits of any length.
   bool KeepsSnapshot(int64_t page) const noexcept { return (page + 1) % snapshot_interval == 0; }
+  bool RoundsStates() const noexcept { return state_grid != 0; }
+  // Kind of the records of working states.
+  PageKind WorkingKind() const noexcept { return RoundsStates() ? PageKind::kExact : PageKind::kQuantized; }
+  // The last page up to `page` at whose end a state may be kept; -1: none.
+  int64_t LastSnapshotPage(int64_t page) const noexcept {
+    return RoundsStates() ? (page + 1) / state_grid * state_grid - 1 : page;
+  }
   bool NeedsQuantized(int64_t page, bool closed) const noexcept {
     return quantized_while_open || (closed && page >= quantized_from);
   }
@@ -50,7 +61,8 @@ struct KvCacheGroup {
   }
   // First page visible to queries at `position` or later.
   int64_t FirstPage(int64_t position) const noexcept { return visibility.First(position) / page_size; }
-  // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages.
+  // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages; 0 pages: in no step, after a
+  // prefix hit.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages) const noexcept;
 };
 

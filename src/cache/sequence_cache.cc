@@ -4,6 +4,22 @@
 #include <cassert>
 
 namespace kvanta::cache {
+namespace {
+
+// Calls run(layer, part) for each part of the states of a group's layers, in parallel where there are threads.
+template <class Run>
+void ForStateParts(const KvCacheManager& manager, const KvCacheGroup& group, Run run) noexcept {
+  const std::vector<formats::LayerScheme>& layers = manager.pool.Layout().layers;
+  const int64_t parts = formats::StateParts(layers[static_cast<size_t>(group.layers.front())].state);
+  auto task = [&](int64_t index, int) {
+    run(layers[static_cast<size_t>(group.layers[static_cast<size_t>(index / parts)])], index % parts);
+  };
+  const int64_t tasks = parts * std::ssize(group.layers);
+  if (manager.threads != nullptr) return manager.threads->ForEach(tasks, task);
+  for (int64_t index = 0; index < tasks; ++index) task(index, 0);
+}
+
+}  // namespace
 
 SequenceCache::SequenceCache(KvCacheManager& manager, std::string salt, Sharing sharing)
     : manager_(manager),
@@ -79,9 +95,27 @@ void SequenceCache::HoldPrefix(std::span<const int32_t> tokens, HeldRecords& hel
   }
 }
 
+int64_t SequenceCache::StepTokens(int64_t count) const noexcept {
+  for (const KvCacheGroup& group : manager_.spec.groups) {
+    const int64_t grid = group.state_grid * group.page_size;
+    if (grid != 0) count = std::min(count, grid - length_ % grid);
+  }
+  return count;
+}
+
+// Records of the page of the last token, which has the working state of a recurrent group.
+PageRef SequenceCache::LastState(size_t group) const noexcept {
+  return length_ == 0 ? PageRef{} : pages_[group][static_cast<size_t>((length_ - 1) / manager_.spec.page_size)];
+}
+
 template <class Visit>
 void SequenceCache::VisitMissing(int64_t count, Visit visit) const {
   const int64_t size = manager_.spec.page_size;
+  // After a prefix hit, a rounded state has no f32 form.
+  for (size_t g = 0; g < pages_.size(); ++g) {
+    if (!manager_.spec.groups[g].RoundsStates() || length_ == 0 || LastState(g).exact != kNoPage) continue;
+    if (!visit(g, PageKind::kExact, (length_ - 1) / size)) return;
+  }
   const int64_t last = (length_ + count - 1) / size;
   for (int64_t index = length_ / size; index <= last; ++index) {
     const bool closed = (index + 1) * size <= length_ + count;
@@ -89,7 +123,10 @@ void SequenceCache::VisitMissing(int64_t count, Visit visit) const {
       const KvCacheGroup& group = manager_.spec.groups[g];
       // By value: visit may fill it in.
       const PageRef page = index < PageCount() ? pages_[g][static_cast<size_t>(index)] : PageRef{};
-      if (group.IsRecurrent() && index != last) continue;
+      if (group.IsRecurrent()) {
+        if (index == last && page.Of(group.WorkingKind()) == kNoPage && !visit(g, group.WorkingKind(), index)) return;
+        continue;
+      }
       if (page.quantized == kNoPage && group.NeedsQuantized(index, closed)) {
         if (!visit(g, PageKind::kQuantized, index)) return;
       }
@@ -120,13 +157,14 @@ bool SequenceCache::Reserve(int64_t count) {
   const auto pages_before = static_cast<size_t>(PageCount());
   const int64_t pages = (length_ + count - 1) / manager_.spec.page_size + 1;
   Resize(std::max(pages_before, static_cast<size_t>(pages)));
-  bool complete = true;
+  bool complete = true, restores = false;
   VisitMissing(count, [&](size_t g, PageKind kind, int64_t index) {
     const int group = static_cast<int>(g);
     PageId& page = pages_[g][static_cast<size_t>(index)].Of(kind);
     page = manager_.Allocate(group, kind);
     if (page == kNoPage) return complete = false;
     taken.push_back({group, kind, &page});
+    restores = restores || (manager_.spec.groups[g].RoundsStates() && index * manager_.spec.page_size < length_);
     return true;
   });
   if (!complete) {
@@ -134,6 +172,7 @@ bool SequenceCache::Reserve(int64_t count) {
     Resize(pages_before);
     return false;
   }
+  if (restores) RestoreStates();
   ReserveSnapshots(count);
   reserved_ = count;
   return true;
@@ -142,7 +181,43 @@ bool SequenceCache::Reserve(int64_t count) {
 // True if the state at the end of the page is kept for later prefix hits: at regular intervals, where another prompt
 // left the cached path or may do so again, and at the end of the prompt.
 bool SequenceCache::WantsSnapshot(const KvCacheGroup& group, int64_t page) const noexcept {
-  return page == missed_page_ || page == prompt_page_ || group.KeepsSnapshot(page);
+  return page == group.LastSnapshotPage(missed_page_) || page == group.LastSnapshotPage(prompt_page_) ||
+         group.KeepsSnapshot(page);
+}
+
+// Decodes states after a prefix hit into the records that the next step reads.
+void SequenceCache::RestoreStates() noexcept {
+  const formats::CacheLayout& layout = manager_.pool.Layout();
+  for (size_t g = 0; g < pages_.size(); ++g) {
+    const KvCacheGroup& group = manager_.spec.groups[g];
+    if (!group.RoundsStates()) continue;
+    const PageRef page = LastState(g);
+    const uint8_t* coded = manager_.pool.Record(static_cast<int>(g), PageKind::kQuantized, page.quantized);
+    uint8_t* state = manager_.pool.Record(static_cast<int>(g), PageKind::kExact, page.exact);
+    ForStateParts(manager_, group, [&](const formats::LayerScheme& layer, int64_t part) {
+      formats::DecodeStatePart(layout.state_code, layer.state, part, coded + layer.offset,
+                               reinterpret_cast<float*>(state + layer.exact_offset));
+    });
+  }
+}
+
+// Rounds the working states where the committed tokens end at the grid, and stores their code where it has a record.
+void SequenceCache::RoundStates() noexcept {
+  const formats::CacheLayout& layout = manager_.pool.Layout();
+  for (size_t g = 0; g < pages_.size(); ++g) {
+    const KvCacheGroup& group = manager_.spec.groups[g];
+    if (!group.RoundsStates() || length_ % (group.state_grid * group.page_size) != 0) continue;
+    const PageRef page = LastState(g);
+    uint8_t* state = manager_.pool.Record(static_cast<int>(g), PageKind::kExact, page.exact);
+    uint8_t* coded = page.quantized == kNoPage
+                         ? nullptr
+                         : manager_.pool.Record(static_cast<int>(g), PageKind::kQuantized, page.quantized);
+    ForStateParts(manager_, group, [&](const formats::LayerScheme& layer, int64_t part) {
+      formats::RoundStatePart(layout.state_code, layer.state, part,
+                              reinterpret_cast<float*>(state + layer.exact_offset),
+                              coded == nullptr ? nullptr : coded + layer.offset);
+    });
+  }
 }
 
 // Records for states inside the reserved range, as far as there is memory: a step works without them.
@@ -154,7 +229,8 @@ void SequenceCache::ReserveSnapshots(int64_t count) {
     if (!group.IsRecurrent()) continue;
     for (int64_t index = length_ / size; (index + 1) * size <= length_ + count; ++index) {
       PageId& page = pages_[g][static_cast<size_t>(index)].quantized;
-      if (page != kNoPage || !WantsSnapshot(group, index)) continue;
+      const bool keeps = group.RoundsStates() ? group.LastSnapshotPage(index) == index : WantsSnapshot(group, index);
+      if (page != kNoPage || !keeps) continue;
       page = manager_.Allocate(static_cast<int>(g), PageKind::kQuantized, group.page_bytes);
     }
   }
@@ -216,15 +292,17 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
   length_ += reserved_;
   reserved_ = 0;
   assert(static_cast<int64_t>(tokens.size()) >= length_);
+  RoundStates();
   const int64_t open = length_ / size;
   for (int64_t index = first_open; index < open; ++index) {
     if (sharing_ == Sharing::kShared) Share(tokens, index);
-    if (index == missed_page_) ShareExact(tokens, index);
+    if (index == missed_page_ || index == prompt_page_) ShareExact(tokens, index);
   }
   if (sharing_ == Sharing::kShared) ReplaceSnapshots(tokens, first_open, open);
   // Frees exact records, except of the next query's page and of the pages before it that it reads exactly.
   for (size_t g = 0; g < pages_.size(); ++g) {
     const KvCacheGroup& group = manager_.spec.groups[g];
+    if (group.IsRecurrent()) continue;  // FreeInvisible keeps the last token's page
     for (int64_t index = std::max<int64_t>(0, first_open - group.exact_before); index < open - group.exact_before;
          ++index) {
       if (!group.NeedsExact(index, false)) {

@@ -36,6 +36,8 @@ class SequenceCache {
   // Holds the records that MatchPrefix would attach.
   void HoldPrefix(std::span<const int32_t> tokens, HeldRecords& held) const;
 
+  // At most `count` tokens, up to the next position at which states are rounded: a step may not pass it.
+  int64_t StepTokens(int64_t count) const noexcept;
   // Bytes that Reserve(count) would allocate.
   int64_t BytesToReserve(int64_t count) const noexcept;
   // Allocates all records for the next `count` tokens, evicting from the prefix cache as needed; on failure allocates
@@ -65,6 +67,9 @@ class SequenceCache {
   void Share(std::span<const int32_t> tokens, int64_t index);
   void ShareExact(std::span<const int32_t> tokens, int64_t index);
   bool WantsSnapshot(const KvCacheGroup& group, int64_t page) const noexcept;
+  PageRef LastState(size_t group) const noexcept;
+  void RestoreStates() noexcept;
+  void RoundStates() noexcept;
   void ReserveSnapshots(int64_t count);
   void ReplaceSnapshots(std::span<const int32_t> tokens, int64_t first, int64_t closed);
   // Calls visit(group, kind, page) for every missing record that the next `count` tokens need, until it returns false.

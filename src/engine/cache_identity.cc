@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "formats/page_file.h"
+#include "formats/page_header.h"
 
 namespace kvanta::engine {
 

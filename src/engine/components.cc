@@ -17,7 +17,7 @@
 #include "models/blocks/rope.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::engine {
 namespace {
@@ -70,7 +70,9 @@ void LoadScales(const EngineConfig& config, const models::ModelConfig& model, co
   components.scales = models::UnitScales(model);
   if (components.layout.UsesScales()) {
     models::KvScales found =
-        models::LoadKvScales(config.quantization_param_path, checkpoint, model, components.layout.layers);
+        models::LoadKvScales(config.quantization_param_path, checkpoint, model,
+                             {.layers = components.layout.layers, .measured = config.calculate_kv_scales});
+    if (!found.note.empty() && config.on_warning) config.on_warning(found.note);
     components.scales_given = found.source != models::ScaleSource::kNone;
     components.scales = std::move(found.layers);
   } else if (!config.quantization_param_path.empty()) {
@@ -131,10 +133,13 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   const kernels::WeightType weight_type = ResolveWeights(config.weight_dtype, dtype);
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
   WarnOfBoundaryLayers(config, model, dtype);
+  if (config.kv_cache_dtype == "auto" && !model.kv_cache_note.empty() && config.on_warning) {
+    config.on_warning(model.kv_cache_note);
+  }
 
   EngineComponents components;
   std::optional<DraftModelPlan> draft = PlanSpeculation(config, model);
-  components.layout = PlanLayout(schemes, model, config.page_size);
+  components.layout = PlanLayout(schemes, model, config.page_size, StateRoundingOf(config));
   const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
   components.model_identity = models::Fingerprint(checkpoint);

@@ -1,11 +1,13 @@
 #include "engine/engine_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
+#include <map>
 #include <string_view>
 #include <type_traits>
 
@@ -13,7 +15,7 @@
 #include "engine/speculative_config.h"
 #include "kvanta/error.h"
 #include "models/weight_count.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::engine {
 namespace {
@@ -57,6 +59,19 @@ int64_t LongestSequence(const CacheSpecs& specs, int64_t budget_bytes, int64_t l
     (specs.MaxBytes(middle) <= budget_bytes ? fits : too_long) = middle;
   }
   return fits;
+}
+
+// "fp8_e4m3 in 3 of 4 layers, nvfp4 in 1 of 4 layers"; "" if single layers declare nothing.
+std::string DeclaredLayers(const models::ModelConfig& model) {
+  std::map<std::string, int> counts;
+  for (const std::string& scheme : model.declared_kv_cache_layers) {
+    if (!scheme.empty()) ++counts[scheme];
+  }
+  std::vector<std::string> parts;
+  for (const auto& [scheme, count] : counts) {
+    parts.push_back(fmt::format("{} in {} of {} layers", scheme, count, model.layers));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
 }
 
 }  // namespace
@@ -103,6 +118,10 @@ std::string_view UnquantizedScheme(DType dtype) noexcept {
 KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
   const bool mla = model.UsesMla();
   if (config.kv_cache_dtype != "auto") return KvScheme::Parse(config.kv_cache_dtype, mla);
+  if (!model.declared_kv_cache_error.empty()) {
+    throw InputError(fmt::format("{}; kv_cache_dtype = auto follows the checkpoint: choose another, as int8, fp8 or {}",
+                                 model.declared_kv_cache_error, UnquantizedScheme(dtype)));
+  }
   return KvScheme::Parse(model.declared_kv_cache.empty() ? UnquantizedScheme(dtype) : model.declared_kv_cache, mla);
 }
 
@@ -144,18 +163,26 @@ std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model)
   return layers;
 }
 
+formats::StateRounding StateRoundingOf(const EngineConfig& config) {
+  if (config.page_size > 0 && config.state_grid % config.page_size != 0) {
+    throw InputError(
+        fmt::format("state_grid = {}: must be a multiple of the page size, {}", config.state_grid, config.page_size));
+  }
+  return {.code = formats::ParseStateCode(config.state_cache_dtype), .grid = config.state_grid};
+}
+
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
-                                const std::vector<int>& groups) {
+                                const formats::StateRounding& states, const std::vector<int>& groups) {
   std::vector<formats::LayerShape> shapes;
   for (const models::LayerSpec& layer : model.CachedLayers()) {
     if (layer.IsRecurrent()) {
-      shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state_bytes = model.gated_delta_net.StateBytes()});
+      shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state = model.gated_delta_net.State()});
     } else {
       shapes.push_back({layer.kv_heads, layer.head_dim, model.mla.qk_rope_head_dim});
     }
   }
   return formats::PlanCache(schemes, shapes, page_size,
-                            groups.empty() ? cache::GroupLayers(schemes, LayerVisibility(model)) : groups);
+                            groups.empty() ? cache::GroupLayers(schemes, LayerVisibility(model)) : groups, states);
 }
 
 std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {
@@ -186,6 +213,7 @@ void CheckConfig(const EngineConfig& config) {
   if (config.max_step_ms && !(std::isfinite(*config.max_step_ms) && *config.max_step_ms >= 0)) {
     throw InputError(fmt::format("max_step_ms = {}: must be finite and at least 0 (no limit)", *config.max_step_ms));
   }
+  StateRoundingOf(config);
   CheckChoice("scheduling_policy", config.scheduling_policy, {"shortest", "fcfs", "priority"});
   CheckChoice("fair_by", config.fair_by, {"none", "user", "api-key"});
   if (config.max_num_batched_tokens < config.page_size) {
@@ -317,7 +345,8 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
   }
   info.eos_token_ids = model.eos_token_ids;
   info.has_lm_head = model.has_lm_head;
-  info.declared_kv_cache = model.declared_kv_cache;
+  info.declared_kv_cache = model.declared_kv_cache.empty() ? DeclaredLayers(model) : model.declared_kv_cache;
+  info.declared_kv_cache_error = model.declared_kv_cache_error;
   info.parameters = weights.Parameters();
   info.weight_bytes = weights.Bytes(ResolveWeights(weight_dtype, dtype), KeepsQuantized(weight_dtype, dtype));
   return info;

@@ -38,7 +38,10 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
 
 // groups: each layer's KV cache group; empty: those of cache::GroupLayers.
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
-                                const std::vector<int>& groups = {});
+                                const formats::StateRounding& states, const std::vector<int>& groups = {});
+
+// Throws InputError.
+formats::StateRounding StateRoundingOf(const EngineConfig& config);
 
 // Each layer's visibility.
 std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model);

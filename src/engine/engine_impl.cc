@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "engine/cache_identity.h"
 #include "engine/ranks.h"
@@ -13,8 +12,6 @@
 
 namespace kvanta {
 namespace {
-
-constexpr int64_t kProbeTokens = 64;
 
 bool PoisonByDefault() {
 #ifdef NDEBUG
@@ -56,7 +53,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
       cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
                             .poison_unused = *config.poison_unused,
                             .lists_released = !components_.ranks->IsSingleRank()},
-      config.enable_prefix_caching);
+      config.enable_prefix_caching, &components_.model->ops().threads());
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
   steps_ = engine::StepsInFlight(static_cast<size_t>(config.pipeline_parallel_size));
@@ -94,23 +91,23 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                               .make_backend = components_.make_backend,
                               .scales = components_.scales,
                               .served = components_.layout,
-                              .exact = engine::PlanLayout(schemes, model, config.page_size)},
+                              .exact = engine::PlanLayout(schemes, model, config.page_size, {})},
         config.quality_sample_rate);
   }
   row_sampler_ = std::make_unique<runner::RowSampler>(*components_.threads);
-  measure_scales_ =
-      config.calculate_kv_scales && !components_.scales_given && observe::HasStaticScales(components_.layout);
   MakeBackend();  // checks the scales before the probe uses them
-  if (!measure_scales_ && !components_.scales_given && observe::HasStaticScales(components_.layout))
-    WarnAboutUnitScales();
+  if (observe::HasStaticScales(components_.layout)) {
+    if (config.calculate_kv_scales && !components_.scales_given) {
+      MeasureScales();
+    } else {
+      CheckScales();
+    }
+  }
   if (config.kv_events_queue_size > 0) {
     kv_events_ = std::make_unique<engine::KvEventLog>(static_cast<size_t>(config.kv_events_queue_size));
   }
-  if (!measure_scales_) {
-    AddListeners();
-  } else if (!config.kv_cache_dir.empty()) {
-    store::MakeCacheFolder(config.kv_cache_dir);  // the first request, which opens it, would be late for an error
-  }
+  OpenTiers();
+  if (kv_events_) kv_events_->Attach(*cache_, engine::CacheIdentity(components_));
   if (const std::string warning = store::WarnOfOtherWriters(config.kv_cache_dir); !warning.empty()) Warn(warning);
   const std::lock_guard lock(mutex_);
   RefreshStats();
@@ -119,12 +116,6 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
 Engine::Impl::~Impl() {
   Stop();
   tiers_.reset();  // its threads report to this object
-}
-
-// The scales, which pages depend on, are known.
-void Engine::Impl::AddListeners() {
-  OpenTiers();
-  if (kv_events_) kv_events_->Attach(*cache_, engine::CacheIdentity(components_));
 }
 
 void Engine::Impl::OpenTiers() {
@@ -163,57 +154,6 @@ void Engine::Impl::Warn(const std::string& message) const noexcept {
     if (components_.config.on_warning) components_.config.on_warning(message);
   } catch (...) {  // an exception of on_warning must not end a step or the loop
   }
-}
-
-// Warns with the share of values that saturate without scales. Random tokens suffice to produce such values.
-void Engine::Impl::WarnAboutUnitScales() {
-  if (!components_.ranks->IsSingleRank()) {  // other ranks would have to take part in a probe
-    return Warn(fmt::format("no KV scales were given: layers {} use 1.0; see quantization_param_path",
-                            observe::StaticLayers(components_.layout)));
-  }
-  std::mt19937 random(1);
-  std::vector<int32_t> tokens(static_cast<size_t>(std::min(kProbeTokens, components_.config.max_model_len)));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(components_.info.vocab));
-  const auto probe = observe::ProbeKv(*components_.model, components_.make_backend, components_.layout,
-                                      components_.scales, tokens, components_.config.max_num_batched_tokens);
-  int64_t values = 0;
-  int64_t above = 0;
-  for (size_t layer = 0; layer < probe.size(); ++layer) {
-    for (const auto& [side, probed] : {std::pair(&components_.layout.layers[layer].k, &probe[layer].k),
-                                       std::pair(&components_.layout.layers[layer].v, &probe[layer].v)}) {
-      if (!observe::IsStatic(*side)) continue;
-      values += probed->values;
-      above += probed->above_unit;
-    }
-  }
-  Warn(
-      fmt::format("no KV scales were given: layers {} use 1.0; {:.4f} % of the values of a probe of {} tokens "
-                  "saturated; see quantization_param_path and calculate_kv_scales",
-                  observe::StaticLayers(components_.layout),
-                  100.0 * static_cast<double>(above) / static_cast<double>(values), tokens.size()));
-}
-
-void Engine::Impl::MeasureScales(std::span<const int32_t> tokens) {
-  const auto probe = observe::ProbeKv(*components_.model, components_.make_backend, components_.layout,
-                                      components_.scales, tokens, components_.config.max_num_batched_tokens);
-  observe::ApplyProbe(probe, components_.layout, components_.scales);
-  MakeBackend();
-  AddListeners();
-  measure_scales_ = false;
-  float min_scale = INFINITY;
-  float max_scale = 0;
-  for (const formats::LayerScales& layer : components_.scales) {
-    for (const auto* side : {&layer.k, &layer.v}) {
-      for (const float scale : side->scale) {
-        min_scale = std::min(min_scale, scale);
-        max_scale = std::max(max_scale, scale);
-      }
-    }
-  }
-  Warn(fmt::format("KV scales of layers {} measured on the first {} tokens and frozen: from {:.6g} to {:.6g}",
-                   observe::StaticLayers(components_.layout),
-                   std::min<int64_t>(observe::kMaxProbedTokens, static_cast<int64_t>(tokens.size())), min_scale,
-                   max_scale));
 }
 
 void Engine::Impl::ResetPrefixCache() {

@@ -105,10 +105,13 @@ class Engine::Impl {
   std::shared_ptr<RequestState> ReleaseRequest(RequestState& request) noexcept;
   void PinPrefix(const RequestState& request) noexcept;
   bool WorkOnQuality();
-  void MeasureScales(std::span<const int32_t> tokens);
-  void WarnAboutUnitScales();
+  std::vector<observe::LayerProbe> ProbeScales(int64_t tokens);
+  // Warns where static scales are 1.0 for want of others, or do not fit a probe's values.
+  void CheckScales();
+  void MeasureScales();
+  // Warns once of values that a step stored as the largest of their format.
+  void WarnOfSaturation() noexcept;
   void MakeBackend();
-  void AddListeners();
   void OpenTiers();
   void WorkOnLoads();
   bool IsLoading() const noexcept { return tiers_ && tiers_->Loading() > 0; }
@@ -135,9 +138,9 @@ class Engine::Impl {
   std::unique_ptr<runner::Runner> runner_;
   std::unique_ptr<runner::RowSampler> row_sampler_;
   std::shared_ptr<store::HostArena> host_memory_;  // null without kv_offload_bytes
-  std::unique_ptr<engine::StoreTiers> tiers_;      // null without any tier, and until the scales are known
+  std::unique_ptr<engine::StoreTiers> tiers_;      // null without any tier
   std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
-  bool measure_scales_ = false;                    // on the first prompt
+  bool saturation_warned_ = false;
 
   engine::StepsInFlight steps_;
   double last_step_end_ = 0;

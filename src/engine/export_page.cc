@@ -1,9 +1,10 @@
 // Export of a page of the prefix cache as a file.
 #include <fmt/format.h>
 
+#include "engine/cache_identity.h"
 #include "engine/engine_impl.h"
-#include "formats/page_file.h"
 #include "kvanta/error.h"
+#include "store/page_file.h"
 
 namespace kvanta {
 
@@ -26,16 +27,20 @@ std::vector<uint8_t> Engine::Impl::ExportPage(std::span<const int32_t> tokens, i
   }
   // A page that every layer reads exactly has only its exact record.
   const cache::PageKind kind = page.quantized == cache::kNoPage ? cache::PageKind::kExact : cache::PageKind::kQuantized;
-  const cache::PageId id = page.Of(kind);
-  formats::PageHeader header;
-  header.model = components_.model_identity;
-  header.record = kind == cache::PageKind::kExact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
-  header.layout = components_.layout;
-  header.group = group;
-  if (components_.layout.UsesScales()) header.scales = components_.scales;
   std::vector<uint8_t> record(static_cast<size_t>(cache_->pool.RecordBytes(group, kind)));
-  cache_->pool.device().CopyOut(record.data(), cache_->pool.Record(group, kind, id), record.size());
-  return formats::WritePageFile(header, formats::RecordToCanonical(components_.layout, group, header.record, record));
+  cache_->pool.device().CopyOut(record.data(), cache_->pool.Record(group, kind, page.Of(kind)), record.size());
+  const std::string identity = engine::CacheIdentity(components_);
+  const store::PageKey identity_key = store::IdentityKey(identity);
+  store::RecordId id{store::RootKey(identity_key, ""), group, kind};
+  const auto page_size = static_cast<size_t>(cache_->spec.page_size);
+  std::span<const int32_t> page_tokens;
+  for (size_t each = 0; each <= static_cast<size_t>(index); ++each) {
+    page_tokens = tokens.subspan(each * page_size, page_size);
+    id.key = store::ChildKey(id.key, page_tokens);
+  }
+  std::vector<uint8_t> file = store::EncodePageHeader(identity_key, id, page_tokens, record, identity);
+  file.insert(file.end(), record.begin(), record.end());
+  return file;
 }
 
 }  // namespace kvanta

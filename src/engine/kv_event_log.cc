@@ -5,7 +5,7 @@
 #include <exception>
 #include <utility>
 
-#include "store/page_key.h"
+#include "store/page_file.h"
 
 namespace kvanta::engine {
 namespace {

@@ -61,13 +61,12 @@ int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, 
 
   const StepLock step_lock(*this);
   FinishStepsInFlight();  // a pipeline's steps: the passes that follow would take their buffers
-  if (measure_scales_) MeasureScales(tokens);
   cache::SequenceCache pages(*cache_, "", use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);
   if (tiers_ && use_prefix_cache) tiers_->LoadNow(tokens, "");
   const int64_t cached = pages.MatchPrefix(tokens);
   while (pages.Length() < count) {
     const int64_t start = pages.Length();
-    int64_t rows = std::min(chunk, count - start);
+    int64_t rows = pages.StepTokens(std::min(chunk, count - start));
     while (!pages.Reserve(rows)) {
       if (scheduler_->EndLastPreparation()) continue;
       rows /= 2;  // a smaller step needs fewer exact pages at once

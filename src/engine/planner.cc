@@ -70,16 +70,22 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   return plan;
 }
 
+std::string DecoderPrefix(const std::string& model) {
+  return std::string(models::DecoderNames(models::ReadConfig(model), weights::Checkpoint::Open(model)).prefix);
+}
+
 MissingMatrices MissingQueryMatrices(const EngineConfig& config) {
   if (!config.quantization_param_path.empty()) return {};
   engine::CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
   const std::vector<KvScheme> schemes =
       engine::ResolveSchemes(config, model, engine::ResolveDType(config.dtype, model));
-  const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
+  const formats::CacheLayout layout =
+      engine::PlanLayout(schemes, model, config.page_size, engine::StateRoundingOf(config));
   if (std::ranges::none_of(layout.layers, [](const auto& layer) { return layer.k.query; })) return {};
   const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
-  const models::KvScales scales = models::LoadKvScales("", checkpoint, model, layout.layers);
+  const models::KvScales scales = models::LoadKvScales(
+      "", checkpoint, model, {.layers = layout.layers, .measured = true});  // the engine checks the scales
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     if (!layout.layers[i].k.query || scales.layers[i].k.query != nullptr) continue;
     const bool eigen = std::ranges::any_of(

@@ -57,12 +57,13 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
                     Quote(own.model), model.vocab, Quote(config.model), target.vocab));
   }
   formats::CacheLayout layout =
-      PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size);
+      PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size, {});
   if (layout.UsesScales()) {
+    const std::string declared = own.kv_cache_dtype == "auto" ? " of the draft model's checkpoint" : "";
     throw InputError(
-        fmt::format("speculative_config: kv_cache_dtype {} needs scales, which a draft model does not have; "
-                    "int8, int4 and bf16 need none",
-                    Quote(own.kv_cache_dtype)));
+        fmt::format("speculative_config: kv_cache_dtype {}{} needs scales, which are not read for a draft model; give "
+                    "another kv_cache_dtype in speculative_config: int8, int4 and bf16 need none",
+                    Quote(declared.empty() ? own.kv_cache_dtype : layout.layers.front().k.format->name), declared));
   }
   cache::KvCacheSpec spec(layout, LayerVisibility(model));
   return DraftModelPlan{std::move(own), std::move(model), std::move(layout), std::move(spec)};

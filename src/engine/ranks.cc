@@ -98,9 +98,10 @@ void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& 
   const bool recurrent = std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
   const std::string_view undivided = recurrent                                ? "recurrent layers"
                                      : model.hidden_size_per_layer_input != 0 ? "per-layer embeddings"
-                                     : model.qk_norm_of_all_heads             ? "a norm over the channels of all heads"
-                                     : model.qk_norm_by_head                  ? "norm weights of each head"
-                                                                              : "";
+                                     : model.qk_norm == models::QkNorm::kAllHeads
+                                         ? "a norm over the channels of all heads"
+                                     : model.qk_norm == models::QkNorm::kOwnWeights ? "norm weights of each head"
+                                                                                    : "";
   if (!undivided.empty()) {
     refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1, or pipeline_parallel_size",
                        model.architecture, undivided));
@@ -136,10 +137,10 @@ bool DividesLayers(const EngineConfig& config, const models::ModelConfig& model,
   EngineConfig divided = config;
   divided.pipeline_parallel_size = ranks;
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, ResolveDType(config.dtype, model));
-  const cache::KvCacheSpec whole(PlanLayout(schemes, model, config.page_size), LayerVisibility(model));
+  const cache::KvCacheSpec whole(PlanLayout(schemes, model, config.page_size, {}), LayerVisibility(model));
   for (int rank = 0; rank < ranks; ++rank) {
     const RankPart part = PartOfRank(divided, model, schemes, rank);
-    const cache::KvCacheSpec own(PlanLayout(part.schemes, part.model, config.page_size, part.groups),
+    const cache::KvCacheSpec own(PlanLayout(part.schemes, part.model, config.page_size, {}, part.groups),
                                  LayerVisibility(part.model));
     if (own.groups.size() < whole.groups.size()) return false;
     for (size_t group = 0; group < whole.groups.size(); ++group) {
@@ -258,7 +259,7 @@ std::vector<formats::CacheLayout> LayoutsOfRanks(const EngineConfig& config, con
   std::vector<formats::CacheLayout> layouts;
   for (int rank = 0; rank < config.pipeline_parallel_size; ++rank) {
     const RankPart part = PartOfRank(config, model, schemes, rank);
-    layouts.push_back(PlanLayout(part.schemes, part.model, config.page_size, part.groups));
+    layouts.push_back(PlanLayout(part.schemes, part.model, config.page_size, {}, part.groups));
   }
   return layouts;
 }

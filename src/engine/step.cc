@@ -79,6 +79,7 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
   }
   const int64_t generated = counters_.generated_tokens;
   AcceptRows(batch, outputs);
+  if (!saturation_warned_) WarnOfSaturation();
   RecordStepTime(batch);
   batch.requests.clear();
   ++counters_.steps;
@@ -135,7 +136,6 @@ void Engine::Impl::WorkOnLoads() {
 }
 
 void Engine::Impl::RunChunks(StepBatch& batch, double now) {
-  if (measure_scales_) MeasureScales(batch.chunks.front().sequence->tokens);
   batch.items.clear();
   batch.rows.clear();
   batch.requests.clear();

@@ -13,6 +13,7 @@ namespace kvanta::formats {
 namespace {
 
 constexpr std::string_view kBlockEight = "other bytes than any format here; int8_g32 (8.5 bits) is the nearest";
+constexpr std::string_view kIntegerEight = "other bytes than any format here; int8 (8.1 bits) is the nearest";
 constexpr std::string_view kBlockFive = "other bytes than any format here; int5_g32 (5.5 bits) is the nearest";
 constexpr std::string_view kBlockFour =
     "other bytes than any format here; int4 (blocks of 32, 4.5 bits) is the nearest";
@@ -20,6 +21,14 @@ constexpr std::string_view kModelDtype = "stands for the model's own dtype; writ
 
 constexpr std::array kCompatNames = {
     CompatName{"fp8_inc", "vLLM", "fp8_e4m3", ""},  // Gaudi
+    CompatName{"nvfp4_ds_mla", "vLLM", "mla_nvfp4", ""},
+    CompatName{"fp8_k_nvfp4_v", "ModelOpt", "k=fp8_e4m3,v=nvfp4", ""},
+    CompatName{"ultraquant_4bit", "vLLM", "k=mxfp4+hadamard,v=mxfp4", ""},
+    CompatName{"float8_e4m3fn", "PyTorch", "fp8_e4m3", ""},
+    CompatName{"e4m3", "PyTorch", "fp8_e4m3", ""},
+    CompatName{"float8_e5m2", "PyTorch", "fp8_e5m2", ""},
+    CompatName{"e5m2", "PyTorch", "fp8_e5m2", ""},
+    CompatName{"fp4_mx_block32", "SGLang", "", "mxfp4 has such blocks, with OCP's exponents"},
     // LMDeploy's quant_policy, by number.
     CompatName{"0", "LMDeploy", "", kModelDtype},
     CompatName{"none", "LMDeploy", "", kModelDtype},
@@ -27,6 +36,12 @@ constexpr std::array kCompatNames = {
     CompatName{"8", "LMDeploy", "int8", ""},
     CompatName{"16", "LMDeploy", "fp8_e4m3", ""},
     CompatName{"17", "LMDeploy", "fp8_e5m2", ""},
+    CompatName{"42", "LMDeploy", "", "its TurboQuant; turboquant_4bit_nc and turboquant_3bit_nc are the nearest"},
+    CompatName{"u8", "OpenVINO", "", kIntegerEight},
+    CompatName{"u4", "OpenVINO", "", kBlockFour},
+    CompatName{"Q8", "ExLlamaV2", "", kIntegerEight},
+    CompatName{"Q6", "ExLlamaV2", "", "other bytes than any format here; int6_g32 (6.5 bits) is the nearest"},
+    CompatName{"Q4", "ExLlamaV2", "", kBlockFour},
     // llama.cpp's block formats: a name there is an exact layout of bytes, so none is silently replaced.
     CompatName{"q8_0", "llama.cpp", "", kBlockEight},
     CompatName{"q5_1", "llama.cpp", "", kBlockFive},

@@ -15,7 +15,7 @@ struct Format;
 struct CompatName {
   std::string_view name;
   std::string_view origin;  // the engine
-  std::string_view format;  // the format that it stands for
+  std::string_view format;  // the format that it stands for, or a scheme k=...,v=...
   std::string_view reason;  // why it is refused
 };
 

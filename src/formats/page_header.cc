@@ -1,3 +1,4 @@
+#include "formats/page_header.h"
 
 #include <fmt/format.h>
 
@@ -5,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/quote.h"
-#include "formats/page_file.h"
 #include "formats/transform.h"
 #include "kvanta/error.h"
 
@@ -53,7 +53,7 @@ Json LayersJson(const CacheLayout& layout) {
       entries.push_back({{"layers", {first, end - 1}},
                          {"scheme", layer.scheme.ToString()},
                          {"head_dim", layer.shape.head_dim},
-                         {"state_bytes", layer.bytes},
+                         {"state_bytes", layer.state_bytes},
                          {"group", layer.group}});
       first = end;
       continue;
@@ -173,7 +173,7 @@ CacheLayout ReadLayout(const Json& root) {
         .rope_dim = entry.contains("rope_dim")
                         ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
                         : 0,
-        .state_bytes = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) : 0};
+        .state = {.others = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) / 4 : 0}};
     const int group =
         entry.contains("group") ? static_cast<int>(Integer(entry.at("group"), "group", 0, kMaxLayers - 1)) : 0;
     groups.insert(groups.end(), static_cast<size_t>(last - next + 1), group);
@@ -217,11 +217,11 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
 
 std::string PageHeaderToJson(const PageHeader& header) {
   Json json = {{"model", header.model},
-               {"record", header.record == RecordKind::kQuantized ? "quantized" : "exact"},
+               {"record", "quantized"},  // this and the group: no identity changes by what its pages' files say
                {"page_size", header.layout.page_size},
                {"layers", LayersJson(header.layout)},
                {"scales", ScalesJson(header)}};
-  if (header.layout.groups.size() > 1) json["group"] = header.group;
+  if (header.layout.groups.size() > 1) json["group"] = 0;
   // A model's identity may hold a path of any bytes; what is not UTF-8 is replaced rather than thrown.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -231,15 +231,11 @@ PageHeader PageHeaderFromJson(std::string_view text) {
   if (json.is_discarded()) throw InputError("its header is not JSON");
   PageHeader header;
   header.model = Text(json, "model");
-  const std::string record = Text(json, "record");
-  if (record != "quantized" && record != "exact") {
-    throw InputError(fmt::format("record '{}': must be quantized or exact", Sanitize(record)));
+  if (const std::string record = Text(json, "record"); record != "quantized") {
+    throw InputError(fmt::format("record '{}': must be quantized", Sanitize(record)));
   }
-  header.record = record == "quantized" ? RecordKind::kQuantized : RecordKind::kExact;
   header.layout = ReadLayout(json);
-  if (header.layout.groups.size() > 1) {
-    header.group = static_cast<int>(Integer(Member(json, "group"), "group", 0, std::ssize(header.layout.groups) - 1));
-  }
+  if (header.layout.groups.size() > 1) Integer(Member(json, "group"), "group", 0, 0);
   header.scales = ReadScales(json, header.layout);
   return header;
 }

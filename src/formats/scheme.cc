@@ -120,12 +120,14 @@ void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
 }  // namespace
 
 CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size,
-                      const std::vector<int>& groups) {
+                      const std::vector<int>& groups, const StateRounding& states) {
   if (schemes.size() != shapes.size() || schemes.empty()) {
     throw InputError(fmt::format("{} schemes for {} layers: one per layer is needed", schemes.size(), shapes.size()));
   }
   CacheLayout layout;
   layout.page_size = page_size;
+  layout.state_code = states.code;
+  layout.state_grid = states.code == StateCode::kFloat32 ? 0 : states.grid;
   layout.groups.resize(groups.empty() ? 1 : static_cast<size_t>(*std::ranges::max_element(groups)) + 1);
   for (size_t i = 0; i < schemes.size(); ++i) {
     LayerScheme layer;
@@ -133,7 +135,9 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.shape = {.tokens = page_size, .head_dim = shapes[i].head_dim};
     layer.kv_heads = shapes[i].kv_heads;
     layer.rope_dim = shapes[i].rope_dim;
-    layer.state_bytes = RoundUp(shapes[i].state_bytes, kStateAlignment);
+    layer.state = shapes[i].state;
+    layer.state_bytes = RoundUp(layer.state.Bytes(), kStateAlignment);
+    const bool is_coded = layer.IsRecurrent() && states.code != StateCode::kFloat32;
     if (layer.kv_heads < 1 && !layer.IsRecurrent()) {
       throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
     }
@@ -151,19 +155,25 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     }
     layer.unquantized_format =
         layer.SharesCell() && layer.k.format->latents == MlaSupport::kYes ? layer.k.format : &Find("bf16");
-    layer.exact_open = layer.scheme.exact != ExactPages::kNone;
+    layer.exact_open = layer.scheme.exact != ExactPages::kNone || is_coded;
     layer.exact_pages = static_cast<int>(layer.scheme.exact);
     layer.sink_pages = layer.scheme.sink_pages;
     layer.group = groups.empty() ? 0 : groups.at(i);
     GroupBytes& group = layout.groups.at(static_cast<size_t>(layer.group));
     layer.offset = group.page_bytes;
-    layer.bytes = layer.IsRecurrent() ? layer.state_bytes : layer.kv_heads * layer.HeadBytes();
+    layer.bytes = layer.kv_heads * layer.HeadBytes();
+    if (layer.IsRecurrent()) layer.bytes = RoundUp(CodedStateBytes(states.code, layer.state), kStateAlignment);
     layer.exact_offset = group.exact_page_bytes;
     layer.exact_bytes = layer.exact_open ? layer.kv_heads * layer.ExactHeadBytes() : 0;
+    if (is_coded) layer.exact_bytes = layer.state_bytes;
     group.page_bytes += layer.bytes;
     group.exact_page_bytes += layer.exact_bytes;
-    (layer.IsRecurrent() ? layout.state_bytes : layout.page_bytes) += layer.bytes;
-    layout.exact_page_bytes += layer.exact_bytes;
+    if (layer.IsRecurrent()) {
+      layout.state_bytes += layer.bytes + layer.exact_bytes;
+    } else {
+      layout.page_bytes += layer.bytes;
+      layout.exact_page_bytes += layer.exact_bytes;
+    }
     layout.layers.push_back(std::move(layer));
   }
   return layout;
@@ -191,7 +201,7 @@ size_t CacheLayout::RunEnd(size_t first) const {
   const auto same = [&](const LayerScheme& layer) {
     return layer.scheme == layers[first].scheme && layer.shape == layers[first].shape &&
            layer.kv_heads == layers[first].kv_heads && layer.rope_dim == layers[first].rope_dim &&
-           (!layer.IsRecurrent() || layer.bytes == layers[first].bytes) && layer.group == layers[first].group;
+           layer.state == layers[first].state && layer.group == layers[first].group;
   };
   size_t end = first + 1;
   while (end < layers.size() && same(layers[end])) ++end;
@@ -205,6 +215,9 @@ std::string CacheLayout::Identity() const {
     const size_t end = RunEnd(first);
     if (layer.IsRecurrent()) {
       text += fmt::format(";layers {}-{}: recurrent, {} bytes", first, end - 1, layer.bytes);
+      if (state_code != StateCode::kFloat32) {
+        text += fmt::format(" {}-1 at multiples of {}", Name(state_code), state_grid);
+      }
     } else {
       text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
                           layer.kv_heads, layer.shape.head_dim);

@@ -8,6 +8,7 @@
 
 #include "formats/cell.h"
 #include "formats/query_transform.h"
+#include "formats/state_codec.h"
 #include "formats/transform.h"
 #include "kvanta/kv_scheme.h"
 
@@ -41,16 +42,17 @@ struct LayerScheme {
   CellShape shape{};
   int kv_heads = 0;
   int rope_dim = 0;                            // as in LayerShape
-  int64_t state_bytes = 0;                     // state of a recurrent layer, which has no cells; 0: not recurrent
+  StateShape state;                            // of a recurrent layer, which has no cells
+  int64_t state_bytes = 0;                     // f32 state of a recurrent layer; 0: not recurrent
   const Format* unquantized_format = nullptr;  // bf16, or the latents' own format if that is a float without scales
   bool exact_open = false;                     // own page read in bf16
   int exact_pages = 0;                         // pages up to a query's own that it reads in bf16: 0, 1, 2
   int sink_pages = 0;                          // first pages read in bf16 by everyone
   int group = 0;                               // KV cache group: layers whose cells lie in one record
   int64_t offset = 0;                          // this layer's offset in its group's quantized page record
-  int64_t bytes = 0;                           // kv_heads * HeadBytes(); of a recurrent layer: its state
+  int64_t bytes = 0;                           // kv_heads * HeadBytes(); of a recurrent layer: its (coded) state
   int64_t exact_offset = 0;  // this layer's offset in its group's exact (bf16) page record; meaningful if exact_open
-  int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open
+  int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open; of a coded state: its f32 form
 
   bool IsRecurrent() const { return state_bytes != 0; }
   // K and V are one cell, in K's layout: the latents of MLA.
@@ -90,6 +92,10 @@ struct CacheLayout {
   int64_t page_bytes = 0;        // quantized records of all groups
   int64_t exact_page_bytes = 0;  // exact records of all groups
   int64_t state_bytes = 0;       // records of recurrent layers, which are not pages of K and V: not in page_bytes
+  // Code of the states of recurrent layers at multiples of state_grid tokens (state_codec.h). With kFloat32 states are
+  // never rounded; else a group's quantized record is a coded state, and its exact record the f32 state.
+  StateCode state_code = StateCode::kFloat32;
+  int64_t state_grid = 0;
   bool UsesScales() const;       // some side of some layer does
   std::string Identity() const;  // everything that changes the bytes of a page, as text (for hashes and headers)
   // Index after the last layer of the run of layers from `first` on that have the same scheme and shape.
@@ -103,8 +109,14 @@ struct LayerShape {
   // 0: K and V are separate. Otherwise they are one latent, shared by all query heads, and a key has this many rotated
   // channels more: in bf16, or in the format of latents that are not quantized.
   int rope_dim = 0;
-  // Recurrent layers, which have no K and V (kv_heads is 0): bytes of a sequence's state, one for each page.
-  int64_t state_bytes = 0;
+  // Recurrent layers, which have no K and V (kv_heads is 0): a sequence's state.
+  StateShape state = {};
+};
+
+// Code of states, and the positions at which they are rounded.
+struct StateRounding {
+  StateCode code = StateCode::kFloat32;
+  int64_t grid = 0;  // tokens; a multiple of the page size
 };
 
 inline constexpr int kMaxLatentRank = 512;
@@ -113,7 +125,7 @@ inline constexpr int kMaxRopeDim = 256;
 // Resolves and lays out. groups: each layer's KV cache group, from 0 on without gaps (cache/kv_cache_spec.h); empty:
 // one group. Throws InputError when a layer's shape cannot take its scheme, naming those that it can.
 CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size,
-                      const std::vector<int>& groups = {});
+                      const std::vector<int>& groups = {}, const StateRounding& states = {});
 
 // Static parameters of one side of one layer, used by formats with scaling.per_head, key means, query-aware matrices
 // and outlier channels. Index = KV head.

@@ -82,13 +82,20 @@ void ApplyModifier(char sign, std::string_view modifier, std::string_view text, 
                                Sanitize(modifier), kModifiers));
 }
 
+// Only a side's "k=" can come before the first comma or modifier; "exact=open" comes after one.
+bool IsExplicit(std::string_view text) {
+  const size_t equals = text.find('=');
+  return equals != std::string_view::npos && equals < text.find_first_of(",+-");
+}
+
 // NAME[+modifier|-modifier]... mla: as for KvScheme::Parse.
 Term ParseTerm(std::string_view term_text, std::string_view text, bool mla, Exactness& exact) {
   const size_t name_end = std::min(term_text.find_first_of("+-"), term_text.size());
   Term term;
   const std::string_view name = Trim(term_text.substr(0, name_end));
   const formats::CompatName* compat = formats::FindCompatName(name);
-  term.format = &Find(compat != nullptr && !compat->format.empty() ? compat->format : name);
+  const bool is_format = compat != nullptr && !compat->format.empty() && !IsExplicit(compat->format);
+  term.format = &Find(is_format ? compat->format : name);
   if (mla && !term.format->latent_format.empty()) term.format = &Find(term.format->latent_format);
   for (size_t begin = name_end; begin < term_text.size();) {
     const size_t end = std::min(term_text.find_first_of("+-", begin + 1), term_text.size());
@@ -172,9 +179,13 @@ std::string SideText(const KvSide& side, bool is_key) {
 
 KvScheme KvScheme::Parse(std::string_view text, bool mla) {
   text = Trim(text);
-  // Only a side's "k=" can come before the first comma or modifier; "exact=open" comes after one.
-  const size_t equals = text.find('=');
-  if (equals != std::string_view::npos && equals < text.find_first_of(",+-")) return ParseExplicit(text, mla);
+  if (const formats::CompatName* compat = formats::FindCompatName(text); compat && IsExplicit(compat->format)) {
+    text = compat->format;
+  }
+  if (IsExplicit(text)) return ParseExplicit(text, mla);
+  if (text.find(',') != std::string_view::npos) {
+    throw InputError(fmt::format("KV cache scheme '{}': K and V are named apart as in k=int8,v=int4", Sanitize(text)));
+  }
   Exactness exact;
   const Term k = ParseTerm(text, text, mla, exact);
   Term v = k;

@@ -252,9 +252,10 @@ class Decoder final : public Model {
       layer.mlp = ReadMlpAndExperts(source, spec, prefix);
       return layer;
     }
-    layer.mlp = spec.moe                  ? ReadMoe(source, mlp)
-                : config.mlp.squared_relu ? ReadSquaredReluMlp(source, mlp)
-                                          : ReadGatedMlp(source, mlp, spec.intermediate_size, config.mlp.bias);
+    layer.mlp = spec.moe ? ReadMoe(source, mlp)
+                : config.mlp.kind == MlpKind::kSquaredRelu
+                    ? ReadSquaredReluMlp(source, mlp)
+                    : ReadGatedMlp(source, mlp, spec.intermediate_size, config.mlp.bias);
     return layer;
   }
 

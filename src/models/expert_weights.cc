@@ -117,7 +117,8 @@ std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const 
   const std::array out_first{experts, out, in}, in_first{experts, in, out};
   const TensorNames& names = source.config.names;
   const bool transposed =
-      names.transposed_experts && !(names.experts_in_either_order && source.reader.HasShape(weight.name, out_first));
+      names.expert_order == ExpertOrder::kInOut ||
+      (names.expert_order == ExpertOrder::kByShape && !source.reader.HasShape(weight.name, out_first));
   const WeightView all = source.reader.Elements(weight.name, transposed ? in_first : out_first, source.store);
   const int64_t bytes = out * in * SizeOf(all.dtype);
   std::vector<uint32_t> matrix(transposed ? static_cast<size_t>(CeilDiv(bytes, sizeof(uint32_t))) : 0);

@@ -9,7 +9,7 @@
 #include <memory>
 #include <new>
 
-#include "models/kv_scales.h"
+#include "models/kv_scale_names.h"
 
 namespace kvanta::models {
 

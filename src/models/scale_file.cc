@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/json.h"
 #include "base/memory_map.h"
@@ -23,9 +24,9 @@ constexpr size_t kMaxMatrixBytes = size_t{1} << 30;
 float ReadScale(const JsonObject& object, const std::string& key, const Json& value, double factor = 1.0) {
   if (value.is_number()) {
     const auto scale = static_cast<float>(value.get<double>() * factor);
-    if (std::isfinite(scale) && scale > 0) return scale;
+    if (IsScale(scale)) return scale;
   }
-  throw InputError(fmt::format("{} is {}; expected a finite number above 0{}", object.Name(key), Describe(value),
+  throw InputError(fmt::format("{} is {}; expected {}{}", object.Name(key), Describe(value), kScaleRange,
                                value == -1 ? " (-1 marks a scale that was never calibrated)" : ""));
 }
 
@@ -52,9 +53,21 @@ void AllowKeys(const JsonObject& object, std::initializer_list<std::string_view>
   }
 }
 
+// A layer's scales of K and V: one number for both, or [k, v] (SGLang).
+std::pair<float, float> ReadBothSides(const JsonObject& layers, const std::string& key, double factor) {
+  const Json& value = layers.Get(key);
+  if (!value.is_array()) {
+    const float scale = ReadScale(layers, key, value, factor);
+    return {scale, scale};
+  }
+  if (value.size() != 2) layers.Fail(key, "a number for K and V, or a list of both");
+  return {ReadScale(layers, key, value[0], factor), ReadScale(layers, key, value[1], factor)};
+}
+
 // {"model_type": ..., "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"<TP rank>": {"<layer>": float}}}}:
-// one factor for K and V, per rank of a tensor-parallel run. Rank r of n held KV heads [r kv_heads / n, ...), so its
-// factors become those heads' scales; with more ranks than heads, the ranks that shared a head must agree.
+// one factor for K and V, or a list of both, per rank of a tensor-parallel run. Rank r of n held KV heads [r kv_heads /
+// n, ...), so its factors become those heads' scales; with more ranks than heads, the ranks that shared a head must
+// agree.
 KvScales ReadByRank(const JsonObject& root, const ModelConfig& config) {
   AllowKeys(root, {"model_type", "kv_cache"});
   if (root.String("model_type", config.model_type) != config.model_type) {
@@ -87,15 +100,16 @@ KvScales ReadByRank(const JsonObject& root, const ModelConfig& config) {
       const int64_t first = rank * heads / count;
       const int64_t last = std::max(first + 1, (rank + 1) * heads / count);
       const std::string key = std::to_string(layer);
-      const float scale = ReadScale(layers, key, layers.Get(key), factor);
+      const auto [k_scale, v_scale] = ReadBothSides(layers, key, factor);
       for (int64_t head = first; head < last; ++head) {
-        float& k = scales.layers[layer].k.scale[head];
-        if (set[layer][head] && k != scale) {
+        float &k = scales.layers[layer].k.scale[head], &v = scales.layers[layer].v.scale[head];
+        if (set[layer][head] && (k != k_scale || v != v_scale)) {
           throw InputError(fmt::format("{} is {}, but another rank with the same KV head {} has {}", layers.Name(key),
-                                       scale, head, k));
+                                       k != k_scale ? k_scale : v_scale, head, k != k_scale ? k : v));
         }
         set[layer][head] = true;
-        k = scales.layers[layer].v.scale[head] = scale;
+        k = k_scale;
+        v = v_scale;
       }
     }
   }
@@ -243,6 +257,11 @@ void CheckSize(size_t bytes, size_t max_bytes, const std::string& name) {
   if (bytes > max_bytes) throw InputError(fmt::format("{}: {} bytes; at most {} are read", name, bytes, max_bytes));
 }
 
+void CheckEncoding(std::string_view file, const std::string& name) {
+  if (!file.starts_with("\xff\xfe") && !file.starts_with("\xfe\xff")) return;
+  throw InputError(fmt::format("{}: is encoded in UTF-16; save it in UTF-8", name));
+}
+
 // A safetensors file begins with the 8 bytes of a length below 2^56; JSON has no zero bytes.
 bool IsSafetensors(std::string_view file) {
   return file.size() >= 8 && file[7] == '\0';
@@ -252,6 +271,7 @@ bool IsSafetensors(std::string_view file) {
 
 KvScales ParseScaleFile(std::string_view file, const std::string& name, const ModelConfig& config,
                         std::string_view fingerprint) {
+  CheckEncoding(file, name);
   if (IsSafetensors(file)) return ReadSafetensors(file, name, config, fingerprint);
   CheckSize(file.size(), kMaxJsonBytes, name);
   const Json value = ParseJson(file, name);

@@ -46,8 +46,8 @@ BlockCount CountGroupedAttention(const ModelConfig& config, const LayerSpec& spe
   count.kept = count.matrices;
   if (config.qkv_bias) count.vectors += q + gates + 2 * kv;
   if (config.o_bias) count.vectors += hidden;
-  const bool of_all_heads = config.qk_norm_of_all_heads || config.qk_norm_by_head;
-  if (config.qk_norm) count.vectors += of_all_heads ? q + kv : int64_t{has_kv ? 2 : 1} * spec.head_dim;
+  const bool of_all_heads = config.qk_norm == QkNorm::kAllHeads || config.qk_norm == QkNorm::kOwnWeights;
+  if (config.qk_norm != QkNorm::kNone) count.vectors += of_all_heads ? q + kv : int64_t{has_kv ? 2 : 1} * spec.head_dim;
   if (config.attention_sinks) count.vectors += config.heads;
   return count;
 }
@@ -109,7 +109,8 @@ LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
                        : config.UsesMla() ? CountLatentAttention(config)
                                           : CountGroupedAttention(config, spec),
           .mlp = spec.moe ? CountMoe(config, spec)
-                          : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias, !config.mlp.squared_relu)};
+                          : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias,
+                                     config.mlp.kind != MlpKind::kSquaredRelu)};
 }
 
 // The table and the layers' gates and projections.
@@ -171,14 +172,15 @@ WeightCount CountWeights(const ModelConfig& config) {
   constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
   const int64_t per_layer_table =
       int64_t{config.vocab_size_per_layer_input} * config.layers * config.hidden_size_per_layer_input;
-  return {.matrices = matrices,
-          .mxfp4 = mxfp4,
-          .quantized = CountQuantized(config, layers),
-          .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
-          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) +
-                        per_layer_table,
-          .vectors = vectors + (norms * config.layers + 1) * hidden * (config.norm_bias ? 2 : 1) +
-                     (config.layer_scalars ? config.layers : 0)};
+  return {
+      .matrices = matrices,
+      .mxfp4 = mxfp4,
+      .quantized = CountQuantized(config, layers),
+      .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
+      .embeddings =
+          int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) + per_layer_table,
+      .vectors = vectors + (norms * config.layers + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
+                 (config.layer_scalars ? config.layers : 0)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

@@ -12,7 +12,7 @@
 #include "base/math.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
-#include "models/kv_scales.h"
+#include "models/kv_scale_names.h"
 
 namespace kvanta::models {
 namespace {

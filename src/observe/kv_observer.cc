@@ -110,7 +110,7 @@ void ForwardObserved(models::Model& model, const BackendFactory& make_backend, c
   std::vector<formats::LayerShape> shapes;
   std::vector<int> groups;
   for (const auto& layer : layout.layers) {
-    shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim, layer.IsRecurrent() ? layer.bytes : 0});
+    shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim, layer.state});
     groups.push_back(layer.group);
   }
   const formats::CacheLayout unquantized = formats::PlanCache(schemes, shapes, layout.page_size, groups);
@@ -123,7 +123,7 @@ void ForwardObserved(models::Model& model, const BackendFactory& make_backend, c
                           unquantized.layers, model.AttentionLayers(), observer);
   runner::Runner runner(model, max_rows, 1);
   while (pages.Length() < count) {
-    const int64_t rows = std::min(max_rows, count - pages.Length());
+    const int64_t rows = pages.StepTokens(std::min(max_rows, count - pages.Length()));
     pages.Reserve(rows);
     const runner::RunItem item{.tokens = tokens.subspan(static_cast<size_t>(pages.Length()), static_cast<size_t>(rows)),
                                .start = pages.Length(),

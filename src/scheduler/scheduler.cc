@@ -86,6 +86,7 @@ int64_t Scheduler::ChunkTokens(const Sequence& sequence) const {
   int64_t budget = budget_;
   if (config_.long_prompt_tokens > 0 && remaining > 1) budget = std::min(budget, config_.long_prompt_tokens);
   if (seconds_ < kNoLimit && remaining > 1) budget = TokensInTime(sequence, std::min(remaining, budget));
+  budget = sequence.pages.StepTokens(budget);
   if (remaining <= budget) return remaining;
   if (seconds_ < kNoLimit && budget < 2 * config_.page_size) return budget;
   const int64_t start = sequence.pages.Length();

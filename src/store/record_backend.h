@@ -1,5 +1,5 @@
 // A place where records of closed pages are kept: memory of the host, a folder, or a server that several machines
-// share. Its owner checks what comes from it (record_file.h), and has one thread that loads and one that writes; a
+// share. Its owner checks what comes from it (page_file.h), and has one thread that loads and one that writes; a
 // place may hang for a while in the functions that these call, but not in others. Thread-safe.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include "base/device.h"
 #include "kvanta/cache_folder.h"
-#include "store/record_file.h"
+#include "store/page_file.h"
 
 namespace kvanta::store {
 
@@ -44,7 +44,7 @@ struct WriteResult {
 
 struct RecordToWrite {
   RecordUse use;
-  std::span<const uint8_t> header;  // EncodeRecordHeader(); empty if the place needs none
+  std::span<const uint8_t> header;  // EncodePageHeader(); empty if the place needs none
   std::shared_ptr<const RecordContent> content;
 };
 
@@ -100,6 +100,25 @@ class RecordBackend {
   // Sets found[i] where ids[i] is there; nothing if the place does not answer. Returns the error's text.
   virtual std::string Find(std::span<const RecordId> ids, std::span<uint8_t> found) = 0;
   virtual std::vector<ReadResult> Read(std::span<const RecordId> ids) = 0;
+};
+
+// Reports the first error of a failure in one line for the operator, and no further one until it ends. Guarded by its
+// owner's mutex.
+class ErrorLatch {
+ public:
+  // place: RecordBackend::Name().
+  void Report(const std::string& place, const std::string& what, const std::string& why) {
+    if (!std::exchange(reported_, true)) {
+      text_ = place + ": " + what + ": " + why + "; the engine goes on without it and tries again";
+    }
+  }
+  void End() { reported_ = false; }
+  // Empty: nothing new.
+  std::string Take() { return std::exchange(text_, {}); }
+
+ private:
+  bool reported_ = false;
+  std::string text_;
 };
 
 }  // namespace kvanta::store

@@ -1,7 +1,7 @@
 // Records of closed pages in a folder that outlives the process and that several processes may share:
 //
 //   DIR/<identity>/identity.json     what the records depend on, for people and `kvanta cache ls`
-//   DIR/<identity>/<kk>/<key>-0q     a record (record_file.h); kk: first two digits of the key
+//   DIR/<identity>/<kk>/<key>-0q     a record (page_file.h); kk: first two digits of the key
 //
 // A file is visible only when it is whole. Total bytes are bounded: the least recently used files of all identities go
 // first, by their time of modification, which a use renews; that of a page is before that of the page before it.

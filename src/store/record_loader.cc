@@ -218,7 +218,7 @@ std::string RecordStore::CheckRecord(ReadResult result, const RecordId& id, std:
     return {};
   }
   const auto bytes = static_cast<size_t>(RecordBytes(record.group, record.kind));
-  const RecordView view = ReadRecord(result.bytes, identity_, id, tokens, bytes);
+  const PageFile view = ReadRecord(result.bytes, identity_, id, tokens, bytes);
   if (!view.fault.empty()) return view.fault;
   const size_t head = result.bytes.size() - bytes;
   record.payload = OwnBytes(std::move(result.bytes)).Part(head, bytes);

@@ -5,7 +5,7 @@
 #include "store/load.h"
 #include "store/record_folder.h"
 #include "store/record_memory.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::store {
 namespace {
@@ -30,12 +30,12 @@ RecordStore::RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spe
                                                                               .now = config_.now}));
   }
   if (!config_.server.empty()) {
-    AddTier(Place::kServer, MakeRecordServer({.url = config_.server,
-                                              .ttl_seconds = config_.server_ttl_seconds,
-                                              .identity = identity_,
-                                              .max_record_bytes = MaxRecordBytes(),
-                                              .now = config_.now,
-                                              .answer_seconds = config_.answer_seconds}));
+    AddTier(Place::kServer, MakeRedisServer({.url = config_.server,
+                                             .ttl_seconds = config_.server_ttl_seconds,
+                                             .identity = identity_,
+                                             .max_record_bytes = MaxRecordBytes(),
+                                             .now = config_.now,
+                                             .answer_seconds = config_.answer_seconds}));
   }
 }
 
@@ -69,7 +69,7 @@ RecordStore::~RecordStore() = default;
 size_t RecordStore::MaxRecordBytes() const {
   int64_t longest = 0;
   for (const auto& kinds : config_.record_bytes) longest = std::max({longest, kinds[0], kinds[1]});
-  return kRecordHeaderBytes + static_cast<size_t>(longest) + sizeof(int32_t) * static_cast<size_t>(spec_.page_size);
+  return kPageHeaderBytes + static_cast<size_t>(longest) + sizeof(int32_t) * static_cast<size_t>(spec_.page_size);
 }
 
 void RecordStore::AddTier(Place place, std::unique_ptr<RecordBackend> backend) {

@@ -35,7 +35,7 @@ struct RecordStoreConfig {
   std::shared_ptr<HostArena> memory;  // null: none
   std::string folder;                 // empty: none
   int64_t limit_bytes = 0;
-  std::string server;  // URL, with its password (record_servers.h); empty: none
+  std::string server;  // URL, with its password (redis_server.h); empty: none
   int64_t server_ttl_seconds = 0;
   std::string identity;                              // as in RecordFolderConfig
   std::vector<std::array<int64_t, 2>> record_bytes;  // [group][kind]
@@ -44,7 +44,7 @@ struct RecordStoreConfig {
   std::function<void()> before_read;   // for tests: before each read, on the loading thread
   std::function<void()> before_write;  // likewise: before each write, on the writing threads
   Clock now = Now;                     // clock of waits, limits and rates
-  double answer_seconds = 1;           // as in RecordServerConfig
+  double answer_seconds = 1;           // as in RedisServerConfig
 };
 
 struct LoadedPage {

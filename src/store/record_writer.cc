@@ -216,7 +216,7 @@ void RecordWriter::WriteRecords(std::span<const Job* const> jobs) {
       const RecordContent& content = *job->content;
       headers.emplace_back();
       if (backend_.NeedsHeader()) {
-        headers.back() = EncodeRecordHeader(identity_, job->use.id, content.tokens, content.Payload());
+        headers.back() = EncodePageHeader(identity_, job->use.id, content.tokens, content.Payload());
       }
       records.push_back({.use = job->use, .header = headers.back(), .content = job->content});
     }

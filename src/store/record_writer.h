@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "store/error_latch.h"
 #include "store/io_thread.h"
 #include "store/record_backend.h"
 

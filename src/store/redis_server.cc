@@ -16,7 +16,7 @@
 #include "base/math.h"
 #include "base/quote.h"
 #include "store/file_system.h"
-#include "store/redis_connection.h"
+#include "store/redis_client.h"
 #include "store/redis_server.h"
 
 namespace kvanta::store {
@@ -46,7 +46,7 @@ std::string ErrorText(const redisReply& reply) {
 // A connection that is made again when it is lost, at growing intervals.
 class Link {
  public:
-  Link(const RedisUrl& url, const RecordServerConfig& config, std::function<void()> on_connect)
+  Link(const RedisUrl& url, const RedisServerConfig& config, std::function<void()> on_connect)
       : url_(url), now_(config.now), answer_seconds_(config.answer_seconds), on_connect_(std::move(on_connect)) {}
 
   // The commands' replies. None if the server did not answer a moment ago: nothing was sent. Throws ConnectionError.
@@ -104,7 +104,7 @@ class Link {
 
 class RedisServer final : public RecordBackend {
  public:
-  explicit RedisServer(const RecordServerConfig& config)
+  explicit RedisServer(const RedisServerConfig& config)
       : name_(fmt::format("kv_store = {}", Quote(RedactUrl(config.url)))),
         url_(WithPassword(ParseRedisUrl(config.url))),
         prefix_(fmt::format("kvanta:{}:", IdentityName(config.identity))),
@@ -344,7 +344,19 @@ std::vector<ReadResult> RedisServer::Read(std::span<const RecordId> ids) {
 
 }  // namespace
 
-std::unique_ptr<RecordBackend> MakeRedisServer(const RecordServerConfig& config) {
+std::string RedactUrl(std::string_view url) {
+  const size_t at = url.rfind('@');
+  if (at == url.npos) return std::string(url);
+  const size_t scheme = url.find("://");
+  const size_t begin = scheme == url.npos || scheme > at ? 0 : scheme + 3;
+  return fmt::format("{}***{}", url.substr(0, begin), url.substr(at));
+}
+
+void CheckServerUrl(const std::string& url) {
+  ParseRedisUrl(url);
+}
+
+std::unique_ptr<RecordBackend> MakeRedisServer(const RedisServerConfig& config) {
   return std::make_unique<RedisServer>(config);
 }
 

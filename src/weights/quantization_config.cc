@@ -43,7 +43,9 @@ std::string ReadKvAlgorithm(const JsonObject& object, const char* key) {
   if (algorithm == "FP8") return "fp8_e4m3";
   if (algorithm == "NVFP4") return "nvfp4";
   if (algorithm == "FP8_K_NVFP4_V") return "k=fp8_e4m3,v=nvfp4";
-  object.Fail(key, "FP8, NVFP4, FP8_K_NVFP4_V or null");
+  if (algorithm == "FP8_AFFINE") return "k=fp8_e4m3+mean,v=fp8_e4m3";  // K's bias is a mean of each channel
+  if (algorithm == "NVFP4_AFFINE") return "k=nvfp4+mean,v=nvfp4";
+  object.Fail(key, "FP8, NVFP4, FP8_K_NVFP4_V, FP8_AFFINE, NVFP4_AFFINE or null");
 }
 
 // ModelOpt's kv_cache_quant_algo and, by the layers' attention modules, kv_cache_quantized_layers.
@@ -68,7 +70,22 @@ void ReadModelOptKvCache(const JsonObject& object, QuantizationConfig& config) {
   }
 }
 
-// compressed-tensors' kv_cache_scheme: the arguments of one quantizer.
+// The scheme of compressed-tensors' arguments of one quantizer.
+std::string ReadQuantizer(const JsonObject& arguments) {
+  const Json* dynamic = arguments.Find("dynamic");
+  if (dynamic != nullptr && *dynamic != false && *dynamic != "local") arguments.Fail("dynamic", "false");
+  if (!arguments.Bool("symmetric", true)) arguments.Fail("symmetric", "true");
+  if (arguments.String("type") != "float") arguments.Fail("type", "\"float\"");
+  const int64_t bits = arguments.Int("num_bits", 4, 8);
+  if (bits == 4) return "nvfp4";  // its blocks' scales are dynamic ("local")
+  if (bits != 8) arguments.Fail("num_bits", "8 (FP8) or 4 (NVFP4)");
+  if (dynamic != nullptr && *dynamic != false) arguments.Fail("dynamic", "false (static scales)");
+  const std::string strategy = arguments.String("strategy", "tensor");
+  if (strategy != "tensor" && strategy != "attn_head") arguments.Fail("strategy", "\"tensor\" or \"attn_head\"");
+  return "fp8_e4m3";
+}
+
+// compressed-tensors' kv_cache_scheme.
 std::string ReadKvScheme(const JsonObject& quantization) {
   constexpr const char* kKey = "kv_cache_scheme";
   const Json* scheme = quantization.Find(kKey);
@@ -77,38 +94,110 @@ std::string ReadKvScheme(const JsonObject& quantization) {
     if (*scheme == "static") return "fp8_e4m3";
     return ReadKvAlgorithm(quantization, kKey);  // ModelOpt's name, where compressed-tensors has no description of it
   }
-  const JsonObject arguments = quantization.Object(kKey);
-  if (arguments.Bool("dynamic", false)) {
-    arguments.Fail("dynamic", "false (static scales); choose a format with dynamic scales by --kv-cache-dtype");
+  return ReadQuantizer(quantization.Object(kKey));
+}
+
+bool HasTarget(const JsonObject& group, bool (*matches)(std::string_view target)) {
+  const Json* targets = group.Find("targets");
+  if (targets == nullptr || !targets->is_array()) return false;
+  return std::ranges::any_of(*targets, [&](const Json& target) {
+    return target.is_string() && matches(target.get_ref<const std::string&>());
+  });
+}
+
+bool IsAttention(std::string_view target) {
+  return target.find("Attention") != target.npos || target.ends_with("attn") || target.ends_with("attn$");
+}
+
+bool IsKeysOrValues(std::string_view target) {
+  return target.find("k_proj") != target.npos || target.find("v_proj") != target.npos;
+}
+
+// Groups of compressed-tensors whose quantizers are of keys and values: attention's inputs, or the outputs of k_proj
+// and v_proj.
+std::string ReadAttentionGroups(const JsonObject& quantization) {
+  constexpr const char *kGroups = "config_groups", *kInputs = "input_activations", *kOutputs = "output_activations";
+  std::string found;
+  if (!quantization.Has(kGroups) || !quantization.Get(kGroups).is_object()) return found;
+  const JsonObject groups = quantization.Object(kGroups);
+  for (const auto& [name, value] : groups.Value().items()) {
+    if (!value.is_object()) continue;
+    const JsonObject group = groups.Object(name);
+    const char* key = nullptr;
+    if (!group.Has("weights") && group.Has(kInputs) && HasTarget(group, IsAttention)) key = kInputs;
+    if (group.Has(kOutputs) && HasTarget(group, IsKeysOrValues)) key = kOutputs;
+    if (key == nullptr) continue;
+    const std::string scheme = ReadQuantizer(group.Object(key));
+    if (!found.empty() && found != scheme) group.Fail(key, fmt::format("what another group declares ({})", found));
+    found = scheme;
   }
-  if (!arguments.Bool("symmetric", true)) arguments.Fail("symmetric", "true");
-  if (arguments.String("type") != "float") arguments.Fail("type", "\"float\"");
-  const int64_t bits = arguments.Int("num_bits", 4, 8);
-  if (bits == 4) return "nvfp4";
-  if (bits != 8) arguments.Fail("num_bits", "8 (FP8) or 4 (NVFP4)");
-  const std::string strategy = arguments.String("strategy", "tensor");
-  if (strategy != "tensor" && strategy != "attn_head") arguments.Fail("strategy", "\"tensor\" or \"attn_head\"");
+  return found;
+}
+
+// Quark's arguments of the outputs of k_proj and v_proj.
+std::string ReadQuarkOutputs(const JsonObject& module) {
+  const JsonObject output = module.Object("output_tensors");
+  if (output.String("dtype") != "fp8_e4m3") output.Fail("dtype", "\"fp8_e4m3\"");
+  if (output.Bool("is_dynamic", false)) output.Fail("is_dynamic", "false (static scales)");
   return "fp8_e4m3";
 }
 
+// Modules by patterns in kv_cache_quant_config, or in layer_quant_config where "export" names them.
 std::string ReadQuarkKvCache(const JsonObject& quantization) {
-  if (!quantization.Has("kv_cache_quant_config")) return "";
-  const JsonObject layers = quantization.Object("kv_cache_quant_config");
-  for (const auto& [pattern, value] : layers.Value().items()) {
-    const JsonObject output = layers.Object(pattern).Object("output_tensors");
-    if (output.String("dtype") != "fp8_e4m3") output.Fail("dtype", "\"fp8_e4m3\"");
-    if (output.Bool("is_dynamic", false)) output.Fail("is_dynamic", "false (static scales)");
+  constexpr const char *kCache = "kv_cache_quant_config", *kLayers = "layer_quant_config", *kGroup = "kv_cache_group";
+  std::string scheme;
+  if (quantization.Has(kCache)) {
+    const JsonObject modules = quantization.Object(kCache);
+    for (const auto& [pattern, value] : modules.Value().items()) scheme = ReadQuarkOutputs(modules.Object(pattern));
   }
-  return layers.Value().empty() ? "" : "fp8_e4m3";
+  if (!quantization.Has("export") || !quantization.Get("export").is_object()) return scheme;
+  const JsonObject exported = quantization.Object("export");
+  if (!exported.Has(kGroup) || exported.Get(kGroup).empty()) return scheme;
+  if (!exported.Get(kGroup).is_array()) exported.Fail(kGroup, "a list of patterns of modules");
+  for (const Json& pattern : exported.Get(kGroup)) {
+    if (!pattern.is_string()) exported.Fail(kGroup, "a list of patterns of modules");
+    scheme = ReadQuarkOutputs(quantization.Object(kLayers).Object(pattern.get<std::string>()));
+  }
+  return scheme;
+}
+
+// auto-round's key, next to another method's.
+std::string ReadStaticKvDtype(const JsonObject& quantization) {
+  constexpr const char* kKey = "static_kv_dtype";
+  const std::string dtype = quantization.String(kKey, "");
+  if (dtype.empty() || dtype == "auto" || dtype == "float16" || dtype == "bfloat16") return "";
+  if (dtype == "fp8" || dtype == "float8_e4m3fn") return "fp8_e4m3";
+  quantization.Fail(kKey, "\"fp8\", \"float8_e4m3fn\" or null");
 }
 
 void ReadKvCache(const JsonObject& quantization, QuantizationConfig& config) {
   ReadModelOptKvCache(quantization, config);
-  const std::string scheme = ReadKvScheme(quantization);
-  if (!scheme.empty() && !config.kv_cache.empty() && scheme != config.kv_cache) {
-    quantization.Fail("kv_cache_quant_algo", fmt::format("what kv_cache_scheme declares ({})", scheme));
+  const bool is_quark = quantization.String("quant_method", "") == Name(QuantMethod::kQuark);
+  const std::pair<const char*, std::string> others[] = {
+      {"kv_cache_scheme", ReadKvScheme(quantization)},
+      {"config_groups", ReadAttentionGroups(quantization)},
+      {"kv_cache_quant_config", is_quark ? ReadQuarkKvCache(quantization) : ""},
+      {"static_kv_dtype", ReadStaticKvDtype(quantization)},
+  };
+  for (const auto& [key, scheme] : others) {
+    if (scheme.empty()) continue;
+    if (!config.kv_cache.empty() && scheme != config.kv_cache) {
+      quantization.Fail(key, fmt::format("the cache that another key declares ({}), not {}", config.kv_cache, scheme));
+    }
+    config.kv_cache = scheme;
   }
-  if (!scheme.empty()) config.kv_cache = scheme;
+}
+
+// Runs `read`, whose error is about the cache alone.
+template <class Read>
+void ReadDeclaredCache(QuantizationConfig& config, const Read& read) {
+  try {
+    read();
+  } catch (const InputError& error) {
+    config.kv_cache.clear();
+    config.kv_cache_layers.clear();
+    config.kv_cache_error = error.what();
+  }
 }
 
 // Matches the whole text; `*` stands for any characters.
@@ -163,11 +252,7 @@ QuantizationConfig ReadQuantizationConfig(const JsonObject& quantization) {
   if (config.format.codes == CodeType::kNone && config.method != QuantMethod::kMxfp4 && config.bits == 0) {
     config.method = QuantMethod::kNone;  // only the cache is declared
   }
-  if (method->method == QuantMethod::kQuark) {
-    config.kv_cache = ReadQuarkKvCache(quantization);
-  } else {
-    ReadKvCache(quantization, config);
-  }
+  ReadDeclaredCache(config, [&] { ReadKvCache(quantization, config); });
   return config;
 }
 
@@ -176,7 +261,7 @@ QuantizationConfig ReadHfQuantConfig(const JsonObject& root) {
   QuantizationConfig config;
   ReadModelOptMethod(quantization, config);
   if (config.format.codes != CodeType::kNone) config.method = QuantMethod::kModelOpt;
-  ReadModelOptKvCache(quantization, config);
+  ReadDeclaredCache(config, [&] { ReadModelOptKvCache(quantization, config); });
   return config;
 }
 

@@ -46,14 +46,17 @@ struct QuantizationConfig {
   // Scheme texts of single layers (ModelOpt's search): the other layers are not quantized. Empty: kv_cache is that of
   // all layers.
   std::map<int64_t, std::string> kv_cache_layers;
+  // Reason why the declared cache cannot be had, as an error's text; "" if it can, or none is declared. An explicit
+  // format overrides it.
+  std::string kv_cache_error;
 
   // True if a pattern of `ignored` covers the module: its name or a part of it of whole components, with `*` as a
   // wildcard, or a regular expression ("re:...").
   bool IsIgnored(std::string_view module) const;
 };
 
-// config.json's "quantization_config". Throws InputError for an unknown method (lists the known) and for settings that
-// are not supported.
+// config.json's "quantization_config". Throws InputError for an unknown method (lists the known) and for settings of
+// weights that are not supported; a cache that is not supported goes to kv_cache_error.
 QuantizationConfig ReadQuantizationConfig(const JsonObject& quantization);
 
 // The same for hf_quant_config.json of ModelOpt.

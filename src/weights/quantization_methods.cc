@@ -60,6 +60,7 @@ void SetIntegers(int bits, int64_t group, QuantizationConfig& config) {
 }
 
 constexpr QuantizedFormat kFp8Format = {CodeType::kE4M3, GroupScale::kF32, kWholeRow};
+constexpr QuantizedFormat kMxfp8Format = {CodeType::kE4M3, GroupScale::kE8M0, 32};
 constexpr QuantizedFormat kMxfp4Format = {CodeType::kE2M1, GroupScale::kE8M0, 32};
 constexpr QuantizedFormat kNvfp4Format = {CodeType::kE2M1, GroupScale::kE4M3, 16};
 
@@ -75,7 +76,7 @@ void ReadWeightArguments(const JsonObject& weights, QuantizationConfig& config) 
   }
   if (type != "float") weights.Fail("type", "\"int\" or \"float\"");
   if (bits == 8) {
-    config.format = kFp8Format;
+    config.format = group == kMxfp8Format.group ? kMxfp8Format : kFp8Format;
     if (group != 0) config.format.group = group;
     ReadBlock(weights, "block_structure", config);
     return;
@@ -137,7 +138,7 @@ void ReadCompressedTensorsMethod(const JsonObject& quantization, QuantizationCon
   if (format == "marlin-24" || format.find("sparse") != format.npos) {
     quantization.Fail("format",
                       "dense, naive-quantized, int-quantized, float-quantized, pack-quantized, nvfp4-pack-quantized, "
-                      "mxfp4-pack-quantized or mixed-precision");
+                      "mxfp4-pack-quantized, mxfp8-quantized or mixed-precision");
   }
   CheckTransforms(quantization);
   ReadConfigGroups(quantization, config);
@@ -158,10 +159,12 @@ void ReadModelOptMethod(const JsonObject& quantization, QuantizationConfig& conf
     config.format = kFp8Format;
     config.block = {128, 128};
     config.format.group = 128;
+  } else if (algorithm == "MXFP8") {
+    config.format = kMxfp8Format;
   } else if (algorithm == "NVFP4" || algorithm == "MIXED_PRECISION") {
     config.format = kNvfp4Format;
   } else {
-    quantization.Fail(kKey, "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, MIXED_PRECISION or null");
+    quantization.Fail(kKey, "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, MXFP8, NVFP4, MIXED_PRECISION or null");
   }
 }
 

@@ -16,60 +16,37 @@ constexpr bool AreE2m1(const FourBitValues& values) {
 }
 static_assert(AreE2m1(kFp4Values));
 
-constexpr int CodeBits(CodeType type) noexcept {
-  return type == CodeType::kE4M3 || type == CodeType::kInt8 ? 8 : 4;
-}
-
-// Groups that the kernels of a format have, the largest first.
-std::span<const int> KernelGroups(const QuantizedFormat& format) noexcept {
-  static constexpr int kRow[] = {128}, kInteger[] = {128, 32}, kNf4[] = {64}, kMx[] = {32}, kNv[] = {16};
-  if (format.codes == CodeType::kE2M1) {
-    if (format.scales == GroupScale::kE8M0) return kMx;
-    return format.scales == GroupScale::kE4M3 ? std::span<const int>(kNv) : std::span<const int>();
-  }
-  if (format.codes == CodeType::kNone || format.scales != GroupScale::kF32) return {};
-  if (format.codes == CodeType::kNf4) return kNf4;
-  return format.codes == CodeType::kE4M3 ? std::span<const int>(kRow) : std::span<const int>(kInteger);
-}
-
-int64_t StepBytes(const QuantizedFormat& format, int group) noexcept {
-  const int64_t groups = kStepWeights / group;
-  int64_t of_group = format.scales == GroupScale::kF32 ? 4 : 1;
-  if (format.codes == CodeType::kInt4) of_group += 1;
+int64_t StepBytes(const KernelFormat& format) noexcept {
+  const int64_t groups = kStepWeights / format.group;
+  const int64_t of_group = (format.scales == GroupScale::kF32 ? 4 : 1) + (HasZeroPoints(format.codes) ? 1 : 0);
   const int64_t of_column = kStepWeights * CodeBits(format.codes) / 8 + groups * of_group;
   return kStepColumns * (of_column + (format.scales == GroupScale::kE4M3 ? 4 : 0));
+}
+
+bool HasCodesAndScales(const KernelFormat& kernel, const QuantizedFormat& format) noexcept {
+  return kernel.codes == format.codes && kernel.scales == format.scales;
 }
 
 }  // namespace
 
 std::string_view Name(const QuantizedFormat& format) noexcept {
-  switch (format.codes) {
-    case CodeType::kE4M3:
-      return "E4M3";
-    case CodeType::kInt8:
-      return "INT8";
-    case CodeType::kInt4:
-      return "INT4";
-    case CodeType::kNf4:
-      return "NF4";
-    case CodeType::kE2M1:
-      return format.scales == GroupScale::kE4M3 ? "NVFP4" : "MXFP4";
-    case CodeType::kNone:
-      break;
+  for (const KernelFormat& kernel : kKernelFormats) {
+    if (HasCodesAndScales(kernel, format)) return kernel.name;
   }
   return "none";
 }
 
-int KernelGroup(const QuantizedFormat& format, int64_t in) noexcept {
-  for (const int group : KernelGroups(format)) {
-    if (format.group % group == 0 || format.group >= in) return group;
+int FindKernelFormat(const QuantizedFormat& format, int64_t in) noexcept {
+  for (int i = 0; i < kKernelFormatCount; ++i) {
+    const KernelFormat& kernel = kKernelFormats[i];
+    if (HasCodesAndScales(kernel, format) && (format.group % kernel.group == 0 || format.group >= in)) return i;
   }
-  return 0;
+  return -1;
 }
 
 int64_t QuantizedStepBytes(const QuantizedFormat& format, int64_t in) noexcept {
-  const int group = KernelGroup(format, in);
-  return group == 0 ? 0 : StepBytes(format, group);
+  const int found = FindKernelFormat(format, in);
+  return found < 0 ? 0 : StepBytes(kKernelFormats[found]);
 }
 
 const FourBitValues& ValuesOf(CodeType type) noexcept {
@@ -81,7 +58,7 @@ void QuantizedWeight::DequantizeRow(int64_t row, float* out) const {
   std::vector<float> scales(static_cast<size_t>(Groups()));
   ReadCodes(row, codes.data());
   ReadScales(row, scales.data());
-  if (format_.codes == CodeType::kInt4) ReadZeros(row, zeros.data());
+  if (HasZeroPoints(format_.codes)) ReadZeros(row, zeros.data());
   const auto value = [&](int64_t i) {
     const uint8_t code = codes[static_cast<size_t>(i)];
     switch (format_.codes) {

@@ -34,12 +34,37 @@ struct QuantizedFormat {
   int64_t group = 0;  // consecutive weights that share a scale; `in` where a whole row does
 };
 
-// "E4M3", "INT8", "INT4", "NF4", "MXFP4", "NVFP4" or "none".
+constexpr int CodeBits(CodeType type) noexcept {
+  return type == CodeType::kE4M3 || type == CodeType::kInt8 ? 8 : 4;
+}
+constexpr bool HasZeroPoints(CodeType type) noexcept {
+  return type == CodeType::kInt4;
+}
+
+// A format that kernels read.
+struct KernelFormat {
+  std::string_view name;
+  CodeType codes;
+  GroupScale scales;
+  int group;  // weights that share a scale: a divisor of 128
+};
+// The list of them: names, packed layouts, the kernels of every CPU unit and typed tests derive from it. A new one is
+// its line here and the reader of its tensors (quantized/). Of equal codes and scales, the largest group comes first.
+inline constexpr KernelFormat kKernelFormats[] = {
+    {"E4M3", CodeType::kE4M3, GroupScale::kF32, 128},  //
+    {"INT8", CodeType::kInt8, GroupScale::kF32, 128},  {"INT8", CodeType::kInt8, GroupScale::kF32, 32},
+    {"INT4", CodeType::kInt4, GroupScale::kF32, 128},  {"INT4", CodeType::kInt4, GroupScale::kF32, 32},
+    {"NF4", CodeType::kNf4, GroupScale::kF32, 64},     {"MXFP4", CodeType::kE2M1, GroupScale::kE8M0, 32},
+    {"NVFP4", CodeType::kE2M1, GroupScale::kE4M3, 16}, {"MXFP8", CodeType::kE4M3, GroupScale::kE8M0, 32},
+};
+inline constexpr int kKernelFormatCount = sizeof kKernelFormats / sizeof kKernelFormats[0];
+
+// Name of the kernel format with these codes and scales, or "none".
 std::string_view Name(const QuantizedFormat& format) noexcept;
 
-// Weights that share a scale in a packed weight with rows of `in`: the largest size that kernels have and that divides
-// the format's group. 0: no kernel reads the format.
-int KernelGroup(const QuantizedFormat& format, int64_t in) noexcept;
+// Index in kKernelFormats of a packed weight with rows of `in`: the format of the same codes and scales with the
+// largest group that divides the weight's. -1: no kernel reads it.
+int FindKernelFormat(const QuantizedFormat& format, int64_t in) noexcept;
 
 // Bytes of 128 k and 16 columns of a packed weight, or 0.
 int64_t QuantizedStepBytes(const QuantizedFormat& format, int64_t in) noexcept;

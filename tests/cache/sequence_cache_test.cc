@@ -158,6 +158,31 @@ TEST(SequenceCache, HitsEndWhereTheExactRecordIs) {
   EXPECT_EQ(world.pool.UsedBytes(), 0);
 }
 
+// The same prompt again, after an answer that goes on in other pages; and what goes on after the answer.
+TEST(SequenceCache, HitsEndWhereAPromptEnded) {
+  World world({{2, 1}});
+  const auto prompt = Tokens(3 * kPage + 3);
+  auto answered = prompt;
+  answered.resize(6 * kPage + 5, 8);
+  const auto run = [&](const std::vector<int32_t>& from, std::span<const int32_t> all) {
+    SequenceCache sequence(world.manager, "");
+    const int64_t hit = sequence.MatchPrefix(from);
+    for (int64_t length = static_cast<int64_t>(from.size()); sequence.Length() < std::ssize(all); ++length) {
+      EXPECT_TRUE(sequence.Reserve(length - sequence.Length()));
+      sequence.Commit(all.first(static_cast<size_t>(length)));
+    }
+    sequence.Finish(all);
+    return hit;
+  };
+  EXPECT_EQ(run(prompt, answered), 0);
+  EXPECT_EQ(run(prompt, answered), 3 * kPage) << "at once, not only after a miss";
+  auto next = answered;
+  next.resize(8 * kPage, 9);
+  EXPECT_EQ(run(next, next), 6 * kPage) << "the answer's last full page";
+  world.prefix.Clear();
+  EXPECT_EQ(world.pool.UsedBytes(), 0);
+}
+
 TEST(SequenceCache, AdoptsTheTreesEqualPage) {
   World world({{0, 0}});
   const auto tokens = Tokens(kPage);

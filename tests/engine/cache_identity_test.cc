@@ -4,15 +4,19 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 
+#include "engine/exported_page.h"
 #include "engine/requests.h"
 #include "isa_environment.h"
 #include "kernels/ops.h"
-#include "store/page_key.h"
+#include "store/page_file.h"
 
 namespace kvanta::engine {
 namespace {
@@ -67,6 +71,26 @@ constexpr GoldenPages kGolden[] = {
     {"zen4", "mla_fp8", "auto", true, "7b0220a9be48bf9334308a234bc31fd4ef96611be3d22bf2b0b9edc585b60739"},
 };
 
+// The digests are of canonical bytes after a header of JSON, as pages were exported when they were recorded.
+std::string RecordedBytes(const ExportedPage& exported) {
+  std::string json = PageHeaderToJson(exported.header);
+  if (exported.kind == formats::RecordKind::kExact) {
+    const std::string_view quantized = R"("record":"quantized")";
+    json.replace(json.find(quantized), quantized.size(), R"("record":"exact")");
+  }
+  json.resize((json.size() + 15) / 16 * 16, ' ');
+  const std::vector<uint8_t> payload = exported.Canonical();
+  std::string bytes = "KVANTAPG";
+  const auto append = [&bytes](auto number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  append(uint32_t{1});
+  append(static_cast<uint32_t>(json.size()));
+  append(uint64_t{payload.size()});
+  const std::string rest = json + std::string(payload.begin(), payload.end());
+  const std::string summed = bytes + rest;
+  append(uint64_t{XXH64(summed.data(), summed.size(), 0)});
+  return bytes + rest;
+}
+
 std::string PagesDigest(const GoldenPages& golden) {
   EngineConfig config = TinyConfig(golden.latents ? LatentModel() : Model(), golden.format);
   config.isa = golden.isa;
@@ -77,10 +101,7 @@ std::string PagesDigest(const GoldenPages& golden) {
   std::vector<float> logits(tokens.size() * 96);
   engine.Logits(tokens, 0, logits, true);
   std::string bytes;
-  for (int page = 0; page < 5; ++page) {
-    const auto file = engine.ExportPage(tokens, page);
-    bytes.append(file.begin(), file.end());
-  }
+  for (int page = 0; page < 5; ++page) bytes += RecordedBytes(Export(engine, tokens, page));
   return store::Hex(store::IdentityKey(bytes));
 }
 

@@ -236,7 +236,7 @@ TEST_P(GpuOffloadTest, CopiesComeFromPageLockedMemory) {
   EXPECT_EQ(device.AsyncBytes(), device.PageLockedBytes());
 }
 
-// Scales that the first prompt gives change the pages: what is kept is known from then on.
+// Measured scales change the pages, which are kept.
 TEST_P(GpuOffloadTest, MeasuredScalesComeFirst) {
   EngineConfig config = Config({"int8"}, 1, kUsers);
   config.calculate_kv_scales = true;

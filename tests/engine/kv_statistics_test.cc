@@ -8,8 +8,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "engine/exported_page.h"
 #include "engine/requests.h"
-#include "formats/page_file.h"
 
 namespace kvanta::engine {
 namespace {
@@ -39,11 +39,10 @@ std::vector<float> KeysOfPages(Engine& engine, std::span<const int32_t> tokens, 
   engine.Logits(tokens, 0, logits, true);
   std::vector<float> keys;
   for (size_t index = 0; index * 16 < tokens.size(); ++index) {
-    const std::vector<uint8_t> file = engine.ExportPage(tokens, static_cast<int>(index));
-    const formats::PageFile page = formats::ReadPageFile(file, "page");
+    const ExportedPage exported = Export(engine, tokens, static_cast<int>(index));
     std::vector<float> cell(size_t{16} * 32);
-    std::memcpy(cell.data(), page.payload.data() + page.header.layout.layers[static_cast<size_t>(layer)].KCell(head),
-                cell.size() * sizeof(float));
+    const int64_t at = exported.header.layout.layers[static_cast<size_t>(layer)].KCell(head);
+    std::memcpy(cell.data(), exported.Canonical().data() + at, cell.size() * sizeof(float));
     keys.insert(keys.end(), cell.begin(), cell.end());
   }
   return keys;

@@ -1,4 +1,5 @@
 // Static scales: given, measured, or missing; the scales that the cache reports.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -27,8 +28,8 @@ TEST(Scales, MissingScalesAreOneWithAWarning) {
   }
   ASSERT_EQ(log.lines.size(), 1u);
   EXPECT_EQ(log.lines[0],
-            "no KV scales were given: layers 0-1 use 1.0; 0.0000 % of the values of a probe of 64 tokens saturated; "
-            "see quantization_param_path and calculate_kv_scales");
+            "no KV scales were given: layers 0-1 use 1.0; 0.0000 % of the values of a probe of 64 tokens saturated, "
+            "0.0610 % became zero");
 }
 
 TEST(Scales, TheWarningMeasuresSaturation) {
@@ -42,11 +43,62 @@ TEST(Scales, TheWarningMeasuresSaturation) {
   Engine engine(config);
   ASSERT_EQ(log.lines.size(), 1u);
   EXPECT_NE(log.lines[0].find("layers 0 use 1.0"), std::string::npos) << log.lines[0];
-  EXPECT_EQ(log.lines[0].find(" 0.0000 %"), std::string::npos) << log.lines[0];
+  EXPECT_EQ(log.lines[0].find(" 0.0000 % of the values"), std::string::npos) << log.lines[0];
+  EXPECT_NE(log.lines[0].find("; see calculate_kv_scales and quantization_param_path"), std::string::npos);
   std::mt19937_64 random(1);
   ColdLogits(engine, RandomTokens(random, 64));
   EXPECT_GT(engine.Stats().layers[0].k_saturated, 0);
   EXPECT_EQ(engine.Stats().layers[0].v_saturated, 0);
+}
+
+TEST(Scales, TheWarningMeasuresUnderflow) {
+  Log log;
+  TinyShape shape;
+  shape.value_gain = 1e-3F;
+  const TinyModel quiet(shape);
+  EngineConfig config = TinyConfig(quiet, "fp8_e4m3");
+  config.on_warning = log.Sink();
+  const Engine engine(config);
+  ASSERT_EQ(log.lines.size(), 1u);
+  EXPECT_NE(log.lines[0].find(" of V of layer "), std::string::npos) << log.lines[0];
+  EXPECT_NE(log.lines[0].find("; see calculate_kv_scales and quantization_param_path"), std::string::npos);
+}
+
+std::string ScaleFile(const weights::TempFolder& folder, float scale) {
+  return folder.Write("scales.json", fmt::format(R"({{"kv_cache": {{"dtype": "float8_e4m3fn", "scaling_factor":
+      {{"0": {{"0": {0}, "1": {0}}}}}}}}})",
+                                                 scale));
+}
+
+TEST(Scales, GivenOnesAreProbed) {
+  const weights::TempFolder folder;
+  for (const auto& [scale, problem] :
+       {std::pair(1e-6F, " % of the values of a probe"), std::pair(1e4F, " of layer "), std::pair(0.03F, "")}) {
+    Log log;
+    EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
+    config.quantization_param_path = ScaleFile(folder, scale);
+    config.on_warning = log.Sink();
+    const Engine engine(config);
+    ASSERT_EQ(log.lines.size(), *problem == '\0' ? 0u : 1u) << scale;
+    if (log.lines.empty()) continue;
+    EXPECT_NE(log.lines[0].find("the KV scales of layers 0-1 do not fit this model"), std::string::npos);
+    EXPECT_NE(log.lines[0].find(problem), std::string::npos) << log.lines[0];
+  }
+}
+
+TEST(Scales, KeysAboveTheRangeOfFp16AreNamedOnce) {
+  Log log;
+  TinyShape shape;
+  shape.key_gain = 1e6F;
+  const TinyModel loud(shape);
+  EngineConfig config = TinyConfig(loud, "fp16");
+  config.on_warning = log.Sink();
+  Engine engine(config);
+  EXPECT_TRUE(log.lines.empty());
+  for (const char* id : {"a", "b"}) RunOne(engine, {.id = id, .prompt = {1, 2, 3}, .sampling = Greedy(2)});
+  ASSERT_EQ(log.lines.size(), 1u);
+  EXPECT_NE(log.lines[0].find("values of K of layer 0 were above the largest of fp16"), std::string::npos);
+  EXPECT_NE(log.lines[0].find("kv_cache_dtype = bf16 has their range"), std::string::npos) << log.lines[0];
 }
 
 TEST(Scales, FormatsWithoutStaticScalesDoNotWarn) {
@@ -90,7 +142,7 @@ TEST(Scales, ABrokenFileIsAnError) {
   EXPECT_THROW(Engine{config}, InputError);
 }
 
-TEST(Scales, ACacheFolderThatCannotBeMadeIsAnErrorBeforeTheyAreMeasured) {
+TEST(Scales, ACacheFolderThatCannotBeMadeIsAnError) {
   const weights::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.calculate_kv_scales = true;
@@ -98,46 +150,75 @@ TEST(Scales, ACacheFolderThatCannotBeMadeIsAnErrorBeforeTheyAreMeasured) {
   EXPECT_THROW(Engine{config}, InputError);
 }
 
-TEST(Scales, MeasuredOnTheFirstPromptAndFrozen) {
+TEST(Scales, MeasuredOnAProbeWhateverTheFirstPromptIs) {
   Log log;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.calculate_kv_scales = true;
   config.on_warning = log.Sink();
   Engine engine(config);
-  EXPECT_TRUE(log.lines.empty());
-  std::mt19937_64 random(3);
-  const auto prompt = RandomTokens(random, 100);
-  const auto first = RunOne(engine, {.id = "a", .prompt = prompt, .sampling = Greedy(10)});
   ASSERT_EQ(log.lines.size(), 1u);
-  EXPECT_NE(log.lines[0].find("layers 0-1 measured on the first 100 tokens and frozen"), std::string::npos);
-  const EngineStats after_first = engine.Stats();
-  for (const LayerStats& layer : after_first.layers) {
+  EXPECT_NE(log.lines[0].find("layers 0-1 measured on a probe of 128 tokens"), std::string::npos) << log.lines[0];
+  const EngineStats at_start = engine.Stats();
+  for (const LayerStats& layer : at_start.layers) {
     ASSERT_EQ(layer.k_scale.size(), 2u);
     for (const float scale : layer.k_scale) EXPECT_NE(scale, 1.0F);
     EXPECT_NE(layer.k_scale[0], layer.k_scale[1]) << "per head";
-    EXPECT_EQ(layer.k_saturated, 0) << "a factor of two is left above the prompt's largest";
   }
-  EXPECT_EQ(after_first.layers[0].k_values, (100 + 9) * 2 * 32) << "the measuring pass wrote nothing that counts";
-  RunOne(engine, {.id = "b", .prompt = RandomTokens(random, 60), .sampling = Greedy(10)});
-  EXPECT_EQ(engine.Stats().layers[0].k_scale, after_first.layers[0].k_scale);
+  EXPECT_EQ(at_start.layers[0].k_values, 0) << "the measuring pass wrote nothing that counts";
+  std::mt19937_64 random(3);
+  const auto prompt = RandomTokens(random, 100);
+  const auto first = RunOne(engine, {.id = "a", .prompt = prompt, .sampling = Greedy(10)});
+  EXPECT_EQ(engine.Stats().layers[0].k_scale, at_start.layers[0].k_scale);
+  EXPECT_EQ(engine.Stats().layers[0].k_saturated, 0) << "a factor of two is left above the probe's largest";
   EXPECT_EQ(log.lines.size(), 1u);
-  // The same first prompt gives the same scales, however it arrives.
+  // Another first prompt, of one token, as a health probe sends it.
   Engine again(config);
-  ColdLogits(again, prompt, 7);
-  EXPECT_EQ(again.Stats().layers[1].v_scale, after_first.layers[1].v_scale);
+  RunOne(again, {.id = "h", .prompt = {1}, .sampling = Greedy(1)});
+  EXPECT_EQ(again.Stats().layers[1].v_scale, at_start.layers[1].v_scale);
   EXPECT_EQ(RunOne(again, {.id = "a", .prompt = prompt, .sampling = Greedy(10)}).tokens, first.tokens);
 }
 
-TEST(Scales, AutoUsesTheCheckpointsDeclaration) {
+TinyShape Declaring(const std::string& scheme) {
   TinyShape shape;
-  shape.extra = R"(, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme":
-      {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true}})";
-  const TinyModel declared(shape);
-  EXPECT_THROW(Engine{TinyConfig(declared, "auto")}, InputError) << "declared, but the scales are missing";
+  shape.extra = R"(, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": )" + scheme + "}";
+  return shape;
+}
+
+TEST(Scales, AutoUsesTheCheckpointsDeclaration) {
+  const TinyModel declared(
+      Declaring(R"({"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true})"));
+  Log log;
+  EngineConfig config = TinyConfig(declared, "auto");
+  config.on_warning = log.Sink();
+  const Engine engine(config);
+  EXPECT_EQ(engine.Config().kv_cache_dtype, "fp8_e4m3");
+  EXPECT_EQ(engine.Stats().layers[0].k_scale, (std::vector<float>{1, 1})) << "no scale anywhere: as ModelOpt's cast";
+  ASSERT_EQ(log.lines.size(), 1u);
+  EXPECT_NE(log.lines[0].find("no KV scales were given"), std::string::npos);
   EXPECT_NO_THROW(Engine{TinyConfig(declared, "int8")}) << "a cache that needs none must not care";
   EngineConfig plain = TinyConfig(Model(), "auto");
-  const Engine engine(plain);
-  EXPECT_EQ(engine.Config().kv_cache_dtype, "fp32") << "the checkpoint's own dtype";
+  const Engine other(plain);
+  EXPECT_EQ(other.Config().kv_cache_dtype, "fp32") << "the checkpoint's own dtype";
+}
+
+TEST(Scales, AnExplicitFormatBeatsADeclaration) {
+  for (const char* scheme : {R"({"num_bits": 8, "type": "float", "dynamic": true})",
+                             R"({"num_bits": 8, "type": "int"})", R"({"num_bits": 6, "type": "float"})"}) {
+    const TinyModel declared(Declaring(scheme));
+    try {
+      const Engine engine(TinyConfig(declared, "auto"));
+      FAIL() << "auto must not pass over " << scheme;
+    } catch (const InputError& error) {
+      EXPECT_NE(std::string(error.what()).find("kv_cache_dtype = auto follows the checkpoint: choose another"),
+                std::string::npos)
+          << error.what();
+    }
+    for (const char* format : {"bf16", "int8", "int4", "fp8"}) {
+      EXPECT_NO_THROW(Engine{TinyConfig(declared, format)}) << format << " " << scheme;
+      EngineConfig plan = TinyConfig(declared, format);
+      EXPECT_NO_THROW(PlanCacheBytes(plan)) << format;
+    }
+  }
 }
 
 }  // namespace

@@ -31,8 +31,9 @@ struct TinyShape {
   int full_layers = 0;  // with a sliding window: the first layers, which have none
   int rank = 0;         // above 0: latents of this many channels, and rope_dim rotated ones
   int rope_dim = 16;
-  int experts = 0;         // above 0, with latents: of all layers but the first; two take a row, one more takes all
-  float key_gain = 2.0F;   // with a gain, so that attention is not nearly uniform
+  int experts = 0;        // above 0, with latents: of all layers but the first; two take a row, one more takes all
+  float key_gain = 2.0F;  // with a gain, so that attention is not nearly uniform
+  float value_gain = 1.0F;
   std::string extra = {};  // more lines of config.json, each beginning with a comma
 };
 
@@ -66,7 +67,7 @@ class TinyModel {
       } else {
         add(prefix + "self_attn.q_proj.weight", shape.heads * shape.head_dim, shape.hidden, 2.0F);
         add(prefix + "self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, shape.key_gain);
-        add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 1.0F);
+        add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, shape.value_gain);
         for (const char* norm : {"q_norm", "k_norm"}) {
           if (shape.full_layers == 0) break;
           writer.Add(fmt::format("{}self_attn.{}.weight", prefix, norm), {shape.head_dim},

@@ -86,6 +86,11 @@ TEST(SchemeText, AliasesAndNamesOfOtherEngines) {
                                                                   {"16", "fp8_e4m3"},
                                                                   {"17", "fp8_e5m2"},
                                                                   {"fp8_inc", "fp8_e4m3"},
+                                                                  {"float8_e4m3fn", "fp8_e4m3"},
+                                                                  {"e5m2", "fp8_e5m2"},
+                                                                  {"nvfp4_ds_mla", "mla_nvfp4"},
+                                                                  {"fp8_k_nvfp4_v", "k=fp8_e4m3,v=nvfp4"},
+                                                                  {"ultraquant_4bit", "k=mxfp4+hadamard,v=mxfp4"},
                                                                   {"fp8_e5m2", "fp8_e5m2"},
                                                                   {"fp4_mx_block16", "fp4_e2m1"}};
   for (const auto& [typed, meant] : names) {
@@ -184,6 +189,7 @@ TEST(SchemeText, UnknownNamesListTheKnownAndSuggestTheNearest) {
   EXPECT_THAT(Refusal("INT4"), HasSubstr("did you mean 'int4'"));
   EXPECT_THAT(Refusal("int2"), HasSubstr("did you mean 'int2_g32'")) << "not int8, as near as it may be";
   EXPECT_THAT(Refusal("k=Int6,v=int4"), HasSubstr("did you mean 'int6_g32'"));
+  EXPECT_THAT(Refusal("8,8"), HasSubstr("named apart as in k=int8,v=int4")) << "ExLlamaV3's bits of K and V";
   EXPECT_THAT(Refusal("turboquant_4bit"), HasSubstr("did you mean 'turboquant_4bit_nc'"));
   EXPECT_THAT(Refusal(""), HasSubstr("available"));
   EXPECT_THAT(Refusal(std::string(10000, 'x')).size(), testing::Lt(600U));
@@ -237,7 +243,7 @@ TEST(SchemeText, BadSyntaxIsRefused) {
   EXPECT_THAT(Refusal("k=int8,v=int4,"), HasSubstr("side '' is neither k nor v"));
   EXPECT_THAT(Refusal("k=int8,w=int4"), HasSubstr("'w' is neither k nor v"));
   EXPECT_THAT(Refusal("k=int8,v="), HasSubstr("available"));
-  EXPECT_THAT(Refusal("int8,int4"), HasSubstr("unknown"));
+  EXPECT_THAT(Refusal("int8,int4"), HasSubstr("named apart"));
   EXPECT_THAT(Refusal("int4+exact=open+exact=none"), HasSubstr("exact is given twice"));
   EXPECT_THAT(Refusal("k=int4+sink=1,v=int4+sink=1"), HasSubstr("sink is given twice"));
   EXPECT_THAT(Refusal("int4+hadamard-hadamard"), HasSubstr("hadamard is given twice"));

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "fuzz/fuzz_input.h"
-#include "store/record_servers.h"
-#include "store/redis_connection.h"
+#include "store/redis_client.h"
+#include "store/redis_server.h"
 
 using namespace kvanta;  // NOLINT(google-build-using-namespace)
 

@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     config.layers = 2;
     config.kv_heads = 2;
     models::FillLayerSpecs(config);
-    models::ReadScaleTensors(tensors, "fuzz", config);
+    models::ReadScaleTensors(weights::Checkpoint::OfTensors(tensors, "fuzz"), config);
   });
   fuzz::MustReadOrRefuse([&] { weights::ParseShardIndex(fuzz::Text(file), "fuzz"); });
   return 0;

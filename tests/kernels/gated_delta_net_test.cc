@@ -42,7 +42,7 @@ struct DeltaLayer {
 // Records of states, and segments of sequences that all read the layer's rows.
 struct DeltaStates {
   DeltaStates(const DeltaLayer& layer, int64_t records)
-      : bytes(layer.shape.StateBytes()), memory(static_cast<size_t>(records * bytes), 0xFF) {}
+      : bytes(layer.shape.State().Bytes()), memory(static_cast<size_t>(records * bytes), 0xFF) {}
 
   cache::StateStep Step() {
     return {.segments = segments, .first_segments = first, .base = memory.data(), .record_bytes = bytes};

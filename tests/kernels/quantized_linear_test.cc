@@ -226,20 +226,26 @@ TEST_P(QuantizedLinearTest, TakesTheBytesThatAPlanCounts) {
   EXPECT_EQ(Make(*ops, w)->WeightBytes(), 3 * 3 * weights::QuantizedStepBytes(Format(300), 300));
 }
 
-std::vector<QuantizedCase> QuantizedCases() {
-  const std::pair<const char*, weights::QuantizedFormat> formats[] = {
-      {"e4m3_row", {weights::CodeType::kE4M3, weights::GroupScale::kF32, 0}},
-      {"e4m3_128", {weights::CodeType::kE4M3, weights::GroupScale::kF32, 128}},
-      {"int8_row", {weights::CodeType::kInt8, weights::GroupScale::kF32, 0}},
-      {"int8_32", {weights::CodeType::kInt8, weights::GroupScale::kF32, 32}},
-      {"int4_row", {weights::CodeType::kInt4, weights::GroupScale::kF32, 0}},
-      {"int4_128", {weights::CodeType::kInt4, weights::GroupScale::kF32, 128}},
-      {"int4_64", {weights::CodeType::kInt4, weights::GroupScale::kF32, 64}},
-      {"int4_32", {weights::CodeType::kInt4, weights::GroupScale::kF32, 32}},
-      {"nf4", {weights::CodeType::kNf4, weights::GroupScale::kF32, 64}},
-      {"mxfp4", {weights::CodeType::kE2M1, weights::GroupScale::kE8M0, 32}},
-      {"nvfp4", {weights::CodeType::kE2M1, weights::GroupScale::kE4M3, 16}},
+// Every format that kernels read, and groups that others divide: a row, 64 weights.
+std::vector<std::pair<std::string, weights::QuantizedFormat>> TestedFormats() {
+  using weights::CodeType, weights::GroupScale;
+  std::vector<std::pair<std::string, weights::QuantizedFormat>> formats = {
+      {"e4m3_row", {CodeType::kE4M3, GroupScale::kF32, 0}},
+      {"int8_row", {CodeType::kInt8, GroupScale::kF32, 0}},
+      {"int4_row", {CodeType::kInt4, GroupScale::kF32, 0}},
+      {"int4_64", {CodeType::kInt4, GroupScale::kF32, 64}},
   };
+  for (const weights::KernelFormat& format : weights::kKernelFormats) {
+    std::string name(format.name);
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+    if (!name.starts_with("nf") && format.scales == GroupScale::kF32) name += "_" + std::to_string(format.group);
+    formats.push_back({name, {format.codes, format.scales, format.group}});
+  }
+  return formats;
+}
+
+std::vector<QuantizedCase> QuantizedCases() {
+  const auto formats = TestedFormats();
   std::vector<QuantizedCase> cases;
   for (const Unit& unit : Units()) {
     for (const auto& [name, format] : formats) cases.push_back({unit, unit.name + "_" + name, format});
@@ -271,6 +277,16 @@ TEST(QuantizedLinear, RejectsScalesBeyondFloat32) {
   RandomWeight w(4, 128, {weights::CodeType::kE4M3, weights::GroupScale::kF32, 128}, 1);
   w.scales_[2] = 3e38F;
   const weights::QuantizedView view{&w};
+  EXPECT_THROW(ops->MakeQuantizedLinear({&view, 1}, {}), InputError);
+}
+
+TEST(QuantizedLinear, RejectsPowersOfTwoThatTheFactorOfE4M3CodesLeavesInfinite) {
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
+  RandomWeight w(4, 128, {weights::CodeType::kE4M3, weights::GroupScale::kE8M0, 32}, 1);
+  const weights::QuantizedView view{&w};
+  w.scale_codes_[2] = 246;
+  EXPECT_NE(ops->MakeQuantizedLinear({&view, 1}, {}), nullptr);
+  w.scale_codes_[2] = 247;
   EXPECT_THROW(ops->MakeQuantizedLinear({&view, 1}, {}), InputError);
 }
 

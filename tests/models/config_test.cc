@@ -62,7 +62,7 @@ TEST(Config, Llama) {
   EXPECT_EQ(config.layer_specs[0].rope.rotary_dim, 16);
   EXPECT_EQ(config.kv_heads, 2);
   EXPECT_TRUE(config.tied_embeddings);
-  EXPECT_FALSE(config.qkv_bias || config.o_bias || config.mlp.bias || config.qk_norm);
+  EXPECT_FALSE(config.qkv_bias || config.o_bias || config.mlp.bias || config.qk_norm != QkNorm::kNone);
   EXPECT_THAT(config.eos_token_ids, ElementsAre(2));
   EXPECT_EQ(config.bos_token_id, 1);
   EXPECT_EQ(config.declared_kv_cache, "");
@@ -109,7 +109,7 @@ TEST(Config, HeadDimOfItsOwn) {
   json qwen3 = With(Qwen2(), "architectures", {"Qwen3ForCausalLM"});
   qwen3["model_type"] = "qwen3";
   EXPECT_EQ(Parse(qwen3).head_dim, 128);  // the class's default, not hidden / heads
-  EXPECT_TRUE(Parse(qwen3).qk_norm);
+  EXPECT_EQ(Parse(qwen3).qk_norm, QkNorm::kPerHead);
 }
 
 TEST(Config, Biases) {
@@ -208,14 +208,57 @@ TEST(Config, DeclaredKvCache) {
   EXPECT_EQ(Parse(with_scheme()).declared_kv_cache, "fp8_e4m3");
   scheme["strategy"] = "attn_head";
   EXPECT_EQ(Parse(with_scheme()).declared_kv_cache, "fp8_e4m3");
-  scheme["strategy"] = "channel";
-  EXPECT_THAT(ErrorOf(with_scheme()), HasSubstr("kv_cache_scheme.strategy' is 'channel'"));
-  scheme = {{"num_bits", 8}, {"type", "int"}};
-  EXPECT_THAT(ErrorOf(with_scheme()), HasSubstr("'int'; expected \"float\""));
-  scheme = {{"num_bits", 8}, {"type", "float"}, {"dynamic", true}};
-  EXPECT_THAT(ErrorOf(with_scheme()), HasSubstr("expected false"));
-  scheme = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+  // Not known: an explicit format overrides it.
+  const std::pair<json, const char*> unknown[] = {
+      {{{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}, "kv_cache_scheme.strategy' is 'channel'"},
+      {{{"num_bits", 8}, {"type", "float"}, {"strategy", "token"}}, "kv_cache_scheme.strategy' is 'token'"},
+      {{{"num_bits", 8}, {"type", "int"}}, "'int'; expected \"float\""},
+      {{{"num_bits", 6}, {"type", "float"}}, "8 (FP8) or 4 (NVFP4)"},
+      {{{"num_bits", 8}, {"type", "float"}, {"symmetric", false}}, "expected true"},
+      {{{"num_bits", 8}, {"type", "float"}, {"dynamic", true}}, "expected false"},
+      {{{"num_bits", 8}, {"type", "float"}, {"dynamic", "local"}}, "expected false"},
+  };
+  for (const auto& [arguments, error] : unknown) {
+    scheme = arguments;
+    const ModelConfig config = Parse(with_scheme());
+    EXPECT_THAT(config.declared_kv_cache_error, HasSubstr(error));
+    EXPECT_EQ(config.declared_kv_cache, "");
+  }
+  scheme = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", "local"}};
   EXPECT_EQ(Parse(with_scheme()).declared_kv_cache, "nvfp4");
+}
+
+TEST(Config, EveryDeclarationIsSeen) {
+  const json fp8 = {{"num_bits", 8}, {"type", "float"}, {"dynamic", false}};
+  const json quark = {{"output_tensors", {{"dtype", "fp8_e4m3"}, {"is_dynamic", false}}}};
+  const auto groups = [](const json& group) {
+    return json{{"quant_method", "compressed-tensors"}, {"config_groups", {{"group_0", group}}}};
+  };
+  const std::pair<json, const char*> declarations[] = {
+      {groups({{"targets", {"LlamaAttention"}}, {"input_activations", fp8}}), "fp8_e4m3"},
+      {groups({{"targets", {"re:.*self_attn$"}}, {"input_activations", fp8}}), "fp8_e4m3"},
+      {groups({{"targets", {"re:.*k_proj", "re:.*v_proj"}}, {"output_activations", fp8}}), "fp8_e4m3"},
+      {groups({{"targets", {"Linear"}}, {"input_activations", fp8}}), ""},
+      {{{"quant_method", "quark"}, {"kv_cache_quant_config", {{"*k_proj", quark}}}}, "fp8_e4m3"},
+      {{{"quant_method", "quark"},
+        {"layer_quant_config", {{"*k_proj", quark}, {"*v_proj", quark}}},
+        {"export", {{"kv_cache_group", {"*k_proj", "*v_proj"}}}}},
+       "fp8_e4m3"},
+      {{{"quant_method", "fp8"}, {"static_kv_dtype", "fp8"}}, "fp8_e4m3"},
+      {{{"quant_method", "fp8"}, {"static_kv_dtype", "float16"}}, ""},
+      {{{"quant_method", "modelopt"}, {"kv_cache_quant_algo", "FP8_AFFINE"}}, "k=fp8_e4m3+mean,v=fp8_e4m3"},
+      {{{"quant_method", "modelopt"}, {"kv_cache_quant_algo", "NVFP4_AFFINE"}}, "k=nvfp4+mean,v=nvfp4"},
+  };
+  for (const auto& [declaration, scheme] : declarations) {
+    const ModelConfig config = Parse(With(Llama(), "quantization_config", declaration));
+    EXPECT_EQ(config.declared_kv_cache, scheme) << declaration;
+    EXPECT_EQ(config.declared_kv_cache_error, "") << declaration;
+  }
+  for (const json& unknown : {json{{"quant_method", "quark"}, {"export", {{"kv_cache_group", {"*k_proj"}}}}},
+                              json{{"quant_method", "fp8"}, {"static_kv_dtype", "int4"}},
+                              json{{"quant_method", "modelopt"}, {"kv_cache_quant_algo", "INT8"}}}) {
+    EXPECT_NE(Parse(With(Llama(), "quantization_config", unknown)).declared_kv_cache_error, "") << unknown;
+  }
 }
 
 // ModelOpt's search of a scheme for each layer, as hf_quant_config.json and config.json have it.
@@ -240,7 +283,9 @@ TEST(Config, DeclaredKvCacheOfLayers) {
   EXPECT_EQ(config.quantization.method, weights::QuantMethod::kNone) << "the weights are not quantized";
   AddHfQuantConfig(json{{"quantization", MixedKvCache(layers)}}.dump(), "h", config);
   const json other = json{{"quantization", MixedKvCache({{"model.layers.0.self_attn", nvfp4}})}};
-  EXPECT_THROW(AddHfQuantConfig(other.dump(), "h", config), InputError);
+  AddHfQuantConfig(other.dump(), "h", config);
+  EXPECT_THAT(config.declared_kv_cache_error, HasSubstr("but config.json"));
+  EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre());
 
   config = Parse(with({{"model.layers.1.self_attn", fp8}}, "FP8"));
   EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre("", "fp8_e4m3", "", ""));
@@ -250,24 +295,43 @@ TEST(Config, DeclaredKvCacheOfLayers) {
   EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre());
   EXPECT_EQ(config.declared_kv_cache, "k=fp8_e4m3,v=nvfp4");
 
-  EXPECT_THAT(ErrorOf(with({{"model.layers.1.self_attn", {{"quant_algo", "INT4"}}}})),
-              HasSubstr("quant_algo' is 'INT4'; expected FP8, NVFP4, FP8_K_NVFP4_V or null"));
-  EXPECT_THAT(ErrorOf(with({{"model.layers.4.self_attn", fp8}})), HasSubstr("has layer 4; the model has 4"));
-  EXPECT_THAT(ErrorOf(with({{"self_attn", fp8}})), HasSubstr("a module of a layer, such as model.layers.0.self_attn"));
-  EXPECT_THAT(ErrorOf(with({{"model.layers.1.self_attn", fp8}, {"model.layers.1.attn", nvfp4}})),
+  const auto error_of = [&](const json& config) { return Parse(config).declared_kv_cache_error; };
+  EXPECT_THAT(error_of(with({{"model.layers.1.self_attn", {{"quant_algo", "INT4"}}}})),
+              HasSubstr("quant_algo' is 'INT4'; expected FP8, NVFP4, FP8_K_NVFP4_V"));
+  EXPECT_THAT(error_of(with({{"model.layers.4.self_attn", fp8}})), HasSubstr("has layer 4; the model has 4"));
+  EXPECT_THAT(error_of(with({{"self_attn", fp8}})), HasSubstr("a module of a layer, such as model.layers.0.self_attn"));
+  EXPECT_THAT(error_of(with({{"model.layers.1.self_attn", fp8}, {"model.layers.1.attn", nvfp4}})),
               HasSubstr("that layer 1 has by another module"));
-  EXPECT_THAT(ErrorOf(with(json::object())), HasSubstr("next to it with the algorithm of each layer"));
+  EXPECT_THAT(error_of(with(json::object())), HasSubstr("next to it with the algorithm of each layer"));
   // ModelOpt writes names of algorithms where compressed-tensors has no description.
   const json named = {{"quant_method", "modelopt"}, {"kv_cache_scheme", "NVFP4"}};
   EXPECT_EQ(Parse(With(Llama(), "quantization_config", named)).declared_kv_cache, "nvfp4");
+}
+
+TEST(Config, CachesOfOtherProgramsAreNamed) {
+  ModelConfig config = Parse(Llama());
+  AddGenerationConfig(R"({"cache_implementation": "static"})", "g", config);
+  EXPECT_EQ(config.kv_cache_note, "");
+  AddGenerationConfig(R"({"cache_implementation": "quantized", "cache_config": {"nbits": 4}})", "g", config);
+  EXPECT_THAT(config.kv_cache_note, HasSubstr("g: cache_implementation 'quantized'"));
+  AddModelSlimConfig(R"({"model_quant_type": "FLOAT", "model.norm.weight": "FLOAT"})", "d", config);
+  EXPECT_EQ(config.declared_kv_cache, "");
+  AddModelSlimConfig(R"({"kv_cache_type": "C8"})", "d", config);
+  EXPECT_EQ(config.declared_kv_cache, "int8");
+  AddModelSlimConfig(R"({"kv_cache_type": "C4"})", "d", config);
+  EXPECT_THAT(config.declared_kv_cache_error, HasSubstr("'kv_cache_type' is 'C4'"));
 }
 
 TEST(Config, HfQuantConfig) {
   ModelConfig config = Parse(Llama());
   AddHfQuantConfig(R"({"producer":{},"quantization":{"quant_algo":null,"kv_cache_quant_algo":"FP8"}})", "h", config);
   EXPECT_EQ(config.declared_kv_cache, "fp8_e4m3");
-  EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"kv_cache_quant_algo":"NVFP4"}})", "h", config), InputError);
-  EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"kv_cache_quant_algo":"INT3"}})", "h", config), InputError);
+  for (const char* other : {"NVFP4", "INT3"}) {
+    ModelConfig differing = config;
+    AddHfQuantConfig(fmt::format(R"({{"quantization":{{"kv_cache_quant_algo":"{}"}}}})", other), "h", differing);
+    EXPECT_NE(differing.declared_kv_cache_error, "");
+    EXPECT_EQ(differing.declared_kv_cache, "");
+  }
   EXPECT_EQ(config.quantization.method, weights::QuantMethod::kNone);
   AddHfQuantConfig(R"({"quantization":{"quant_algo":"FP8"}})", "h", config);
   EXPECT_EQ(config.quantization.method, weights::QuantMethod::kModelOpt);

@@ -89,7 +89,7 @@ TEST(Exaone4Config, RopeInLayersWithAWindow) {
 
 TEST(HunYuanConfig, AlphaStretchesTheBase) {
   json config = Base("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense");
-  EXPECT_TRUE(Parse(config).qk_norm && Parse(config).qk_norm_after_rope);
+  EXPECT_EQ(Parse(config).qk_norm, QkNorm::kPerHeadAfterRope);
   EXPECT_EQ(Parse(config).names.q_norm, "query_layernorm");
   config["rope_scaling"] = {{"type", "dynamic"}, {"factor", 1.0}, {"alpha", 1000.0}};
   const RopeSpec rope = Parse(config).layer_specs[0].rope;
@@ -136,13 +136,13 @@ TEST(HyperClovaXConfig, FactorsAndNorms) {
 TEST(CohereConfig, ParallelBlocksAndLayerNorm) {
   const json base = Base("CohereForCausalLM", "cohere");
   const ModelConfig config = Parse(base);
-  EXPECT_TRUE(config.layer_norm && !config.norm_bias && config.parallel_blocks && config.tied_embeddings);
+  EXPECT_TRUE(config.norm == NormKind::kLayer && config.parallel_blocks && config.tied_embeddings);
   EXPECT_EQ(config.rms_eps, 1e-5);
   EXPECT_EQ(config.logits_divisor, 16);
   EXPECT_EQ(config.names.pre_mlp_norm, "");
   EXPECT_TRUE(config.layer_specs[0].rope.interleaved);
-  EXPECT_FALSE(config.qk_norm);
-  EXPECT_TRUE(Parse(With(base, "use_qk_norm", true)).qk_norm_by_head);
+  EXPECT_EQ(config.qk_norm, QkNorm::kNone);
+  EXPECT_EQ(Parse(With(base, "use_qk_norm", true)).qk_norm, QkNorm::kOwnWeights);
   EXPECT_EQ(config.max_position, 512);
   EXPECT_EQ(Parse(With(base, "model_max_length", 2048)).max_position, 2048) << "of the first Command R";
   ExpectRefused(With(base, "logit_scale", 0), "'logit_scale' is 0");
@@ -155,9 +155,9 @@ TEST(CohereConfig, ParallelBlocksAndLayerNorm) {
 
 TEST(NemotronConfig, SquaredRelu) {
   const json arcee = Base("ArceeForCausalLM", "arcee"), nemotron = Base("NemotronForCausalLM", "nemotron");
-  EXPECT_TRUE(Parse(arcee).mlp.squared_relu && !Parse(arcee).layer_norm);
+  EXPECT_TRUE(Parse(arcee).mlp.kind == MlpKind::kSquaredRelu && Parse(arcee).norm == NormKind::kRms);
   const ModelConfig config = Parse(nemotron);
-  EXPECT_TRUE(config.mlp.squared_relu && config.layer_norm && config.norm_bias);
+  EXPECT_TRUE(config.mlp.kind == MlpKind::kSquaredRelu && config.norm == NormKind::kLayerWithBias);
   EXPECT_EQ(config.norm_weight_offset, 1);
   EXPECT_EQ(config.layer_specs[0].rope.rotary_dim, 8) << "the class's default";
   for (const json& base : {arcee, nemotron}) ExpectRefused(With(base, "hidden_act", "silu"), "expected relu2");
@@ -166,7 +166,7 @@ TEST(NemotronConfig, SquaredRelu) {
 TEST(StableLmConfig, BlocksOneAfterTheOtherOrSideBySide) {
   const json base = Base("StableLmForCausalLM", "stablelm");
   const ModelConfig config = Parse(base), parallel = Parse(With(base, "use_parallel_residual", true));
-  EXPECT_TRUE(config.layer_norm && config.norm_bias && !config.qkv_bias && !config.parallel_blocks);
+  EXPECT_TRUE(config.norm == NormKind::kLayerWithBias && !config.qkv_bias && !config.parallel_blocks);
   EXPECT_EQ(config.layer_specs[0].rope.rotary_dim, 4) << "the class's default";
   EXPECT_EQ(config.names.pre_mlp_norm, "post_attention_layernorm");
   EXPECT_TRUE(parallel.parallel_blocks);
@@ -203,7 +203,7 @@ TEST(QwenVlConfig, Qwen3) {
   const json config = {
       {"architectures", {"Qwen3VLForConditionalGeneration"}}, {"model_type", "qwen3_vl"}, {"text_config", text}};
   const ModelConfig parsed = Parse(config);
-  EXPECT_TRUE(parsed.qk_norm && !parsed.qkv_bias);
+  EXPECT_TRUE(parsed.qk_norm == QkNorm::kPerHead && !parsed.qkv_bias);
   EXPECT_EQ(parsed.layer_specs[0].rope.theta, 5e5);
   json flat = config;
   flat.erase("text_config");

@@ -39,7 +39,7 @@ TEST(Gemma3Config, DefaultsOfTheClassAndKeysOfTheTop) {
   EXPECT_EQ(config.dtype, DType::kBf16);
   EXPECT_THAT(config.eos_token_ids, ElementsAre(1, 106));
   EXPECT_TRUE(config.tied_embeddings);
-  EXPECT_TRUE(config.qk_norm);
+  EXPECT_EQ(config.qk_norm, QkNorm::kPerHead);
   EXPECT_EQ(config.norm_weight_offset, 1);
   EXPECT_EQ(config.mlp.activation, kernels::Activation::kGeluTanh);
   EXPECT_DOUBLE_EQ(config.softmax_scale, 1.0 / 16);

@@ -13,6 +13,7 @@
 #include "error_of.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
+#include "models/kv_scale_names.h"
 #include "weights/safetensors_bytes.h"
 #include "weights/temp_folder.h"
 
@@ -51,6 +52,23 @@ json Own() {
 
 std::string FileError(const json& file, const ModelConfig& config = Config(), const char* fingerprint = "") {
   return ErrorOf([&] { ParseScaleFile(file.dump(), "s.json", config, fingerprint); });
+}
+
+TEST(ScaleFile, ScalesOfKAndVApart) {
+  json file = ByRank();
+  file["kv_cache"]["scaling_factor"]["1"]["0"] = {2.0, 3.0};
+  const KvScales scales = ParseScaleFile(file.dump(), "s.json", Config());
+  EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(0.5F, 2.0F));
+  EXPECT_THAT(scales.layers[0].v.scale, ElementsAre(0.5F, 3.0F));
+  for (const char* wrong : {"[1]", "[1, 2, 3]", "[1, -1]", "[1, 1e-40]"}) {
+    file["kv_cache"]["scaling_factor"]["1"]["0"] = json::parse(wrong);
+    EXPECT_THAT(FileError(file), HasSubstr("expected a")) << wrong;
+  }
+}
+
+TEST(ScaleFile, Utf16IsNamed) {
+  const std::string file("\xff\xfe{\0\"\0k\0", 8);
+  EXPECT_THAT(ErrorOf([&] { ParseScaleFile(file, "s.json", Config()); }), HasSubstr("is encoded in UTF-16"));
 }
 
 TEST(ScaleFile, RanksAreHeads) {
@@ -126,13 +144,13 @@ TEST(ScaleFile, EveryFaultOfTheKnownSchemaIsNamed) {
            {"/kv_cache/scaling_factor/1/2", "1.0", "not one of the 2 layers"},
            {"/kv_cache/scaling_factor/1/01", "1.0", "not one of the 2 layers"},
            {"/kv_cache/scaling_factor/1/-1", "1.0", "not one of the 2 layers"},
-           {"/kv_cache/scaling_factor/0/0", "0", "is 0; expected a finite number above 0"},
-           {"/kv_cache/scaling_factor/0/0", "-0.5", "expected a finite number above 0"},
+           {"/kv_cache/scaling_factor/0/0", "0", "is 0; expected a number above 0"},
+           {"/kv_cache/scaling_factor/0/0", "-0.5", "expected a number above 0"},
            {"/kv_cache/scaling_factor/0/0", "-1.0", "never calibrated"},
-           {"/kv_cache/scaling_factor/0/0", "1e-60", "expected a finite number above 0"},
-           {"/kv_cache/scaling_factor/0/0", "1e60", "expected a finite number above 0"},
-           {"/kv_cache/scaling_factor/0/0", "\"0.5\"", "is '0.5'; expected a finite number"},
-           {"/kv_cache/scaling_factor/0/0", "[0.5]", "is a list of 1; expected a finite number"},
+           {"/kv_cache/scaling_factor/0/0", "1e-60", "expected a number above 0"},
+           {"/kv_cache/scaling_factor/0/0", "1e60", "expected a number above 0"},
+           {"/kv_cache/scaling_factor/0/0", "\"0.5\"", "is '0.5'; expected a number"},
+           {"/kv_cache/scaling_factor/0/0", "[0.5]", "is a list of 1; expected a number"},
            {"/kv_cache/scaling_factor/0/0", "null", "is missing"},
            {"/extra", "1", "known keys: model_type, kv_cache"},
            {"/kv_cache", "", "not a scale file"},
@@ -208,7 +226,7 @@ TEST(ScaleFile, EveryFaultOfTheOwnSchemaIsNamed) {
 using Tensor = std::pair<std::string, std::vector<float>>;
 
 KvScales ScalesOf(const weights::Checkpoint& checkpoint, const ModelConfig& config) {
-  return ReadScaleTensors(checkpoint.Tensors(), "checkpoint", config);
+  return ReadScaleTensors(checkpoint, config);
 }
 
 class CheckpointScales : public testing::Test {
@@ -261,24 +279,130 @@ TEST_F(CheckpointScales, EveryNameOfTheField) {
     EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(v0 + 1, v0 + 1)) << k;
     EXPECT_TRUE(IsKvScaleTensor(std::string("model.layers.0.") + k));
   }
-  for (const char* ignored : {"self_attn.q_scale", "self_attn.q.scale", "self_attn.prob_output_scale",
-                              "self_attn.q_proj.output_scale", "self_attn.attn.q_scale", "self_attn.q_zero_point"}) {
+  for (const char* ignored :
+       {"self_attn.q_scale", "self_attn.q.scale", "self_attn.prob_output_scale", "self_attn.q_proj.output_scale",
+        "self_attn.attn.q_scale", "self_attn.q_zero_point", "self_attn.attn.prob_scale", "self_attn.prob_scale",
+        "self_attn.k_global_scale", "self_attn.v_global_scale"}) {
     EXPECT_EQ(ScalesOf(Make({{std::string("model.layers.0.") + ignored, {-1}}}), Config()).source, ScaleSource::kNone);
   }
   EXPECT_FALSE(IsKvScaleTensor("model.layers.0.self_attn.k_proj.weight"));
 }
 
 TEST_F(CheckpointScales, PerHeadAndThreeDimensional) {
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{2, 1, 1}, {2, 1}, {1, 2}, {2}}) {
+    weights::SafetensorsWriter writer;
+    for (const char* layer : {"0", "1"}) {
+      const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
+      writer.Add(prefix + "k_scale", shape, {1, 2});
+      writer.Add(prefix + "v_scale", {1, 1}, {3});
+    }
+    folder_.Write("model.safetensors", writer.File());
+    const KvScales scales = ScalesOf(weights::Checkpoint::Open(folder_.Path()), Config());
+    EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1, 2));
+    EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(3, 3));
+  }
+}
+
+// A multimodal checkpoint, whose towers have layers and scales, too.
+TEST_F(CheckpointScales, OfTheDecoderAlone) {
+  ModelConfig config = Config();
+  config.names.decoders = {{"language_model.model.", "language_model.lm_head"}, {"model.language_model.", "lm_head"}};
+  config.num_nextn_predict_layers = 1;
+  for (const std::string prefix : {"language_model.model.", "model.language_model.", "model."}) {
+    std::vector<Tensor> tensors = BothLayers("self_attn.k_scale", "self_attn.v_scale");
+    for (Tensor& tensor : tensors) tensor.first = prefix + tensor.first.substr(std::string("model.").size());
+    tensors.emplace_back("language_model.model.embed_tokens.weight", std::vector<float>{1});
+    tensors.emplace_back("vision_tower.vision_model.encoder.layers.0.self_attn.k_scale", std::vector<float>{9});
+    tensors.emplace_back("vision_tower.encoder.layers.7.self_attn.k_proj.k_scale", std::vector<float>{-1});
+    tensors.emplace_back("model.vision_tower.blocks.0.attn.key_scale", std::vector<float>{0});
+    tensors.emplace_back("mtp.layers.0.self_attn.v_scale", std::vector<float>{9});
+    tensors.emplace_back("language_model.model.layers.2.self_attn.k_scale", std::vector<float>{9});
+    tensors.emplace_back("language_model.model.mtp_block.0.self_attn.k_scale", std::vector<float>{9});
+    const KvScales scales = ScalesOf(Make(tensors), config);
+    EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1.5F, 1.5F)) << prefix;
+  }
+  EXPECT_THAT(Error({{"language_model.model.embed_tokens.weight", {1}},
+                     {"language_model.model.layers.0.self_attn.key_scale", {1}}},
+                    config),
+              HasSubstr("looks like a KV scale"));
+}
+
+std::vector<formats::LayerScheme> LayersOf(const char* scheme, const ModelConfig& config = Config()) {
+  const std::vector<formats::LayerShape> shapes(2, {config.kv_heads, config.head_dim});
+  return formats::PlanCache(std::vector(2, KvScheme::Parse(scheme)), shapes, 64).layers;
+}
+
+// Scales of a format that is not known are measured for other values than fp8 stores.
+TEST_F(CheckpointScales, OfAnUnknownDeclaration) {
+  ModelConfig config = Config();
+  config.declared_kv_cache_error = "config.json: key 'type' is 'int'";
+  const weights::Checkpoint with = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
+  const auto fp8 = LayersOf("fp8_e4m3"), int8 = LayersOf("int8");
+  EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(with, config, {.layers = fp8}); }),
+              HasSubstr("'int'; so the checkpoint's KV scales ('model.layers.0.self_attn.k_scale') are not those of "
+                        "fp8_e4m3"));
+  EXPECT_EQ(ReadScaleTensors(with, config, {.layers = fp8, .measured = true}).source, ScaleSource::kNone);
+  EXPECT_NO_THROW(ReadScaleTensors(with, config, {.layers = int8}));
+  const weights::Checkpoint without = Make({});
+  EXPECT_EQ(ReadScaleTensors(without, config, {.layers = fp8}).source, ScaleSource::kNone);
+}
+
+TEST_F(CheckpointScales, MeasuredOnesReplaceThoseOfTheCheckpoint) {
+  const auto fp8 = LayersOf("fp8_e4m3+mean");
+  const weights::Checkpoint zeros = Make({{"model.layers.0.self_attn.k_scale", {0}},
+                                          {"model.layers.1.self_attn.k_zero_point", {3}},
+                                          {"model.layers.0.self_attn.k_proj.k_bias", std::vector<float>(16, 3)}});
+  const KvScales scales = ReadScaleTensors(zeros, Config(), {.layers = fp8, .measured = true});
+  EXPECT_EQ(scales.source, ScaleSource::kNone);
+  EXPECT_EQ(scales.layers[0].k.mean, std::vector<float>(16, 3)) << "the mean is measured with, not measured";
+}
+
+TEST_F(CheckpointScales, BiasesOfModelOptAreKeyMeans) {
+  const auto make = [&](float v_bias) {
+    weights::SafetensorsWriter writer;
+    for (const char* layer : {"0", "1"}) {
+      const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
+      writer.Add(prefix + "k_proj.k_scale", {}, {2});
+      writer.Add(prefix + "v_proj.v_scale", {}, {3});
+      writer.Add(prefix + "k_proj.k_bias", {1, 2, 1, 8}, std::vector<float>(16, 5));
+      writer.Add(prefix + "v_proj.v_bias", {1, 2, 1, 8}, std::vector<float>(16, v_bias));
+    }
+    folder_.Write("model.safetensors", writer.File());
+    return weights::Checkpoint::Open(folder_.Path());
+  };
+  const auto mean = LayersOf("k=fp8_e4m3+mean,v=fp8_e4m3"), none = LayersOf("fp8_e4m3"),
+             other_v = LayersOf("k=fp8_e4m3+mean,v=int8"), dynamic = LayersOf("int8+mean");
+  {
+    const weights::Checkpoint symmetric = make(0);
+    const KvScales scales = ReadScaleTensors(symmetric, Config(), {.layers = mean});
+    EXPECT_EQ(scales.layers[1].k.mean, std::vector<float>(16, 5));
+    EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(2, 2));
+    EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(symmetric, Config(), {.layers = none}); }),
+                HasSubstr("K's scales are of K without it, which +mean stores: give kv_cache_dtype k=fp8_e4m3+mean"));
+  }
+  const weights::Checkpoint biased = make(1);
+  EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(biased, Config(), {.layers = mean}); }), HasSubstr("V's scales are of V"));
+  EXPECT_NO_THROW(ReadScaleTensors(biased, Config(), {.layers = other_v}));
+  EXPECT_EQ(ReadScaleTensors(biased, Config(), {.layers = dynamic}).layers[0].k.mean.size(), 16U);
+}
+
+// msModelSlim's C8: scales and zero points of channels, for codes of -128 to 127.
+TEST_F(CheckpointScales, OfAnInt8CacheAreConverted) {
   weights::SafetensorsWriter writer;
   for (const char* layer : {"0", "1"}) {
     const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
-    writer.Add(prefix + "k_scale", {2, 1, 1}, {1, 2});
-    writer.Add(prefix + "v_scale", {2}, {3, 4});
+    std::vector<float> scale(16, 0.5F), offset(16, 0);
+    scale[3] = 7;
+    offset[15] = 12;
+    writer.Add(prefix + "k_proj.kv_cache_scale", {16}, scale);
+    writer.Add(prefix + "v_proj.kv_cache_scale", {16}, std::vector<float>(16, 0.5F));
+    writer.Add(prefix + "v_proj.kv_cache_offset", {16}, offset);
   }
   folder_.Write("model.safetensors", writer.File());
   const KvScales scales = ScalesOf(weights::Checkpoint::Open(folder_.Path()), Config());
-  EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1, 2));
-  EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(3, 4));
+  EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(2 * 7 * 128 / 448.0F, 2 * 0.5F * 128 / 448));
+  EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(2 * 0.5F * 128 / 448, 2 * 0.5F * 140 / 448));
+  EXPECT_THAT(scales.note, HasSubstr("INT8"));
 }
 
 TEST_F(CheckpointScales, NoneIsOne) {
@@ -291,12 +415,14 @@ TEST_F(CheckpointScales, NoneIsOne) {
 TEST_F(CheckpointScales, FailsClosed) {
   ModelConfig declared = Config();
   declared.declared_kv_cache = "fp8_e4m3";
-  EXPECT_THAT(Error({}, declared), HasSubstr("it declares static KV scales, but layer 0 has no K scale"));
+  EXPECT_EQ(ScalesOf(Make({}), declared).source, ScaleSource::kNone) << "ModelOpt's cast: no scale anywhere is 1.0";
   const auto tensors = [](float value) { return std::vector<Tensor>{{"model.layers.0.self_attn.k_scale", {value}}}; };
   EXPECT_THAT(Error(tensors(1)), HasSubstr("layer 0 has no V scale"));
   EXPECT_THAT(Error({tensors(1)[0], {"model.layers.0.self_attn.v_scale", {1}}}), HasSubstr("layer 1 has no K scale"));
   EXPECT_THAT(Error(tensors(-1)), HasSubstr("never calibrated"));
   EXPECT_THAT(Error(tensors(0)), HasSubstr("above 0"));
+  EXPECT_THAT(Error(tensors(1e-40F)), HasSubstr("from 1.2e-38 to 8.5e37"));
+  EXPECT_THAT(Error(tensors(3e38F)), HasSubstr("from 1.2e-38 to 8.5e37"));
   EXPECT_THAT(Error(tensors(NAN)), HasSubstr("above 0"));
   EXPECT_THAT(Error(tensors(INFINITY)), HasSubstr("above 0"));
   EXPECT_THAT(Error({{"model.layers.0.self_attn.k_scale", {1, 2, 3}}}),
@@ -307,7 +433,7 @@ TEST_F(CheckpointScales, FailsClosed) {
   EXPECT_THAT(Error({{"model.layers.0.self_attn.key_scale", {1}}}), HasSubstr("looks like a KV scale"));
   EXPECT_THAT(Error({{"k_scale", {1}}}), HasSubstr("looks like a KV scale"));
   EXPECT_THAT(Error({{"model.layers.0.self_attn.k_zero_point", {1}}}), HasSubstr("asymmetric"));
-  EXPECT_THAT(Error({{"model.layers.0.self_attn.k_proj.k_bias", {0, 0, 3}}}), HasSubstr("asymmetric"));
+  EXPECT_THAT(Error({{"model.layers.0.self_attn.k_proj.k_bias", {0, 0, 3}}}), HasSubstr("expected [2, 8]"));
 }
 
 TEST_F(CheckpointScales, NvFp4IsAnotherConvention) {
@@ -327,14 +453,11 @@ TEST_F(CheckpointScales, OfTheLayersThatDeclareThem) {
   EXPECT_THAT(scales.layers[0].v.scale, ElementsAre(1, 1));
   EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1, 1));
   // A cache that needs more of them than the checkpoint declares.
-  const std::vector<formats::LayerShape> shapes(2, {config.kv_heads, config.head_dim});
-  const auto use = [&](const char* scheme) {
-    return formats::PlanCache(std::vector(2, KvScheme::Parse(scheme)), shapes, 64).layers;
-  };
-  EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(tensors.Tensors(), "checkpoint", config, use("fp8_e4m3")); }),
+  const auto fp8 = LayersOf("fp8_e4m3"), bf16 = LayersOf("bf16");
+  EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(tensors, config, {.layers = fp8}); }),
               HasSubstr("layer 0 has no V scale"));
-  EXPECT_EQ(ReadScaleTensors(tensors.Tensors(), "checkpoint", config, use("bf16")).layers[0].k.scale[0], 3);
-  EXPECT_THAT(Error({}, config), HasSubstr("layer 0 has no K scale"));
+  EXPECT_EQ(ReadScaleTensors(tensors, config, {.layers = bf16}).layers[0].k.scale[0], 3);
+  EXPECT_EQ(ScalesOf(Make({}), config).source, ScaleSource::kNone);
 }
 
 TEST_F(CheckpointScales, TheFileComesFirst) {

@@ -59,7 +59,7 @@ std::string MoeError(json config, const std::string& key, const json& value) {
 TEST(MoeConfig, Qwen3Moe) {
   json config = Qwen3MoeJson();
   const ModelConfig parsed = Parse(config);
-  EXPECT_TRUE(parsed.qk_norm);
+  EXPECT_EQ(parsed.qk_norm, QkNorm::kPerHead);
   EXPECT_EQ(parsed.moe,
             (kernels::MoeConfig{
                 .num_experts = 8, .num_experts_per_tok = 3, .moe_intermediate_size = 24, .norm_topk_prob = true}));
@@ -79,7 +79,7 @@ TEST(MoeConfig, Qwen2Moe) {
     "shared_expert_intermediate_size": 40, "sliding_window": 64, "use_sliding_window": false})"));
   const ModelConfig parsed = Parse(config);
   EXPECT_TRUE(parsed.qkv_bias);
-  EXPECT_FALSE(parsed.o_bias || parsed.qk_norm || parsed.moe.norm_topk_prob);
+  EXPECT_FALSE(parsed.o_bias || parsed.qk_norm != QkNorm::kNone || parsed.moe.norm_topk_prob);
   EXPECT_EQ(parsed.moe.shared_expert_intermediate_size, 40);
   EXPECT_TRUE(parsed.moe.shared_expert_gate);
   EXPECT_THAT(parsed.SlidingWindows(), ElementsAre(0, 0, 0, 0));
@@ -147,7 +147,8 @@ TEST(MoeConfig, Glm4Moe) {
   config.update(json::parse(R"({"n_routed_experts": 8, "moe_intermediate_size": 24, "n_shared_experts": 2,
     "first_k_dense_replace": 3, "use_qk_norm": true, "attention_bias": true, "num_nextn_predict_layers": 1})"));
   const ModelConfig parsed = Parse(config);
-  EXPECT_TRUE(parsed.qk_norm && parsed.qkv_bias && parsed.moe.has_correction_bias && parsed.moe.norm_topk_prob);
+  EXPECT_TRUE(parsed.qk_norm == QkNorm::kPerHead && parsed.qkv_bias && parsed.moe.has_correction_bias &&
+              parsed.moe.norm_topk_prob);
   EXPECT_FALSE(parsed.o_bias);
   EXPECT_EQ(parsed.layer_specs[0].rope.rotary_dim, 8) << "half of a head by default";
   EXPECT_EQ(parsed.moe.shared_expert_intermediate_size, 48);
@@ -252,7 +253,7 @@ TEST(MoeConfig, PublishedFiles) {
     "norm_topk_prob": true, "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "sliding_window": null,
     "max_window_layers": 62, "n_group": 1, "topk_group": 1})");
   EXPECT_THAT(dots.SlidingWindows(), ElementsAre(0, 0, 0, 0));
-  EXPECT_TRUE(dots.qk_norm && dots.moe.has_correction_bias);
+  EXPECT_TRUE(dots.qk_norm == QkNorm::kPerHead && dots.moe.has_correction_bias);
 }
 
 TEST(MoeConfig, RotaryDimOfMinimaxM2) {

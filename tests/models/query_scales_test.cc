@@ -10,6 +10,7 @@
 
 #include "error_of.h"
 #include "kvanta/error.h"
+#include "models/kv_scale_names.h"
 #include "models/kv_scales.h"
 #include "weights/safetensors_bytes.h"
 #include "weights/temp_folder.h"
@@ -187,7 +188,7 @@ TEST(QueryScaleFile, CheckpointsHaveThemToo) {
   folder.Write("model.safetensors", writer.File());
   const auto read = [&] {
     const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder.Path());
-    return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), Config());
+    return ReadScaleTensors(checkpoint, Config());
   };
   const KvScales scales = read();
   EXPECT_EQ(scales.layers[1].k.query->matrices(), Matrices());

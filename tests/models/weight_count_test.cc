@@ -63,11 +63,11 @@ TEST(WeightCount, CountsWhatArchitecturesAdd) {
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8));
   config.mlp.bias = true;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8));
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16));
-  config.qk_norm_of_all_heads = true;
+  config.qk_norm = QkNorm::kAllHeads;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 24));
-  config.qk_norm_of_all_heads = false;
+  config.qk_norm = QkNorm::kPerHead;
   config.names.post_mlp_norm = "post_feedforward_layernorm";
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16 + 8));
   config.tied_embeddings = true;

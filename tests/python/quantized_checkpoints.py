@@ -27,6 +27,7 @@ from quantized_packing import (
     int8_asymmetric,
     int8_channel,
     mxfp4,
+    mxfp8,
     nvfp4,
     packed,
 )
@@ -132,6 +133,12 @@ LAYOUTS = {
     "ct_mxfp4": Layout(
         compressed_tensors("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
         mxfp4("weight_packed"),
+    ),
+    "ct_mxfp8": Layout(
+        compressed_tensors("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32), mxfp8
+    ),
+    "modelopt_mxfp8": Layout(
+        {}, mxfp8, {"hf_quant_config.json": MODELOPT | {"quantization": {"quant_algo": "MXFP8", "group_size": 32}}}
     ),
     "modelopt_nvfp4": Layout(
         {},

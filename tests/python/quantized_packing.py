@@ -225,6 +225,15 @@ def mxfp4(name: str) -> Callable[[torch.Tensor], Quantized]:
     return quantize
 
 
+def mxfp8(weight: torch.Tensor) -> Quantized:
+    grouped = groups_of(weight, 32)
+    exponents = (torch.log2(grouped.abs().amax(-1)).floor() - 8).int()
+    scales = torch.exp2(exponents.float())[..., None]
+    codes = (grouped / scales).clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
+    tensors = {"weight": codes.reshape(weight.shape), "weight_scale": (exponents + 127).to(torch.uint8)}
+    return tensors, (codes.float() * scales).reshape(weight.shape)
+
+
 def bitsandbytes_4bit(kind: str, table: torch.Tensor, nested: bool) -> Callable[[torch.Tensor], Quantized]:
     def quantize(weight: torch.Tensor) -> Quantized:
         blocks = torch.nn.functional.pad(weight.reshape(-1), (0, -weight.numel() % 64)).reshape(-1, 64)

@@ -229,7 +229,7 @@ def test_a_process_says_what_main_does(case: str) -> None:
 def test_a_cache_folder_whose_name_is_not_utf8() -> None:
     done = kvanta_process("cache", "ls", os.fsdecode(b"/tmp/\xff"))
     assert done.returncode == 2
-    assert "DIR must be a text of valid Unicode" in done.stderr
+    assert "PATH must be a text of valid Unicode" in done.stderr
 
 
 @pytest.mark.parametrize("words", ["--version", "formats", "generate stories260k x --max-tokens 2 --threads 1"])

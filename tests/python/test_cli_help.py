@@ -129,5 +129,5 @@ def test_help_of_a_command_by_its_name() -> None:
 @pytest.mark.parametrize("command", ["generate", "plan", "formats", "cache", "calibrate"])
 def test_usage_names_the_arguments(command: str) -> None:
     text = importlib.import_module(f"kvanta.cli.{command}").parser().help_text()
-    expected = {"generate": "MODEL [PROMPT] ", "plan": "MODEL ", "cache": "ACTION DIR ", "calibrate": "MODEL "}
+    expected = {"generate": "MODEL [PROMPT] ", "plan": "MODEL ", "cache": "ACTION PATH ", "calibrate": "MODEL "}
     assert text.startswith(f"usage: kvanta {command} {expected.get(command, '')}[option ...]\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def test_other_names_of_serve(words: list[str]) -> None:
         ("generate", "-hf org/model", "-hf .* as MODEL: kvanta generate org/model"),
         ("generate", "-m model.gguf", "-m .* as MODEL: kvanta generate model.gguf"),
         ("generate", "--temp 0.5", "--temp .* --temperature 0.5"),
-        ("serve", "--temp 0.5", "--temp .* --override-generation-config"),
+        ("eval", "--temp 0.5", "--temp .* --override-generation-config"),
         ("serve", "-md d.gguf", '-md .* --speculative-config .*"d.gguf"'),
     ],
 )
@@ -76,6 +77,20 @@ def test_options_of_llama_cpp_name_ours(command: str, words: str, instead: str) 
         ("MODEL -fa -ngl 0", "MODEL --device cpu", "-fa"),
         ("MODEL -ctk q8_0 -ctv q4_0", "MODEL --kv-cache-dtype k=int8_g32,v=int4", ""),
         ("-hf org/tiny-GGUF:Q8_0 -a name", "--model org/tiny-GGUF:Q8_0 --served-model-name name", ""),
+        ("-hf org/tiny-GGUF", "--model org/tiny-GGUF:latest", ""),
+        ("MODEL --temp 0.5 --top-k=40", 'MODEL --override-generation-config {"temperature":0.5,"top_k":40}', ""),
+        ("MODEL --n-predict -1 --min-p 0", 'MODEL --override-generation-config {"min_p":0}', ""),
+        ("MODEL --n-predict -1", "MODEL", ""),
+        (
+            'MODEL --override_generation_config {"top_p":0.5} --top-p 0.9 --repeat-penalty 1.1 --n-predict 99',
+            'MODEL --override-generation-config {"top_p":0.5,"repetition_penalty":1.1,"max_new_tokens":99}',
+            "",
+        ),
+        (
+            "MODEL --temp 0.5 --override-generation-config.temperature 0.7 --min-p 0.1",
+            'MODEL --override-generation-config {"temperature":0.7,"min_p":0.1}',
+            "",
+        ),
         ("MODEL -b 512 -ub 256 --host 0.0.0.0", "MODEL --max-num-batched-tokens 512 --host 0.0.0.0", "-ub"),
     ],
 )
@@ -83,9 +98,17 @@ def test_servers_take_options_of_llama_server(
     words: str, ours: str, left_out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs, plain = (vars(serve.parser().parse_exactly(each.split())) for each in (words, ours))
+    for values in (theirs, plain):
+        values["override_generation_config"] = json.loads(values["override_generation_config"] or "null")
     assert theirs == plain
     said = capsys.readouterr().err
     assert said == (f"kvanta: {left_out}: there is nothing to choose here, and no effect\n" if left_out else "")
+
+
+@pytest.mark.parametrize("words", [["--temp", "hot"], ["--top-k"], ["--min-p=nan"], ["--n-predict", "--jinja"]])
+def test_options_of_sampling_are_numbers(words: list[str]) -> None:
+    with pytest.raises(InputError, match=f"^{words[0].partition('=')[0]} must be a number, got '"):
+        serve.parser().parse_exactly(["MODEL", *words])
 
 
 def test_formats_of_cache_types_are_formats() -> None:

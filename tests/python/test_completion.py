@@ -51,7 +51,7 @@ def offered(script: str, *words: str) -> list[str]:
         (["bench", ""], [*SUBJECTS]),
         (["bench", "serve", "--inp"], ["--input-len"]),
         (["bench", "attention", "--shapes", "de"], ["decode", "decode-1k"]),
-        (["cache", ""], ["ls", "verify", "clear"]),
+        (["cache", ""], ["ls", "verify", "clear", "show"]),
         (["generate", "m", "--data-par"], []),  # another engine's
         (["generate", "m", "--help"], ["--help", "--help-all"]),
     ],

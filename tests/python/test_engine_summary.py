@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_classes
+import tiny_models
 from tiny_checkpoints import write_checkpoint
 
 from kvanta import LLM, SamplingParams, _core
@@ -63,6 +66,25 @@ def test_the_scheduler_runs_as_many_sequences(folder: Path, kv_cache_dtype: str)
     assert preempted == [False, True]
 
 
+@pytest.mark.parametrize("name", ["Llama", "Gemma3", "Qwen3_5", "GptOss"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "bf16"])
+def test_tokens_are_those_of_plan(name: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+    """... for models with several groups, whose windows and states no count of bytes per token knows."""
+    make = tiny_classes.MULTIMODAL.get(name, partial(tiny_models.make_model, name))
+    tiny_models.save(make(), tmp_path)
+    options: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "max_model_len": 192, "threads": 1}
+    layout = _core.plan_cache_bytes(engine_config(str(tmp_path), options))
+    cache_bytes = int(5.5 * layout.sequence_bytes)
+    weights = _core.read_model_info(str(tmp_path)).weight_bytes
+    (row,) = plan(str(tmp_path), weights + cache_bytes, [kv_cache_dtype], 192)["formats"]
+    for max_num_seqs, tokens in ((8, 5.5 * 192 // 64 * 64), (4, 4 * 192)):
+        sizes = {"kv_cache_memory_bytes": cache_bytes, "max_num_seqs": max_num_seqs}
+        engine = _core.Engine(engine_config(str(tmp_path), {**options, **sizes}))
+        found = summarize(engine.config, engine.info, {"kv_cache_dtype": kv_cache_dtype, **engine.stats()}, {})
+        assert found.sequences == row["sequences"] == 5
+        assert found.tokens == tokens
+
+
 def test_repr_is_the_line_of_the_log(folder: Path) -> None:
     llm = LLM(folder, kv_cache_dtype="int8", kv_cache_memory_bytes="4MiB", max_num_seqs=2, max_model_len=512, threads=1)
     found = llm._loaded.summary()
@@ -94,6 +116,8 @@ def test_summary_of_processes_replicas_and_ram(folder: Path) -> None:
     host = {**stats["host"], "enabled": True, "limit_bytes": 1000 * stats["bytes_per_token"]}
     text = str(summarize(llm.config, llm.model_info, {**stats, "host": host, "replicas": 3}, {}))
     assert text.startswith("3 replicas, each on cpu")
+    found = summarize(llm.config, llm.model_info, {**stats, "replicas": 3}, {})
+    assert found.all_tokens == 3 * found.tokens == 3 * 64
     assert text.endswith(", and 1,000 tokens in RAM")
     found = dataclasses.replace(llm._loaded.summary(), processes=2)
     assert str(found).startswith("2 processes, each on cpu")

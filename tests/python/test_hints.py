@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import zlib
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_server import LiveServer, error_of, live_server
+from live_server import LiveServer, error_of, events, live_server
 
 from kvanta.server.openai.responses_request import ResponsesRequest
+from kvanta.server.requests.custom_tools import CustomCalls
+from kvanta.server.requests.protocol import ChatRequest
 
 CHAT = [{"role": "user", "content": "Lily"}]
 MESSAGES, RESPONSES, CHATS = "/v1/messages", "/v1/responses", "/v1/chat/completions"
@@ -58,6 +61,8 @@ def prompt_of(server: LiveServer, **fields: Any) -> str:
         (CHATS, {"verbosity": "high", "web_search_options": {}}, ["verbosity", "web_search_options"]),
         (CHATS, {"enable_thinking": False, "thinking": OFF}, ["enable_thinking", "thinking"]),
         (CHATS, {"tools": [{"type": "web_search_preview"}]}, ["tools[web_search_preview]"]),
+        (CHATS, {"reasoning": {"effort": "high", "exclude": True}}, ["reasoning.exclude", "reasoning.effort"]),
+        (CHATS, {"provider": {}, "cache_prompt": True, "chat_id": "a"}, ["provider", "cache_prompt", "chat_id"]),
         (CHATS, {"user": None, "store": None}, []),
     ],
 )
@@ -81,6 +86,11 @@ def test_the_template_reads_what_it_can(server: LiveServer) -> None:
             ({"thinking": True}, "on"),
             ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "off"),
             ({"reasoning_effort": "minimal"}, "off"),
+            ({"enable_thinking": "false"}, "off"),
+            ({"chat_template_kwargs": {"enable_thinking": "False"}}, "off"),
+            ({"reasoning": {"enabled": False}}, "off"),
+            ({"reasoning": {"effort": "none"}}, "off"),
+            ({"reasoning": "much"}, "on"),
         ):
             answer = server.post("/tokenize", messages=CHAT, **fields)
             assert tokenizer.decode(answer.json()["tokens"]) == text, fields
@@ -124,10 +134,16 @@ def test_numbers_may_be_written_in_other_ways(server: LiveServer) -> None:
         "/v1//chat/completions",
         "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21",
         "/openai/v1/chat/completions",
+        "/openai/chat/completions",
     ],
 )
 def test_paths_of_other_clients(server: LiveServer, path: str) -> None:
     assert server.post(server.url + path, messages=CHAT, max_tokens=1).status_code == 200
+
+
+def test_azures_responses(server: LiveServer) -> None:
+    path = server.url + "/openai/responses?api-version=2025-04-01-preview"
+    assert server.post(path, input="Lily", max_output_tokens=1).status_code == 200
 
 
 def test_azures_header_has_the_key() -> None:
@@ -150,9 +166,22 @@ def test_any_model_name() -> None:
 def test_compressed_bodies(server: LiveServer) -> None:
     body = json.dumps({"prompt": "Lily", "max_tokens": 1}).encode()
     packed = gzip.compress(body)
-    for coding, data in (("gzip", packed), ("deflate", zlib.compress(body)), ("GZIP", packed)):
+    raw = zlib.compressobj(wbits=-15)
+    headless = raw.compress(body) + raw.flush()
+    for coding, data in (
+        ("gzip", packed),
+        ("deflate", zlib.compress(body)),
+        ("deflate", headless),
+        ("GZIP", packed),
+    ):
         assert post(server, "/v1/completions", data, **{"Content-Encoding": coding}).status_code == 200
-    for data, message in ((body, "not compressed"), (packed[:-9], "ends too early"), (b"", "")):
+    for data, message in (
+        (body, "not compressed"),
+        (packed[:-9], "ends too early"),
+        (packed + b"x", "1 bytes follow"),
+        (packed + packed, "follow the end"),
+        (b"", ""),
+    ):
         answer = post(server, "/v1/completions", data, **{"Content-Encoding": "gzip"})
         assert answer.status_code == 400
         assert message in error_of(answer)["message"]
@@ -197,12 +226,120 @@ def test_histories_with_what_others_made_stay_open(server: LiveServer) -> None:
     assert names == "reasoning.encrypted_content, input[web_search_call], input[5].call_id"
     blocks = [
         {"type": "server_tool_use", "id": "a", "name": "web_search", "input": {}},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "compaction", "content": "They ran."},
         {"type": "text", "text": "So."},
     ]
-    messages = [*CHAT, {"role": "assistant", "content": blocks}, *CHAT]
-    assert server.post("/v1/messages", messages=messages, max_tokens=1).status_code == 200
+    upload = {"role": "user", "content": [{"type": "container_upload", "file_id": "f"}, {"type": "text", "text": "a"}]}
+    messages = [*CHAT, {"role": "assistant", "content": blocks}, upload]
+    answer = server.post("/v1/messages", messages=messages, max_tokens=1)
+    names = "messages[server_tool_use], messages[redacted_thinking], messages[container_upload]"
+    assert answer.headers["x-kvanta-ignored"] == names, answer.text
+    program = {"type": "program_output", "id": "a"}
+    answer = server.post("/v1/responses", input=[items[0], program], max_output_tokens=1)
+    assert answer.headers["x-kvanta-ignored"] == "input[program_output]"
     refused = server.post("/v1/responses", input=[{"type": "item_reference", "id": "a"}])
     assert "'item_reference', which is not supported" in error_of(refused)["message"]
+
+
+def file_of(data: bytes, kind: str = "text/plain") -> str:
+    """A file as a data URL."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def test_files_of_text_are_text(server: LiveServer) -> None:
+    book = {"filename": "book.md", "file_data": file_of("A täle.".encode())}
+    for part in ({"type": "file", "file": book}, {"type": "input_file", **book}):
+        assert "book.md\nA täle." in prompt_of(server, messages=[{"role": "user", "content": [part]}])
+    source = {"type": "base64", "media_type": "text/plain", "data": file_of(b"A tale.").partition(",")[2]}
+    document = {"type": "document", "title": "Book", "source": source}
+    assert "Book\nA tale." in prompt_of(server, messages=[{"role": "user", "content": [document]}])
+    item = {"role": "user", "content": [{"type": "input_file", **book}, {"type": "input_text", "text": "Go"}]}
+    assert "x-kvanta-ignored" not in server.post("/v1/responses", input=[item], max_output_tokens=1).headers
+    for data in (file_of(b"%PDF-1.7"), file_of(b"\xff\xfe"), file_of(b"a\0b"), "data:text/plain,a", "%", 5):
+        part = {"type": "file", "file": {"file_data": data}}
+        assert "[file: not read" in prompt_of(server, messages=[{"role": "user", "content": [part]}])
+
+
+def test_blocks_of_other_apis_in_chats(server: LiveServer) -> None:
+    tokenizer = server.front.tokenizer
+    kept = tokenizer.chat_template
+    names = "{% if false %}{{ message.tool_calls }}{{ 'tool' == message.role }}{% endif %}"
+    tokenizer.use_chat_template(names + "{{ messages | tojson }}")
+    said: list[dict[str, Any]] = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "a", "name": "look", "input": {"at": 1}},
+        {"type": "web_search_tool_result", "tool_use_id": "b", "content": []},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "A cat."}]}
+    answers = [result, {"type": "container_upload", "file_id": "f"}, {"type": "text", "text": "And?"}]
+    try:
+        messages = [*CHAT, {"role": "assistant", "content": said}, {"role": "user", "content": answers}]
+        answer = server.post("/tokenize", messages=messages)
+        prompt = json.loads(tokenizer.decode(answer.json()["tokens"]))
+        mistrals = {"type": "thinking", "thinking": [{"type": "text", "text": "So."}]}
+        short = [*CHAT, {"role": "assistant", "content": [mistrals]}]
+        other = json.loads(tokenizer.decode(server.post("/tokenize", messages=short).json()["tokens"]))
+    finally:
+        tokenizer.chat_template = kept
+    assert [message["role"] for message in prompt] == ["user", "assistant", "tool", "user"]
+    assert (prompt[1]["content"], prompt[1]["reasoning_content"]) == ("I look.", "Hm.")
+    assert prompt[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": 1}}
+    assert (prompt[2]["content"], prompt[3]["content"]) == ("A cat.", "And?")
+    names = "messages[redacted_thinking], messages[web_search_tool_result], messages[container_upload]"
+    assert answer.headers["x-kvanta-ignored"] == names
+    assert other[1]["reasoning_content"] == "So."
+
+
+def test_switches_as_texts(server: LiveServer) -> None:
+    tools = [{"type": "function", "function": {"name": "walk", "strict": "false"}}]
+    body = {"messages": CHAT, "tools": tools, "parallel_tool_calls": "false", "stream": "false", "max_tokens": 1}
+    assert server.post(CHATS, **body).json()["object"] == "chat.completion"
+    choice = {"type": "auto", "disable_parallel_tool_use": "true"}
+    assert server.post(MESSAGES, messages=CHAT, tool_choice=choice, max_tokens=1).status_code == 200
+    tools[0]["function"] = {"name": "walk", "strict": "perhaps"}
+    assert "strict of a function must be" in error_of(server.post(CHATS, messages=CHAT, tools=tools))["message"]
+
+
+def test_custom_tools_of_chats(server: LiveServer) -> None:
+    grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
+    tool = {"type": "custom", "custom": {"name": "patch", "description": "Edits.", "format": grammar}}
+    walk = {"type": "function", "function": {"name": "walk"}}
+    assert "patch walk" in prompt_of(server, messages=CHAT, tools=[tool, walk])
+    (function, _) = ChatRequest(messages=CHAT, tools=[tool, walk]).functions.offered
+    assert function["function"]["description"] == "Edits.\nThe input has the lark grammar:\nstart: /.+/"
+    named = {"type": "custom", "custom": {"name": "patch"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for choice in (named, allowed):
+        body = {"messages": CHAT, "tools": [tool, walk], "tool_choice": choice, "max_tokens": 400, "seed": 1}
+        message = server.post(CHATS, **body).json()["choices"][0]["message"]
+        call = message["tool_calls"][0]
+        assert (call["type"], call["custom"]["name"], call.keys()) == ("custom", "patch", {"id", "type", "custom"})
+        with server.client.stream("POST", CHATS, json={**body, "stream": True}) as stream:
+            deltas = [json.loads(data)["choices"][0]["delta"] for data in events(stream) if data != "[DONE]"]
+        (streamed, *_) = [each for delta in deltas for each in delta.get("tool_calls", ())]
+        assert (streamed["index"], streamed["custom"]) == (0, call["custom"])
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "Done."}
+        assert server.post(CHATS, messages=[*CHAT, message, result], tools=[tool], max_tokens=1).status_code == 200
+
+
+def test_pieces_of_custom_calls() -> None:
+    calls = CustomCalls({"patch"})
+
+    def piece(index: int, arguments: str, name: str = "") -> dict[str, Any]:
+        head = {"id": f"call_{index}", "type": "function"} if name else {}
+        return {"index": index, **head, "function": {"arguments": arguments, **({"name": name} if name else {})}}
+
+    assert calls.take([piece(0, '{"inp', "patch")], finished=False) == []
+    assert calls.take([piece(0, 'ut": "a')], finished=False) == []
+    walk = piece(1, "{", "walk")
+    patched = {"index": 0, "id": "call_0", "type": "custom", "custom": {"name": "patch", "input": "ab"}}
+    assert calls.take([piece(0, 'b"}'), walk], finished=False) == [patched, walk]
+    assert calls.take([piece(1, "}")], finished=False) == [piece(1, "}")]
+    cut = {**patched, "index": 2, "id": "call_2", "custom": {"name": "patch", "input": '{"in'}}
+    assert calls.take([piece(2, '{"in', "patch")], finished=True) == [cut]
 
 
 def test_custom_tools_are_functions_of_one_text(server: LiveServer) -> None:

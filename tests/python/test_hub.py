@@ -134,6 +134,15 @@ def test_a_quantization_of_the_hub(hub: FakeHub, name: str) -> None:
     assert hub.downloads() == ["tiny-Q4_K_M.gguf" if "latest" in name else "tiny-Q8_0.gguf"]
 
 
+def test_the_first_file_where_there_is_none_of_the_usual_quantization(hub: FakeHub) -> None:
+    for _ in range(2):
+        done = kvanta_process("generate", "org/tiny-GGUF:latest", "A", "--max-tokens", "5", *SMALL, **hub.environment())
+        assert done.returncode == 0, done.stderr
+    assert hub.downloads() == ["tiny.gguf"]
+    done = kvanta_process("generate", "org/stories:latest", *WORDS, **hub.environment())
+    assert done.stdout.startswith(", there was a little girl"), done.stderr
+
+
 def test_a_quantization_that_the_hub_does_not_have(hub: FakeHub) -> None:
     done = kvanta_process("generate", "org/sizes-GGUF:Q2_K", "A", *SMALL, **hub.environment())
     assert done.returncode == 2

@@ -17,6 +17,10 @@ from kvanta.evaluate.divergence import log_softmax
 def test_a_cache_of_so_many_tokens_or_pages() -> None:
     assert LLM("stories260k", num_gpu_blocks_override=40).stats()["pages_free"] == 40
     assert LLM("stories260k", max_total_tokens=2500).stats()["pages_free"] == 40
+    with pytest.warns(UserWarning, match="max_model_len is 128: max_total_tokens = 100 holds no longer sequence"):
+        assert LLM("stories260k", max_total_tokens=100, kv_cache_dtype="int8").config.max_model_len == 128
+    with pytest.raises(InputError, match=r"max_total_tokens is 100: a cache of 128 tokens does not hold one sequence"):
+        LLM("stories260k", max_total_tokens=100, max_model_len=256)
     smaller = LLM("stories260k", max_total_tokens="1k", kv_cache_dtype="int8", block_size=16, max_model_len=64)
     assert smaller.stats()["pages_free"] == 63
     with pytest.raises(

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from live_server import LiveServer, live_server
 
+from kvanta.server.ollama.bodies import OllamaChat
+
 CHAT = [{"role": "user", "content": "Lily"}]
 GREEDY = {"temperature": 0, "num_predict": 6}
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 1}}, "required": ["n"]}
@@ -160,6 +162,66 @@ def test_models(server: LiveServer) -> None:
     assert whole(server, "/api/generate", prompt="")["done_reason"] == "load"
     assert whole(server, "/api/chat", messages=[], keep_alive=0)["done_reason"] == "unload"
     assert lines(server, "/api/pull") == [{"status": "success"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": CHAT}),
+        ("/api/generate", {"prompt": "Lily"}),
+        ("/api/generate", {"prompt": "Lily", "raw": True}),
+    ],
+)
+def test_log_probabilities(server: LiveServer, path: str, body: dict[str, Any]) -> None:
+    asked = {**body, "options": GREEDY, "logprobs": True}
+    entries = whole(server, path, **asked, top_logprobs=2)["logprobs"]
+    assert len(entries) == 6
+    for entry in entries:
+        assert entry.keys() == {"token", "logprob", "bytes", "top_logprobs"}
+        assert (len(entry["top_logprobs"]), entry["top_logprobs"][0]["logprob"]) == (2, entry["logprob"])
+    pieces = lines(server, path, **asked, top_logprobs=2)
+    assert [entry for piece in pieces for entry in piece.get("logprobs", ())] == entries
+    assert all("top_logprobs" not in entry for entry in whole(server, path, **asked)["logprobs"])
+    assert "logprobs" not in whole(server, path, **body, options=GREEDY, top_logprobs=2)
+    refused = server.post(path, model="tiny", **asked, top_logprobs=99)
+    assert "--max-logprobs" in refused.json()["error"]
+
+
+def test_filling_in(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"prompt": "a", "suffix": "b", "options": GREEDY}
+    refused = server.post("/api/generate", model="tiny", **body)
+    assert (refused.status_code, "does not support insert" in refused.json()["error"]) == (400, True)
+    tokenizer = server.front.tokenizer
+    monkeypatch.setattr(tokenizer, "token_id", {"<fim_prefix>": 400, "<fim_suffix>": 401, "<fim_middle>": 402}.get)
+    ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in "ab"}
+    given = [tokenizer.bos_id, 400, *ids["a"], 401, *ids["b"], 402]
+    plain = server.post("/v1/completions", prompt=given, temperature=0, max_tokens=6).json()["choices"][0]["text"]
+    assert whole(server, "/api/generate", **body)["response"] == plain
+    assert whole(server, "/api/generate", **{**body, "suffix": ""})["response"] != plain
+    assert "insert" in server.post("/api/show", model="tiny").json()["capabilities"]
+    assert "exclude" in server.post("/api/generate", model="tiny", **body, system="c").json()["error"]
+
+
+def test_the_latest_tag_in_every_api(server: LiveServer) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+        ("/v1/messages", {"messages": CHAT, "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/completion", {"prompt": "a", "n_predict": 1}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/api/embed", {"input": "a"}),
+    ):
+        assert server.post(path, model="tiny:latest", **body).status_code == 200, path
+        assert server.post(path, model="tiny:small", **body).status_code == 404, path
+    assert server.client.get("/v1/models/tiny:latest").json()["id"] == "tiny:latest"
+
+
+def test_reasoning_as_a_text(server: LiveServer) -> None:
+    for think, fields in (("false", {"enable_thinking": False}), ("True", {"enable_thinking": True})):
+        chat = OllamaChat(model="tiny", messages=CHAT, think=think).chat()
+        assert (chat.model_extra, chat.reasoning_effort) == (fields, None)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,20 @@
 
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from command_line import kvanta
 
-from kvanta import LLM, SamplingParams
+from kvanta import LLM, SamplingParams, _core
 
 # Prompts that share beginnings; prints each answer as it comes.
 _WORKER = """
@@ -21,7 +23,7 @@ import json, random, resource, signal, sys
 folder, seed, rounds, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 if limit:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from kvanta import LLM, SamplingParams
+from kvanta import LLM, SamplingParams, _core
 import warnings
 warnings.showwarning = lambda message, *_, **__: print(json.dumps({"warning": str(message)}), flush=True)
 llm = LLM("stories260k", kv_cache_dtype="int8", max_model_len=512, block_size=16, threads=1,
@@ -117,10 +119,28 @@ def test_the_commands_show_and_clear_a_folder(tmp_path: Path) -> None:
     assert (row["kv_cache_dtype"], row["page_size"], row["pages"]) == ("int8", 16, 6)
     assert "int8" in kvanta("cache", "ls", folder).stdout
     victim = next(path for path in Path(folder).rglob("*-0q"))
+    shown = kvanta("cache", "show", str(victim))
+    assert shown.returncode == 0
+    assert re.search(r"^  tokens +16: \d+, ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^  0 to 4 +int8 +4 +8 +int8 +int8$", shown.stdout, re.MULTILINE)
+    page = json.loads(kvanta("cache", "show", str(victim), "--json", "-").stdout)
+    assert (page["version"], page["record"], page["group"], page["fault"]) == (1, "quantized", 0, None)
+    assert victim.name == f"{page['key']}-0q"
+    assert page["identity_key"].startswith(victim.parents[1].name)
+    assert page["token_ids"][0] in range(3, 99, 16)
+    assert page["token_ids"] == list(range(page["token_ids"][0], page["token_ids"][0] + 16))
+    assert page["identity"]["pages"]["page_size"] == 16
+    assert page["payload_bytes"] + 112 + 4 * 16 == victim.stat().st_size
     victim.write_bytes(victim.read_bytes()[:-1])
     verified = kvanta("cache", "verify", folder)
     assert verified.returncode == 1
     assert victim.name in verified.stdout
+    damaged = kvanta("cache", "show", str(victim))
+    assert damaged.returncode == 1
+    assert "do not make a file of" in damaged.stdout
+    no_file = kvanta("cache", "show", folder)
+    assert no_file.returncode == 2
+    assert "not a regular file" in no_file.stderr
     assert kvanta("cache", "clear", folder).returncode == 0
     assert "no cached prefixes" in kvanta("cache", "ls", folder).stdout
     missing = kvanta("cache", "ls", str(tmp_path / "none"))
@@ -159,7 +179,44 @@ def test_an_identity_that_is_none_hides_no_other(tmp_path: Path, content: str) -
         entries = json.loads(kvanta("cache", action, str(tmp_path), "--json", "-").stdout)["entries"]
         assert [entry["page_size"] for entry in entries] == [None, 16]
         assert entries[0]["kv_cache_dtype"] == "?"
+    file = next(other.rglob("*-0q"))
+    shown = kvanta("cache", "show", str(file))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "whose text is not in the folder above" in shown.stdout
     assert kvanta("cache", "clear", str(tmp_path)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        "[1, 2]",
+        '{"architecture": ["x"], "pages": 7}',
+        '{"pages": {"layers": [7, {"layers": 1, "k": 3}, {"layers": [0, [1]], "scheme": "\\u001b]0;x\\u0007"}]}}',
+        '{"pages": ' + "[" * 20_000 + "]" * 20_000 + "}",
+        json.dumps({"architecture": "x" * 100_000, "weights": "\x1b[2J", "isa": None}),
+    ],
+    ids=range(5),
+)
+def test_a_page_whose_identity_says_anything(monkeypatch: pytest.MonkeyPatch, identity: str) -> None:
+    """A file that describes itself is whole where whoever wrote it made it so."""
+    page = SimpleNamespace(
+        version=2,
+        identity_key="ab" * 32,
+        key="cd" * 32,
+        identity=identity,
+        group=0,
+        exact=True,
+        tokens=[1, 2],
+        payload_bytes=3,
+        checksum="0" * 16,
+        fault="",
+    )
+    monkeypatch.setattr(_core, "show_page_file", lambda path: page)
+    shown = kvanta("cache", "show", "a page")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "\x1b" not in shown.stdout
+    assert len(shown.stdout) < 3000
+    assert json.loads(kvanta("cache", "show", "a page", "--json", "-").stdout)["token_ids"] == [1, 2]
 
 
 def test_statistics_and_bad_options(tmp_path: Path) -> None:

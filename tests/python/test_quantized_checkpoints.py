@@ -226,6 +226,12 @@ FAULTS: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
     ),
     "scales of activations": ("modelopt_nvfp4", add("pre_quant_scale"), r"pre_quant_scale' scales activations"),
     "NaN exponent": ("quark_mxfp4", fill("weight_scale", 255), r"weight_scale' is NaN at index 0"),
+    "NaN exponent of 8 bits": ("ct_mxfp8", fill("weight_scale", 255), r"weight_scale' is NaN at index 0"),
+    "groups of 8 bits": (
+        "ct_mxfp8",
+        put("weight_scale", lambda scale: scale[:, :-1]),
+        r"weight_scale' is U8 \[256, 9\]; expected U8\|F8_E8M0 \[256, 10\]",
+    ),
     "blocks": (
         "nf4",
         put("weight.absmax", lambda absmax: absmax[:-1]),

@@ -29,7 +29,7 @@ REQUIREMENTS = [
 CONSTRAINTS = (
     "# Versions\nnumpy==2.4.6\nJinja2==3.1.6\nMarkupSafe==3.0.4\nnanobind==3.1.0\nuvicorn==0.54.0\nclick==8\nh11==1\n"
 )
-SODIUM = "pkg:deb/debian/libsodium23@1.0.18-1"
+HIREDIS = "pkg:deb/debian/libhiredis0.14@0.14.1-3"
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -63,7 +63,7 @@ def make_wheel(folder: Path, platform: str = "manylinux_2_35_x86_64", version: s
     extras = "Provides-Extra: serve\n"
     requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in REQUIREMENTS)
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("kvanta.libs/libsodium-0123abcd.so.23.3.0", library(1))
+        archive.writestr("kvanta.libs/libhiredis-0123abcd.so.0.14", library(1))
         archive.writestr(
             f"kvanta-{version}.dist-info/METADATA", f"Name: kvanta\nVersion: {version}\n{requires}{extras}"
         )
@@ -77,19 +77,19 @@ def library(build: int) -> bytes:
 
 @pytest.fixture
 def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a wheel and the archive of sources; libsodium23 and packages of headers are installed."""
+    """A folder with a wheel and the archive of sources; libhiredis0.14 and packages of headers are installed."""
     folder = tmp_path / "dist"
     make_wheel(folder)
     (folder / f"kvanta-{VERSION}.tar.gz").write_bytes(b"sources")
-    installed = tmp_path / "libsodium.so.23.3.0"
+    installed = tmp_path / "libhiredis.so.0.14"
     installed.write_bytes(library(1))
 
     def dpkg_query(action: str, *arguments: str) -> str:
         if action == "--search":
             asked = {Path(path).name for path in arguments}
-            return f"libsodium23:amd64: {installed}\n" if installed.name in asked else ""
+            return f"libhiredis0.14:amd64: {installed}\n" if installed.name in asked else ""
         package = arguments[-1]
-        return "libsodium23 1.0.18-1 amd64" if package.startswith("libsodium23") else f"{package} 9 all"
+        return "libhiredis0.14 0.14.1-3 amd64" if package.startswith("libhiredis0.14") else f"{package} 9 all"
 
     monkeypatch.setattr(release_sbom, "dpkg_query", dpkg_query)
     return folder
@@ -156,14 +156,14 @@ def test_files_of_a_release(repository: Path, dist: Path, tmp_path: Path) -> Non
 
 def test_a_second_wheel_is_named(repository: Path, dist: Path, tmp_path: Path) -> None:
     arm = make_wheel(tmp_path / "arm", "manylinux_2_35_aarch64")
-    (arm.parent / "libraries.txt").write_text("libsodium23 1.0.18-1 arm64 libsodium.so.23.3.0\n")
+    (arm.parent / "libraries.txt").write_text("libhiredis0.14 0.14.1-3 arm64 libhiredis.so.0.14\n")
     lines = release.assemble(repository, tmp_path / "release", [dist, arm.parent])
     assert not any("no wheel" in line for line in lines)
     bom = json.loads((tmp_path / "release" / f"kvanta-{VERSION}.cdx.json").read_text())
     wheels = {part["purl"]: part["properties"][0]["value"] for part in bom["components"] if "properties" in part}
     assert wheels == {
-        f"{SODIUM}?arch=amd64": f"kvanta-{VERSION}-cp311-cp311-manylinux_2_35_x86_64.whl",
-        f"{SODIUM}?arch=arm64": arm.name,
+        f"{HIREDIS}?arch=amd64": f"kvanta-{VERSION}-cp311-cp311-manylinux_2_35_x86_64.whl",
+        f"{HIREDIS}?arch=arm64": arm.name,
     }
 
 
@@ -193,21 +193,21 @@ def test_the_bill_of_materials(repository: Path, dist: Path) -> None:
     }
     versions = {part["name"]: part["version"] for part in bom["components"]}
     assert versions["markupsafe"] == "3.0.4"
-    assert (versions["libsodium23"], versions["libfmt-dev"], versions["libxxhash-dev"]) == ("1.0.18-1", "9", "9")
+    assert (versions["libhiredis0.14"], versions["libfmt-dev"], versions["libxxhash-dev"]) == ("0.14.1-3", "9", "9")
     edges = {entry["ref"]: entry.get("dependsOn", []) for entry in bom["dependencies"]}
     assert edges["pkg:pypi/jinja2@3.1.6"] == ["pkg:pypi/markupsafe@3.0.4"]
-    assert f"{SODIUM}?arch=amd64" in edges[package["bom-ref"]]
+    assert f"{HIREDIS}?arch=amd64" in edges[package["bom-ref"]]
 
 
 def test_what_a_bill_of_materials_cannot_leave_out(repository: Path, dist: Path, tmp_path: Path) -> None:
     unknown = make_wheel(tmp_path / "unknown")
     (unknown.parent / "libraries.txt").write_text("libssl3 3.0 arm64 libssl.so.3\n")
-    with pytest.raises(ReleaseError, match=r"bundles libsodium.so.23.3.0, which no Debian package"):
+    with pytest.raises(ReleaseError, match=r"bundles libhiredis.so.0.14, which no Debian package"):
         release_sbom.sbom(repository, VERSION, [unknown])
-    (tmp_path / "libsodium.so.23.3.0").write_bytes(library(2))  # a security update, after the wheel was built
-    with pytest.raises(ReleaseError, match=r"libsodium.so.23.3.0, .*in this build; release where the wheel was built"):
+    (tmp_path / "libhiredis.so.0.14").write_bytes(library(2))  # a security update, after the wheel was built
+    with pytest.raises(ReleaseError, match=r"libhiredis.so.0.14, .*in this build; release where the wheel was built"):
         release_sbom.sbom(repository, VERSION, [*dist.glob("*.whl")])
-    (tmp_path / "libsodium.so.23.3.0").write_bytes(library(1))
+    (tmp_path / "libhiredis.so.0.14").write_bytes(library(1))
     (repository / "requirements" / "constraints.txt").write_text(CONSTRAINTS.replace("MarkupSafe", "Other"))
     with pytest.raises(ReleaseError, match=r"markupsafe is needed at run time and not pinned"):
         release_sbom.sbom(repository, VERSION, [*dist.glob("*.whl")])

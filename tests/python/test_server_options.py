@@ -17,8 +17,8 @@ from kvanta.cli.arguments import given_options
 from kvanta.cli.serve import parser
 from kvanta.server.app import add_page
 from kvanta.server.http.hosts import AllowedHosts
+from kvanta.server.listening import allowed_hosts
 from kvanta.server.options import OPTIONS, read_options
-from kvanta.server.run import allowed_hosts
 
 
 def test_a_page(tmp_path: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +18,7 @@ import httpx2
 import pytest
 from live_server import events
 from prometheus_client.parser import text_string_to_metric_families
+from serve_command import COMMAND, LONG, SMALL, serving
 
 from kvanta import InputError, SamplingParams
 from kvanta.checkpoint.resolve import SHIPPED
@@ -32,35 +30,6 @@ from kvanta.engine.loaded_model import LoadedModel
 from kvanta.server.options import OPTIONS, read_options
 from kvanta.server.run import _banner, load
 from kvanta.text.prompts import read_prompt
-
-COMMAND = [sys.executable, "-m", "kvanta", "serve"]
-SMALL = ["--port", "0", "--threads", "1", "--kv-cache-memory-bytes", "8MiB"]
-LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stream": True}
-
-
-@contextmanager
-def serving(*words: str, log: list[str] | None = None) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
-    """The process, once it listens; ends it in any case. `log` gets the lines that it writes from then on."""
-    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        seen = ""
-        for line in process.stderr:
-            seen += line
-            if "serving " in line:
-                break
-        match = re.search(r"on (http://\S+),", seen)
-        assert match, seen
-        rest: list[str] = [] if log is None else log
-        reader = threading.Thread(target=rest.extend, args=(process.stderr,))  # so that its log never blocks it
-        reader.start()
-        with httpx2.Client(base_url=match[1], timeout=120) as client:
-            yield process, client
-        process.kill()
-        reader.join()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_name_cannot_steer_the_terminal() -> None:
@@ -271,3 +240,29 @@ def test_nothing_else_needs_the_servers_packages() -> None:
     check = f"import sys, kvanta.cli.serve; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_unix_domain_socket_is_this_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "kvanta.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # by a server that was killed
+    process = subprocess.Popen([*COMMAND, "stories260k", *SMALL, "--uds", path], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        banner = next(line for line in process.stderr if "serving " in line)
+        assert f"on {path}," in banner
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx2.Client(base_url="http://any", transport=httpx2.HTTPTransport(uds=str(path)), timeout=120) as client:
+            answer = client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4})
+        assert answer.status_code == 200
+        second = subprocess.run(
+            [*COMMAND, "stories260k", *SMALL, "--uds", path], stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert second.returncode == 1
+        assert f"cannot listen on {path}: Address already in use; see --uds" in second.stderr
+        process.terminate()
+        assert process.wait(60) == 0
+        assert not path.exists()
+    finally:
+        process.kill()
+        process.wait()

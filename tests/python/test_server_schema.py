@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from live_server import LiveServer, live_server
 
+from kvanta.server.http.errors import LLAMA_PATHS
+
 CHAT = [{"role": "user", "content": "Lily"}]
 
 
@@ -85,9 +87,28 @@ def test_errors_and_keys_are_described(server: LiveServer) -> None:
                 assert str(wrong.status_code) in responses
                 described = responses[str(wrong.status_code)]["content"]["application/json"]["schema"]["$ref"]
                 assert described.endswith("/AnthropicError") == path.startswith("/v1/messages")
+                assert described.endswith("/LlamaError") == (path in LLAMA_PATHS)
                 assert described.endswith("/OllamaError") == path.startswith("/api/")
                 fits(wrong.json(), schemas[described.rpartition("/")[2]])
     assert {"429", "503", "504"} <= document["paths"]["/v1/completions"]["post"]["responses"].keys()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 1}),
+        ("/completion", {"prompt": "a", "n_predict": 1}),
+        ("/api/chat", {"model": "tiny", "messages": CHAT, "options": {"num_predict": 1}}),
+        ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"num_predict": 1}}),
+        ("/api/pull", {"model": "tiny"}),
+    ],
+)
+def test_kinds_of_answers_are_described(server: LiveServer, path: str, body: dict[str, Any], stream: bool) -> None:
+    described = server.client.get("/openapi.json").json()["paths"][path]["post"]["responses"]["200"]["content"]
+    answer = server.post(path, **body, stream=stream)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].partition(";")[0] in described
 
 
 def references(value: Any) -> Iterator[str]:

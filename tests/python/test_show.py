@@ -63,6 +63,26 @@ def test_places_are_those_that_decide(folder: Path, capsys: pytest.CaptureFixtur
     assert report["ignored"][0]["name"] == "preprocessor_config.json"
 
 
+def test_a_declared_cache_is_never_passed_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = "hf_quant_config.json"
+    for declaration, shown in (
+        ({"kv_cache_quant_algo": "FP8"}, "fp8_e4m3"),
+        ({"kv_cache_quant_algo": "INT8"}, "not known ("),
+        (
+            {
+                "kv_cache_quant_algo": "MIXED_PRECISION",
+                "kv_cache_quantized_layers": {"model.layers.1.self_attn": {"quant_algo": "FP8"}},
+            },
+            "fp8_e4m3 in 1 of 5 layers",
+        ),
+    ):
+        (folder / place).write_text(json.dumps({"quantization": {"quant_algo": None, **declaration}}))
+        _, report = show(folder, capsys)
+        value, source = report["facts"]["KV cache"]
+        assert value.startswith(shown)
+        assert source == place
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem", "kept"),
     [

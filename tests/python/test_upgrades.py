@@ -76,7 +76,7 @@ def change(file: Path, at: int, to: int) -> None:
 
 @pytest.mark.parametrize(
     ("at", "to", "reason"),
-    [(8, 2, "version 2 is not 1"), (200, 77, "its checksum is wrong")],
+    [(8, 3, "version 3 is not 1 or 2"), (200, 77, "its checksum is wrong")],
     ids=["another version of the file format", "another byte"],
 )
 def test_pages_that_are_refused(at: int, to: int, reason: str, tmp_path: Path, cold: RequestOutput) -> None:

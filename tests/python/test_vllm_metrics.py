@@ -114,7 +114,7 @@ def test_vllm_names_are_added_on_request(server: LiveServer) -> None:
             assert labels[name]["model_name"]
     info = labels["vllm:cache_config_info"]
     assert info["block_size"] == "64"
-    assert int(info["num_gpu_blocks"]) > 0
+    assert int(info["num_gpu_blocks"]) == server.front.loaded.summary().tokens // 64
     server.front.metrics.vllm_names = False
 
 

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "store/redis_connection.h"
+#include "store/redis_client.h"
 
 namespace kvanta::store {
 

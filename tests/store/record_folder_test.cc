@@ -36,7 +36,7 @@ class RecordFolderTest : public testing::Test {
   std::string TryWrite(RecordFolder& folder, int number, int64_t index = 0) const {
     const std::vector<uint8_t> payload(100);
     const std::vector<uint8_t> header =
-        EncodeRecordHeader(IdentityKey("{}"), Id(number), std::vector<int32_t>{number}, payload);
+        EncodePageHeader(IdentityKey("{}"), Id(number), std::vector<int32_t>{number}, payload);
     const auto content = std::make_shared<const RecordContent>(RecordContent{
         .parent = index > 0 ? Id(number - 1).key : PageKey{}, .tokens = {number}, .payload = OwnBytes(payload)});
     const RecordToWrite record{.use = {.id = Id(number), .index = index}, .header = header, .content = content};

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "store/fake_redis.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::store {
 namespace {
@@ -91,7 +91,7 @@ TEST(RecordWriterTest, AHangingPlaceIsLeftBehind) {
 
 struct Served {
   explicit Served(const std::string& url)
-      : backend(MakeRecordServer({.url = url, .identity = IdentityKey("model"), .max_record_bytes = 1000})) {}
+      : backend(MakeRedisServer({.url = url, .identity = IdentityKey("model"), .max_record_bytes = 1000})) {}
   std::unique_ptr<RecordBackend> backend;
   RecordWriter writer{*backend, IdentityKey("model"), {}};
 };

@@ -7,7 +7,7 @@
 #include "store/fake_clock.h"
 #include "store/fake_redis.h"
 #include "store/file_system.h"
-#include "store/record_servers.h"
+#include "store/redis_server.h"
 
 namespace kvanta::store {
 namespace {
@@ -19,12 +19,12 @@ constexpr size_t kPayload = 500;
 class RedisServerTest : public testing::Test {
  protected:
   std::unique_ptr<RecordBackend> Make(int64_t ttl = 0, double answer_seconds = 1) const {
-    return MakeRecordServer({.url = fake_.Url(),
-                             .ttl_seconds = ttl,
-                             .identity = identity_,
-                             .max_record_bytes = kRecordHeaderBytes + 516,
-                             .now = clock_,
-                             .answer_seconds = answer_seconds});
+    return MakeRedisServer({.url = fake_.Url(),
+                            .ttl_seconds = ttl,
+                            .identity = identity_,
+                            .max_record_bytes = kPageHeaderBytes + 516,
+                            .now = clock_,
+                            .answer_seconds = answer_seconds});
   }
 
   std::vector<RecordId> Ids(int count) const {
@@ -36,7 +36,7 @@ class RedisServerTest : public testing::Test {
   std::string Write(RecordBackend& server, const std::vector<RecordId>& ids) const {
     std::vector<std::vector<uint8_t>> headers;
     std::vector<RecordToWrite> records;
-    for (const RecordId& id : ids) headers.push_back(EncodeRecordHeader(identity_, id, tokens_, payload_));
+    for (const RecordId& id : ids) headers.push_back(EncodePageHeader(identity_, id, tokens_, payload_));
     const auto content =
         std::make_shared<const RecordContent>(RecordContent{.tokens = tokens_, .payload = OwnBytes(payload_)});
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -270,7 +270,7 @@ TEST_F(RedisServerTest, RefusedConnectionsAreTriedAgainLater) {
 TEST_F(RedisServerTest, AuthenticatesAndSelectsWithoutTellingThePassword) {
   const std::string at = fmt::format("@127.0.0.1:{}", fake_.Port());
   const auto make = [&](const std::string& user) {
-    return MakeRecordServer({.url = "redis://" + user + at + "/5", .identity = identity_, .max_record_bytes = 1000});
+    return MakeRedisServer({.url = "redis://" + user + at + "/5", .identity = identity_, .max_record_bytes = 1000});
   };
   EXPECT_EQ(Write(*make("us%20er:sec%3Aret"), Ids(1)), "");
   EXPECT_EQ(fake_.Commands()[0], (FakeRedis::Words{"AUTH", "us er", "sec:ret"}));
@@ -284,7 +284,7 @@ TEST_F(RedisServerTest, AuthenticatesAndSelectsWithoutTellingThePassword) {
 }
 
 TEST_F(RedisServerTest, PlainServersAreNoneOfTls) {
-  const auto server = MakeRecordServer({.url = fmt::format("rediss://127.0.0.1:{}", fake_.Port())});
+  const auto server = MakeRedisServer({.url = fmt::format("rediss://127.0.0.1:{}", fake_.Port())});
   const double start = Now();
   EXPECT_NE(Write(*server, Ids(1)), "");
   EXPECT_LT(Now() - start, 2);

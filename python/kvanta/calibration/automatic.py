@@ -9,28 +9,19 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.calibration.calibrate import calibrate_query
+from kvanta.calibration.default_text import TEXT, TOKENS, mix_tokens
 from kvanta.calibration.scale_file import write_scale_file
 from kvanta.engine.cache_reader import CacheReader
 from kvanta.engine.loaded_model import LoadedModel
 from kvanta.errors import InputError
 from kvanta.files.home_folder import kvanta_home
-from kvanta.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("kvanta")
-TEXT = Path(__file__).parents[1] / "texts" / "calibration_mix.txt"
-"""Prose, code, several languages and chat, alternating."""
-TOKENS = 8192
 WINDOW = 2048
 _METHOD = "all positions"
 """Part of the files' names: files of another method are made again (docs/adr/0061)."""
 # Options that change the keys: of the calibration they are those of the engine.
 _KEPT_OPTIONS = ("dtype", "weight_dtype", "threads", "device", "isa")
-
-
-def mix_tokens(tokenizer: Tokenizer) -> list[int]:
-    """The first TOKENS of the included texts, as often as it takes."""
-    tokens: list[int] = tokenizer.encode(TEXT.read_text(encoding="utf-8"))
-    return (tokens * (TOKENS // max(1, len(tokens)) + 1))[:TOKENS]
 
 
 def _file_name(fingerprint: str, config: _core.EngineConfig, eigen_channels: bool) -> str:

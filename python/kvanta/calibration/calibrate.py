@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvanta.calibration.query_matrices import QueryMatrices, collect_query_moments, query_matrices
-from kvanta.calibration.scale_methods import LARGEST, METHODS, static_scale
+from kvanta.calibration.scale_methods import HEADROOM, LARGEST, METHODS, static_scale
 from kvanta.calibration.statistics import KvReader, KvStatistics, collect_statistics
 from kvanta.errors import InputError
 from kvanta.params.checks import real_number, whole_number
 from kvanta.text.prompts import token_list
 
-DEFAULT_TEXT = Path(__file__).parent.parent / "texts" / "treasure_island.txt"
 GRANULARITIES = ("tensor", "head")
 OUTLIER_MEASURES = ("amax", "variance")
 
@@ -86,7 +84,7 @@ def calibrate_query(
     tokens = token_list(token_ids, llm.model_info.vocab)
     found = collect_query_moments(llm, tokens, window, weighted=eigen_channels, lengths=lengths)
     matrices = query_matrices(found)
-    scales = np.maximum(found.amax / np.float32(LARGEST), np.finfo(np.float32).tiny)
+    scales = np.maximum(found.amax * np.float32(HEADROOM / LARGEST), np.finfo(np.float32).tiny)
     return Calibration(
         granularity="head",
         method="amax",
@@ -102,15 +100,21 @@ def calibrate_query(
     )
 
 
-def _scales(found: KvStatistics, side: int, granularity: str, method: str, percentile: float) -> NDArray[np.float32]:
+def _scales(
+    found: KvStatistics, side: int, granularity: str, method: str, percentile: float, headroom: float
+) -> NDArray[np.float32]:
     histogram, amax = found.histogram[:, side], found.amax[:, side].max(axis=-1)
     if granularity == "tensor":
         histogram, amax = histogram.sum(axis=1, keepdims=True), amax.max(axis=1, keepdims=True)
     scales = np.empty(amax.shape, dtype=np.float32)
     for place in np.ndindex(*amax.shape):
-        scales[place] = static_scale(method, found.edges, histogram[place], float(amax[place]), percentile)
+        scales[place] = static_scale(method, found.edges, histogram[place], float(amax[place]), percentile, headroom)
     # A head of denormal values: a scale must be a positive float32.
     return np.maximum(scales, np.finfo(np.float32).tiny)
+
+
+def _describe(method: str, percentile: float, headroom: float) -> str:
+    return {"percentile": f"percentile {percentile:g}", "amax": f"amax x {headroom:g}"}.get(method, method)
 
 
 def _outlier_channels(found: KvStatistics, count: int, measure: str) -> NDArray[np.int64]:
@@ -127,6 +131,7 @@ def calibrate(
     granularity: str = "tensor",
     method: str = "amax",
     percentile: float = 99.99,
+    headroom: float = HEADROOM,
     key_mean: bool = False,
     outliers: int = 0,
     outliers_by: str = "amax",
@@ -136,7 +141,8 @@ def calibrate(
 
     The text is read in windows of `window` tokens (default: max_model_len) on exact pages, whatever the format of
     `llm`. `method`: "amax", "percentile" (that share of the values, in per cent, does not saturate) or "mse" (least
-    squared error). With `key_mean` the text is read twice, and a scale of K is the larger of what K and K - mean need:
+    squared error). `headroom`: factor by which other texts may exceed the largest value before it saturates (method
+    "amax"). With `key_mean` the text is read twice, and a scale of K is the larger of what K and K - mean need:
     it serves a cache with +mean and one without. `outliers`: that many channels of K per head, those with the largest
     magnitude or (`outliers_by` "variance") the largest variance. `query`: the matrices of +query, and with them key
     means, from a text of at least 8,192 tokens, which is read once more. Raises InputError.
@@ -147,6 +153,7 @@ def calibrate(
         raise InputError("the text is empty: it has no tokens")
     window = whole_number("window", longest if window is None else window, 1, longest)
     percentile = real_number("percentile", percentile, 0, 100, open_below=True)
+    headroom = real_number("headroom", headroom, 1, 64)
     outliers = whole_number("outliers", outliers, 0, min(channels for _, channels in info.layer_heads))
     if outliers % 2 != 0:
         raise InputError(f"outliers must be even, as +outliers=N is, got {outliers}")
@@ -161,18 +168,18 @@ def calibrate(
     matrices = query_matrices(collect_query_moments(llm, tokens, window)) if query else None
     means = matrices.means if matrices is not None else None
     found = collect_statistics(llm, tokens, window)
-    k_scale = _scales(found, 0, granularity, method, percentile)
+    k_scale = _scales(found, 0, granularity, method, percentile, headroom)
     if key_mean:
         if means is None:
             means = np.ascontiguousarray(found.means()[:, 0], dtype=np.float32)
         centred = collect_statistics(llm, tokens, window, means, "reading again without the key means")
-        k_scale = np.maximum(k_scale, _scales(centred, 0, granularity, method, percentile))
+        k_scale = np.maximum(k_scale, _scales(centred, 0, granularity, method, percentile, headroom))
     return Calibration(
         granularity=granularity,
-        method=f"percentile {percentile:g}" if method == "percentile" else method,
+        method=_describe(method, percentile, headroom),
         window=window,
         k_scale=k_scale,
-        v_scale=_scales(found, 1, granularity, method, percentile),
+        v_scale=_scales(found, 1, granularity, method, percentile, headroom),
         k_mean=means,
         k_outliers=_outlier_channels(found, outliers, outliers_by) if outliers else None,
         tokens=found.tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +67,32 @@ def _weight_map(source: Path) -> dict[str, str]:
     return {str(name): str(file) for name, file in found.items()}
 
 
-def _scale_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _attention_modules(source: Path) -> dict[int, str]:
+    """Names of the attention of layers that have keys and values of their own."""
+    config = _core.EngineConfig()
+    config.model, config.kv_cache_dtype = str(source), "bf16"
+    prefix = _core.decoder_prefix(str(source))
+    groups = _core.plan_cache_bytes(config).groups
+    layers = sorted(layer for group in groups if group["visibility"] != "recurrent" for layer in group["layers"])
+    return {layer: f"{prefix}layers.{layer}.self_attn" for layer in layers}
+
+
+def _scale_tensors(calibration: Calibration, modules: Mapping[int, str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """[1] per tensor, [kv_heads, 1, 1] per head, as compressed-tensors has them."""
-    for layer in range(len(calibration.k_scale)):
+    for layer, module in modules.items():
         own = calibration.of_layer(layer)
         for side, values in (("k", own.k_scale), ("v", own.v_scale)):
             shaped = values[:, None, None] if calibration.granularity == "head" else values
-            yield f"model.layers.{layer}.self_attn.{side}_scale", shaped
+            yield f"{module}.{side}_scale", shaped
 
 
-def _query_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _query_tensors(calibration: Calibration, modules: Mapping[int, str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Kvanta's own names: key means and matrices of +query."""
     if calibration.query is None:
         return
     for name, of_layers in ({"k_mean": calibration.query.means} | calibration.query.tensors()).items():
-        for layer, values in enumerate(of_layers):
-            yield f"model.layers.{layer}.self_attn.{name}", values
+        for layer, module in modules.items():
+            yield f"{module}.{name}", of_layers[layer]
 
 
 def _copy_file(source: Path, target: Path, what: str) -> None:
@@ -92,17 +102,19 @@ def _copy_file(source: Path, target: Path, what: str) -> None:
 
 
 def _write_copy(source: Path, work: Path, calibration: Calibration, schemes: Sequence[str] | None) -> None:
+    modules = _attention_modules(source)
     if schemes is None:
-        tensors = dict(_scale_tensors(calibration))
+        tensors = dict(_scale_tensors(calibration, modules))
         declaration = quantization_config(calibration.strategy)
     else:
-        algorithms = modelopt.layer_algorithms(schemes)
+        algorithms = modelopt.layer_algorithms(schemes, _core.decoder_prefix(str(source)))
+        algorithms = {module: name for module, name in algorithms.items() if module in modules.values()}
         tensors = modelopt.scale_tensors(calibration, algorithms)
         declared = modelopt.quantization(algorithms)
         declaration = {"quant_method": "modelopt", "config_groups": {}, "ignore": [], **declared}
         content = {"producer": {"name": "kvanta", "version": _core.version()}, "quantization": declared}
         (work / _MODELOPT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    tensors |= dict(_query_tensors(calibration))
+    tensors |= dict(_query_tensors(calibration, modules))
     weight_map = _weight_map(source)
     single = (source / _SINGLE).is_file()
     scale_file = _SECOND if single else _SCALES

@@ -18,8 +18,11 @@ _NVFP4_LARGEST = 6 * 448
 """A value of NVFP4 in units of its tensor's scale: the largest code times the largest scale of a block."""
 
 
-def layer_algorithms(schemes: Sequence[str]) -> dict[str, str]:
-    """Algorithms by the layers' attention modules; layers that are not quantized have none. Raises InputError."""
+def layer_algorithms(schemes: Sequence[str], prefix: str = "model.") -> dict[str, str]:
+    """Algorithms by the layers' attention modules; layers that are not quantized have none. Raises InputError.
+
+    `prefix`: what the names of the decoder's weights begin with.
+    """
     algorithms = {}
     for layer, text in enumerate(schemes):
         scheme = str(_core.KvScheme.parse(text))
@@ -28,7 +31,7 @@ def layer_algorithms(schemes: Sequence[str]) -> dict[str, str]:
         if scheme not in _ALGORITHMS:
             known = ", ".join([*_ALGORITHMS, *_UNQUANTIZED])
             raise InputError(f"layer {layer}: ModelOpt has no algorithm for the scheme {text!r}; there are: {known}")
-        algorithms[f"model.layers.{layer}.self_attn"] = _ALGORITHMS[scheme]
+        algorithms[f"{prefix}layers.{layer}.self_attn"] = _ALGORITHMS[scheme]
     if not algorithms:
         raise InputError("no layer's scheme is quantized: there is nothing to declare in a checkpoint")
     return algorithms
@@ -56,7 +59,7 @@ def scale_tensors(calibration: Calibration, algorithms: Mapping[str, str]) -> di
     amax = calibration.statistics.amax.max(axis=(2, 3))
     tensors = {}
     for module, algorithm in algorithms.items():
-        layer = int(module.split(".")[2])
+        layer = int(module.split(".")[-2])
         sides = (("k", calibration.k_scale), ("v", calibration.v_scale))
         for index, (side, scales) in enumerate(sides):
             is_nvfp4 = algorithm == "NVFP4" or (algorithm == "FP8_K_NVFP4_V" and side == "v")

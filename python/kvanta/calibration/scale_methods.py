@@ -12,6 +12,9 @@ _FORMAT = "fp8_e4m3"
 LARGEST = 448.0
 """Largest E4M3 value: scale * LARGEST is the largest value that does not saturate."""
 
+HEADROOM = 2.0
+"""Default of `headroom`: a floating-point format loses no precision by it, and other texts exceed the largest value."""
+
 # Candidates of "mse", as factors of the scale that "amax" gives: from 2 down to 1/16, 16 to an octave. Between two
 # powers of two E4M3's error changes by a few per cent only.
 _FACTORS = np.exp2(-np.arange(-16, 65) / 16.0)
@@ -43,15 +46,23 @@ def _least_error(edges: NDArray[np.float32], histogram: NDArray[np.int64], amax:
 
 
 def static_scale(
-    method: str, edges: NDArray[np.float32], histogram: NDArray[np.int64], amax: float, percentile: float
+    method: str,
+    edges: NDArray[np.float32],
+    histogram: NDArray[np.int64],
+    amax: float,
+    percentile: float = 99.99,
+    headroom: float = HEADROOM,
 ) -> float:
     """The scale for values with this histogram [bins] of magnitudes, whose edges are [bins + 1]; 1.0 if all are zero.
 
-    "amax": nothing saturates. "percentile": that share, in per cent, does not. "mse": least squared error of what is
-    stored, bins counted at their centres (they are 1/64 of an octave wide).
+    "amax": nothing saturates that is up to `headroom` times as large as the largest value. "percentile": that share, in
+    per cent, does not. "mse": least squared error of what is stored, bins counted at their centres (they are 1/64 of an
+    octave wide).
     """
     if amax == 0:
         return 1.0
     if method == "mse":
         return _least_error(edges, histogram, amax)
-    return (_percentile_of(edges, histogram, amax, percentile) if method == "percentile" else amax) / LARGEST
+    if method == "percentile":
+        return _percentile_of(edges, histogram, amax, percentile) / LARGEST
+    return amax * headroom / LARGEST

@@ -132,6 +132,8 @@ def _add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> N
         result.add("rope", ", ".join(filter(None, parts)), place)
     declared = info.declared_kv_cache
     place = "hf_quant_config.json" if (folder / "hf_quant_config.json").is_file() else "config.json quantization_config"
+    if info.declared_kv_cache_error:
+        declared = f"not known ({info.declared_kv_cache_error}): --kv-cache-dtype must choose one"
     result.add("KV cache", declared or "bf16, unless --kv-cache-dtype says otherwise", place if declared else "no file")
 
 

@@ -23,6 +23,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?::[\w.-]+)?")
 _HUB_PREFIXES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/")
 _NO_MODEL = re.compile(r"mmproj|imatrix|lora", re.IGNORECASE)
 _USUAL_QUANTIZATION = "Q4_K_M"
+_LATEST = "latest"
 _HUB_FOLDERS = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]
@@ -111,32 +112,50 @@ def _cached_by_others(name: str, error: Exception, hub: HubAccess) -> Path | Non
 def _checkpoint_from_hub(name: str, hub: HubAccess) -> Path:
     repository, colon, quantization = name.partition(":")
     if colon:
-        return _gguf_folder(_gguf_from_hub(repository, quantization, hub))
+        file = _gguf_from_hub(repository, quantization, hub)
+        if file is not None:
+            return _gguf_folder(file)
+        if quantization != _LATEST:
+            raise InputError(f"{repository!r} has no GGUF file of the quantization {quantization!r} on the hub")
     folder = _from_hub(repository, _HUB_FILES, hub)
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{name!r} has no config.json on the hub; if it has GGUF files, name the quantization, such as "
-            f"{name}:{_USUAL_QUANTIZATION}, or download one of them and give the file as MODEL"
+            f"{repository!r} has no config.json on the hub; if it has GGUF files, name the quantization, such as "
+            f"{repository}:{_USUAL_QUANTIZATION}, or download one of them and give the file as MODEL"
         )
     return folder
 
 
-def _gguf_from_hub(name: str, quantization: str, hub: HubAccess) -> Path:
-    """The GGUF file of a quantization, or the first part of it; `latest`, Ollama's, is the usual one."""
-    wanted = _USUAL_QUANTIZATION if quantization == "latest" else quantization
+def _gguf_from_hub(name: str, quantization: str, hub: HubAccess) -> Path | None:
+    """The GGUF file of a quantization, or the first part of it; None: the repository has none.
+
+    _LATEST is the usual one, or the first file where there is none of it, as llama.cpp chooses.
+    """
+    if quantization == _LATEST:
+        return _gguf_fitting(name, _USUAL_QUANTIZATION, hub) or _gguf_fitting(name, "", hub)
+    return _gguf_fitting(name, quantization, hub)
+
+
+def _gguf_fitting(name: str, wanted: str, hub: HubAccess) -> Path | None:
+    """The first GGUF file of a quantization; empty: of any."""
     exact = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
 
     def fits(file: str) -> bool:
         base = file.rpartition("/")[2]
-        return base.endswith(".gguf") and exact.search(base) is not None and not _NO_MODEL.search(base)
+        named = not wanted or exact.search(base) is not None
+        return base.endswith(".gguf") and named and not _NO_MODEL.search(base)
 
-    files = [file for file in _hub_files(name, hub) if fits(file)]
+    listed = _hub_files(name, hub)
+    files = sorted(file for file in listed if fits(file))
+    if listed and not files:
+        return None
+    if not wanted and files:  # one file of several, or all parts of it
+        stem = model_name(Path(files[0]))
+        files = [file for file in files if model_name(Path(file)) == stem]
     # Without a network, those that were downloaded before.
     folder = _from_hub(name, files or [f"*{wanted}*.gguf"], hub)
     found = sorted(file for file in folder.rglob("*.gguf") if fits(file.name))
-    if not found:
-        raise InputError(f"{name!r} has no GGUF file of the quantization {quantization!r} on the hub")
-    return found[0]
+    return found[0] if found else None
 
 
 def _hub_files(name: str, hub: HubAccess) -> list[str]:

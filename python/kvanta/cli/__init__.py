@@ -23,7 +23,7 @@ COMMANDS = {
     "plan": "how many tokens and users fit in a memory, per cache format",
     "calibrate": "static scales and key means of a model, from a text",
     "formats": "the table of cache formats",
-    "cache": "what a folder of cached prefixes holds: ls, verify, clear",
+    "cache": "what a folder of cached prefixes holds: ls, verify, clear, show",
     "convert": "a GGUF file to a folder in Hugging Face layout",
     "bench": "speed of the attention kernels, and of a server under load",
     "completion": "a script for the shell, which completes commands, options and their values",

@@ -38,7 +38,9 @@ def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta calibrate", description=_DESCRIPTION)
     add_model(result)
-    result.add_argument("--text", metavar="FILE", help="text to read, UTF-8 [a chapter of Treasure Island]")
+    result.add_argument(
+        "--text", metavar="FILE", help="text to read, UTF-8 [included texts: prose, code, languages, chats]"
+    )
     result.add_argument(
         "--tokens", type=whole_number, metavar="N", help=f"read the first N of it [all, at most {_MOST_TOKENS:,}]"
     )
@@ -53,6 +55,13 @@ def parser() -> CommandParser:
     )
     result.add_argument(
         "--percentile", type=real_number, default=99.99, metavar="P", help="percentile of --method percentile [99.99]"
+    )
+    result.add_argument(
+        "--headroom",
+        type=real_number,
+        default=2.0,
+        metavar="X",
+        help="factor by which other texts may exceed the largest value, with --method amax [2]",
     )
     result.add_argument("--key-mean", action="store_true", help="also the mean of every channel of K, for +mean")
     result.add_argument(
@@ -108,19 +117,29 @@ def _text(report: dict[str, Any]) -> str:
     return "\n".join([title, "", table, "", *notes])
 
 
-def _tokens(llm: Any, values: argparse.Namespace, default: Path) -> list[int]:
-    path = default if values.text is None else Path(values.text).expanduser()
+def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {str(path)!r}: {reason_of(error)}") from None
     if not text:
         raise InputError(f"{str(path)!r} is empty")
-    tokens: list[int] = llm.tokenizer.encode(text)
+    return text
+
+
+def _tokens(llm: Any, values: argparse.Namespace) -> list[int]:
+    from kvanta.calibration import default_tokens
+
+    tokens: list[int]
+    if values.text is None:
+        tokens, name = default_tokens(llm.tokenizer), "the included texts"
+    else:
+        path = Path(values.text).expanduser()
+        tokens, name = llm.tokenizer.encode(_read_text(path)), path.name
     if values.tokens is None:
         return tokens[:_MOST_TOKENS]
     if not 1 <= values.tokens <= len(tokens):
-        raise InputError(f"--tokens must be in 1..{len(tokens)}, the length of {path.name}, got {values.tokens}")
+        raise InputError(f"--tokens must be in 1..{len(tokens)}, the length of {name}, got {values.tokens}")
     return tokens[: values.tokens]
 
 
@@ -142,7 +161,7 @@ def _layer_schemes(folder: str, values: argparse.Namespace) -> list[str]:
 
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
-    from kvanta.calibration import DEFAULT_TEXT, calibrate, save_checkpoint, write_scale_file
+    from kvanta.calibration import calibrate, save_checkpoint, write_scale_file
     from kvanta.calibration.checkpoint_copy import check_target
     from kvanta.calibration.scale_file import check_scale_file_name
     from kvanta.llm import LLM
@@ -167,13 +186,14 @@ def run(values: argparse.Namespace) -> int:
 
         limit = min(_WINDOW, int(_core.read_model_info(str(folder.path)).max_position))
     llm = LLM(folder.path, kv_cache_dtype="bf16", max_model_len=limit, **{"max_num_seqs": 1, **options})
-    tokens = _tokens(llm, values, DEFAULT_TEXT)
+    tokens = _tokens(llm, values)
     found = calibrate(
         llm,
         tokens,
         granularity=values.granularity,
         method=values.method,
         percentile=values.percentile,
+        headroom=values.headroom,
         key_mean=values.key_mean,
         outliers=values.outliers,
         outliers_by=values.outliers_by,

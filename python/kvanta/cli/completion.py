@@ -67,7 +67,7 @@ def _add(
     import shtab
 
     places = {
-        **dict.fromkeys(("MODEL", "FILE", "TRACE"), shtab.FILE),
+        **dict.fromkeys(("MODEL", "FILE", "PATH", "TRACE"), shtab.FILE),
         **dict.fromkeys(("DIR", "FOLDER"), shtab.DIRECTORY),
     }
     names = [name for row in formats.table() for name in (row["name"], *row["aliases"])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,17 @@ def with_config(parser: CommandParser, words: Sequence[str]) -> tuple[list[str],
     if not files[0]:
         raise InputError("--config needs a file")
     given = {action.dest for word in words if (action := parser.action_of(word)) is not None}
+    added, model = option_words(parser, read_config(Path(files[0]).expanduser()), f"--config {files[0]}", given)
+    return [*words, *added], model
+
+
+def option_words(
+    parser: CommandParser, options: Mapping[str, Any], where: str, given: Collection[str] = ()
+) -> tuple[list[str], str | None]:
+    """The options as words of the command line, without `given` ones, and the model. `where`: for errors."""
     added: list[str] = []
     model = None
-    for key, value in _read(Path(files[0]).expanduser()).items():
+    for key, value in options.items():
         name = str(key).lstrip("-").replace("-", "_")
         if name in _MODEL_NAMES:
             model = str(value)
@@ -45,10 +53,10 @@ def with_config(parser: CommandParser, words: Sequence[str]) -> tuple[list[str],
         flag = flag_of(name)
         action = parser.action_of(flag)
         if action is None:
-            raise InputError(f"--config {files[0]}: unknown option {name}{parser.nearest(flag)}")
+            raise InputError(f"{where}: unknown option {name}{parser.nearest(flag)}")
         if value is not None and action.dest not in given:
             added += _words(parser, flag, value, takes_value=action.nargs != 0)
-    return [*words, *added], model
+    return added, model
 
 
 def _words(parser: CommandParser, flag: str, value: Any, *, takes_value: bool) -> Iterator[str]:
@@ -69,22 +77,23 @@ def _words(parser: CommandParser, flag: str, value: Any, *, takes_value: bool) -
         yield f"{flag}={value}"
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def read_config(file: Path, option: str = "--config") -> Mapping[str, Any]:
+    """The content of a file, which must be a mapping. `option`: that names it, for errors. Raises InputError."""
     try:
         text = file.read_text(encoding="utf-8")
-        content = json.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
+        content = json.loads(text) if file.suffix.lower() == ".json" else _yaml(text, option)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"--config {file}: {reason_of(error)}") from None
+        raise InputError(f"{option} {file}: {reason_of(error)}") from None
     if not isinstance(content, Mapping):
-        raise InputError(f"--config {file} must hold options by name, got {one_line(content)}")
+        raise InputError(f"{option} {file} must hold options by name, got {one_line(content)}")
     return content
 
 
-def _yaml(text: str) -> Any:
+def _yaml(text: str, option: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise InputError("--config with a YAML file needs the package PyYAML; a .json file needs nothing") from None
+        raise InputError(f"{option} with a YAML file needs the package PyYAML; a .json file needs nothing") from None
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -14,6 +14,7 @@ from kvanta.cli.arguments import (
     model_of,
 )
 from kvanta.cli.config_file import add_config
+from kvanta.cli.models_file import read_models
 from kvanta.server import check_packages
 from kvanta.server.options import OPPOSITES, OPTIONS, read_options
 
@@ -41,8 +42,13 @@ def parser() -> CommandParser:
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     check_packages()
-    model = model_of(values)
     options = read_options(given_options(values, OPTIONS))
+    if options.models:
+        file = read_models(parser(), values, options)
+        from kvanta.server.models.run import serve_models
+
+        return serve_models(file.entries, file.default, file.common, file.options)
+    model = model_of(values)
     from kvanta.server.run import serve
 
     return serve(model, engine_arguments(values), options)

@@ -84,10 +84,34 @@ def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> Non
         if size < 0:
             raise InputError(f"{name} must be a positive integer, got {size}")
         pages = size if name == "num_gpu_blocks_override" else math.ceil(size / config.page_size)
+        tokens = pages * config.page_size
+        if config.max_model_len > tokens:
+            raise InputError(
+                f"{name} is {size}: a cache of {tokens:,} tokens does not hold one sequence of max_model_len "
+                f"({config.max_model_len:,} tokens)"
+            )
         layout = _core.plan_cache_bytes(config)
         exact = layout.exact_pages_per_sequence * layout.exact_page_bytes + layout.draft_exact_bytes
         cache_bytes = pages * (layout.page_bytes + layout.draft_page_bytes) + exact * config.max_num_seqs
         _set_field(config, "kv_cache_memory_bytes", name, cache_bytes)
+        _shorten(config, tokens)
+
+
+def _shorten(config: _core.EngineConfig, tokens: int) -> None:
+    """Sets a max_model_len that was not given to a cache's size, if that is less than the model's limit."""
+    if config.max_model_len > 0 or tokens >= _core.read_model_info(config.model).max_position:
+        return
+    config.max_model_len = tokens
+    if _core.plan_cache_bytes(config).sequence_bytes > config.kv_cache_memory_bytes:  # the engine finds what it holds
+        config.max_model_len = 0
+
+
+def shortened(config: _core.EngineConfig, arguments: Mapping[str, Any]) -> str:
+    """A warning if a size of the cache decided on max_model_len, in the size's own unit; else empty."""
+    name = next((each for each in _CACHE_SIZES[1:] if arguments.get(each)), None)
+    if name is None or arguments.get("max_model_len") or config.max_model_len == 0:
+        return ""
+    return f"max_model_len is {config.max_model_len}: {name} = {arguments[name]} holds no longer sequence"
 
 
 def _without_scheme_file(folder: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from kvanta.checkpoint.generation_config import default_sampling, describe
 from kvanta.checkpoint.pooler_config import default_pooling
 from kvanta.checkpoint.resolve import ModelFolder, resolve_model
 from kvanta.constraints.structured_output import GrammarCompiler, fill_masks
-from kvanta.engine.config import draft_config, engine_config
+from kvanta.engine.config import draft_config, engine_config, shortened
 from kvanta.engine.ranks import RankProcesses, engine_with_ranks
 from kvanta.engine.summary import EngineSummary, summarize
 from kvanta.errors import InputError, reason_of
@@ -114,6 +114,8 @@ class LoadedModel:
         self.tokenizer.template_defaults = options.default_chat_template_kwargs
         self.warnings: list[str] = list(self.tokenizer.warnings)
         """Warnings of the engine that nobody has read yet; its thread may append more."""
+        if warning := shortened(config, arguments):
+            self.warnings.append(warning)
         self._ranks: RankProcesses | None = None
         if make_engine is not None:
             self.engine = make_engine(config)

@@ -35,12 +35,19 @@ class EngineSummary:
     max_num_seqs: int
     sequences: int
     """Sequences of max_model_len tokens that the cache holds, with the exact pages of each."""
+    tokens: int
+    """Tokens of such sequences, in whole pages, that can run at once."""
     limited: bool
     """True if the free memory decided on the cache's size, which is less than max_num_seqs sequences need."""
     smaller: tuple[str, int] | None
     """The next smaller recommended format, and the sequences that the same memory would hold in it."""
     ram_tokens: int
     """Tokens of copies of pages in RAM, of an engine on a GPU; 0: no tier in RAM."""
+
+    @property
+    def all_tokens(self) -> int:
+        """Tokens of all replicas: for routers, which divide them as they like."""
+        return self.tokens * self.replicas
 
     def __str__(self) -> str:
         processes = f"{self.processes} processes, each on " if self.processes > 1 else ""
@@ -65,6 +72,7 @@ def summarize(
     """`config`: with every "auto" resolved. `stats`: the engine's. `arguments`: those that it was made from."""
     sequence_bytes = _sequence_bytes(config)
     held = config.kv_cache_memory_bytes // sequence_bytes
+    pages = config.kv_cache_memory_bytes * config.max_model_len // sequence_bytes // config.page_size
     return EngineSummary(
         backend=stats["backend"],
         threads=stats["threads"],
@@ -77,6 +85,7 @@ def summarize(
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         sequences=held,
+        tokens=min(pages * config.page_size, config.max_num_seqs * config.max_model_len),
         limited=held < config.max_num_seqs and not any(arguments.get(name) for name in _CACHE_SIZES),
         smaller=_next_smaller(config, sequence_bytes),
         ram_tokens=int(stats["host"]["limit_bytes"] / stats["bytes_per_token"]) if stats["host"]["enabled"] else 0,

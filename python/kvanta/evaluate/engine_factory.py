@@ -65,8 +65,8 @@ class EngineFactory:
         return llm, [str(each.message) for each in caught]
 
     def reference_engine(self, scheme: str) -> LLM:
-        """An engine on that cache in every layer."""
-        mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
+        """An engine on that cache in every layer, whose states are never rounded."""
+        mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers", "state_cache_dtype")
         plain = {name: value for name, value in self._reference_options().items() if name not in mixed}
         return replace(self, options=plain).engine(scheme)[0]
 

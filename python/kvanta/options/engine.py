@@ -31,6 +31,11 @@ def _dtype(value: Any) -> str:
     return _DTYPE_NAMES.get(name.lower(), name)
 
 
+def _state_dtype(value: Any) -> str:
+    """VLLM and SGLang have auto for the model's own, which is float32."""
+    return "float32" if str(value).lower() == "auto" else _dtype(value)
+
+
 def _method(value: Any) -> str:
     """SGLang writes methods in capitals, and calls a draft model STANDALONE."""
     name = str(value).lower()
@@ -81,7 +86,23 @@ class EngineOptions(BatchingOptions):
         group="cache",
     )
     quantization_param_path: str = option("", "file with scales, or matrices of +query", metavar="FILE", group="cache")
-    calculate_kv_scales: bool = option(False, "take static scales from the first prompt", group="cache")
+    calculate_kv_scales: bool = option(False, "measure static scales when the model is loaded", group="cache")
+    state_cache_dtype: str = option(
+        "float32",
+        "states of recurrent layers, rounded so at every --state-grid tokens, where prefix hits continue: float32 "
+        "(never rounded), bfloat16, int8, int4",
+        _state_dtype,
+        aliases=("mamba_ssm_cache_dtype", "mamba_ssm_dtype"),
+        metavar="TYPE",
+        group="cache",
+    )
+    state_grid: int = option(
+        1024,
+        "tokens between the positions at which states are rounded; a multiple of --block-size",
+        parse_integer,
+        metavar="N",
+        group="cache",
+    )
     block_size: int | None = option(
         64,
         "tokens of a cache page: 16, 32, 64 or 128",

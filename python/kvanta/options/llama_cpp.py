@@ -5,8 +5,15 @@ The most similar name here would mislead.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from kvanta.errors import InputError
+from kvanta.params.checks import one_line
 
 
 class _Advice(NamedTuple):
@@ -47,6 +54,8 @@ _ADVICE: tuple[_Advice, ...] = (
     ),
     _Advice("--cache-ram -cram", "--kv-cache-memory-bytes", "give --kv-cache-memory-bytes, prefixes included"),
     _Advice("--slot-save-path", "--kv-cache-dir", "give --kv-cache-dir {value}, where prefixes are found again"),
+    _Advice("--models-dir --models-preset", "--models", "give --models FILE, which lists the models and their options"),
+    _Advice("--models-max", "--memory-budget", "give --memory-budget, the memory that all models may take"),
     _Advice("--slots", "", "GET /metrics has the number of running sequences"),
     _Advice("-a --alias", "--served-model-name", "give --served-model-name {value}"),
     _Advice("--api-key-file", "--api-key", "give --api-key, or set KVANTA_API_KEY"),
@@ -106,7 +115,7 @@ _DEVICES = ("-dev", "--device")
 
 # llama-server's options -> those of the same meaning.
 _SAME: Mapping[str, str] = {
-    **dict.fromkeys(("-m", "-hf", "-hfr", "--hf-repo"), "--model"),
+    "-m": "--model",
     **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
     **dict.fromkeys(("-b", "--batch-size"), "--max-num-batched-tokens"),
     **dict.fromkeys(("-t", "-tb", "--threads-batch"), "--threads"),
@@ -124,6 +133,17 @@ _WITHOUT_VALUE = (
 )
 _WITH_VALUE = ("-ub", "--ubatch-size", "--numa", "--threads-http", "--cache-reuse")
 _FLASH = ("-fa", "--flash-attn")
+# Options of sampling -> keys of generation_config.json, which has defaults of requests.
+_SAMPLING: Mapping[str, str] = {
+    **dict.fromkeys(("--n-predict", "--predict"), "max_new_tokens"),
+    "--temp": "temperature",
+    "--top-k": "top_k",
+    "--top-p": "top_p",
+    "--min-p": "min_p",
+    "--repeat-penalty": "repetition_penalty",
+}
+_OVERRIDE = "--override-generation-config"
+_HUB = ("-hf", "-hfr", "--hf-repo")
 
 
 def rewritten(words: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
@@ -133,6 +153,7 @@ def rewritten(words: Sequence[str], known: Collection[str]) -> tuple[list[str], 
     """
     found: list[str] = []
     left_out: list[str] = []
+    sampling: dict[str, float] = {}
     slots = next((_given(words, at)[1] for at, word in enumerate(words) if word in ("-np", "--parallel")), "")
     unified = "-kvu" in words or "--kv-unified" in words
     index = 0
@@ -148,6 +169,14 @@ def rewritten(words: Sequence[str], known: Collection[str]) -> tuple[list[str], 
         elif flag in _CACHE_TYPES:
             if "--kv-cache-dtype" not in found:
                 found += ["--kv-cache-dtype", _scheme(words)]
+            index += takes - 1
+        elif flag in _SAMPLING:
+            number = _number(words, index - 1)
+            if flag not in ("--n-predict", "--predict") or number >= 0:  # less: as many as there is room for
+                sampling[_SAMPLING[flag]] = number
+            index += takes - 1
+        elif flag in _HUB:  # without a quantization the usual one, as llama-server takes it
+            found += ["--model", value if ":" in value.rpartition("/")[2] else f"{value}:latest"]
             index += takes - 1
         elif flag in _SAME:
             found += [_SAME[flag], value]
@@ -170,7 +199,36 @@ def rewritten(words: Sequence[str], known: Collection[str]) -> tuple[list[str], 
             left_out.append(flag)
         else:
             found.append(word)
-    return found, left_out
+    return _with_defaults(found, sampling), left_out
+
+
+def _number(words: Sequence[str], index: int) -> float:
+    """The value of an option, which may be negative. Raises InputError."""
+    flag, equals, value = words[index].partition("=")
+    value = value if equals else (words[index + 1] if index + 1 < len(words) else "")
+    try:
+        number = int(value) if re.fullmatch(r"[-+]?\d+", value) else float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{flag} must be a number, got {one_line(value)}")
+    return number
+
+
+def _with_defaults(words: list[str], sampling: Mapping[str, float]) -> list[str]:
+    """The words with options of sampling as defaults of requests; those of --override-generation-config go first."""
+    if not sampling:
+        return words
+    at = next((index for index, word in enumerate(words) if word.partition("=")[0].replace("_", "-") == _OVERRIDE), -1)
+    if at < 0:
+        return [*words, _OVERRIDE, json.dumps(sampling)]
+    _, equals, value = words[at].partition("=")
+    end = at + (1 if equals else 2)
+    given: Any = None
+    with contextlib.suppress(ValueError):  # which the option's own check describes
+        given = json.loads(value if equals else " ".join(words[at + 1 : end]))
+    merged = [_OVERRIDE, json.dumps({**sampling, **given})] if isinstance(given, dict) else words[at:end]
+    return [*words[:at], *merged, *words[end:]]
 
 
 def advice(words: Sequence[str], index: int, known: Sequence[str], prog: str) -> str:

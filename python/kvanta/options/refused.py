@@ -16,6 +16,11 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         ("local", "mp", "uni"),
     ),
     Group(
+        "--kv-cache-dtype has the format of the cache: 4 bits are int4, 8 bits int8, FP8 is fp8",
+        "",
+        "cache_mode kv_bits quant_policy",
+    ),
+    Group(
         "LoRA adapters are not supported; merge them into the weights",
         "enable_lora enable_moe_shared_loras enable_tower_connector_lora",
         "default_mm_loras lora_modules lora_paths uno_lora_path",
@@ -81,9 +86,9 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         ("auto", "hf", "vllm", "transformers"),
     ),
     Group(
-        "states of layers are kept in float32",
+        "states of layers are float32, and rounded as state_cache_dtype says (int8) at every state_grid tokens",
         "enable_int8_mamba_checkpoint enable_mamba_cache_stochastic_rounding",
-        "mamba_cache_dtype mamba_ssm_cache_dtype mamba_ssm_dtype",
+        "mamba_cache_dtype",
         ("auto", "float32"),
     ),
     Group(
@@ -190,9 +195,9 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "ssl_ca_certs ssl_cert_reqs ssl_ciphers ssl_keyfile_password",
     ),
     Group(
-        "the server speaks HTTP/1.1 on --host and --port",
+        "the server speaks HTTP/1.1 on --host and --port, or on --uds",
         "enable_http2 grpc grpc_mode headless smg_grpc_mode",
-        "gated_launch_port grpc_http_sidecar_port grpc_port smg_http_sidecar_port uds",
+        "gated_launch_port grpc_http_sidecar_port grpc_port smg_http_sidecar_port",
     ),
     Group(
         "caches of other processes are not read or written",

@@ -54,6 +54,12 @@ def truth(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def switch(name: str, value: Any) -> bool:
+    """True or False, which a request may have as the text "true" or "false", too."""
+    words = {"true": True, "false": False}
+    return truth(name, words.get(value.lower(), value) if isinstance(value, str) else value)
+
+
 def whole_number(name: str, value: Any, low: int, high: int, otherwise: str = "") -> int:
     """An integer in low..high, numpy's included. `otherwise`: further values, for the message."""
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvanta.constraints.json_schema import rebased
 from kvanta.errors import InputError, about
-from kvanta.params.checks import one_line, truth
+from kvanta.params.checks import one_line, switch
 from kvanta.params.structural_tag import MAX_CALLS
 from kvanta.params.structured_outputs import StructuredOutputsParams
 
@@ -49,7 +49,7 @@ class Tools:
         named = isinstance(name, str)
         if not named and choice not in (None, AUTO, NONE, REQUIRED):
             raise InputError(f"tool_choice must be {_CHOICES}, got {one_line(choice)}", "tool_choice")
-        several = parallel is None or truth("parallel_tool_calls", parallel)
+        several = parallel is None or switch("parallel_tool_calls", parallel)
         read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
         if read.forced:
             read.structured_outputs()
@@ -87,7 +87,7 @@ class Tools:
         return frozenset(
             str(each.get("name"))
             for each in functions
-            if isinstance(each, Mapping) and truth("tools: strict of a function", each.get("strict") or False)
+            if isinstance(each, Mapping) and switch("tools: strict of a function", each.get("strict") or False)
         )
 
     @functools.cached_property

@@ -44,7 +44,7 @@ from kvanta.server.requests.translated import renamed_errors
 from kvanta.server.sglang.router import sglang_router
 from kvanta.text.prompts import token_list
 
-_PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -57,7 +57,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     schema_path = "/openapi.json" if service.has_docs else None
     app = FastAPI(title="Kvanta", version=__version__, docs_url=None, redoc_url=None, openapi_url=schema_path)
     app.router.route_class = _route_class(service)
-    _add_error_handlers(app)
+    add_error_handlers(app)
     _add_texts(app, service)
     add_responses(app, service)
     add_messages(app, service)
@@ -69,8 +69,8 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     _add_state(app, service)
     sglang_router(service, app.router)
     describe(app, needs_key=bool(service.api_keys))
-    if _PAGE.is_dir():
-        add_page(app, _PAGE)
+    if PAGE.is_dir():
+        add_page(app, PAGE)
     gated: ASGIApp = AccessControl(
         AdmissionLimiter(HeadRequests(app)),
         service.api_keys,
@@ -112,7 +112,9 @@ def _route_class(service: Service) -> type[APIRoute]:
     return Route
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
+    """Answers every error in the shape that clients of its path know."""
+
     def answer(http: Request, error: ApiError) -> Response:
         return error_response(error, route_path(http.scope))
 

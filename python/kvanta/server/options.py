@@ -109,6 +109,12 @@ class ServerOptions(OptionGroup):
     port: int = option(
         8000, "port to listen on; 0 takes a free one", _port, metavar="PORT", group="server", shown=("serve",)
     )
+    uds: str = option(
+        "",
+        "Unix domain socket to listen on, in place of a host and a port; only this user's processes reach it",
+        metavar="PATH",
+        group="server",
+    )
     api_key: list[str] = option(
         (),
         f"keys of clients; ${KEY_VARIABLE} keeps one out of the process list",
@@ -128,6 +134,20 @@ class ServerOptions(OptionGroup):
         metavar="NAME",
         group="server",
         shown=("serve",),
+    )
+    models: str = option(
+        "",
+        "several models in place of MODEL: a YAML or JSON file that lists them; each is loaded when a request names it",
+        metavar="FILE",
+        group="server",
+        shown=("serve",),
+    )
+    memory_budget: int = option(
+        0,
+        "weights and caches of the --models in memory; those used least recently are unloaded [80 % of free memory]",
+        parse_bytes,
+        metavar="SIZE",
+        group="server",
     )
     store_responses: int = option(
         0,

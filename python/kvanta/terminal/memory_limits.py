@@ -33,6 +33,14 @@ def memory_note(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     return "" if tightest is None else f"; {tightest}"
 
 
+def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process and its children may still take. Raises ResourceError where the system does not say."""
+    free = [each.limit - each.used for each in (*_machine(proc), *_control_groups(proc, cgroups))]
+    if not free:
+        raise ResourceError("the system does not say how much memory is free; give --memory-budget")
+    return max(0, min(free))
+
+
 @contextmanager
 def about_memory() -> Iterator[None]:
     """A ResourceError on memory that is raised within says which limit leaves so little."""

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "cache/recurrent_state.h"
+#include "formats/state_codec.h"
 
 namespace kvanta::kernels {
 
@@ -27,8 +28,8 @@ struct GatedDeltaNetShape {
   // A sequence's state, f32: [v_heads][k_dim][v_dim], then the inputs of the convolution, [conv_width -
   // 1][ConvWidth()].
   int64_t RuleFloats() const noexcept { return ValueWidth() * k_dim; }
-  int64_t StateBytes() const noexcept {
-    return (RuleFloats() + (conv_width - 1) * ConvWidth()) * static_cast<int64_t>(sizeof(float));
+  formats::StateShape State() const noexcept {
+    return {.matrices = v_heads, .rows = k_dim, .columns = v_dim, .others = (conv_width - 1) * ConvWidth()};
   }
 };
 

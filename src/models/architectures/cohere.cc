@@ -10,7 +10,8 @@ namespace kvanta::models {
 namespace {
 
 void ReadCohereBlocks(const JsonObject& json, ModelConfig& config) {
-  config.layer_norm = config.parallel_blocks = true;
+  config.norm = NormKind::kLayer;
+  config.parallel_blocks = true;
   config.rms_eps = json.Number("layer_norm_eps", 0, 1);
   config.names.pre_mlp_norm = "";
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
@@ -23,7 +24,7 @@ void ReadCohere(const JsonObject& json, ModelConfig& config) {
   // The first Command R was trained on longer texts than max_position_embeddings says.
   config.max_position =
       std::max(config.max_position, json.Int("model_max_length", 1, kMaxPositions, config.max_position));
-  config.qk_norm = config.qk_norm_by_head = json.BoolOrNull("use_qk_norm", false);
+  if (json.BoolOrNull("use_qk_norm", false)) config.qk_norm = QkNorm::kOwnWeights;
 }
 
 void ReadCohere2(const JsonObject& json, ModelConfig& config) {

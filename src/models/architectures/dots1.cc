@@ -17,7 +17,7 @@ void ReadDots1Windows(const JsonObject& json, ModelConfig& config) {
 
 void ReadDots1(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   ReadDots1Windows(json, config);
   MarkSparseLayers(json.Int("first_k_dense_replace", 0, int64_t{1} << 20, 0), config);
   if (json.Int("moe_layer_freq", 1, 1, 1) != 1) json.Fail("moe_layer_freq", "1");

@@ -9,7 +9,7 @@ void ReadExaone4(const JsonObject& json, ModelConfig& config) {
   config.names.pre_attention_norm = config.names.pre_mlp_norm = "";
   config.names.post_attention_norm = "post_attention_layernorm";
   config.names.post_mlp_norm = "post_feedforward_layernorm";
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   if (!json.Has("sliding_window")) {
     ReadLayerTypes(json, 0, config);
     return;

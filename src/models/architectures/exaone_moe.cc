@@ -8,7 +8,7 @@ namespace {
 
 void ReadExaoneMoe(const JsonObject& json, ModelConfig& config) {
   constexpr const char* kFlags = "is_moe_layer";
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   // A pattern of letters is ignored: transformers accepts it only together with layer_types.
   const bool has_types = json.Has("layer_types");
   const auto pattern = has_types ? 1 : static_cast<int>(json.Int("sliding_window_pattern", 1, int64_t{1} << 20));

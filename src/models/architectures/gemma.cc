@@ -56,7 +56,7 @@ void ReadGemma3(const JsonObject& json, ModelConfig& config) {
   ReadLaterGemma(json, config);
   // transformers reads the key, and does not apply it in the attention of Gemma 3.
   config.attn_logit_softcapping = 0;
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   ReadAlternatingWindows(json, static_cast<int>(json.Int("sliding_window_pattern", 1, 4096, 6)), config);
   ReadGemma3Ropes(json, config);
 }

@@ -111,7 +111,7 @@ void ReadExperts(const JsonObject& json, ModelConfig& config) {
   moe.norm_topk_prob = moe.has_expert_scales = true;
   config.mlp_beside_experts = true;
   config.names.pre_mlp_norm = "";  // the blocks have norms of their own
-  config.names.transposed_experts = false;
+  config.names.expert_order = ExpertOrder::kOutIn;
   for (LayerSpec& layer : config.layer_specs) layer.moe = true;
 }
 
@@ -122,7 +122,8 @@ void ReadGemma4(const JsonObject& json, ModelConfig& config) {
   config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
   config.embedding_scale_rounded = true;
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = config.v_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
+  config.v_norm = true;
   config.softmax_scale = 1;
   config.layer_scalars = true;
   config.final_logit_softcapping = json.Number("final_logit_softcapping", 1e-3, 1e6, 0);

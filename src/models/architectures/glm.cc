@@ -7,7 +7,7 @@ namespace kvanta::models {
 namespace {
 
 void ReadGlm(const JsonObject& json, ModelConfig& config) {
-  config.mlp.fused = true;
+  config.mlp.kind = MlpKind::kFusedGate;
   config.qkv_bias = json.Bool("attention_bias", true);
   for (LayerSpec& layer : config.layer_specs) layer.rope.interleaved = true;
 }

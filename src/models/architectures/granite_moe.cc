@@ -18,14 +18,14 @@ void ReadGraniteMoe(const JsonObject& json, ModelConfig& config) {
   names.router = "router.layer";
   names.fused_gate_up = "input_linear.weight";
   names.fused_down = "output_linear.weight";
-  names.transposed_experts = false;
+  names.expert_order = ExpertOrder::kOutIn;
 }
 
 void ReadGraniteMoeShared(const JsonObject& json, ModelConfig& config) {
   ReadGraniteMoe(json, config);
   config.moe.shared_expert_intermediate_size =
       static_cast<int>(json.Int("shared_intermediate_size", 0, kMaxExpertWidth, 0));
-  config.mlp.fused = true;
+  config.mlp.kind = MlpKind::kFusedGate;
   TensorNames& names = config.names;
   names.shared_expert = "shared_mlp";
   names.shared_expert_in_layer = true;

@@ -23,7 +23,7 @@ void StretchBase(const JsonObject& json, ModelConfig& config) {
 
 void ReadHunYuanDense(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = config.qk_norm_after_rope = true;
+  config.qk_norm = QkNorm::kPerHeadAfterRope;
   config.names.q_norm = "query_layernorm";
   config.names.k_norm = "key_layernorm";
   StretchBase(json, config);

@@ -43,7 +43,7 @@ void CheckPublishedKeys(const JsonObject& json) {
 void ReadMinimaxM2(const JsonObject& json, ModelConfig& config) {
   CheckPublishedKeys(json);
   ReadRotaryDim(json, config);
-  config.qk_norm = config.qk_norm_of_all_heads = true;
+  config.qk_norm = QkNorm::kAllHeads;
   MarkSparseLayers(0, config);
   ReadExpertCounts(json, "num_local_experts", "intermediate_size", config);
   config.moe.scoring_func = kernels::ScoringFunc::kSigmoid;

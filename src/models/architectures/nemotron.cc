@@ -9,14 +9,14 @@ namespace {
 void ReadArcee(const JsonObject& json, ModelConfig& config) {
   constexpr const char* kActivation = "hidden_act";
   if (json.String(kActivation, "relu2") != "relu2") json.Fail(kActivation, "relu2");
-  config.mlp.squared_relu = true;
+  config.mlp.kind = MlpKind::kSquaredRelu;
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.mlp.bias = json.Bool("mlp_bias", false);
 }
 
 void ReadNemotron(const JsonObject& json, ModelConfig& config) {
   ReadArcee(json, config);
-  config.layer_norm = config.norm_bias = true;
+  config.norm = NormKind::kLayerWithBias;
   config.norm_weight_offset = 1;
   config.rms_eps = json.Number("norm_eps", 0, 1);
 }

@@ -11,7 +11,7 @@ void ReadOlmo2(const JsonObject& json, ModelConfig& config) {
   config.names.pre_attention_norm = config.names.pre_mlp_norm = "";
   config.names.post_attention_norm = "post_attention_layernorm";
   config.names.post_mlp_norm = "post_feedforward_layernorm";
-  config.qk_norm = config.qk_norm_of_all_heads = true;
+  config.qk_norm = QkNorm::kAllHeads;
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
 }
 

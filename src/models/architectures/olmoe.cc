@@ -8,7 +8,7 @@ namespace {
 
 void ReadOlmoe(const JsonObject& json, ModelConfig& config) {
   if (json.Has("clip_qkv")) json.Fail("clip_qkv", "null: q, k and v are not clipped");
-  config.qk_norm = config.qk_norm_of_all_heads = true;
+  config.qk_norm = QkNorm::kAllHeads;
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   MarkSparseLayers(0, config);
   ReadExpertCounts(json, "num_experts", "intermediate_size", config);

@@ -6,7 +6,8 @@ namespace kvanta::models {
 namespace {
 
 void ReadPhi3(const JsonObject& json, ModelConfig& config) {
-  config.qkv_fused = config.mlp.fused = true;
+  config.qkv_fused = true;
+  config.mlp.kind = MlpKind::kFusedGate;
   const RopeType rope = config.layer_specs.front().rope.type;
   if (rope != RopeType::kDefault && rope != RopeType::kLongRope) {
     json.Fail(json.Has("rope_parameters") ? "rope_parameters" : "rope_scaling", "a rope_type default or longrope");

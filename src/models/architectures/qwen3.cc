@@ -6,7 +6,7 @@ namespace {
 
 void ReadQwen3(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   ReadQwenWindows(json, config);
 }
 

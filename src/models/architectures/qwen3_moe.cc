@@ -7,7 +7,7 @@ namespace {
 
 void ReadQwen3Moe(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   if (json.Bool("use_sliding_window", false)) {  // applies to all layers
     const auto window = static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27, 0));
     for (LayerSpec& layer : config.layer_specs) layer.visibility = cache::SlidingWindow(window);

@@ -9,7 +9,7 @@ namespace {
 
 void ReadHybrid(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   config.attn_output_gate = true;
   config.norm_weight_offset = 1;
   ReadGatedDeltaNetLayers(json, config);
@@ -35,7 +35,7 @@ void ReadQwen35Moe(const JsonObject& json, ModelConfig& config) {
   ReadExpertSizes(json, config);
   for (LayerSpec& layer : config.layer_specs) layer.moe = true;
   config.moe.norm_topk_prob = true;
-  config.names.transposed_experts = false;
+  config.names.expert_order = ExpertOrder::kOutIn;
 }
 
 // Text and vision: the language model alone, for prompts of text.

@@ -8,13 +8,14 @@ namespace {
 
 void ReadQwen3VlMoe(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   const char* experts = json.Has("num_local_experts") ? "num_local_experts" : "num_experts";
   ReadExpertCounts(json, experts, "moe_intermediate_size", config);
   ReadSparseLayers(json, config);
   if (!json.Bool("norm_topk_prob", true)) json.Fail("norm_topk_prob", "true");  // the class does not read it
   config.moe.norm_topk_prob = true;
-  config.names.experts_in_either_order = true;  // the hub's have [in][out], those that transformers saves [out][in]
+  config.names.expert_order =
+      ExpertOrder::kByShape;  // the hub's have [in][out], those that transformers saves [out][in]
   config.names.decoders = {{"model.language_model.", "lm_head"}};
 }
 

@@ -15,7 +15,7 @@ void ReadQwen2Vl(const JsonObject& json, ModelConfig& config) {
 
 void ReadQwen3Vl(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   config.names.decoders = {{"model.language_model.", "lm_head"}};
 }
 

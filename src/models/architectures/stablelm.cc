@@ -6,7 +6,7 @@ namespace kvanta::models {
 namespace {
 
 void ReadStableLm(const JsonObject& json, ModelConfig& config) {
-  config.layer_norm = config.norm_bias = true;
+  config.norm = NormKind::kLayerWithBias;
   config.rms_eps = json.Number("layer_norm_eps", 0, 1);
   config.qkv_bias = json.Bool("use_qkv_bias", false);
   if (json.Bool("qk_layernorm", false)) json.Fail("qk_layernorm", "false");

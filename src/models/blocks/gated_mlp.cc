@@ -21,7 +21,7 @@ class GatedMlp final : public MlpBlock {
     };
     const TensorNames& names = source.config.names;
     // A GGUF file may have the parts of what Hugging Face fuses.
-    if (source.config.mlp.fused && !source.reader.HasPrefix(module + "gate_proj.")) {
+    if (source.config.mlp.kind == MlpKind::kFusedGate && !source.reader.HasPrefix(module + "gate_proj.")) {
       const std::string fused = module + std::string(names.gate_up);
       const int64_t both = 2 * intermediate_size;
       gate_up_ = source.ranks.IsSingleRank()

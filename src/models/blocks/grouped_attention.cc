@@ -23,11 +23,12 @@ class GroupedAttention final : public AttentionBlock {
     const std::string module = prefix + "self_attn.";
     if (config_.attn_output_gate) ops_.CheckOutputGate();
     if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
-    if (config_.qk_norm) {
-      const bool all = config_.qk_norm_of_all_heads;
+    if (config_.qk_norm != QkNorm::kNone) {
+      const bool all = config_.qk_norm == QkNorm::kAllHeads;
       const auto read_norm = [&](std::string_view name, int heads) {
         return Norm(source.reader, ops_, config_, fmt::format("{}{}", module, name),
-                    all ? int64_t{heads} * spec_.head_dim : spec_.head_dim, config_.qk_norm_by_head ? heads : 0);
+                    all ? int64_t{heads} * spec_.head_dim : spec_.head_dim,
+                    config_.qk_norm == QkNorm::kOwnWeights ? heads : 0);
       };
       q_norm_ = read_norm(config_.names.q_norm, heads_);
       if (HasKv()) k_norm_ = read_norm(config_.names.k_norm, kv_heads_);
@@ -85,12 +86,12 @@ class GroupedAttention final : public AttentionBlock {
       NormHeads(q_norm_, heads_, rows, q, q_stride);
       if (HasKv()) NormHeads(k_norm_, kv_heads_, rows, k, QkvWidth());
     };
-    if (config_.qk_norm && !config_.qk_norm_after_rope) norm();
+    if (config_.qk_norm != QkNorm::kNone && config_.qk_norm != QkNorm::kPerHeadAfterRope) norm();
     if (step.rope->rotary_dim != 0) {
       Rotate(step, heads_, step.query_rope_table, q, q_stride);
       if (HasKv()) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
     }
-    if (config_.qk_norm_after_rope) norm();
+    if (config_.qk_norm == QkNorm::kPerHeadAfterRope) norm();
     if (spec_.qk_l2_norm) {
       L2NormHeads(heads_, rows, q, q_stride);
       L2NormHeads(kv_heads_, rows, k, QkvWidth());
@@ -164,7 +165,7 @@ class GroupedAttention final : public AttentionBlock {
   // Norms x [rows][heads * head_dim] in place: every head, or all heads together. One call per row or per head,
   // whichever is fewer (the bits are the same).
   void NormHeads(const Norm& norm, int heads, int64_t rows, float* x, int64_t stride) noexcept {
-    if (config_.qk_norm_of_all_heads) return norm.Forward(ops_, x, stride, rows, x, stride);
+    if (config_.qk_norm == QkNorm::kAllHeads) return norm.Forward(ops_, x, stride, rows, x, stride);
     VisitHeads(heads, rows, x, stride, norm.HasWeightsByHead(),
                [&](float* part, int64_t step, int64_t count, int head) {
                  norm.Forward(ops_, part, step, count, part, step, head);

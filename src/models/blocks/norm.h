@@ -17,13 +17,13 @@ class Norm {
   // Throws InputError for a norm that the device does not support.
   Norm(WeightReader& reader, kernels::Ops& ops, const ModelConfig& config, const std::string& module, int64_t width,
        int heads = 0, double scale = 1)
-      : layer_norm_(config.layer_norm),
+      : layer_norm_(config.norm != NormKind::kRms),
         eps_(static_cast<float>(config.rms_eps)),
         width_(width),
         heads_(heads),
         weight_(reader.Vector(module + ".weight", width, config.norm_weight_offset, scale, heads)) {
     if (layer_norm_) ops.CheckLayerNorm();
-    if (config.norm_bias) bias_ = reader.Vector(module + ".bias", width, 0, scale);
+    if (config.norm == NormKind::kLayerWithBias) bias_ = reader.Vector(module + ".bias", width, 0, scale);
   }
 
   explicit operator bool() const noexcept { return static_cast<bool>(weight_); }

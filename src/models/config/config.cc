@@ -14,8 +14,8 @@
 #include "kvanta/error.h"
 #include "models/architecture.h"
 #include "models/config/rope_config.h"
+#include "models/config/token_ids.h"
 #include "models/model.h"
-#include "models/token_ids.h"
 #include "weights/quantization_config.h"
 #include "weights/safetensors.h"
 
@@ -24,6 +24,7 @@ namespace {
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kHfQuantConfigFile = "hf_quant_config.json";
+constexpr const char* kModelSlimFile = "quant_model_description.json";
 // Far above every model; products of two do not overflow.
 constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096;
 
@@ -161,10 +162,10 @@ std::vector<std::string> DeclaredLayers(const weights::QuantizationConfig& quant
   return schemes;
 }
 
-// Adds what a file declares about weights and cache. Both files may describe the same weights.
-void Declare(weights::QuantizationConfig quantization, const std::string& file, ModelConfig& config) {
+// Sets the schemes that a file declares; throws InputError if they differ from those of another file.
+void DeclareCache(const weights::QuantizationConfig& quantization, const std::string& file, ModelConfig& config) {
+  if (!quantization.kv_cache_error.empty()) throw InputError(quantization.kv_cache_error);
   const std::vector<std::string> schemes = DeclaredLayers(quantization, file, config.layers);
-  if (config.quantization.method == weights::QuantMethod::kNone) config.quantization = std::move(quantization);
   if (schemes.empty()) return;
   std::vector<std::string> known = config.declared_kv_cache_layers;
   if (!config.declared_kv_cache.empty()) known.assign(schemes.size(), config.declared_kv_cache);
@@ -178,6 +179,19 @@ void Declare(weights::QuantizationConfig quantization, const std::string& file, 
     config.declared_kv_cache = schemes.front();
   } else {
     config.declared_kv_cache_layers = schemes;
+  }
+}
+
+// Adds what a file declares about weights and cache. Both files may describe the same weights.
+void Declare(const weights::QuantizationConfig& quantization, const std::string& file, ModelConfig& config) {
+  if (config.quantization.method == weights::QuantMethod::kNone) config.quantization = quantization;
+  if (!config.declared_kv_cache_error.empty()) return;
+  try {
+    DeclareCache(quantization, file, config);
+  } catch (const InputError& error) {  // an explicit format overrides it
+    config.declared_kv_cache.clear();
+    config.declared_kv_cache_layers.clear();
+    config.declared_kv_cache_error = error.what();
   }
 }
 
@@ -230,6 +244,9 @@ ModelConfig ReadFolder(const std::string& folder) {
   }
   if (const std::string file = path(kHfQuantConfigFile); fs::exists(file, ignored)) {
     AddHfQuantConfig(ReadTextFile(file), file, config);
+  }
+  if (const std::string file = path(kModelSlimFile); fs::exists(file, ignored)) {
+    AddModelSlimConfig(ReadTextFile(file), file, config);
   }
   if (dtype_missing) ReadDType(folder, config);
   ReadHead(folder, config);
@@ -332,11 +349,31 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
 void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config) {
   const Json root = ParseConfigJson(text, name);
   AddEosIds(JsonObject(root, name), config);
+  const Json* cache = JsonObject(root, name).Find("cache_implementation");
+  if (cache == nullptr || *cache != "quantized") return;
+  config.kv_cache_note = fmt::format(
+      "{}: cache_implementation 'quantized' is a cache of transformers, which no format here equals: kv_cache_dtype "
+      "chooses one, as int8 or int4",
+      name);
 }
 
 void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config) {
   const Json root = ParseJson(text, name);
   Declare(weights::ReadHfQuantConfig(JsonObject(root, name)), name, config);
+}
+
+void AddModelSlimConfig(std::string_view text, const std::string& name, ModelConfig& config) {
+  const Json root = ParseJson(text, name);
+  const Json* type = JsonObject(root, name).Find("kv_cache_type");
+  if (type == nullptr) return;
+  weights::QuantizationConfig quantization;
+  if (*type == "C8") {
+    quantization.kv_cache = "int8";
+  } else {
+    quantization.kv_cache_error =
+        fmt::format("{}: key 'kv_cache_type' is {}; expected C8 (INT8) or null", name, Describe(*type));
+  }
+  Declare(quantization, name, config);
 }
 
 std::string ReadConfigText(const std::string& folder) {

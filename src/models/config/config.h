@@ -65,11 +65,34 @@ struct AttentionTemperature {
   double attn_scale = 0;
 };
 
+enum class MlpKind : uint8_t {
+  kGated,        // down(activation(gate(x)) * up(x))
+  kFusedGate,    // the same, whose gate and up the checkpoint has as one matrix, gate_up_proj
+  kSquaredRelu,  // down(max(up(x), 0)^2)
+};
 struct MlpSpec {
   kernels::Activation activation = kernels::Activation::kSilu;
+  MlpKind kind = MlpKind::kGated;
   bool bias = false;
-  bool fused = false;         // the checkpoint has gate and up as one matrix, gate_up_proj
-  bool squared_relu = false;  // no gate: down(max(up(x), 0)^2)
+};
+
+// Norms of the hidden states.
+enum class NormKind : uint8_t { kRms, kLayer, kLayerWithBias };
+
+// RMS norm of the queries and of the keys, with weights.
+enum class QkNorm : uint8_t {
+  kNone,
+  kPerHead,           // of each head's channels, before RoPE
+  kPerHeadAfterRope,  // of each head's channels, after RoPE
+  kOwnWeights,        // of each head's channels, with weights of each head, before RoPE
+  kAllHeads,          // over the channels of all heads together, before RoPE
+};
+
+// Order of the tensors of all experts, fused_gate_up and fused_down.
+enum class ExpertOrder : uint8_t {
+  kInOut,    // [experts][in][out]
+  kOutIn,    // [experts][out][in]
+  kByShape,  // either; [in][out] where both orders fit
 };
 
 // A layer's blocks, as far as they may differ between the layers of a model.
@@ -105,9 +128,8 @@ struct TensorNames {
   bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
   std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // tensors of all experts
   std::string_view gate_up = "gate_up_proj", down = "down_proj";  // in an MLP; the former if it has one for both
-  bool interleaved_gate_up = false;      // fused_gate_up has interleaved gate and up; else gate, then up
-  bool transposed_experts = true;        // fused_gate_up and fused_down are [in][out]; else [out][in]
-  bool experts_in_either_order = false;  // by their shape; [out][in] where both orders fit
+  bool interleaved_gate_up = false;  // fused_gate_up has interleaved gate and up; else gate, then up
+  ExpertOrder expert_order = ExpertOrder::kInOut;
 };
 
 struct ModelConfig {
@@ -125,10 +147,9 @@ struct ModelConfig {
   bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
-  bool layer_norm = false;           // norms are LayerNorm, in place of RMSNorm
-  bool norm_bias = false;            // ... with biases
-  double rms_eps = 1e-6;             // epsilon of either kind
-  float norm_weight_offset = 0;      // added to the weights of all norms
+  NormKind norm = NormKind::kRms;
+  double rms_eps = 1e-6;         // epsilon of any kind
+  float norm_weight_offset = 0;  // added to the weights of all norms
   bool tied_embeddings = false;
   bool has_lm_head = true;               // false: the checkpoint of an embedding model has no output matrix
   double embedding_scale = 1;            // multiplies embeddings
@@ -141,13 +162,10 @@ struct ModelConfig {
   int vocab_size_per_layer_input = 0;
   bool qkv_fused = false;  // the checkpoint has q, k and v as one matrix, qkv_proj
   bool qkv_bias = false, o_bias = false;
-  bool qk_norm = false;               // RMS norm of each head's q and k before RoPE
-  bool qk_norm_of_all_heads = false;  // ... over the channels of all heads together
-  bool qk_norm_after_rope = false;    // ... after RoPE
-  bool qk_norm_by_head = false;       // ... with weights of each head
-  bool v_norm = false;                // RMS norm without weights of each head's v
-  bool parallel_blocks = false;       // the MLP has the attention's normed input, and both outputs are added
-  bool attention_sinks = false;       // each query head has a sink (attention::AttentionSpec)
+  QkNorm qk_norm = QkNorm::kNone;
+  bool v_norm = false;            // RMS norm without weights of each head's v
+  bool parallel_blocks = false;   // the MLP has the attention's normed input, and both outputs are added
+  bool attention_sinks = false;   // each query head has a sink (attention::AttentionSpec)
   bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
   AttentionTemperature attn_temperature;
   double softmax_scale = 0;            // multiplies attention logits
@@ -161,6 +179,9 @@ struct ModelConfig {
                                              // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
   // The same for each layer where they differ ("": not quantized), with an empty declared_kv_cache; else empty.
   std::vector<std::string> declared_kv_cache_layers;
+  // Reason why a declared cache cannot be had, as an error's text: "auto" throws it. "": none, and the two above hold.
+  std::string declared_kv_cache_error;
+  std::string kv_cache_note;  // a declaration that "auto" does not follow, for the user; "" without one
 
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
   // Layers with K and V (or a state) of their own in the cache: the first ones.
@@ -185,7 +206,8 @@ const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weight
 std::string EmbeddingModule(const ModelConfig& config, const TensorNames::Decoder& names,
                             const weights::Checkpoint& checkpoint);
 
-// Reads config.json of a folder and, where they exist, generation_config.json and hf_quant_config.json. Weights are not
+// Reads config.json of a folder and, where they exist, generation_config.json, hf_quant_config.json and
+// quant_model_description.json. Weights are not
 // needed. `path` may also be the config itself: a JSON file of any name, which is read alone unless it is config.json.
 // Throws InputError naming the file, the key, the value and the alternatives.
 ModelConfig ReadConfig(const std::string& path);
@@ -196,10 +218,13 @@ std::string ReadConfigText(const std::string& folder);
 // The text of config.json alone. `dtype_missing` is set when it does not say how the weights are stored.
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing = nullptr);
 
-// Adds the eos ids of the text of generation_config.json.
+// Adds the eos ids of the text of generation_config.json, and its quantized cache as a note.
 void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config);
 
 // Adds the declarations in the text of hf_quant_config.json (ModelOpt).
 void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config);
+
+// Adds the cache that the text of quant_model_description.json (msModelSlim) declares.
+void AddModelSlimConfig(std::string_view text, const std::string& name, ModelConfig& config);
 
 }  // namespace kvanta::models

@@ -8,27 +8,18 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from kvanta.errors import InputError, about
-from kvanta.params.checks import one_line, truth
+from kvanta.params.checks import one_line, switch
 from kvanta.parsers.answer import AnswerParsers
 from kvanta.server.http.errors import ApiError
 from kvanta.server.http.hints import note
 from kvanta.server.openai.responses_request import Objects
-from kvanta.server.requests.conversation import Conversation, field, kind_of
+from kvanta.server.requests.conversation import Conversation, field, is_vendors, kind_of
 from kvanta.server.requests.protocol import Body, ChatRequest, Messages
 from kvanta.server.requests.request_fields import MESSAGES_IGNORED, MESSAGES_REFUSED
 from kvanta.server.requests.translated import as_chat, further_fields
 from kvanta.text.tokenizer import Tokenizer
 
 _TEXTS = ("text",)
-_SERVER_BLOCKS = (
-    "server_tool_use",
-    "web_search",
-    "web_fetch",
-    "code_execution",
-    "bash_code",
-    "text_editor_code",
-    "mcp_",
-)
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enabled", "adaptive", "disabled")
 _SWITCHES = ("enable_thinking", "thinking")
@@ -192,8 +183,8 @@ def _add_user(conversation: Conversation, where: str, content: Any) -> None:
             say()
             result = conversation.text_of(f"{place}.content", block.get("content") or "", _TEXTS)
             conversation.result(place, field(place, block, "tool_use_id"), result)
-        else:
-            texts.append(conversation.text_of(f"{where}", [block], _TEXTS))
+        elif not is_vendors(where, block):
+            texts.append(conversation.text_of(where, [block], _TEXTS))
     say()
 
 
@@ -209,9 +200,7 @@ def _add_assistant(conversation: Conversation, where: str, content: Any) -> None
             conversation.reason(field(place, block, "thinking"))
         elif kind == "tool_use":
             calls.append((field(place, block, "id"), field(place, block, "name"), block.get("input")))
-        elif isinstance(kind, str) and kind.startswith(_SERVER_BLOCKS):
-            note(f"messages[{kind}]", "only the service that made it can read it")
-        else:
+        elif not is_vendors(where, block):
             texts.append(conversation.text_of(where, [block], _TEXTS))
     if texts:
         conversation.say("assistant", "\n".join(texts))
@@ -242,7 +231,7 @@ def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
     if choice is None:
         return None, True
     disabled = choice.get("disable_parallel_tool_use") or False
-    parallel = not truth("tool_choice.disable_parallel_tool_use", disabled)
+    parallel = not switch("tool_choice.disable_parallel_tool_use", disabled)
     kind = str(choice.get("type"))
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}, parallel

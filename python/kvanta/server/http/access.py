@@ -26,7 +26,8 @@ from kvanta.server.http.hosts import AllowedHosts
 _log = logging.getLogger("kvanta.server")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 # Names of codings -> zlib's window bits.
-_INFLATED: Mapping[str, int] = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+_DEFLATE = 15
+_INFLATED: Mapping[str, int] = {"gzip": 31, "x-gzip": 31, "deflate": _DEFLATE}
 _SLASHES = re.compile(r"/{2,}")
 # Paths of llama.cpp that mean the same as ours.
 _OTHER_PATHS: Mapping[str, str] = {
@@ -35,7 +36,7 @@ _OTHER_PATHS: Mapping[str, str] = {
     "/reranking": "/rerank",
     "/v1/reranking": "/rerank",
 }
-_AZURE_PATH = re.compile(r"^/openai/(?:deployments/[^/]+|v1)/")
+_AZURE_PATH = re.compile(r"^/openai/(?:(?:deployments/[^/]+|v1)/)?")
 _BODY_SECONDS = 60.0
 """Longest time without a byte of a body; the whole body may take this and a second for each _BODY_RATE bytes."""
 _BODY_RATE = 16 * 1024
@@ -281,18 +282,24 @@ class AccessControl:
         began = False
 
         async def inflated() -> Message:
-            nonlocal size, began
+            nonlocal inflater, size, began
             message = await receive()
             if message["type"] != "http.request":
                 return message
+            data = message.get("body", b"")
+            if data and not began:
+                began = True
+                if bits == _DEFLATE and data[0] & 15 != zlib.DEFLATED:  # without zlib's header, as many clients send it
+                    inflater = zlib.decompressobj(-_DEFLATE)
             try:
-                body = inflater.decompress(message.get("body", b""), self._max_body_bytes + 1 - size)
+                body = inflater.decompress(data, self._max_body_bytes + 1 - size)
             except zlib.error as error:
                 raise ApiError(400, f"the body is not compressed as its Content-Encoding says: {error}") from None
             size += len(body)
-            began = began or bool(message.get("body"))
             if size > self._max_body_bytes:
                 raise self._too_large()
+            if inflater.unused_data:
+                raise ApiError(400, f"{len(inflater.unused_data)} bytes follow the end of the compressed body")
             if not message.get("more_body", False) and began and not inflater.eof:
                 raise ApiError(400, "the compressed body ends too early")
             return {**message, "body": body}

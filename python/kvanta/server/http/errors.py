@@ -19,6 +19,11 @@ MESSAGES_PATH = "/v1/messages"
 OLLAMA_PATH = "/api/"
 """Ollama's, whose errors are one text."""
 
+LLAMA_PATHS = frozenset(
+    ("/completion", "/completions", "/infill", "/embedding", "/embeddings", "/apply-template", "/props", "/slots")
+)
+"""Those of llama.cpp alone, whose errors have the status as their code."""
+
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -37,7 +42,14 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
+_LLAMA_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
 
 # Quoted texts, which stay unchanged, and Python's names of JSON's values.
 _LITERALS = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|(?<!\w)"(?:[^"\\]|\\.)*"|\b(?:None|True|False)\b""")
@@ -76,6 +88,14 @@ class ApiError(HTTPException):
         default = "api_error" if self.status_code >= 500 else "invalid_request_error"
         error = {"type": _ANTHROPIC_TYPES.get(self.status_code, default), "message": self.detail}
         return {"type": "error", "error": error}
+
+    def llama_body(self) -> dict[str, Any]:
+        """The same in llama.cpp's shape."""
+        default = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = _LLAMA_TYPES.get(self.status_code, default)
+        if self.code == "context_length_exceeded":
+            kind = "exceed_context_size_error"
+        return {"error": {"code": self.status_code, "message": self.detail, "type": kind}}
 
 
 def shutting_down() -> ApiError:
@@ -123,6 +143,8 @@ def error_response(error: ApiError, path: str) -> JsonResponse:
     """The whole answer, in the shape that clients of the path know."""
     if path.startswith(OLLAMA_PATH):
         body: dict[str, Any] = {"error": error.detail}
+    elif path in LLAMA_PATHS:
+        body = error.llama_body()
     else:
         body = error.anthropic_body() if path.startswith(MESSAGES_PATH) else error.body()
     return JsonResponse(body, error.status_code, error.headers)

@@ -63,7 +63,7 @@ class AsyncLLM:
             "cache_dtype": loaded.stats()["kv_cache_dtype"],
             "enable_prefix_caching": config.enable_prefix_caching,
             "kv_cache_memory_bytes": loaded.stats()["cache_budget_bytes"],
-            "num_gpu_blocks": loaded.stats()["pages_used"] + loaded.stats()["pages_free"],
+            "num_gpu_blocks": loaded.summary().all_tokens // config.page_size,
         }
         self.metrics = Metrics(loaded.name, loaded.stats, cache)
         self.draining = False

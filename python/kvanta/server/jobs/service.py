@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 
 ANY_NAME = "*"
 """Among the model's names: clients may use every name, as agents do that name several models of a vendor."""
+LATEST = ":latest"
 _AT_ONCE = 4096
 """Bytes of a body that is turned into tokens at once: to hand it to another thread would take longer."""
 
@@ -84,8 +85,9 @@ class Service:
         return AnswerParsers(self.front.tokenizer, self.tool_call_parser, self.reasoning_parser)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 for an unknown model."""
-        if name is not None and name not in self.names and ANY_NAME not in self.names:
+        """Raises ApiError 404 for an unknown model. A name without a tag has the tag `latest`, as Ollama has it."""
+        known_names = {each.removesuffix(LATEST) for each in self.names}
+        if name is not None and name.removesuffix(LATEST) not in known_names and ANY_NAME not in self.names:
             known = ", ".join(self.names)
             raise ApiError(
                 404, f"there is no model {name[:100]!r} here; known: {known}", code="model_not_found", param="model"

@@ -13,7 +13,9 @@ from kvanta.server.http.errors import ApiError, json_bytes
 from kvanta.server.jobs.answer_parts import AnswerPart, PartsResponse
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.response import Encode, GenerationResponse
+from kvanta.server.openai.logprobs import LogprobsWriter
 from kvanta.server.requests.protocol import ChatRequest
+from kvanta.text.tokenizer import Tokenizer
 
 NDJSON = "application/x-ndjson"
 _REASONS = {"length": "length"}
@@ -36,17 +38,51 @@ def loaded(model: str, key: str, unloads: bool) -> dict[str, Any]:
     return {"model": model, "created_at": created(), key: text, "done": True, "done_reason": reason}
 
 
+class Logprobs:
+    """Log-probabilities of an answer's tokens, those of each piece with it, and of tokens without text later."""
+
+    def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
+        self._output = job.outputs[0]
+        self._most = job.generations[0].params.logprobs
+        self._writer = LogprobsWriter(tokenizer, self._most)
+        self._shown = 0
+
+    def until(self, end: int) -> dict[str, Any]:
+        """The field with the entries of the tokens before `end` that have not been shown; empty without any."""
+        begin, self._shown = self._shown, max(self._shown, end)
+        if self._most is None or end <= begin:
+            return {}
+        tokens, entries = self._output.token_ids[begin:end], (self._output.logprobs or [])[begin:end]
+        found = self._writer.chat(tokens, entries)["content"]
+        if not self._most:
+            found = [{name: value for name, value in each.items() if name != "top_logprobs"} for each in found]
+        return {"logprobs": found}
+
+    def whole(self, end: int) -> dict[str, Any]:
+        """The field with the entries of all tokens."""
+        self._shown = 0
+        return self.until(end)
+
+
 class OllamaAnswer(PartsResponse):
     """The answer of /api/chat, or with `is_generate` of /api/generate."""
 
     media_type = NDJSON
 
     def __init__(
-        self, model: str, request: ChatRequest, job: GenerationJob, shape: AnswerShape, *, is_generate: bool
+        self,
+        model: str,
+        request: ChatRequest,
+        job: GenerationJob,
+        shape: AnswerShape,
+        tokenizer: Tokenizer,
+        *,
+        is_generate: bool,
     ) -> None:
         super().__init__(request, job, shape)
         self._model = model
         self._is_generate = is_generate
+        self._logprobs = Logprobs(job, tokenizer)
         self.ping = line(self._text(""))
 
     def whole(self) -> dict[str, Any]:
@@ -55,7 +91,8 @@ class OllamaAnswer(PartsResponse):
         text = "".join(part.text for part in self._parts if part.kind == "text")
         thinking = "".join(part.text for part in self._parts if part.kind == "reasoning")
         calls = [_call(part) for part in self._parts if part.kind == "call"]
-        return {**self._text(text, thinking, calls), **ending(self._job, delta, self.usage())}
+        logprobs = self._logprobs.whole(delta.end)
+        return {**self._text(text, thinking, calls), **logprobs, **ending(self._job, delta, self.usage())}
 
     def _text(self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         head = {"model": self._model, "created_at": created()}
@@ -72,17 +109,16 @@ class OllamaAnswer(PartsResponse):
         yield from ()
 
     def _grown(self, part: AnswerPart, text: str, tokens: slice) -> Iterator[dict[str, Any]]:
-        if part.kind == "text":
-            yield self._text(text)
-        elif part.kind == "reasoning":
-            yield self._text("", text)
+        if part.kind != "call":
+            shown = self._text(text) if part.kind == "text" else self._text("", text)
+            yield {**shown, **self._logprobs.until(tokens.stop)}
 
     def _closed(self, part: AnswerPart, finish_reason: str | None) -> Iterator[dict[str, Any]]:
         if part.kind == "call":  # whose arguments are an object, complete at last
             yield self._text("", calls=[_call(part)])
 
     def _end(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        yield {**self._text(""), **ending(self._job, delta, self.usage())}
+        yield {**self._text(""), **self._logprobs.until(delta.end), **ending(self._job, delta, self.usage())}
 
     def _failed(self, error: ApiError) -> dict[str, Any]:
         return {"error": error.detail}
@@ -96,9 +132,10 @@ class RawAnswer(GenerationResponse):
 
     media_type = NDJSON
 
-    def __init__(self, model: str, job: GenerationJob) -> None:
+    def __init__(self, model: str, job: GenerationJob, tokenizer: Tokenizer) -> None:
         super().__init__(job)
         self._model = model
+        self._logprobs = Logprobs(job, tokenizer)
         self.ping = line(self._text(""))
 
     def _text(self, text: str) -> dict[str, Any]:
@@ -107,15 +144,17 @@ class RawAnswer(GenerationResponse):
     def whole(self) -> dict[str, Any]:
         """When the job is finished."""
         delta = self._job.whole(0)
-        return {**self._text(delta.text), **ending(self._job, delta, self.usage())}
+        return {**self._text(delta.text), **self._logprobs.until(delta.end), **ending(self._job, delta, self.usage())}
 
     def _first_events(self, encode: Encode) -> Iterator[bytes]:
         yield from ()
 
     def _delta_events(self, delta: Delta, encode: Encode) -> bytes:
-        text = line(self._text(delta.text), encode) if delta.text else b""
-        last = {**self._text(""), **ending(self._job, delta, self.usage())} if delta.finished else None
-        return text if last is None else text + line(last, encode)
+        text = line({**self._text(delta.text), **self._logprobs.until(delta.end)}, encode) if delta.text else b""
+        if not delta.finished:
+            return text
+        last = {**self._text(""), **self._logprobs.until(delta.end), **ending(self._job, delta, self.usage())}
+        return text + line(last, encode)
 
     def _last_events(self) -> Iterator[bytes]:
         yield from ()

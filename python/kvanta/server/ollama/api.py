@@ -12,17 +12,17 @@ from fastapi import FastAPI, Request, Response
 from kvanta import __version__
 from kvanta.server.http.errors import ApiError, JsonResponse
 from kvanta.server.http.hints import note
-from kvanta.server.jobs.service import ANY_NAME, Service
+from kvanta.server.jobs.service import ANY_NAME, LATEST, Service
 from kvanta.server.ollama.answers import NDJSON, OllamaAnswer, RawAnswer, line, loaded
-from kvanta.server.ollama.bodies import FIELD_NAMES, OllamaChat, OllamaEmbed, OllamaGenerate, OllamaName
+from kvanta.server.ollama.bodies import FIELD_NAMES, IGNORED, OllamaChat, OllamaEmbed, OllamaGenerate, OllamaName
 from kvanta.server.openai.pooling_api import Outputs, pooled
+from kvanta.server.requests.fill_in import fill_tokens
 from kvanta.server.requests.pooling_protocol import EmbeddingRequest
 from kvanta.server.requests.translated import renamed_errors
 
 API_LEVEL = "0.13.0"
 """Version of Ollama whose requests these are; clients compare it before they use a feature."""
-_TAG = ":latest"
-_ABSENT = "this server has one model, which is chosen when it starts: kvanta serve MODEL"
+_ABSENT = "models are chosen when the server starts: kvanta serve MODEL, or --models FILE for several"
 _FOREVER = timedelta(days=365 * 100)
 
 
@@ -35,11 +35,9 @@ def add_ollama(app: FastAPI, service: Service) -> None:
 
 
 def _check(service: Service, name: str | None) -> str:
-    """The name for the answer. A name without a tag has the tag `latest`. Raises ApiError."""
+    """The name for the answer. Raises ApiError."""
     if not name:
         raise ApiError(400, "model is required", param="model")
-    if name not in service.names and name.removesuffix(_TAG) in service.names:
-        return name
     service.check_model(name)
     return name
 
@@ -49,7 +47,7 @@ def _answer(value: dict[str, Any], streams: bool) -> Response:
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
-    defaults = service.front.loaded.default_sampling
+    defaults, tokenizer = service.front.loaded.default_sampling, service.front.tokenizer
 
     @app.post("/api/chat")
     async def chat(http: Request, request: OllamaChat) -> Response:
@@ -61,7 +59,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             body = await service.read(http, request.chat)
             body.model = None
             return await service.chat(
-                http, body, lambda _, job, shape: OllamaAnswer(model, body, job, shape, is_generate=False)
+                http, body, lambda _, job, shape: OllamaAnswer(model, body, job, shape, tokenizer, is_generate=False)
             )
 
     @app.post("/api/generate")
@@ -70,27 +68,27 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         model = _check(service, request.model)
         if request.loads:
             return _answer(loaded(model, "response", request.keep_alive == 0), streams=False)
-        template = service.front.tokenizer.chat_template
+        template = tokenizer.chat_template
         with renamed_errors({**FIELD_NAMES, "prompt": "prompt", "messages": "prompt"}):
-            if request.raw or template is None:
-                completion = await service.read(http, request.completion)
+            if request.raw or request.suffix or template is None:
+                completion = await service.read(http, lambda: request.completion(tokenizer))
                 given = completion.max_tokens
                 params = await service.read(
                     http,
                     lambda: completion.sampling_params(
                         max_tokens=defaults.get("max_tokens") if given is None else given,
                         max_logprobs=service.max_logprobs,
-                        logprobs=None,
+                        logprobs=completion.logprobs,
                         defaults=defaults,
                     ),
                 )
                 return await service.completion(
-                    http, completion, params, completion.prompts, lambda _, job: RawAnswer(model, job)
+                    http, completion, params, completion.prompts, lambda _, job: RawAnswer(model, job, tokenizer)
                 )
             body = await service.read(http, request.chat)
             body.model = None
             return await service.chat(
-                http, body, lambda _, job, shape: OllamaAnswer(model, body, job, shape, is_generate=True)
+                http, body, lambda _, job, shape: OllamaAnswer(model, body, job, shape, tokenizer, is_generate=True)
             )
 
 
@@ -98,7 +96,7 @@ def _add_embeddings(app: FastAPI, service: Service) -> None:
     async def embedded(http: Request, request: OllamaEmbed, given: Any, field: str, *, single: bool) -> Response:
         model = _check(service, request.model)
         if request.keep_alive is not None:
-            note("keep_alive", "the model stays in memory")
+            note("keep_alive", IGNORED["keep_alive"].reason)
         truncation = None if request.truncate is False else -1
         body = EmbeddingRequest(input=given, dimensions=request.dimensions, truncate_prompt_tokens=truncation)
 
@@ -145,7 +143,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     def card(name: str) -> dict[str, Any]:
         info = service.front.loaded.engine.info
-        tagged = name if ":" in name.rpartition("/")[2] else name + _TAG
+        tagged = name if ":" in name.rpartition("/")[2] else name + LATEST
         digest = hashlib.sha256(f"{name}|{info.hash}".encode()).hexdigest()
         head = {"name": tagged, "model": tagged, "size": int(info.weight_bytes), "digest": digest}
         return {**head, "details": details()}
@@ -182,6 +180,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
             capabilities.append("tools")
         if template is not None and service.reasoning_parser:
             capabilities.append("thinking")
+        if fill_tokens(tokenizer) is not None:
+            capabilities.append("insert")
         model_info = {
             "general.architecture": family,
             "general.parameter_count": int(info.parameters),

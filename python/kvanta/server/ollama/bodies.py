@@ -9,9 +9,11 @@ from kvanta.errors import InputError
 from kvanta.params.checks import one_line
 from kvanta.server.http.errors import ApiError
 from kvanta.server.http.hints import Hint, note
+from kvanta.server.requests.fill_in import fill_prompt, fill_tokens
 from kvanta.server.requests.protocol import Body, ChatRequest, CompletionRequest
 from kvanta.server.requests.request_fields import Refused, check_refused
 from kvanta.server.requests.translated import as_chat, as_completion, further_fields
+from kvanta.text.tokenizer import Tokenizer
 
 OPTION_NAMES: Mapping[str, str] = {
     "frequency_penalty": "frequency_penalty",
@@ -27,7 +29,7 @@ OPTION_NAMES: Mapping[str, str] = {
 }
 """Keys of `options` -> fields of chats."""
 _LOADED = Hint("the model is loaded when the server starts", "0.2.0")
-_OPTIONS_IGNORED: Mapping[str, Hint] = {
+OPTIONS_IGNORED: Mapping[str, Hint] = {
     **dict.fromkeys(("low_vram", "main_gpu", "num_batch", "num_gpu", "num_thread", "numa"), _LOADED),
     **dict.fromkeys(("use_mlock", "use_mmap"), _LOADED),
     "num_ctx": Hint("the context is the server's (--max-model-len)", "0.2.0"),
@@ -35,18 +37,16 @@ _OPTIONS_IGNORED: Mapping[str, Hint] = {
     "penalize_newline": Hint("the penalty counts every token", "0.2.0"),
     "repeat_last_n": Hint("the penalty counts the whole text", "0.2.0"),
 }
-_OPTIONS_REFUSED: Mapping[str, Refused] = {
+OPTIONS_REFUSED: Mapping[str, Refused] = {
     "mirostat": Refused("give temperature, top_k, top_p or min_p", (0,)),
     "tfs_z": Refused("give top_p or min_p", (1, 1.0)),
     "typical_p": Refused("give top_p or min_p", (1, 1.0)),
 }
-_IGNORED: Mapping[str, Hint] = {
-    "keep_alive": Hint("the model stays in memory", "0.2.0"),
-    **dict.fromkeys(("logprobs", "top_logprobs"), Hint("/v1/chat/completions and /v1/completions have them", "0.2.0")),
+IGNORED: Mapping[str, Hint] = {
+    "keep_alive": Hint("the model stays in memory; with --models it is honoured", "0.2.0"),
 }
-_REFUSED: Mapping[str, Refused] = {
+REFUSED: Mapping[str, Refused] = {
     "context": Refused("send the conversation to /api/chat", ([],)),
-    "suffix": Refused("models are not asked to fill in the middle", ("",)),
     "template": Refused("the server's own is used (--chat-template)", ("",)),
 }
 FIELD_NAMES: Mapping[str, str] = {
@@ -66,21 +66,23 @@ class OllamaBody(Body):
     stream: bool | None = None
     think: bool | str | None = None
     keep_alive: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     def _fields(self) -> dict[str, Any]:
         """Fields of a chat or a completion. Raises InputError or ApiError."""
-        check_refused(self.model_extra or {}, _REFUSED)
-        further = further_fields(self, _REFUSED, _IGNORED)
+        check_refused(self.model_extra or {}, REFUSED)
+        further = further_fields(self, REFUSED, IGNORED)
         if self.keep_alive is not None:
-            note("keep_alive", _IGNORED["keep_alive"].reason)
+            note("keep_alive", IGNORED["keep_alive"].reason)
         options = self.options or {}
-        check_refused(options, _OPTIONS_REFUSED, "options.")
+        check_refused(options, OPTIONS_REFUSED, "options.")
         fields: dict[str, Any] = {**further, "model": self.model, "stream": self.stream is not False}
         for name, value in options.items():
             if name in OPTION_NAMES:
                 fields[OPTION_NAMES[name]] = value
-            elif name not in _OPTIONS_REFUSED and value is not None:
-                hint = _OPTIONS_IGNORED.get(name)
+            elif name not in OPTIONS_REFUSED and value is not None:
+                hint = OPTIONS_IGNORED.get(name)
                 note(f"options.{name}", "the option is unknown" if hint is None else hint.reason)
         if isinstance(fields.get("max_tokens"), int) and fields["max_tokens"] < 0:  # as many as there is room for
             del fields["max_tokens"]
@@ -99,8 +101,14 @@ class OllamaBody(Body):
             raise InputError(f"format must be 'json' or a JSON schema, got {one_line(self.format)}", "format")
         return fields
 
+    def _chat_fields(self) -> dict[str, Any]:
+        """Fields of a chat alone: its log-probabilities, and what turns reasoning on and off."""
+        fields = {"logprobs": True, "top_logprobs": self.top_logprobs} if self.logprobs else {}
+        return {**fields, **self._thinking()}
+
     def _thinking(self) -> dict[str, Any]:
-        """Fields of a chat that turn reasoning on and off."""
+        if isinstance(self.think, str) and self.think.lower() in ("true", "false"):
+            return {"enable_thinking": self.think.lower() == "true"}
         if isinstance(self.think, str):
             return {"reasoning_effort": self.think, "enable_thinking": True}
         return {} if self.think is None else {"enable_thinking": self.think}
@@ -128,7 +136,7 @@ class OllamaChat(OllamaBody):
             "tools": self.tools or None,
             "continue_final_message": continues,
         }
-        return as_chat({**self._fields(), **self._thinking(), **fields})
+        return as_chat({**self._fields(), **self._chat_fields(), **fields})
 
 
 class OllamaGenerate(OllamaBody):
@@ -138,23 +146,32 @@ class OllamaGenerate(OllamaBody):
     system: str | None = None
     images: Any = None
     raw: bool | None = None
+    suffix: str | None = None
 
     @property
     def loads(self) -> bool:
         """Without a prompt a client only wants the model in memory."""
-        return not self.prompt
+        return not self.prompt and not self.suffix
 
     def chat(self) -> ChatRequest:
         """A conversation of one prompt. Raises InputError or ApiError."""
         user: dict[str, Any] = {"role": "user", "content": self.prompt, "images": self.images}
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return as_chat({**self._fields(), **self._thinking(), "messages": _messages([*system, user])})
+        return as_chat({**self._fields(), **self._chat_fields(), "messages": _messages([*system, user])})
 
-    def completion(self) -> CompletionRequest:
-        """The prompt as it is. Raises InputError or ApiError."""
+    def completion(self, tokenizer: Tokenizer) -> CompletionRequest:
+        """The prompt as it is, or with `suffix` the request for what stands between. Raises InputError or ApiError."""
         if self.system:
-            raise ApiError(400, "system and raw: true exclude each other", param="system")
-        return as_completion({**self._fields(), "prompt": self.prompt})
+            field = "suffix" if self.suffix else "raw: true"
+            raise ApiError(400, f"system and {field} exclude each other", param="system")
+        prompt: Any = self.prompt
+        if self.suffix:
+            tokens = fill_tokens(tokenizer)
+            if tokens is None:
+                raise ApiError(400, "suffix is not supported: this model does not support insert", param="suffix")
+            prompt = fill_prompt(tokenizer, tokens, (self.prompt or "",), self.suffix)
+        logprobs = {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return as_completion({**self._fields(), **logprobs, "prompt": prompt})
 
 
 class OllamaEmbed(Body):

@@ -9,6 +9,8 @@ from kvanta.parsers.tool_calls import rest_of, whole_of
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.response import ChoicesResponse
 from kvanta.server.openai.logprobs import LogprobsWriter, prompt_logprobs
+from kvanta.server.requests.chat_history import readable
+from kvanta.server.requests.custom_tools import CustomCalls
 from kvanta.server.requests.protocol import ChatRequest
 from kvanta.text.chat_messages import plain_messages
 from kvanta.text.tokenizer import Tokenizer
@@ -38,6 +40,7 @@ class ChatResponse(ChoicesResponse):
         self._named = request.functions.named
         prompt = job.generations[0].output.prompt or ""
         self._readers = [shape.reader(prompt) for _ in job.outputs]
+        self._calls = [CustomCalls(request.custom_tools) for _ in job.outputs]
         self._counts = [count for _ in job.outputs if (count := shape.count(prompt)) is not None]
         self._has_reasoning = bool(self._counts) and request.include_reasoning is not False
         as_ids = bool(request.return_tokens_as_token_ids)
@@ -47,7 +50,7 @@ class ChatResponse(ChoicesResponse):
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         # With echo, the message that is continued stands at the beginning of its continuation.
         echoes = request.continue_final_message and request.echo
-        self._begin = plain_messages(request.messages[-1:])[0]["content"] if echoes else ""
+        self._begin = plain_messages(readable(request.messages[-1:], True))[-1]["content"] if echoes else ""
 
     def _top_level(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._job.generations[0].output.prompt_token_ids} if self._token_ids else {}
@@ -77,7 +80,8 @@ class ChatResponse(ChoicesResponse):
         if found.calls or (self._counts and not content):
             message["content"] = content if content.strip() else None
         if found.calls:
-            message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in found.calls]
+            calls = self._calls[index].take(found.calls, finished=True)
+            message["tool_calls"] = [{key: call[key] for key in call if key != "index"} for call in calls]
         return {**self._common(delta), **(self._ending(delta) if found.calls else {}), "message": message}
 
     def _ending(self, delta: Delta) -> dict[str, Any]:
@@ -124,6 +128,7 @@ class ChatResponse(ChoicesResponse):
         found = rest_of(reader, delta.text) if finished else reader.take(delta.text)
         if not self._has_reasoning:
             found.reasoning = ""
+        found.calls = self._calls[delta.choice].take(found.calls, finished=finished)
         tells = self._token_ids or self._wants_logprobs or (self._wants_prompt_logprobs and self._is_first(delta))
         if not (found or tells or finished):
             return []

@@ -17,8 +17,9 @@ from kvanta.server.jobs.answer_parts import AnswerPart, PartsResponse
 from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.service import Service
 from kvanta.server.openai.logprobs import LogprobsWriter
-from kvanta.server.openai.responses_request import CUSTOM_INPUT, FIELD_NAMES, ResponsesRequest
+from kvanta.server.openai.responses_request import FIELD_NAMES, ResponsesRequest
 from kvanta.server.openai.stored_responses import ResponseStore, named_items, page_of
+from kvanta.server.requests.custom_tools import input_of
 from kvanta.server.requests.protocol import ChatRequest
 from kvanta.server.requests.request_fields import RESPONSES_REFUSED, check_refused
 from kvanta.server.requests.translated import renamed_errors
@@ -112,16 +113,6 @@ def _add_stored(app: FastAPI, store: ResponseStore, running: WeakValueDictionary
             store.get(response_id, owner_of(http))
             raise ApiError(400, f"the response {response_id[:100]!r} is finished", param="response_id")
         return JsonResponse({"id": response_id, "object": "response", "status": "cancelled"})
-
-
-def _custom_input(arguments: str) -> str:
-    """The text of a call of a custom tool, from the arguments of the function that it was offered as."""
-    try:
-        given = json.loads(arguments)
-    except (ValueError, RecursionError):  # cut off by max_output_tokens
-        return arguments
-    value = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
-    return value if isinstance(value, str) else arguments
 
 
 class ItemsResponse(PartsResponse):
@@ -257,7 +248,7 @@ class ItemsResponse(PartsResponse):
         self._items.append(item)
         place = self._place(part)
         if part.kind == "call" and self._is_custom(part):
-            text = _custom_input(part.text)
+            text = input_of(part.text)
             yield self._event("custom_tool_call_input.delta", **place, delta=text)
             yield self._event("custom_tool_call_input.done", **place, input=text)
         elif part.kind == "call":
@@ -297,7 +288,7 @@ class ItemsResponse(PartsResponse):
             if namespace := self._tool_kinds.get(part.name, {}).get("namespace"):
                 call["namespace"] = namespace
             if self._is_custom(part):
-                return {"type": "custom_tool_call", **head, **call, "input": _custom_input(part.text)}
+                return {"type": "custom_tool_call", **head, **call, "input": input_of(part.text)}
             return {"type": "function_call", **head, **call, "arguments": part.text}
         content = [] if status == "in_progress" else [self._content(part)]
         if part.kind == "reasoning":

@@ -13,6 +13,7 @@ from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line
 from kvanta.server.http.hints import note, note_fields
 from kvanta.server.requests.conversation import Conversation, field, kind_of, text_of
+from kvanta.server.requests.custom_tools import INPUT, as_function, chat_choice, custom_tool
 from kvanta.server.requests.protocol import Body, ChatRequest
 from kvanta.server.requests.request_fields import (
     REASONING_IGNORED,
@@ -41,9 +42,9 @@ _ITEMS = (
     "reasoning",
 )
 # Calls and results of tools of OpenAI's own service.
-_VENDORS_ITEM = re.compile(r"\w+_call(_output)?|mcp_\w+|compaction")
-CUSTOM_INPUT = "input"
-"""The argument of functions that custom tools become."""
+_VENDORS_ITEM = re.compile(
+    r"\w+_call|\w+_output|mcp_\w+|compaction\w*|additional_tools|configuration_update|program|agent_message"
+)
 _OBJECT = {"type": "object"}
 
 Input = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]})]
@@ -166,7 +167,7 @@ def _add(conversation: Conversation, where: str, item: Any) -> None:
         conversation.call(field(where, item, "call_id"), field(where, item, "name"), arguments)
     elif kind == "custom_tool_call":
         name, given = field(where, item, "name"), field(where, item, "input")
-        conversation.call(field(where, item, "call_id"), name, {CUSTOM_INPUT: given})
+        conversation.call(field(where, item, "call_id"), name, {INPUT: given})
     elif kind in ("function_call_output", "custom_tool_call_output"):
         output = conversation.text_of(f"{where}.output", item.get("output"), _TEXTS)
         conversation.result(where, field(where, item, "call_id"), output)
@@ -196,8 +197,8 @@ def _functions(tools: Any) -> list[tuple[dict[str, Any], Mapping[str, Any] | Non
         if kind == "namespace" and isinstance(tool.get("tools"), list):
             inner = _functions(tool["tools"])
             found += [(function, {**(made or {}), "namespace": tool.get("name")}) for function, made in inner]
-        elif kind == "custom" and isinstance(tool.get("name"), str):
-            found.append((_custom(tool), tool))
+        elif (custom := custom_tool(tool)) is not None:
+            found.append((as_function(custom), {**custom, "type": "custom"}))
         elif kind == "function" and isinstance(tool.get("name"), str):
             function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
             found.append(({"type": "function", "function": function}, None))
@@ -209,27 +210,13 @@ def _functions(tools: Any) -> list[tuple[dict[str, Any], Mapping[str, Any] | Non
     return found
 
 
-def _custom(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool whose input is any text, as a function of this text."""
-    described = [tool.get("description")]
-    given = tool.get("format")
-    if isinstance(given, Mapping) and given.get("type") == "grammar":
-        described.append(f"The input has the {given.get('syntax')} grammar:\n{given.get('definition')}")
-    parameters = {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: {"type": "string"}},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
-    text = "\n".join(part for part in described if isinstance(part, str))
-    return {"type": "function", "function": {"name": tool["name"], "description": text, "parameters": parameters}}
-
-
 def _choice(choice: Any) -> Any:
     """The value as in chats."""
     kind = kind_of(choice)
-    if kind in ("function", "custom"):
+    if kind == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind == "custom":
+        return chat_choice(choice)
     if isinstance(kind, str) and kind != "allowed_tools":
         note("tool_choice", f"the server has no tool {one_line(kind)}")
         return None

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from kvanta.server.http.access import OPEN_PATHS
-from kvanta.server.http.errors import MESSAGES_PATH, OLLAMA_PATH
+from kvanta.server.http.errors import LLAMA_PATHS, MESSAGES_PATH, OLLAMA_PATH
 
 _TEXT = {"type": "string"}
 _INTEGER = {"type": "integer"}
@@ -17,6 +17,7 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _ANTHROPIC_ERROR = {"$ref": "#/components/schemas/AnthropicError"}
 _OLLAMA_ERROR = {"$ref": "#/components/schemas/OllamaError"}
+_LLAMA_ERROR = {"$ref": "#/components/schemas/LlamaError"}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -189,6 +190,7 @@ ERRORS: dict[int, str] = {
     429: "the queue is full",
     431: "the header is too large",
     500: "an internal error",
+    501: "not possible with this model",
     503: "the server is shutting down",
     504: "the request took longer than --request-timeout",
 }
@@ -210,6 +212,7 @@ def describe(app: FastAPI, *, needs_key: bool) -> None:
                 schemas.pop(name, None)
             fields = _object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_or_null(_TEXT))
             schemas["Error"] = _object(error=fields)
+            schemas["LlamaError"] = _object(error=_object(code=_INTEGER, message=_TEXT, type=_TEXT))
             schemas["OllamaError"] = _object(error=_TEXT)
             schemas["AnthropicError"] = _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))
             components["securitySchemes"] = {
@@ -243,17 +246,21 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
         statuses += [400, 404]
     elif path in ("/health", "/health_generate"):
         statuses.append(503)
+    if path == "/infill":
+        statuses.append(501)
     for status in sorted(set(statuses)):
         shape = _ANTHROPIC_ERROR if path.startswith(MESSAGES_PATH) else _ERROR
         if path.startswith(OLLAMA_PATH):
             shape = _OLLAMA_ERROR
+        elif path in LLAMA_PATHS:
+            shape = _LLAMA_ERROR
         content = {"application/json": {"schema": shape}}
         responses[str(status)] = {"description": ERRORS[status], "content": content}
     content = {"application/json": {"schema": ANSWERS[path]}} if path in ANSWERS else {}
     if path in _STREAMS:
         content["text/event-stream"] = {"schema": _EVENT}
     elif path in _LINES:
-        content["application/x-ndjson"] = {"schema": _TEXT}
+        content = {"application/json": {"schema": _OBJECT}, "application/x-ndjson": {"schema": _TEXT}}
     elif path == "/metrics":
         content["text/plain"] = {"schema": _TEXT}
     responses["200"] = {"description": "success", **({"content": content} if content else {})}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +14,13 @@ from kvanta.server.http.hints import note
 
 # Words in the types of parts that models do not read -> their name in the text.
 _UNREAD: Mapping[str, str] = {"image": "image", "audio": "audio", "video": "video", "file document": "file"}
+
+_DOCUMENTS = ("document", "search_result", "compaction")
+# Blocks of other vendors' own services, which nobody else can read, and what they tell these services.
+_VENDORS = re.compile(
+    r"server_tool_use|redacted_thinking|container_upload|compaction|fallback|tool_(?:addition|removal|reference)|"
+    r"mcp_\w+|\w+_tool_result"
+)
 
 
 class Conversation:
@@ -73,32 +83,32 @@ def text_of(where: str, content: Any, kinds: Sequence[str], notes_unread: bool =
         return content
     if not isinstance(content, list):
         raise InputError(f"{where} must be a text or a list of parts, got {one_line(content)}")
-    return "\n".join(_part_text(f"{where}[{index}]", part, kinds, notes_unread) for index, part in enumerate(content))
+    texts = [_part_text(f"{where}[{index}]", part, kinds, notes_unread) for index, part in enumerate(content)]
+    return "\n".join(text for text in texts if text is not None)
 
 
-def readable(messages: Any, notes_unread: bool) -> Any:
-    """Messages of a chat whose contents have text parts alone, as far as `text_of` reads them."""
-    if not isinstance(messages, list):
-        return messages
-    found = []
-    for index, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list) and any(kind_of(part) not in (None, "text") for part in content):
-            text = text_of(f"messages[{index}].content", content, ("text",), notes_unread)
-            found.append({**message, "content": text})
-        else:
-            found.append(message)
-    return found
+def is_vendors(where: str, block: Any) -> bool:
+    """True for a block of another vendor's service, which is a hint. `where`: begins with the request's field."""
+    kind = kind_of(block)
+    if not isinstance(kind, str) or not _VENDORS.fullmatch(kind) or _document_text(block) is not None:
+        return False
+    note(f"{where.partition('[')[0]}[{kind}]", "only the service that made it can read it")
+    return True
 
 
-def _part_text(where: str, part: Any, kinds: Sequence[str], notes_unread: bool) -> str:
+def _part_text(where: str, part: Any, kinds: Sequence[str], notes_unread: bool) -> str | None:
+    """None: a block without text for this model."""
     kind = kind_of(part)
     if kind in kinds and isinstance(part.get("text"), str):
         return str(part["text"])
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return str(part["refusal"])
-    if kind in ("document", "search_result") and (text := _document_text(part)) is not None:
+    if (text := _document_text(part)) is not None:
         return text
+    if kind in ("file", "input_file") and (text := _file_text(part)) is not None:
+        return text
+    if is_vendors(where, part):
+        return None
     if not notes_unread or not isinstance(kind, str):
         raise not_text(where, part, kinds)
     name = next((name for words, name in _UNREAD.items() if any(word in kind for word in words.split())), kind[:40])
@@ -106,12 +116,16 @@ def _part_text(where: str, part: Any, kinds: Sequence[str], notes_unread: bool) 
     return f"[{name}: not read by this model]"
 
 
-def _document_text(part: Mapping[str, Any]) -> str | None:
-    """The title and text of a document or a search result; None if it is not text."""
+def _document_text(part: Any) -> str | None:
+    """The title and text of a document, a search result or a summary (compaction); None if it is not text."""
+    if kind_of(part) not in _DOCUMENTS:
+        return None
     source = part.get("source")
     content = part.get("content")
     if isinstance(source, Mapping) and source.get("type") in ("text", "content"):
         content = source.get("data" if source["type"] == "text" else "content")
+    elif isinstance(source, Mapping) and source.get("type") == "base64":
+        content = _decoded(source.get("data"))
     if isinstance(content, list):
         texts = [piece.get("text") for piece in content if kind_of(piece) == "text"]
         content = "\n".join(text for text in texts if isinstance(text, str)) if len(texts) == len(content) else None
@@ -119,6 +133,28 @@ def _document_text(part: Mapping[str, Any]) -> str | None:
         return None
     title = part.get("title")
     return f"{title}\n{content}" if isinstance(title, str) and title else content
+
+
+def _file_text(part: Mapping[str, Any]) -> str | None:
+    """The name and text of a file; None if it is not text."""
+    file = part.get("file", part)  # chats have the fields one level deeper than /v1/responses
+    if not isinstance(file, Mapping):
+        return None
+    text, name = _decoded(file.get("file_data")), file.get("filename")
+    return f"{name}\n{text}" if isinstance(name, str) and name and text is not None else text
+
+
+def _decoded(data: Any) -> str | None:
+    """The text of a file in base64, which may be a data URL; None if it is not text in UTF-8."""
+    if not isinstance(data, str):
+        return None
+    if data.startswith("data:"):
+        data = data.partition(";base64,")[2]
+    try:
+        text = base64.b64decode(data, validate=True).decode("utf-8-sig")
+    except (ValueError, binascii.Error):
+        return None
+    return None if not text or "\0" in text or text.startswith("%PDF-") else text
 
 
 def kind_of(item: Any) -> Any:

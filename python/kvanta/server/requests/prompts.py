@@ -11,7 +11,7 @@ from kvanta.params.pooling_params import PoolingParams
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.server.http.errors import ApiError
 from kvanta.server.http.hints import note
-from kvanta.server.requests.conversation import readable
+from kvanta.server.requests.chat_history import readable
 from kvanta.server.requests.protocol import THINKING_SWITCHES, ChatFields
 from kvanta.text.chat_messages import plain_messages
 from kvanta.text.prompts import TokenPrompt, read_prompt, split_prompts, truncated
@@ -96,7 +96,15 @@ def template_variables(request: ChatFields, tokenizer: Tokenizer) -> dict[str, A
     names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
     given = dict(request.chat_template_kwargs or {})
     for field in THINKING_SWITCHES:
-        value = _switched((request.model_extra or {}).get(field))
+        if isinstance(given.get(field), str) and _switched(given[field]) is not None:
+            given[field] = _switched(given[field])
+    extra = request.model_extra or {}
+    reasoning = extra.get("reasoning")  # OpenRouter's
+    reasoning = reasoning if isinstance(reasoning, Mapping) else {}
+    for name in sorted(reasoning.keys() - {"effort", "enabled"}):
+        note(f"reasoning.{name}", "the server decides")
+    for field in THINKING_SWITCHES:
+        value = _switched(extra.get(field, reasoning.get("enabled") if field == THINKING_SWITCHES[0] else None))
         variable = next((name for name in (field, *THINKING_SWITCHES) if name in names), None)
         if value is None:
             continue
@@ -104,28 +112,32 @@ def template_variables(request: ChatFields, tokenizer: Tokenizer) -> dict[str, A
             note(field, "the model's chat template does not read it")
         else:
             given.setdefault(variable, value)
-    if request.reasoning_effort is not None:
-        _set_effort(given, request.reasoning_effort, names)
+    for field, effort in (
+        ("reasoning_effort", request.reasoning_effort),
+        ("reasoning.effort", reasoning.get("effort")),
+    ):
+        if isinstance(effort, str):
+            _set_effort(given, field, effort, names)
     return {**tokenizer.template_defaults, **given}
 
 
 def _switched(value: Any) -> bool | None:
-    """Reasoning on or off, as {"type": "enabled"} has it, too; None: nothing is said."""
+    """Reasoning on or off, as {"type": "enabled"} and the text "true" have it, too; None: nothing is said."""
     kind = value.get("type") if isinstance(value, Mapping) else value
     if isinstance(kind, str):
-        return {"enabled": True, "disabled": False}.get(kind)
+        return {"enabled": True, "disabled": False, "true": True, "false": False}.get(kind.lower())
     return None if kind is None else bool(kind)
 
 
-def _set_effort(variables: dict[str, Any], effort: str, names: Collection[str]) -> None:
-    """Adds what the chat template reads. "none" turns reasoning off where it can be turned off."""
+def _set_effort(variables: dict[str, Any], field: str, effort: str, names: Collection[str]) -> None:
+    """Adds what the chat template reads. "none" turns reasoning off where it can be turned off. `field`: its name."""
     switches = [name for name in THINKING_SWITCHES if name in names]
     if "reasoning_effort" in names:
         variables.setdefault("reasoning_effort", effort)
     elif effort in ("none", "minimal") and switches:
         variables.setdefault(switches[0], False)
     elif effort != "medium":  # OpenAI's default
-        note("reasoning_effort", "the model's chat template does not read it")
+        note(field, "the model's chat template does not read it")
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:

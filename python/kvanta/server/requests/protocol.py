@@ -15,13 +15,14 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_model
 
 from kvanta.errors import InputError
-from kvanta.params.checks import one_line, text, truth, whole_number
+from kvanta.params.checks import one_line, switch, text, whole_number
 from kvanta.params.fields import Parameters
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.params.structured_outputs import StructuredOutputsParams
 from kvanta.parsers.tools import Tools
 from kvanta.server.http.errors import ApiError, api_error
 from kvanta.server.http.hints import note
+from kvanta.server.requests.custom_tools import as_function, chat_choice, custom_tool
 from kvanta.server.requests.request_fields import check_fields
 from kvanta.server.requests.structured import FIELDS as CONSTRAINT_FIELDS
 from kvanta.server.requests.structured import note_loosened, read_structured_outputs
@@ -181,7 +182,7 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
     def _extra_switch(self, name: str) -> bool:
         """A switch of SGLang, which is not among the declared fields."""
         value = (self.model_extra or {}).get(name)
-        return value is not None and truth(name, value)
+        return value is not None and switch(name, value)
 
     @property
     def usage_in_stream(self) -> tuple[bool, bool]:
@@ -252,12 +253,19 @@ class ChatFields(Body):
 
     @functools.cached_property
     def functions(self) -> Tools:
-        """Raises InputError that names the field."""
+        """Custom tools among them. Raises InputError that names the field."""
         tools = self.tools
         if isinstance(tools, list):
-            tools = [tool for tool in tools if not _is_vendors(tool)]
-        choice = self.tool_choice if tools or not self.tools else None  # none of the tools is left
+            found = ((tool, custom_tool(tool)) for tool in tools)
+            functions = [tool if custom is None else as_function(custom) for tool, custom in found]
+            tools = [tool for tool in functions if not _is_vendors(tool)]
+        choice = chat_choice(self.tool_choice) if tools or not self.tools else None  # none of the tools is left
         return Tools.read(tools, choice, self.parallel_tool_calls)
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Names of the tools whose input is any text."""
+        return frozenset(tool["name"] for tool in map(custom_tool, self.tools or ()) if tool is not None)
 
 
 def _is_vendors(tool: Any) -> bool:
@@ -265,14 +273,14 @@ def _is_vendors(tool: Any) -> bool:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if not isinstance(kind, str) or kind == "function" or "function" in tool:
         return False
-    note(f"tools[{kind}]", "the server has no such tool; functions are called by the client")
+    note(f"tools[{kind}]", "the server has no such tool; functions and custom tools are called by the client")
     return True
 
 
 class ChatRequest(ChatFields, SamplingFields):
     """POST /v1/chat/completions."""
 
-    template_fields: ClassVar[Collection[str]] = THINKING_SWITCHES
+    template_fields: ClassVar[Collection[str]] = (*THINKING_SWITCHES, "reasoning")
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

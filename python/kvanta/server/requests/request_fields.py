@@ -107,10 +107,31 @@ _IGNORED_GROUPS: Mapping[str, str] = {
     "it is the form of another field, which is refused": "return_flat_raw_top_logprobs_b64",
     "answers of JSON have one form of log-probabilities": "flat_logprobs",
 }
+# Fields that no list of docs/fields.md has: those of OpenRouter, LM Studio, Open WebUI, llama.cpp's page, Groq, xAI,
+# Qwen's and Mistral's services, and Codex.
+_CLIENTS_GROUPS: Mapping[str, str] = {
+    "there is one model on one server": "draft_model models provider route ttl",
+    "the server is not the client's page": (
+        "background_tasks chat_id client_metadata features filter_ids model_item parent_id tool_ids tool_servers "
+        "variables"
+    ),
+    "the server has no search and no plugins": "enable_search plugins search_parameters search_settings transforms",
+    "whole answers have the usage, and streams with stream_options": "usage",
+    "the model stays in memory": "keep_alive",
+    "the context is the server's (--max-model-len)": "num_ctx",
+    "the prefix cache finds what earlier requests have computed, and there are no slots": (
+        "cache_prompt id_slot n_cache_reuse slot_id"
+    ),
+    "reasoning has its own field in answers where the server has --reasoning-parser": "reasoning_format",
+    "answers have no such parts": "return_progress timings_per_token",
+    "its fields belong to the top level: openai's clients put them there": "extra_body",
+    "write it into the messages": "prompt_mode safe_prompt",
+}
 _EFFORT = "only chats have it, because the chat template reads it"
 _STORE = Hint("answers are not kept")
 IGNORED: Mapping[str, Hint] = {
     **{name: Hint(reason) for reason, names in _IGNORED_GROUPS.items() for name in names.split()},
+    **{name: Hint(reason, "0.2.0") for reason, names in _CLIENTS_GROUPS.items() for name in names.split()},
     "reasoning_effort": Hint(_EFFORT, "0.2.0"),
     "store": _STORE,
     "thinking": Hint("only chats have it, because the chat template reads it", "0.2.0"),

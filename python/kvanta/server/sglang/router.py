@@ -82,7 +82,6 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
         """The server's configuration and load."""
         stats = front.loaded.stats()
         config = engine.config
-        tokens = int(stats["cache_budget_bytes"] / stats["bytes_per_token"])
         return JsonResponse(
             {
                 **model_info(),
@@ -91,7 +90,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
                 "kv_cache_dtype": stats["kv_cache_dtype"],
                 "page_size": config.page_size,
                 "max_running_requests": config.max_num_seqs,
-                "max_total_num_tokens": tokens,
+                "max_total_num_tokens": front.loaded.summary().all_tokens,
                 "facts": {fact.name: {"value": fact.value, "source": fact.source} for fact in front.loaded.facts},
                 "internal_states": [{"num_running_reqs": stats["running"], "num_waiting_reqs": stats["waiting"]}],
             }

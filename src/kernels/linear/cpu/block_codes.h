@@ -1,10 +1,10 @@
-// Codes of blocks, unpacked from a panel (block_storage.h) over the 64 bytes (Bytes) of an ISA unit.
+// Codes of blocks, unpacked from a panel (block_layout.h) over the 64 bytes (Bytes) of an ISA unit.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/linear/cpu/block_storage.h"
+#include "kernels/linear/cpu/block_layout.h"
 
 namespace kvanta::kernels {
 namespace {

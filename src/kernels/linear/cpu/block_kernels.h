@@ -1,4 +1,4 @@
-// Kernels of all storages of W in blocks, of one ISA unit.
+// Kernels of all formats of W in blocks, of one ISA unit.
 #pragma once
 
 #include "kernels/linear/cpu/block_weight.h"
@@ -7,12 +7,12 @@
 namespace kvanta::kernels {
 namespace {
 
-template <int kStorage = 0>
+template <int kFormat = 1>
 constexpr void SetBlockKernels(BlockKernels& kernels) {
-  if constexpr (kStorage < kBlockStorages) {
-    kernels.of[kStorage][0] = kWeightKernels<BlockWeight<kBlockLayouts[kStorage], false>>;
-    kernels.of[kStorage][1] = kWeightKernels<BlockWeight<kBlockLayouts[kStorage], true>>;
-    SetBlockKernels<kStorage + 1>(kernels);
+  if constexpr (kFormat < weights::kBlockFormats) {
+    kernels.of[kFormat][0] = kWeightKernels<BlockWeight<kBlockLayouts[kFormat], false>>;
+    kernels.of[kFormat][1] = kWeightKernels<BlockWeight<kBlockLayouts[kFormat], true>>;
+    SetBlockKernels<kFormat + 1>(kernels);
   }
 }
 constexpr BlockKernels MakeBlockKernels() {

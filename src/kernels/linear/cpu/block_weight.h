@@ -1,5 +1,5 @@
 // W in blocks of 32 k for the matrix kernels, over the Vec16 and the dots of blocks (BlockDots) of the including ISA
-// unit. block_storage.h describes the panels.
+// unit. block_layout.h describes the panels.
 //
 // x is quantized to 127 steps of the maximum of its block, or to 32,512 (wide), to the same codes on every ISA. For
 // each block in ascending order, t is the sum over its sub-blocks of (scale * sub_scale) * (exact dot), then of (offset
@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/linear/cpu/block_storage.h"
+#include "kernels/linear/cpu/block_layout.h"
 #include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {

@@ -1,7 +1,7 @@
 // Matrix kernels of one ISA unit, one entry per storage of W.
 //
 // A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies), 32 or 256 (blocks: block_weight.h) or
-// 128 (codes with scales apart: quantized_layout.h). Packed W: panels of 16 columns (outputs), [ceil(out /
+// 128 (codes with scales apart: group_quant_layout.h). Packed W: panels of 16 columns (outputs), [ceil(out /
 // 16)][steps][bytes of a step]; columns and k beyond W's shape are zero. Packed x: [blocks of steps][rows][x_stride
 // bytes]. The stride is a constant of the kernel, so a tile's rows are at constant distances, and not a power of two,
 // so they do not compete for the same cache sets.
@@ -13,7 +13,8 @@
 #include <cstdint>
 
 #include "base/math.h"
-#include "kernels/linear/cpu/block_storage.h"
+#include "kernels/linear/cpu/block_layout.h"
+#include "weights/quantized_weight.h"
 
 namespace kvanta::kernels {
 
@@ -62,17 +63,14 @@ struct WeightKernels {
   void (*multiply)(const MultiplyTask& task) noexcept = nullptr;
 };
 
-// Kernels of all storages in blocks; x in 8 bits, or in 16 (wide).
+// Kernels of all formats of blocks (none for kNone); x in 8 bits, or in 16 (wide).
 struct BlockKernels {
-  WeightKernels of[kBlockStorages][2];
+  WeightKernels of[weights::kBlockFormats][2];
 };
 
-// Kernels of codes with scales apart; the number: weights that share a scale.
+// Kernels of codes with scales apart, by weights::kKernelFormats.
 struct QuantizedKernels {
-  WeightKernels e4m3;
-  WeightKernels int8_128, int8_32;
-  WeightKernels int4_128, int4_32;
-  WeightKernels nf4, mxfp4, nvfp4;
+  WeightKernels of[weights::kKernelFormatCount];
 };
 
 struct LinearKernels {
@@ -82,8 +80,8 @@ struct LinearKernels {
   const BlockKernels* blocks = nullptr;
   const QuantizedKernels* quantized = nullptr;
 
-  const WeightKernels& Of(BlockStorage storage, bool wide) const {
-    return blocks->of[static_cast<int>(storage)][wide ? 1 : 0];
+  const WeightKernels& Of(weights::BlockFormat format, bool wide) const {
+    return blocks->of[static_cast<int>(format)][wide ? 1 : 0];
   }
 };
 

@@ -5,7 +5,7 @@
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/cpu/block_kernels.h"
 #include "kernels/linear/cpu/element_kernels.h"
-#include "kernels/linear/cpu/quantized_kernel.h"
+#include "kernels/linear/cpu/group_quant_kernel.h"
 
 namespace kvanta::kernels {
 

@@ -28,13 +28,13 @@ inline constexpr int64_t kTilePrefetchBytes = 4096;
 // Rows of x that are packed at a time: whole tiles, of which the last one may read rows that do not exist.
 inline constexpr int64_t kTiledRows = 128;
 
-// kStorage: an index of BlockKernels::of.
-template <int kStorage, bool kIsWide>
+// kFormat: an index of BlockKernels::of.
+template <int kFormat, bool kIsWide>
 class BlockTiles {
  public:
   static void Multiply(const MultiplyTask& task) noexcept {
     // By the AVX-512 unit: Multiply<W>() would be compiled a second time here.
-    if (VectorsAreFaster(task.rows)) return Avx512LinearKernels().blocks->of[kStorage][kIsWide ? 1 : 0].multiply(task);
+    if (VectorsAreFaster(task.rows)) return Avx512LinearKernels().blocks->of[kFormat][kIsWide ? 1 : 0].multiply(task);
     Tiles::Configure(Shapes());
     Panel panel;
     for (int64_t block = 0; block < task.steps.blocks; ++block) {
@@ -48,7 +48,7 @@ class BlockTiles {
   }
 
  private:
-  static constexpr BlockLayout kLayout = kBlockLayouts[kStorage];
+  static constexpr BlockLayout kLayout = kBlockLayouts[kFormat];
   using W = BlockWeight<kLayout, kIsWide>;
   using Block = typename W::Block;
   static constexpr int kSubs = kLayout.Subs();
@@ -219,15 +219,15 @@ class BlockTiles {
 };
 
 // Puts tiles into a copy of the AVX-512 unit's kernels.
-template <int kStorage = 0>
+template <int kFormat = 1>
 void SetBlockTiles(BlockKernels& kernels) {
-  if constexpr (kStorage < kBlockStorages) {
+  if constexpr (kFormat < weights::kBlockFormats) {
     for (const bool wide : {false, true}) {
-      WeightKernels& of = kernels.of[kStorage][wide ? 1 : 0];
-      of.multiply = wide ? BlockTiles<kStorage, true>::Multiply : BlockTiles<kStorage, false>::Multiply;
+      WeightKernels& of = kernels.of[kFormat][wide ? 1 : 0];
+      of.multiply = wide ? BlockTiles<kFormat, true>::Multiply : BlockTiles<kFormat, false>::Multiply;
       of.block_rows = kTiledRows;
     }
-    SetBlockTiles<kStorage + 1>(kernels);
+    SetBlockTiles<kFormat + 1>(kernels);
   }
 }
 

@@ -1,7 +1,7 @@
 // Dots of blocks of 32 k with 16 columns: AVX2. Exact in int32.
 //
 // BlockDots<kLayout, kIsWide>::AddDots<kRows, kSub>(w, x, stride, dots) computes on every unit: lane c of dots[row] +=
-// sum over the k of sub-block kSub of code(c, k) * x(row, k). w: the block's codes of 16 columns (block_storage.h),
+// sum over the k of sub-block kSub of code(c, k) * x(row, k). w: the block's codes of 16 columns (block_layout.h),
 // unsigned; x: codes stored by Store(), 32 per row, of magnitude up to 127, or 32,512 if wide, rows `stride` bytes
 // apart.
 #pragma once

@@ -4,7 +4,7 @@
 // Primitives first, then the kernels written over them.
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/cpu/x86/amx.h"
-#include "kernels/linear/cpu/x86/amx_quantized.h"
+#include "kernels/linear/cpu/x86/amx_group_quant.h"
 #include "kernels/linear/cpu/x86/block_tiles.h"
 
 namespace kvanta::kernels {

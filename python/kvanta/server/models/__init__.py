@@ -1,0 +1,1 @@
+"""Several models at one address: each in a process of its own, loaded when a request names it."""

@@ -32,8 +32,8 @@ struct EngineConfig {
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
   // Tokens that end a text in addition to those of config.json and generation_config.json: the tokenizer's.
   std::vector<int32_t> eos_token_ids;
-  int max_num_seqs = 64;                                // sequences that run at once
-  int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
+  int max_num_seqs = 64;             // sequences that run at once
+  int max_num_batched_tokens = 512;  // tokens per step; at least page_size
   // Milliseconds that a step may take while a sequence decodes, so that prompts do not stall its stream, and four times
   // as many while none does (docs/serve.md). 0: no limit but max_num_batched_tokens. Without a value, while the
   // engine's own thread runs steps: the larger of twice what the step takes without prompts and 40 more than that.

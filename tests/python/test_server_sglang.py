@@ -144,9 +144,11 @@ def test_information(server: LiveServer) -> None:
         assert info["is_generation"] is True
         assert info["served_model_name"] == "stories260k"
     for path in ("/server_info", "/get_server_info"):
-        found = server.client.get(path).json()
-        assert found["context_length"] == server.front.max_model_len
-        assert found["max_total_num_tokens"] == server.front.loaded.summary().tokens
+        info = server.client.get(path).json()
+        assert info["context_length"] == server.front.max_model_len
+        ends = {"value": "<s> (1), </s> (2)", "source": "config.json, generation_config.json, tokenizer_config.json"}
+        assert info["facts"]["end tokens"] == ends
+        assert info["max_total_num_tokens"] == server.front.loaded.summary().tokens
     info = server.client.get("/tokenizer_info").json()
     tokens = server.post("/tokenize", prompt=info["eos_token"], add_special_tokens=False).json()["tokens"]
     assert tokens == [server.front.tokenizer.eos_id]  # as lm_eval's remote tokenizer finds the id

@@ -117,6 +117,8 @@ def _add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> N
     )
     result.add("architecture", info.architecture, _key(config, "architectures"))
     result.add("size", f"{info.parameters / 1e6:,.1f} M parameters; {info.layers} layers of {info.hidden}, {heads}")
+    if not info.has_lm_head:
+        result.add("output matrix", "none: texts are embedded, and none is generated", "no lm_head in the weights")
     result.add("context", f"{info.max_position:,} tokens", _key(config, "max_position_embeddings", "n_positions"))
     dtype = _key(config, "dtype", "torch_dtype")
     result.add("dtype", info.dtype, dtype if dtype.startswith("config.json") else "the weights")
@@ -202,7 +204,8 @@ def _add_texts(result: ModelFacts, folder: Path, tokenizer: Tokenizer) -> None:
     if tokenizer.tokens_without_rows:
         shown = ", ".join(tokenizer.tokens_without_rows)
         result.ignored.append(Fact("special tokens", f"{shown}: the model has no rows for further tokens"))
-    result.ignored += [Fact("tokenizer", warning) for warning in tokenizer.warnings]
+    for warning in tokenizer.warnings:
+        result.add("warning", warning, tokenizer.path.name)
     template = tokenizer.chat_template
     if template is None:
         result.add("chat template", "none: chats are refused, completions work")

@@ -1,4 +1,4 @@
-// Sources of static KV scales, in order of precedence (docs/scales.md). A declared but missing scale is an error.
+// Sources of static KV scales, in order of precedence (docs/scales.md). A set that lacks a scale is an error.
 #pragma once
 
 #include <memory>

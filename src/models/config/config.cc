@@ -246,6 +246,18 @@ int ModelConfig::KvLayers() const {
   return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
 }
 
+int64_t ModelConfig::StateBytes(const LayerSpec& layer) const noexcept {
+  switch (layer.recurrent) {
+    case RecurrentKind::kNone:
+      break;
+    case RecurrentKind::kGatedDeltaNet:
+      return gated_delta_net.StateBytes();
+    case RecurrentKind::kShortConv:
+      return short_conv.StateBytes();
+  }
+  return 0;
+}
+
 std::vector<int> ModelConfig::SlidingWindows() const {
   std::vector<int> windows;
   for (const LayerSpec& layer : layer_specs) {

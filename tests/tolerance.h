@@ -46,6 +46,12 @@ constexpr double DeltaRuleRelative(int tokens, int k_dim) {
   return 10 * (2 * (k_dim / 2 + 3) + tokens) * kUnitF32;
 }
 
+// C (bias + sum over `taps` of weight (B x)), relative to the sum of the terms' magnitudes times C's: a product, a
+// chain of fused or separate multiplications and additions, a product.
+constexpr double ShortConvRelative(int taps) {
+  return (2 * taps + 3) * kUnitF32;
+}
+
 // a cos - b sin: three roundings of magnitudes up to |a| + |b|.
 inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 

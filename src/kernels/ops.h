@@ -16,6 +16,7 @@
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear_attention/gated_delta_net.h"
+#include "kernels/linear_attention/short_conv.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/sampling/sample_params.h"
 #include "weights/quantized_weight.h"
@@ -94,6 +95,9 @@ class Ops {
   // Throws InputError if the device does not support Gated DeltaNet layers.
   virtual void CheckGatedDeltaNet() const = 0;
   virtual void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept = 0;
+  // Throws InputError if the device does not support gated short convolutions.
+  virtual void CheckShortConv() const = 0;
+  virtual void ShortConv(const ShortConvOp& op) noexcept = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].

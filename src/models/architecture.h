@@ -55,6 +55,16 @@ bool ReadLayerTypes(const JsonObject& json, int window, ModelConfig& config);
 // the window in the others.
 void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& config);
 
+// Recurrent layers of a kind.
+struct RecurrentLayers {
+  RecurrentKind kind = RecurrentKind::kNone;
+  std::string_view name;     // in `layer_types`
+  std::vector<bool> layers;  // where the file has no layer_types: true for recurrent ones
+};
+
+// Sets recurrent layers from `layer_types`, whose other entries are "full_attention".
+void ReadRecurrentLayers(const JsonObject& json, const RecurrentLayers& recurrent, ModelConfig& config);
+
 // Sets recurrent layers from `layer_types` ("linear_attention", "full_attention") or `full_attention_interval`, and
 // their shape from the linear_* keys (Qwen3-Next and Qwen3.5).
 void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config);

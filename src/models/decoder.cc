@@ -83,9 +83,10 @@ class Decoder final : public Model {
       }
     }
     if (is_last_) {  // dividing its output divides the logits
-      final_norm_ = Norm(reader, ops, config, prefix + "norm", config.hidden, 0, 1 / config.logits_divisor);
+      final_norm_ = Norm(reader, ops, config, fmt::format("{}{}", prefix, config.names.final_norm), config.hidden, 0,
+                         1 / config.logits_divisor);
     } else {
-      reader.SkipTensors(prefix + "norm.");
+      reader.SkipTensors(fmt::format("{}{}.", prefix, config.names.final_norm));
     }
     reader.CheckUnusedTensors(names, config.layers, config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
@@ -243,7 +244,7 @@ class Decoder final : public Model {
       layer.post_per_layer_input_norm = read_norm("post_per_layer_input_norm");
     }
     if (config.layer_scalars) layer.scalar = source.reader.KeptValues(prefix + "layer_scalar", 1).front();
-    const auto read_attention = spec.IsRecurrent() ? &ReadGatedDeltaNet
+    const auto read_attention = spec.IsRecurrent() ? &ReadRecurrent
                                 : config.UsesMla() ? &ReadLatentAttention
                                                    : &ReadGroupedAttention;
     layer.attention = read_attention(source, spec, prefix);

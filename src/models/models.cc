@@ -15,7 +15,7 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kGlm4vMoe, kGlm4MoeLite, kMinimaxM2, kErnie45Moe, kOlmoe, kFlexOlmo, kGraniteMoe, kGraniteMoeShared, kDots1,
     kSolarOpen, kExaoneMoe, kQwen3VlMoe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35, kQwen35Multimodal, kQwen35Moe,
     kQwen35MoeMultimodal, kGemma, kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm, kYoutu, kHyperClovaX, kQwen2Vl,
-    kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm;
+    kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2, kLfm2Moe;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -81,7 +81,9 @@ std::span<const Architecture* const> Architectures() {
                                       &kCohere2,
                                       &kArcee,
                                       &kNemotron,
-                                      &kStableLm};
+                                      &kStableLm,
+                                      &kLfm2,
+                                      &kLfm2Moe};
   return kAll;
 }
 

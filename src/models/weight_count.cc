@@ -61,6 +61,14 @@ BlockCount CountGatedDeltaNet(const ModelConfig& config) {
   return count;
 }
 
+BlockCount CountShortConv(const ModelConfig& config) {
+  const int64_t hidden = config.hidden, taps = config.short_conv.conv_width;
+  BlockCount count{.matrices = 4 * hidden * hidden, .vectors = hidden * taps};
+  count.kept = count.matrices;
+  if (config.short_conv_bias) count.vectors += 5 * hidden;
+  return count;
+}
+
 BlockCount CountLatentAttention(const ModelConfig& config) {
   const MlaConfig& mla = config.mla;
   const int64_t hidden = config.hidden, heads = config.heads, rank = mla.kv_lora_rank, low = mla.q_lora_rank;
@@ -104,10 +112,33 @@ struct LayerCount {
   BlockCount attention, mlp;
 };
 
+BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
+  switch (spec.recurrent) {
+    case RecurrentKind::kNone:
+      break;
+    case RecurrentKind::kGatedDeltaNet:
+      return CountGatedDeltaNet(config);
+    case RecurrentKind::kShortConv:
+      return CountShortConv(config);
+  }
+  return config.UsesMla() ? CountLatentAttention(config) : CountGroupedAttention(config, spec);
+}
+
+// A matrix of a layer's attention, or of the block in its place, for all of them.
+std::string AttentionModule(const ModelConfig& config, const LayerSpec& spec) {
+  switch (spec.recurrent) {
+    case RecurrentKind::kNone:
+      break;
+    case RecurrentKind::kGatedDeltaNet:
+      return "linear_attn.out_proj";
+    case RecurrentKind::kShortConv:
+      return "conv.out_proj";
+  }
+  return fmt::format("self_attn.{}", config.names.attention_out);
+}
+
 LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
-  return {.attention = spec.IsRecurrent() ? CountGatedDeltaNet(config)
-                       : config.UsesMla() ? CountLatentAttention(config)
-                                          : CountGroupedAttention(config, spec),
+  return {.attention = CountAttention(config, spec),
           .mlp = spec.moe ? CountMoe(config, spec)
                           : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias,
                                      config.mlp.kind != MlpKind::kSquaredRelu)};
@@ -136,10 +167,9 @@ int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>&
       return !quantization.IsIgnored(
           fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix, layer, module));
     };
-    if (is_quantized(spec.IsRecurrent() ? "linear_attn.out_proj" : "self_attn.o_proj")) {
-      count += layers[layer].attention.kept;
-    }
-    if (is_quantized(spec.moe ? "mlp.experts.0.down_proj" : "mlp.down_proj")) count += layers[layer].mlp.matrices;
+    const std::string mlp = fmt::format("{}.{}{}", config.names.mlp, spec.moe ? "experts.0." : "", config.names.down);
+    if (is_quantized(AttentionModule(config, spec))) count += layers[layer].attention.kept;
+    if (is_quantized(mlp)) count += layers[layer].mlp.matrices;
   }
   return count;
 }

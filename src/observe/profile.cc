@@ -83,7 +83,8 @@ class ProfiledOps final : public kernels::Ops {
         softcap_(profile_->Row("logits softcap")),
         copy_(profile_->Row("copy")),
         add_(profile_->Row("add")),
-        delta_(profile_->Row("gated delta net")) {}
+        delta_(profile_->Row("gated delta net")),
+        conv_(profile_->Row("short convolution")) {}
 
   Device& device() const noexcept override { return inner_->device(); }
   ThreadPool& threads() const noexcept override { return inner_->threads(); }
@@ -148,6 +149,11 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(delta_);
     inner_->GatedDeltaNet(op);
   }
+  void CheckShortConv() const override { inner_->CheckShortConv(); }
+  void ShortConv(const kernels::ShortConvOp& op) noexcept override {
+    const Timer timer(conv_);
+    inner_->ShortConv(op);
+  }
   bool OnHost() const noexcept override { return inner_->OnHost(); }
   std::unique_ptr<kernels::LinearGroup> MakeGroup(std::vector<std::unique_ptr<kernels::Linear>>&& layers) override {
     return inner_->MakeGroup(std::move(layers));
@@ -198,7 +204,7 @@ class ProfiledOps final : public kernels::Ops {
  private:
   std::unique_ptr<kernels::Ops> inner_;
   std::shared_ptr<StepProfile> profile_;
-  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_;
+  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_, &conv_;
 };
 
 class ProfiledBackend final : public ForwardingBackend {

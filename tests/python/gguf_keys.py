@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import gguf_gemma4
 import gguf_hybrids
+import gguf_lfm2
 
 _COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
 _SHARED = ("n_shared", "num_shared", "moe_num_shared")
@@ -21,7 +22,10 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_head_count(config["num_attention_heads"])
-    if config["model_type"] in _LAYER_NORM_EPS:
+    is_lfm2 = config["model_type"] in gguf_lfm2.MODEL_TYPES
+    if is_lfm2:
+        gguf_lfm2.add_config(writer, config)
+    elif config["model_type"] in _LAYER_NORM_EPS:
         writer.add_layer_norm_eps(config[_LAYER_NORM_EPS[config["model_type"]]])
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -29,11 +33,11 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
     head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if arch == "GEMMA4":
         gguf_gemma4.add_config(writer, config)
-    else:
+    elif not is_lfm2:
         writer.add_feed_forward_length(get("intermediate_size_mlp") or config["intermediate_size"])
     if "kv_lora_rank" in config:
         _add_latents(writer, config)
-    elif arch != "GEMMA4":
+    elif arch != "GEMMA4" and not is_lfm2:
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -56,7 +60,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if get(key):
             getattr(writer, f"add_{key}")(config[key])
-    _add_experts(writer, config)
+    if not is_lfm2:
+        _add_experts(writer, config)
     if "linear_num_key_heads" in config:
         gguf_hybrids.add_config(writer, config)
     if config["model_type"] == "ministral3":

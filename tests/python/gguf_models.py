@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import gguf_gemma4
 import gguf_hybrids
+import gguf_lfm2
 import numpy as np
 import safetensors.numpy
 import tiny_models
@@ -38,6 +39,8 @@ ARCHITECTURES = {
     "qwen3_next": "QWEN3NEXT",
     "qwen3_5_text": "QWEN35",
     "qwen3_5_moe_text": "QWEN35MOE",
+    "lfm2": "LFM2",
+    "lfm2_moe": "LFM2MOE",
     "gemma2": "GEMMA2",
     "gemma3_text": "GEMMA3",
     "gemma4_text": "GEMMA4",
@@ -143,6 +146,8 @@ def _parts(source: Source) -> dict[str, Array]:
             parts[gguf_gemma4.part_name(name)] = values
         elif expert:
             stacks.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = values
+        elif short_conv := gguf_lfm2.part(name, values):
+            parts[short_conv[0]] = short_conv[1]
         elif gguf_hybrids.MODULE in name:
             parts.update(gguf_hybrids.parts(config, name, values))
         elif name.endswith("kv_b_proj.weight"):
@@ -188,7 +193,7 @@ def _granite_part(name: str, part: str) -> str:
 
 def _back(source: Source, name: str, values: Array) -> None:
     """Puts a part's values into the checkpoint's tensors."""
-    if gguf_hybrids.back(source.config, source.tensors, name, values):
+    if gguf_hybrids.back(source.config, source.tensors, name, values) or gguf_lfm2.back(source.tensors, name, values):
         return
     name = name if source.arch != "GEMMA4" else gguf_gemma4.tensor_name(source.tensors, name)
     if name in source.tensors:
@@ -238,7 +243,9 @@ def _expert_names(source: Source, name: str) -> str:
     """Names under which the table has the experts of Mixtral, and the parts of Granite's."""
     if source.arch == "GRANITE_MOE":
         return name.replace("block_sparse_moe.experts", "mlp.experts").replace("shared_mlp", "mlp.shared_experts")
-    return re.sub(r"model\.layers\.(\d+)\.block_sparse_moe\.experts", r"layers.\1.feed_forward.experts", name)
+    return re.sub(
+        r"model\.(layers\.\d+)\.(block_sparse_moe|feed_forward)\.experts\.w", r"\1.feed_forward.experts.w", name
+    )
 
 
 def _head_count(source: Source, name: str) -> int:

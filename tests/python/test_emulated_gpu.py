@@ -28,11 +28,14 @@ EXPERTS_WITH_SCALED_INPUTS = "does not support experts whose inputs are multipli
 LAYER_NORM = "does not support LayerNorm; device cpu does"
 UNGATED = "does not support MLPs without a gate; device cpu does"
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
+SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
 REFUSED = {
     "ArceeForCausalLM": UNGATED,
     "Cohere2ForCausalLM": LAYER_NORM,
     "CohereForCausalLM": LAYER_NORM,
     "GptOssForCausalLM": EXPERTS_WITH_BIASES,
+    "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
+    "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
     "Llama4ForCausalLM": EXPERTS_WITH_SCALED_INPUTS,
     "Llama4ForConditionalGeneration": EXPERTS_WITH_SCALED_INPUTS,
     "NemotronForCausalLM": LAYER_NORM,

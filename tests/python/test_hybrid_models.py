@@ -1,5 +1,5 @@
-"""Qwen3-Next and Qwen3.5, whose layers of Gated DeltaNet have a state: logits against transformers, and the bits of
-every way to a token."""
+"""Qwen3-Next and Qwen3.5, whose layers of Gated DeltaNet have a state, and LFM2 with that of short convolutions: logits
+against transformers, and the bits of every way to a token."""
 
 from __future__ import annotations
 
@@ -46,6 +46,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"linear_value_head_dim": 72, "linear_key_head_dim": 40, "attention_bias": True, "linear_conv_kernel_dim": 5},
     ),
     "qwen3_5_moe": ("Qwen3_5Moe", {}),
+    "lfm2": ("Lfm2", {}),
+    "lfm2_biases": (
+        "Lfm2",
+        {"conv_bias": True, "conv_L_cache": 5, "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": True},
+    ),
+    "lfm2_whole_width": (
+        "Lfm2",
+        {
+            "block_auto_adjust_ff_dim": False,
+            "hidden_size": 72,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "conv_L_cache": 2,
+        },
+    ),
+    "lfm2_moe": ("Lfm2Moe", {"routed_scaling_factor": 1.7}),
+    "lfm2_moe_without_bias": ("Lfm2Moe", {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0}),
 }
 PROMPT = [int(token) for token in TOKENS]
 
@@ -126,6 +143,10 @@ FAULTS: dict[str, Fault] = {
         {},
         edit_tensor("model.layers.0.linear_attn.in_proj_ba.weight", lambda x: x.flip(0)),
     ),
+    "taps": ("Lfm2", {}, edit_tensor("model.layers.0.conv.conv.weight", lambda x: x.flip(2))),
+    "order of B, C and x": ("Lfm2", {}, edit_tensor("model.layers.2.conv.in_proj.weight", lambda x: x.roll(64, 0))),
+    "expert bias": ("Lfm2Moe", {}, edit_tensor("model.layers.3.feed_forward.expert_bias", lambda x: -x)),
+    "epsilon of norms": ("Lfm2", {}, edit_config(norm_eps=1e-3)),
     "gate": ("Qwen3_5", {}, edit_tensor("model.layers.1.self_attn.q_proj.weight", lambda x: x.roll(16, 0))),
 }
 
@@ -135,16 +156,25 @@ def test_faults_are_noticed(name: str, tmp_path: Path) -> None:
     assert_noticed(FAULTS[name], tmp_path)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_with_tokenizer(architecture: str, folder: Path) -> Path:
     """With the tokenizer of stories260k, and heads that every format takes."""
-    folder = tmp_path_factory.mktemp("hybrid")
     settings = {"vocab_size": 512, "hidden_size": 128, "head_dim": 32, "max_position_embeddings": 1024}
-    model = tiny_models.make_model("Qwen3_5", **settings)
+    model = tiny_models.make_model(architecture, **settings)
     tiny_models.save(model, folder, torch.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_with_tokenizer("Qwen3_5", tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture(scope="module", params=["Qwen3_5", "Lfm2Moe"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each kind of state."""
+    return save_with_tokenizer(request.param, tmp_path_factory.mktemp(request.param))
 
 
 OPTIONS: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "16MiB", "threads": 2}
@@ -153,9 +183,9 @@ GREEDY = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
 
 @pytest.mark.parametrize("kv_cache_dtype", ["bf16", "int4"])
 @pytest.mark.parametrize("chunk", [64, 128, 512])
-def test_chunks_and_decode_give_the_bits_of_one_pass(folder: Path, kv_cache_dtype: str, chunk: int) -> None:
-    whole = LLM(folder, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=512, **OPTIONS)
-    parts = LLM(folder, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=chunk, **OPTIONS)
+def test_chunks_and_decode_give_the_bits_of_one_pass(hybrid: Path, kv_cache_dtype: str, chunk: int) -> None:
+    whole = LLM(hybrid, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=512, **OPTIONS)
+    parts = LLM(hybrid, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=chunk, **OPTIONS)
     tokens = np.random.default_rng(3).integers(3, 512, 400).astype(np.int32)
     np.testing.assert_array_equal(parts.logits(tokens), whole.logits(tokens))
     output = parts.generate([tokens[:130].tolist()], GREEDY)[0].outputs[0].token_ids
@@ -164,15 +194,15 @@ def test_chunks_and_decode_give_the_bits_of_one_pass(folder: Path, kv_cache_dtyp
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["bf16", "int8", "kivi4"])
-def test_prefix_hits_give_the_bits_of_a_cold_run(folder: Path, kv_cache_dtype: str) -> None:
+def test_prefix_hits_give_the_bits_of_a_cold_run(hybrid: Path, kv_cache_dtype: str) -> None:
     def generate(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
         return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
 
     random = np.random.default_rng(5)
     system = random.integers(3, 512, 200).tolist()
     prompts = [system + random.integers(3, 512, 110 + 50 * i).tolist() for i in range(3)]
-    cold = LLM(folder, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False, **OPTIONS)
-    warm = LLM(folder, kv_cache_dtype=kv_cache_dtype, **OPTIONS)
+    cold = LLM(hybrid, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False, **OPTIONS)
+    warm = LLM(hybrid, kv_cache_dtype=kv_cache_dtype, **OPTIONS)
     expected = [generate(cold, [prompt])[0] for prompt in prompts]
     found = [generate(warm, [prompt])[0] for prompt in prompts]
     assert found == expected
@@ -183,35 +213,36 @@ def test_prefix_hits_give_the_bits_of_a_cold_run(folder: Path, kv_cache_dtype: s
     assert generate(warm, [longer]) == generate(cold, [longer])
     assert warm.stats()["cached_tokens"] - hits >= (len(longer) - 30 - 1) // 64 * 64 - 64
     # All at once, in a cache that makes them wait and be computed again.
-    small = LLM(folder, kv_cache_dtype=kv_cache_dtype, **OPTIONS | {"kv_cache_memory_bytes": "700KiB"})
+    small = LLM(hybrid, kv_cache_dtype=kv_cache_dtype, **OPTIONS | {"kv_cache_memory_bytes": "700KiB"})
     assert generate(small, [*prompts, longer]) == [*expected, generate(cold, [longer])[0]]
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["bf16", "kivi4"])
-def test_states_are_found_on_disk_after_a_restart(folder: Path, kv_cache_dtype: str, tmp_path: Path) -> None:
+def test_states_are_found_on_disk_after_a_restart(hybrid: Path, kv_cache_dtype: str, tmp_path: Path) -> None:
     random = np.random.default_rng(6)
     prompt = random.integers(3, 512, 330).tolist()
     options = OPTIONS | {"kv_cache_dtype": kv_cache_dtype, "kv_cache_dir": str(tmp_path)}
-    [cold] = LLM(folder, **options).generate([prompt], GREEDY)
+    [cold] = LLM(hybrid, **options).generate([prompt], GREEDY)
     history = prompt + list(cold.outputs[0].token_ids) + random.integers(3, 512, 20).tolist()
-    [found] = LLM(folder, **options).generate([history], GREEDY)
+    [found] = LLM(hybrid, **options).generate([history], GREEDY)
     assert found.num_cached_tokens == (330 + 90 - 1) // 64 * 64, "continues from the last page's state"
-    [expected] = LLM(folder, **OPTIONS, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False).generate(
+    [expected] = LLM(hybrid, **OPTIONS, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False).generate(
         [history], GREEDY
     )
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
-def test_the_state_does_not_grow(folder: Path) -> None:
+def test_the_state_does_not_grow(hybrid: Path) -> None:
     """A hybrid's cache: pages of one layer of attention, and two states."""
-    groups = LLM(folder, kv_cache_dtype="bf16", **OPTIONS).stats()["groups"]
+    groups = LLM(hybrid, kv_cache_dtype="bf16", **OPTIONS).stats()["groups"]
     kinds = {group["visibility"]: group for group in groups}
     assert set(kinds) == {"recurrent", "full"}
     assert kinds["recurrent"]["layers"] == [0, 2, 3]
-    state = 4 * (6 * 16 * 24 + 3 * (2 * 2 * 16 + 6 * 24))
+    is_delta_net = hybrid.name.startswith("Qwen3_5")
+    state = 4 * (6 * 16 * 24 + 3 * (2 * 2 * 16 + 6 * 24)) if is_delta_net else 4 * 2 * 128
     assert kinds["recurrent"]["page_bytes"] == 3 * -(-state // 64) * 64
     assert kinds["full"]["page_bytes"] == 64 * 2 * 2 * 32 * 2
-    sizes = [plan(str(folder), 1 << 30, ["bf16"], context)["formats"][0]["sequence_bytes"] for context in (512, 1024)]
+    sizes = [plan(str(hybrid), 1 << 30, ["bf16"], context)["formats"][0]["sequence_bytes"] for context in (512, 1024)]
     assert sizes[1] - sizes[0] == 8 * kinds["full"]["page_bytes"], "eight pages of attention, and no more states"
 
 
@@ -266,6 +297,48 @@ def test_query_matrices_of_the_layers_of_attention(folder: Path, tmp_path: Path)
     for kv_cache_dtype in ("int4+query", "klt3"):
         llm = LLM(folder, kv_cache_dtype=kv_cache_dtype, quantization_param_path=str(file), **options)
         assert [layer["scheme"] for layer in llm.stats()["layers"]] == ["bf16", kv_cache_dtype, "bf16", "bf16"]
+
+
+def test_first_checkpoints_of_lfm2(tmp_path: Path) -> None:
+    """Other names of keys, and the layers of attention by their numbers."""
+    model = tiny_models.make_model("Lfm2", block_multiple_of=24)
+    tiny_models.save(model, tmp_path)
+    tiny_models.as_first_generation(tmp_path)
+    tiny_models.edit_config(
+        tmp_path,
+        intermediate_size=...,
+        tie_word_embeddings=...,
+        block_ff_dim=model.config.intermediate_size,
+        tie_embedding=False,
+        full_attn_idxs=[1],
+    )
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv_L_cache": 9}, "conv_L_cache"),
+        ({"conv_L_cache": 1}, "conv_L_cache"),
+        ({"layer_types": ["conv"] * 4}, "at least one layer"),
+        ({"layer_types": ["linear_attention"] * 4}, "'full_attention' and 'conv' only"),
+        ({"layer_types": ...}, "layer_types"),
+        ({"num_dense_layers": 5}, "num_dense_layers"),
+    ],
+)
+def test_bad_configs_of_lfm2(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model("Lfm2Moe"), tmp_path)
+    tiny_models.edit_config(tmp_path, **changes)
+    with pytest.raises(InputError, match=message):
+        logits(tmp_path)
+
+
+@pytest.mark.parametrize("numbers", [[4], [-1], [True], 2, []])
+def test_layers_of_attention_that_do_not_exist(numbers: Any, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model("Lfm2"), tmp_path)
+    tiny_models.edit_config(tmp_path, layer_types=..., full_attn_idxs=numbers)
+    with pytest.raises(InputError, match=r"full_attn_idxs|at least one layer"):
+        logits(tmp_path)
 
 
 @pytest.mark.parametrize(

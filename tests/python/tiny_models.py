@@ -219,11 +219,21 @@ GATED_DELTA_NET = {
     "linear_value_head_dim": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
+LFM2 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "norm_eps": 1e-5,
+    "block_multiple_of": 16,
+    "conv_L_cache": 3,
+    "tie_word_embeddings": False,
+}
 SHARED_EXPERT = EXPERTS | {"shared_expert_intermediate_size": 40}
 SETTINGS |= {
     "Qwen3Next": GATED_DELTA_NET | SHARED_EXPERT,
     "Qwen3_5": GATED_DELTA_NET,
     "Qwen3_5Moe": GATED_DELTA_NET | SHARED_EXPERT,
+    "Lfm2": LFM2,
+    "Lfm2Moe": LFM2 | EXPERTS | {"num_dense_layers": 2},
 }
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
@@ -233,8 +243,9 @@ CONFIGS = {
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
 }
+CORRECTION_BIASES = ("e_score_correction_bias", "expert_bias")  # buffers
 FIRST = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Gemma4Unified"]
-HYBRIDS = ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe"]
+HYBRIDS = ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Lfm2", "Lfm2Moe"]
 DENSE = [
     *("Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3", "SeedOss", "Ernie4_5"),
     *("Exaone4", "HunYuanDenseV1", "Cwm", "HyperCLOVAX", "Cohere", "Cohere2", "Arcee", "Nemotron", "StableLm"),
@@ -285,7 +296,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 gain = 2.0 if any(part in name for part in ("q_proj", "q_b_proj", "k_proj", "qkv_proj")) else 1.0
                 parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(CORRECTION_BIASES):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
             elif name.endswith("layer_scalar"):
                 buffer.copy_(0.7 + 0.1 * torch.randn(buffer.shape, generator=generator))
@@ -304,7 +315,7 @@ def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype =
     """Saves in `dtype`, and leaves in `model` the values that were saved (to(dtype) would round rope's buffers too)."""
     stored: Any = copy.deepcopy(model)  # transformers declares to() without its arguments
     stored.to(dtype).save_pretrained(folder, **options)
-    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION_BIASES)]
     with torch.no_grad():
         for parameter in [*model.parameters(), *biases]:
             parameter.copy_(parameter.to(dtype))

@@ -10,6 +10,7 @@ import numpy as np
 from kvanta.errors import InputError
 from kvanta.gguf.families import ARCHITECTURES
 from kvanta.gguf.metadata import Metadata
+from kvanta.gguf.recurrent_families import kv_heads_of_layers
 
 # Architectures that may rotate a part of each head.
 _PARTLY_ROTATED = {"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe", "minimax-m2", "nemotron", "stablelm"}
@@ -89,6 +90,10 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
         raise InputError(f"{metadata.path} says {layers} layers in {len(metadata.tensors)} tensors")
     hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
     head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
+    if family.has_layers_without_kv:
+        kv_heads = max(kv_heads_of_layers(metadata, layers))
+    else:
+        kv_heads = 0 if family.has_sizes_by_layer else metadata.size("attention.head_count_kv", heads)
     rotated = metadata.size("rope.dimension_count", head_dim)
     by_layer = family.has_sizes_by_layer
     theta = metadata.number("rope.freq_base", 10000.0)
@@ -100,7 +105,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
         "intermediate_size": 0 if by_layer else metadata.size("feed_forward_length", 1 if family.has_experts else None),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": 0 if by_layer else metadata.size("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "vocab_size": vocabulary,
         "max_position_embeddings": metadata.size("context_length"),

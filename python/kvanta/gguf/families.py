@@ -9,6 +9,7 @@ from typing import Any
 from kvanta.errors import InputError
 from kvanta.gguf.gemma4 import gemma4
 from kvanta.gguf.metadata import Metadata
+from kvanta.gguf.recurrent_families import lfm2, lfm2_moe
 from kvanta.gguf.window_families import cohere2, command_r, every, exaone4, window_layers
 
 Config = dict[str, Any]
@@ -27,6 +28,8 @@ class Family:
     """Multi-head latent attention: heads have no one size."""
     has_sizes_by_layer: bool = False
     """Layers have heads, MLPs and ropes of several kinds: `complete` sets their keys."""
+    has_layers_without_kv: bool = False
+    """Layers without attention have 0 KV heads."""
     layer_norm_eps: str = ""
     """Hugging Face's key of LayerNorm's epsilon; "": norms are RMSNorm."""
 
@@ -341,6 +344,8 @@ ARCHITECTURES = {
     "qwen3next": Family("Qwen3NextForCausalLM", "qwen3_next", _qwen_hybrid_moe, has_experts=True),
     "qwen35": Family("Qwen3_5ForCausalLM", "qwen3_5_text", _gated_delta_net),
     "qwen35moe": Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _qwen_hybrid_moe, has_experts=True),
+    "lfm2": Family("Lfm2ForCausalLM", "lfm2", lfm2, has_layers_without_kv=True),
+    "lfm2moe": Family("Lfm2MoeForCausalLM", "lfm2_moe", lfm2_moe, has_experts=True, has_layers_without_kv=True),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", _gemma2),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
     "gemma4": Family("Gemma4ForCausalLM", "gemma4_text", gemma4, has_experts=True, has_sizes_by_layer=True),

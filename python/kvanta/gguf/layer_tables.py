@@ -5,7 +5,7 @@ The letters of sizes are those of `tensor_names.sizes`; GGUF leaves out sizes of
 
 from __future__ import annotations
 
-from kvanta.gguf import expert_tables
+from kvanta.gguf import expert_tables, recurrent_tables
 
 TOP = """
 token_embd     model.embed_tokens   v,h
@@ -324,6 +324,8 @@ BY_MODEL_TYPE = {
     "qwen2_moe": _QWEN2_MOE,
     "qwen3_moe": _LLAMA + _QK_NORM + _EXPERTS,
     "qwen3_next": _QWEN3_NEXT,
+    "lfm2": recurrent_tables.LFM2,
+    "lfm2_moe": recurrent_tables.LFM2_MOE,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5_ATTENTION + _QWEN2_MOE_MLP,
     "gemma2": _GEMMA,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvanta.gguf.layer_tables import BY_MODEL_TYPE, TOP, TOP_OF_LAYER_INPUTS
+from kvanta.gguf.recurrent_tables import LFM2_TOP
 from kvanta.gguf.tensor_table import Module, parse_table
 
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias|scale))?")
@@ -25,6 +26,8 @@ def modules_of(model_type: str) -> dict[str, Module]:
 
 def top_modules(model_type: str) -> dict[str, Module]:
     """The modules of no layer."""
+    if model_type in ("lfm2", "lfm2_moe"):
+        return parse_table(LFM2_TOP)
     return parse_table(TOP + (TOP_OF_LAYER_INPUTS if model_type == "gemma4_text" else ""))
 
 
@@ -57,6 +60,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     channels = 2 * get("linear_num_key_heads", 0) * get("linear_key_head_dim", 0) + values
     return {
         "h": config["hidden_size"],
+        "3h": 3 * config["hidden_size"],
         "v": config["vocab_size"],
         "d": head_dim,
         "H": heads,
@@ -86,7 +90,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "lv": values,
         "lc": channels,
         "lc+lv": channels + values,
-        "lt": get("linear_conv_kernel_dim", 0),
+        "lt": get("linear_conv_kernel_dim") or get("conv_L_cache", 0),
         "p": get("hidden_size_per_layer_input") or 0,
         "Lp": config["num_hidden_layers"] * (get("hidden_size_per_layer_input") or 0),
     }

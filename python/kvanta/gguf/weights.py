@@ -170,7 +170,7 @@ class Weights:
         required = self._required(self._top.values(), {"optional"})
         for layer in range(self._layers):
             has_experts = f"blk.{layer}.ffn_gate_inp.weight" in self._metadata.tensors
-            is_recurrent = self._layer_types[layer] == "linear_attention"
+            is_recurrent = self._layer_types[layer] in ("linear_attention", "conv")
             left_out = {"optional", "dense" if has_experts else "moe", "attention" if is_recurrent else "recurrent"}
             if layer >= self._own_kv:
                 left_out |= {"k", "v"}

@@ -19,6 +19,8 @@ struct RowKernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, float* out) noexcept = nullptr;
   // x += y, both [n].
   void (*add)(float* x, const float* y, int64_t n) noexcept = nullptr;
+  // x *= y, both [n].
+  void (*mul)(float* x, const float* y, int64_t n) noexcept = nullptr;
   // Rotates the pairs (x[i], x[i + half]) of each head by the angle i. cos_sin: `half` cosines, then `half` sines.
   void (*rope)(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept = nullptr;
   // The same for the pairs (x[2 i], x[2 i + 1]).
@@ -52,6 +54,7 @@ struct IsaTable {
   const char* name = nullptr;  // the <isa> of isa_<isa>.cc
   LinearKernels linear;
   RowKernels rows;
+  CausalConvKernels causal_conv;
   GatedDeltaKernels gated_delta;
   const AttentionKernels* attention = nullptr;
 };

@@ -10,6 +10,7 @@
 #include "kernels/cpu/task_split.h"
 #include "kernels/linear/cpu/packed_linear.h"
 #include "kernels/linear_attention/cpu/gated_delta_net.h"
+#include "kernels/linear_attention/cpu/short_conv.h"
 #include "kernels/moe/cpu/cpu_experts.h"
 #include "kvanta/error.h"
 
@@ -122,6 +123,10 @@ class CpuOps final : public Ops {
   void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override {
     CpuGatedDeltaNet(op, context_->isa, *context_->threads);
   }
+
+  void CheckShortConv() const override {}
+
+  void ShortConv(const ShortConvOp& op) noexcept override { CpuShortConv(op, context_->isa, *context_->threads); }
 
   void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {
     ForRows(rows, width, [&](int64_t row) {

@@ -52,6 +52,13 @@ void AddRow(float* x, const float* y, int64_t n) noexcept {
       });
 }
 
+void MulRow(float* x, const float* y, int64_t n) noexcept {
+  ForLanes(
+      n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
+        StoreVec16(x + i, Vec16::Mul(LoadVec16(x + i, lanes), LoadVec16(y + i, lanes)), lanes);
+      });
+}
+
 void RopeRow(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept {
   for (int head = 0; head < heads; ++head) {
     float* low = x + int64_t{head} * head_dim;
@@ -174,6 +181,7 @@ float MaxOfRow(const float* x, int64_t count) noexcept {
 
 constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
                                  .add = AddRow,
+                                 .mul = MulRow,
                                  .rope = RopeRow,
                                  .rope_interleaved = RopeInterleavedRow,
                                  .silu_mul = SiluMulRow,

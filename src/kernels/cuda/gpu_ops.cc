@@ -66,6 +66,12 @@ class GpuOps final : public Ops {
   }
   void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept override {}
 
+  void CheckShortConv() const override {
+    throw InputError(
+        fmt::format("{} does not support gated short convolutions; device cpu does", context_->gpu->Name()));
+  }
+  void ShortConv(const ShortConvOp& /*op*/) noexcept override {}
+
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,
                                            const ExpertDivision& /*division: one process*/) override {

@@ -8,6 +8,7 @@
 
 #include "cache/recurrent_state.h"
 #include "formats/state_codec.h"
+#include "kernels/linear_attention/causal_conv.h"
 
 namespace kvanta::kernels {
 
@@ -33,7 +34,6 @@ struct GatedDeltaNetShape {
   }
 };
 
-inline constexpr int kMaxConvWidth = 8;
 inline constexpr int kMaxDeltaHeadDim = 256;  // k_dim and v_dim; multiples of 8
 
 // Adjacent channels of the convolution's input in a projected row.

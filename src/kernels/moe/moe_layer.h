@@ -31,6 +31,7 @@ struct MoeConfig {
   ScoringFunc scoring_func = ScoringFunc::kSoftmax;
   bool has_correction_bias = false;  // e_score_correction_bias; without it, experts are chosen by their logits
   bool norm_topk_prob = false;       // weights are divided by the chosen scores' sum
+  float norm_topk_eps = 1e-20F;      // ... and this
   float routed_scaling_factor = 1;
   bool apply_router_weight_on_input = false;  // an expert's input is multiplied by the weight, not its output (Llama 4)
   bool bias = false;                          // router and experts have a bias (GPT-OSS)
@@ -57,7 +58,7 @@ KVANTA_HD constexpr float GroupScore(const MoeConfig& moe, float best, float sec
 
 // Weight of an expert's output; `sum`: of the chosen experts' scores.
 KVANTA_HD constexpr float RoutingWeight(const MoeConfig& moe, float score, float sum) noexcept {
-  return (moe.norm_topk_prob ? score / (sum + 1e-20F) : score) * moe.routed_scaling_factor;
+  return (moe.norm_topk_prob ? score / (sum + moe.norm_topk_eps) : score) * moe.routed_scaling_factor;
 }
 
 // One expert: down(activation(gate(x)) * up(x)), of a device's linear layers.

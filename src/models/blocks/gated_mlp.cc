@@ -32,7 +32,8 @@ class GatedMlp final : public MlpBlock {
                                       .tensor_out = both,
                                       .tensor_first = intermediate_size}});
     } else {
-      gate_up_ = read_gate_up({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}});
+      gate_up_ = read_gate_up(
+          {{module + std::string(names.gate), intermediate_size}, {module + std::string(names.up), intermediate_size}});
     }
     const std::string down = module + std::string(names.down);
     down_.emplace(source.ranks,

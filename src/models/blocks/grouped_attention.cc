@@ -55,10 +55,10 @@ class GroupedAttention final : public AttentionBlock {
                              {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries},
                              {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries + keys}});
     }
-    out_.emplace(
-        source.ranks,
-        source.reader.Linear({{module + "o_proj", config_.hidden}}, ranks * QWidth(), config_.o_bias, source.store),
-        config_.hidden);
+    out_.emplace(source.ranks,
+                 source.reader.Linear({{module + std::string(config_.names.attention_out), config_.hidden}},
+                                      ranks * QWidth(), config_.o_bias, source.store),
+                 config_.hidden);
   }
 
   std::vector<float> Sinks() const override { return sinks_; }

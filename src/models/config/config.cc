@@ -268,6 +268,18 @@ int ModelConfig::KvLayers() const {
   return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
 }
 
+formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
+  switch (layer.recurrent) {
+    case RecurrentKind::kNone:
+      break;
+    case RecurrentKind::kGatedDeltaNet:
+      return gated_delta_net.State();
+    case RecurrentKind::kShortConv:
+      return short_conv.State();
+  }
+  return {};
+}
+
 std::vector<int> ModelConfig::SlidingWindows() const {
   std::vector<int> windows;
   for (const LayerSpec& layer : layer_specs) {

@@ -11,6 +11,7 @@
 #include "cache/visibility.h"
 #include "kernels/activation.h"
 #include "kernels/linear_attention/gated_delta_net.h"
+#include "kernels/linear_attention/short_conv.h"
 #include "kernels/moe/moe_layer.h"
 #include "weights/quantization_config.h"
 
@@ -95,8 +96,12 @@ enum class ExpertOrder : uint8_t {
   kByShape,  // either; [in][out] where both orders fit
 };
 
+// Block with a state in place of attention.
+enum class RecurrentKind : uint8_t { kNone, kGatedDeltaNet, kShortConv };
+
 // A layer's blocks, as far as they may differ between the layers of a model.
 struct LayerSpec {
+  RecurrentKind recurrent = RecurrentKind::kNone;
   cache::Visibility visibility;
   RopeSpec rope;
   bool moe = false;         // mixture of experts in place of the MLP
@@ -106,8 +111,11 @@ struct LayerSpec {
   bool k_eq_v = false;  // values are the projected keys, before their norm
   int kv_layer = -1;    // an earlier layer, whose K and V it attends to; -1: its own
 
-  // Gated DeltaNet in place of attention.
-  bool IsRecurrent() const noexcept { return visibility.kind == cache::VisibilityKind::kRecurrent; }
+  bool IsRecurrent() const noexcept { return recurrent != RecurrentKind::kNone; }
+  void MakeRecurrent(RecurrentKind kind) noexcept {
+    recurrent = kind;
+    visibility = cache::kRecurrentVisibility;
+  }
 };
 
 // Names of tensors that differ between architectures.
@@ -120,14 +128,17 @@ struct TensorNames {
   // RMS norms of a layer, before and after its two blocks; "" where there is none.
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
+  std::string_view final_norm = "norm";                   // in the decoder
   std::string_view q_norm = "q_norm", k_norm = "k_norm";  // in the attention
+  std::string_view attention_out = "o_proj";              // in the attention
   std::string_view mlp = "mlp";                           // in a layer, dense or of experts
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
   bool correction_bias_is_row = false;                                // the latter
   bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
   std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // tensors of all experts
-  std::string_view gate_up = "gate_up_proj", down = "down_proj";  // in an MLP; the former if it has one for both
+  // In an MLP; gate_up if it has one matrix for both.
+  std::string_view gate = "gate_proj", up = "up_proj", gate_up = "gate_up_proj", down = "down_proj";
   bool interleaved_gate_up = false;  // fused_gate_up has interleaved gate and up; else gate, then up
   ExpertOrder expert_order = ExpertOrder::kInOut;
 };
@@ -142,7 +153,9 @@ struct ModelConfig {
   TensorNames names;
   MlpSpec mlp;
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
-  kernels::GatedDeltaNetShape gated_delta_net;  // shape of recurrent layers
+  kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers
+  kernels::ShortConvShape short_conv;
+  bool short_conv_bias = false;  // of its projections and of the convolution
   kernels::MoeConfig moe;
   bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
@@ -184,6 +197,8 @@ struct ModelConfig {
   std::string kv_cache_note;  // a declaration that "auto" does not follow, for the user; "" without one
 
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
+  // A recurrent layer's state of one sequence; nothing for attention.
+  formats::StateShape State(const LayerSpec& layer) const noexcept;
   // Layers with K and V (or a state) of their own in the cache: the first ones.
   int KvLayers() const;
   std::span<const LayerSpec> CachedLayers() const {

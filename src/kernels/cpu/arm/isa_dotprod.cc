@@ -6,6 +6,7 @@
 #include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
+#include "kernels/linear_attention/cpu/causal_conv_kernels.h"
 #include "kernels/linear_attention/cpu/delta_kernels.h"
 
 namespace kvanta::kernels {
@@ -14,6 +15,7 @@ const IsaTable& DotprodTable() {
   static const IsaTable kTable{.name = "dotprod",
                                .linear = DotprodLinearKernels(),
                                .rows = kRowKernels,
+                               .causal_conv = kCausalConvKernels,
                                .gated_delta = kGatedDeltaKernels,
                                .attention = &kAttentionKernels};
   return kTable;

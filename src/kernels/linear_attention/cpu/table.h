@@ -1,4 +1,4 @@
-// Table of an ISA unit's kernels for Gated DeltaNet.
+// Tables of an ISA unit's kernels for recurrent layers.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,23 @@ struct DeltaTokens {
   int columns = 0;  // at most kDeltaColumns
 };
 
+// Weights of adjacent channels of a convolution.
+struct ConvWeights {
+  const float* weights = nullptr;  // of a tap; the taps are `stride` floats apart
+  int64_t stride = 0;
+  const float* bias = nullptr;  // null: none
+};
+
+// out = bias + sum of inputs[i] * weights[i], [n].
+using CausalConvKernel = void (*)(const float* const* inputs, const ConvWeights& weights, int taps, int64_t n,
+                                  float* out) noexcept;
+
+struct CausalConvKernels {
+  CausalConvKernel conv = nullptr;
+  CausalConvKernel conv_silu = nullptr;  // silu of it
+};
+
 struct GatedDeltaKernels {
-  // out = silu(sum of inputs[i] * weights[i]), [n]; `weights`: [taps], `stride` floats apart.
-  void (*conv_silu)(const float* const* inputs, const float* weights, int64_t stride, int taps, int64_t n,
-                    float* out) noexcept = nullptr;
   // x *= scale / sqrt(sum(x^2) + eps), [n].
   void (*l2_norm)(float* x, float scale, float eps, int64_t n) noexcept = nullptr;
   // For each token: S *= decay; S += k (beta (v - S^T k))^T; out = S^T q. state S: [k_dim][kDeltaColumns].

@@ -1,0 +1,56 @@
+// Gated short convolution in place of attention (kernels/linear_attention/short_conv.h).
+#include "models/blocks/conv_weights.h"
+#include "models/blocks/layer_blocks.h"
+
+namespace kvanta::models {
+namespace {
+
+class ShortConv final : public AttentionBlock {
+ public:
+  ShortConv(const BlockSource& source, const std::string& prefix) : ops_(source.ops), shape_(source.config.short_conv) {
+    ops_.CheckShortConv();
+    const std::string module = prefix + "conv.";
+    const int64_t channels = shape_.channels;
+    const bool bias = source.config.short_conv_bias;
+    in_ = source.reader.Linear({{module + "in_proj", 3 * channels}}, channels, bias, {source.store, kInt16Activations});
+    conv_ = ReadConvolution(source, module + "conv.weight", channels, shape_.conv_width);
+    if (bias) bias_ = source.reader.KeptValues(module + "conv.bias", channels);
+    out_ = source.reader.Linear({{module + "out_proj", channels}}, channels, bias, source.store);
+  }
+
+  void Place(Scratch& scratch, int64_t rows) noexcept override {
+    projected_ = scratch.Take(rows * 3 * shape_.channels);
+    mixed_ = scratch.Take(rows * shape_.channels);
+  }
+
+  void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
+    in_->Forward(x, step.rows, projected_, int64_t{3} * shape_.channels);
+    ops_.ShortConv({.shape = shape_,
+                    .rows = step.rows,
+                    .projected = projected_,
+                    .conv = conv_.data(),
+                    .bias = bias_.empty() ? nullptr : bias_.data(),
+                    .states = step.backend->States(*step.plan, step.layer),
+                    .out = mixed_});
+    out_->Forward(mixed_, step.rows, out, shape_.channels);
+  }
+
+ private:
+  kernels::Ops& ops_;
+  const kernels::ShortConvShape shape_;
+  std::unique_ptr<kernels::Linear> in_;  // hidden -> B | C | x
+  std::vector<float> conv_;              // [taps][channels]
+  std::vector<float> bias_;              // [channels], or empty
+  std::unique_ptr<kernels::Linear> out_;
+  // Scratch, f32 [rows][...]:
+  float* projected_ = nullptr;
+  float* mixed_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBlock> ReadShortConv(const BlockSource& source, const std::string& prefix) {
+  return std::make_unique<ShortConv>(source, prefix);
+}
+
+}  // namespace kvanta::models

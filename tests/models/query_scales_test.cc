@@ -159,7 +159,7 @@ TEST(QueryScaleFile, HasEigenChannelsOfAllLayersOrNone) {
 
 TEST(QueryScaleFile, IgnoresThoseOfRecurrentLayers) {
   ModelConfig config = Config();
-  config.layer_specs[0].visibility.kind = cache::VisibilityKind::kRecurrent;
+  config.layer_specs[0].MakeRecurrent(RecurrentKind::kGatedDeltaNet);
   Tensors all = BothLayers(), own = BothLayers();
   own.erase(own.begin());
   for (Tensors* tensors : {&all, &own}) {

@@ -34,6 +34,8 @@ _GPT_OSS_TENSORS = {
 def translate(values: Values, tensors: Tensors) -> None:
     """Changes both in place."""
     own = values.get(_ARCHITECTURE)
+    if not isinstance(own, str):
+        return
     is_ollama_gemma3 = own == "gemma3" and _is_ollama_gemma3(values, tensors)
     for name in [name for name in tensors if name.startswith(_OTHER_PARTS) or _NO_WEIGHTS.fullmatch(name)]:
         del tensors[name]

@@ -69,9 +69,9 @@ const TensorView& ModuleTensors::Get(std::string_view part, std::string_view typ
 std::vector<float> ModuleTensors::Floats(std::string_view part, bool allow_zero) {
   const TensorView& tensor = Get(part);
   const std::string& type = tensor.dtype;
-  const bool is_e8m0 = type == "F8_E8M0" || type == "U8";  // MXFP8 of compressed-tensors
+  const bool is_e8m0 = type == "F8_E8M0";
   if (type != "F32" && type != "F16" && type != "BF16" && !is_e8m0) {
-    Fail(part, fmt::format("is stored as {}; expected F32, F16, BF16, F8_E8M0 or U8", type));
+    Fail(part, fmt::format("is stored as {}; expected F32, F16, BF16 or F8_E8M0", type));
   }
   std::vector<float> values(Count(tensor));
   for (size_t i = 0; i < values.size(); ++i) {

@@ -22,8 +22,9 @@ from reports import earlier_rows
 
 import kvanta
 from kvanta.calibration import write_scale_file
-from kvanta.calibration.automatic import WINDOW, mix_tokens
+from kvanta.calibration.automatic import WINDOW
 from kvanta.calibration.calibrate import calibrate_query
+from kvanta.calibration.default_text import mix_tokens
 from kvanta.checkpoint.resolve import resolve_model
 from kvanta.evaluate import Settings, evaluate
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 import kvanta
 from kvanta.calibration import query_matrices, write_scale_file
-from kvanta.calibration.automatic import TEXT as MIX
 from kvanta.calibration.calibrate import calibrate_query
+from kvanta.calibration.default_text import TEXT as MIX
 from kvanta.checkpoint.resolve import resolve_model
 from kvanta.evaluate.divergence import kl_divergence
 

@@ -49,7 +49,8 @@ def mlp_width(config: dict[str, Any]) -> int:
     if not config.get("block_auto_adjust_ff_dim"):
         return width
     width = int(config["block_ffn_dim_multiplier"] * int(2 * width / 3))
-    return -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
+    multiple: int = config["block_multiple_of"]
+    return -(-width // multiple) * multiple
 
 
 def part(name: str, values: Array) -> tuple[str, Array] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from divided_models import Computed, assert_same_bits, blocks, compute, gguf_file, quantized, saved
-from test_server_process import SMALL, serving
+from serve_command import SMALL, serving
 
 from kvanta import LLM, InputError, PoolingParams, SamplingParams
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 import httpx2
 import pytest
 from live_server import LiveServer, error_of, events, live_server
-from test_server_process import LONG, SMALL, serving
+from serve_command import LONG, SMALL, serving
 
 from kvanta.server.http.connections import limited
 from kvanta.server.http.hosts import AllowedHosts

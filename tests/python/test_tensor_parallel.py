@@ -18,8 +18,8 @@ import pytest
 import tiny_models
 import torch
 from divided_models import FOUR, assert_same_bits, blocks, compute, gguf_file, quantized, saved
+from serve_command import SMALL, serving
 from test_mxfp4_experts import as_mxfp4
-from test_server_process import SMALL, serving
 from tiny_checkpoints import write_checkpoint
 
 import kvanta

@@ -215,6 +215,7 @@ def test_thinking_is_a_switch_of_the_template(server: LiveServer, kind: str, pro
         ({"stop_sequences": [""]}, "stop_sequences must be"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
         ({"temperature": -1}, "temperature must be"),
+        ({"thread": {"type": "fork"}}, "thread must be {'type': 'create'}"),
     ],
 )
 def test_bad_requests(server: LiveServer, body: dict[str, Any], message: str) -> None:
@@ -223,6 +224,20 @@ def test_bad_requests(server: LiveServer, body: dict[str, Any], message: str) ->
     kind, text = anthropic_error(response)
     assert kind == "invalid_request_error"
     assert message in text
+
+
+def test_threads(server: LiveServer, client: anthropic.Anthropic) -> None:
+    """The client's tool runner starts one by itself; where it cannot go on, the client sends all messages again."""
+    body = {"messages": CHAT, "max_tokens": 2}
+    created = server.post("/v1/messages", **body, thread={"type": "create"})
+    assert (created.status_code, created.headers["x-kvanta-ignored"]) == (200, "thread")
+    thread = {"type": "continue", "previous_message_id": created.json()["id"]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = server.post(path, **body, thread=thread)
+        assert refused.status_code == 404
+        error = refused.json()["error"]
+        assert error["details"] == {"error_code": "thread_not_found"}
+        assert "send the earlier messages" in error["message"]
 
 
 def test_errors_are_the_clients_own(server: LiveServer, client: anthropic.Anthropic) -> None:

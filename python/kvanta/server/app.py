@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route
@@ -105,11 +106,23 @@ def _route_class(service: Service) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def read(request: Request) -> Response:
-                return await handle(BodyRequest(request.scope, request.receive))
+                return await handle(BodyRequest(_as_json(request.scope), request.receive))
 
             return read
 
     return Route
+
+
+def _as_json(scope: Scope) -> Scope:
+    """The request with JSON as its type, which litellm and `curl -d` do not name, unless a page in a browser sent it.
+
+    Browsers send other types to foreign servers without asking these first, but always with one of the two headers.
+    """
+    headers = Headers(scope=scope)
+    if "origin" in headers or "sec-fetch-site" in headers:
+        return scope
+    others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 def _add_error_handlers(app: FastAPI) -> None:

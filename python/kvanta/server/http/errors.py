@@ -19,6 +19,8 @@ MESSAGES_PATH = "/v1/messages"
 OLLAMA_PATH = "/api/"
 """Ollama's, whose errors are one text."""
 
+THREAD_NOT_FOUND = "thread_not_found"
+"""Code by which Anthropic's clients know that they must send the whole conversation."""
 LLAMA_PATHS = frozenset(
     ("/completion", "/completions", "/infill", "/embedding", "/embeddings", "/apply-template", "/props", "/slots")
 )
@@ -86,7 +88,9 @@ class ApiError(HTTPException):
     def anthropic_body(self) -> dict[str, Any]:
         """The same in Anthropic's shape."""
         default = "api_error" if self.status_code >= 500 else "invalid_request_error"
-        error = {"type": _ANTHROPIC_TYPES.get(self.status_code, default), "message": self.detail}
+        error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(self.status_code, default), "message": self.detail}
+        if self.code == THREAD_NOT_FOUND:
+            error["details"] = {"error_code": self.code}
         return {"type": "error", "error": error}
 
     def llama_body(self) -> dict[str, Any]:

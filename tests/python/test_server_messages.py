@@ -215,7 +215,6 @@ def test_thinking_is_a_switch_of_the_template(server: LiveServer, kind: str, pro
         ({"stop_sequences": [""]}, "stop_sequences must be"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format must be"),
         ({"temperature": -1}, "temperature must be"),
-        ({"thread": {"type": "fork"}}, "thread must be {'type': 'create'}"),
     ],
 )
 def test_bad_requests(server: LiveServer, body: dict[str, Any], message: str) -> None:

@@ -208,7 +208,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
                 http,
                 request,
                 params,
-                request.prompts,
+                await service.read(http, lambda: request.filled(tokenizer)),
                 lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
                 add_special_tokens=request.add_special_tokens is not False,
             )

@@ -229,12 +229,9 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
 
 def _check_thread(thread: Any) -> None:
     """Raises ApiError for a message that continues another: a client that knows threads then sends all messages."""
-    kind = kind_of(thread)
-    if kind == "continue":
+    if kind_of(thread) == "continue":
         message = f"thread.previous_message_id: there is no message {one_line(thread.get('previous_message_id'))}"
         raise ApiError(404, f"{message}: {UNKEPT}", code=THREAD_NOT_FOUND, param="thread")
-    if thread is not None and kind != "create":
-        raise InputError(f"thread must be {{'type': 'create'}}, got {one_line(thread)}: {UNKEPT}", "thread")
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:

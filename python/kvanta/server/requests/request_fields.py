@@ -74,7 +74,7 @@ REFUSED: Mapping[str, Refused] = {
     "session_params": Refused("the prefix cache finds what earlier requests have computed", ({},)),
     "stream_reasoning": Refused("reasoning is streamed as it is generated", (True,)),
     "structural_tag": Refused("give structured_outputs, or tools", ("",)),
-    "suffix": Refused("models are not asked to fill in the middle", ("",)),
+    "suffix": Refused("/v1/completions has it", ("",)),
     "task": Refused("write it into the messages"),
     "token_ids_logprob": Refused("give logprob_token_ids"),
     "token_indices_to_pool": Refused("answers are texts"),

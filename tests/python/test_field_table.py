@@ -45,6 +45,7 @@ VALUES: Mapping[str, Any] = {
     **dict.fromkeys(["return_text_in_logprobs", "detokenize", "flat_logprobs", "skip_reading_prefix_cache"], True),
     **dict.fromkeys(["stop", "stop_regex", "user", "cache_salt", "extra_key", "instructions", "system"], "zzz"),
     "previous_response_id": None,  # a server that stores responses honours it
+    "suffix": "",  # this model has no tokens for it
     "store": True,
     **dict.fromkeys(["prompt_cache_key", "safety_identifier", "service_tier", "text", "prompt", "input"], "zzz"),
     **dict.fromkeys(["regex", "bad_words"], "z+"),

@@ -98,14 +98,17 @@ def test_hints_and_refusals(server: LiveServer) -> None:
         ({"image_data": [{"id": 1, "data": "AA"}]}, "image_data is not supported"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["AA"]}}, "multimodal_data"),
         ({"response_fields": "content"}, "response_fields must be a list"),
-        ({"prompt": "word " * 3000}, "max_model_len"),
+        ({"prompt": [5] * 513}, "max_model_len"),
     ):
         response = server.post("/completion", **{"prompt": "Lily", **wrong})
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert said in error["message"]
         kind = "exceed_context_size_error" if said == "max_model_len" else "invalid_request_error"
-        assert error == {"code": 400, "message": error["message"], "type": kind}
+        sizes = {"n_prompt_tokens": 513, "n_ctx": 512} if said == "max_model_len" else {}
+        assert error == {"code": 400, "message": error["message"], "type": kind, **sizes}
+    error = server.post("/completion", prompt="word " * 3000).json()["error"]
+    assert error["n_prompt_tokens"] > error["n_ctx"] == 512
     off = {"post_sampling_probs": False, "t_max_predict_ms": 0, "n_indent": 0, "min_keep": 0, "image_data": []}
     response = server.post("/completion", prompt="Lily", **GREEDY, **off, return_progress=True)
     assert (response.status_code, response.headers["x-kvanta-ignored"]) == (200, "return_progress")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_server import LiveServer, live_server
+from live_server import LiveServer, error_of, live_server
 
 from kvanta.server.ollama.bodies import OllamaChat
 
@@ -198,6 +198,11 @@ def test_filling_in(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None
     plain = server.post("/v1/completions", prompt=given, temperature=0, max_tokens=6).json()["choices"][0]["text"]
     assert whole(server, "/api/generate", **body)["response"] == plain
     assert whole(server, "/api/generate", **{**body, "suffix": ""})["response"] != plain
+    choices = server.post("/v1/completions", prompt=["a", "a"], suffix="b", temperature=0, max_tokens=6).json()[
+        "choices"
+    ]
+    assert [choice["text"] for choice in choices] == [plain, plain]
+    assert error_of(server.post("/v1/completions", prompt=[5], suffix="b"))["param"] == "prompt"
     assert "insert" in server.post("/api/show", model="tiny").json()["capabilities"]
     assert "exclude" in server.post("/api/generate", model="tiny", **body, system="c").json()["error"]
 

@@ -192,9 +192,24 @@ def test_other_statuses(server: LiveServer) -> None:
         response = server.client.post("/v1/completions", content=compressed, headers=headers)
         assert (response.status_code, response.headers["Accept-Encoding"]) == (415, "identity, gzip, x-gzip, deflate")
         assert coding in error_of(response)["message"]
-    untyped = server.client.post("/v1/completions", content=b'{"prompt": "a"}')
-    assert untyped.status_code == 400
-    assert "Content-Type: application/json" in error_of(untyped)["message"]
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_bodies_of_other_types_are_not_taken_from_pages(server: LiveServer, kind: str | None) -> None:
+    """litellm names no type for Ollama's API, and `curl -d` a form's; pages can send these to foreign servers."""
+    typed = {} if kind is None else {"Content-Type": kind}
+    bodies = {
+        "/v1/completions": b'{"prompt": "a", "max_tokens": 1}',
+        "/api/generate": b'{"model": "stories260k", "prompt": "a", "raw": true, "options": {"num_predict": 1}}',
+        "/completion": b'{"prompt": "a", "n_predict": 1}',
+    }
+    for path, data in bodies.items():
+        answer = server.client.post(path, content=data, headers=typed)
+        assert answer.status_code == 200, answer.text
+    for sender in ({"Origin": "https://example.com"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        refused = server.client.post("/v1/completions", content=b'{"prompt": "a"}', headers=typed | sender)
+        assert refused.status_code == 400
+        assert "Content-Type: application/json" in error_of(refused)["message"]
 
 
 def test_head(server: LiveServer) -> None:

@@ -225,6 +225,20 @@ def test_bad_requests(server: LiveServer, body: dict[str, Any], message: str) ->
     assert message in text
 
 
+def test_threads(server: LiveServer, client: anthropic.Anthropic) -> None:
+    """The client's tool runner starts one by itself; where it cannot go on, the client sends all messages again."""
+    body = {"messages": CHAT, "max_tokens": 2}
+    created = server.post("/v1/messages", **body, thread={"type": "create"})
+    assert (created.status_code, created.headers["x-kvanta-ignored"]) == (200, "thread")
+    thread = {"type": "continue", "previous_message_id": created.json()["id"]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = server.post(path, **body, thread=thread)
+        assert refused.status_code == 404
+        error = refused.json()["error"]
+        assert error["details"] == {"error_code": "thread_not_found"}
+        assert "send the earlier messages" in error["message"]
+
+
 def test_errors_are_the_clients_own(server: LiveServer, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="there is no model 'claude'"):
         client.messages.create(model="claude", messages=CHAT, max_tokens=1)

@@ -196,7 +196,7 @@ def test_reasoning_text_and_a_call(reasoning: LiveServer) -> None:
         ({"input": []}, "input", "input must be a text or a list of items, got []"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "models read text alone"),
         ({"input": [{"role": "boss", "content": "a"}]}, "input", "input[0].role must be one of user"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "'item_reference', which is not supported"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "item_reference is not supported"),
         ({"input": "a", "max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be"),
         ({"input": "a", "tool_choice": "all"}, "tool_choice", "got 'all'"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format", "text.format is"),

@@ -43,6 +43,22 @@ def test_a_conversation_goes_on_by_its_id(server: LiveServer) -> None:
     assert third["input_tokens"] > second["usage"]["input_tokens"]
 
 
+def test_references_to_items(server: LiveServer) -> None:
+    """As Vercel's AI SDK has them for answers of a server that stores."""
+    first = create(server, input="Lily")
+    (answer,) = first["output"]
+    references = [{"type": "item_reference", "id": answer["id"]}] * 2
+    question = {"role": "user", "content": "And Tom?"}
+    whole = create(server, input=[{"role": "user", "content": "Lily"}, answer, answer, question], store=False)
+    second = create(server, input=[{"role": "user", "content": "Lily"}, *references, question])
+    assert second["output"][0]["content"] == whole["output"][0]["content"]
+    assert create(server, input="Go on.", previous_response_id=second["id"])["usage"]["input_tokens"]
+    for name in ("msg_none", None):
+        missing = server.post("/v1/responses", input=[{"type": "item_reference", "id": name}, question])
+        assert missing.status_code == 404
+        assert error_of(missing)["code"] == "item_not_found"
+
+
 def test_streams_are_kept(server: LiveServer) -> None:
     with server.client.stream("POST", "/v1/responses", json={**FEW, "input": "Lily", "stream": True}) as stream:
         events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: ")]

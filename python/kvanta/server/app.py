@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route
@@ -105,16 +106,32 @@ def _route_class(service: Service) -> type[APIRoute]:
             handle = super().get_route_handler()
 
             async def read(request: Request) -> Response:
-                return await handle(BodyRequest(request.scope, request.receive))
+                return await handle(BodyRequest(_as_json(request.scope), request.receive))
 
             return read
 
     return Route
 
 
+<<<<<<< HEAD
 def add_error_handlers(app: FastAPI) -> None:
     """Answers every error in the shape that clients of its path know."""
 
+=======
+def _as_json(scope: Scope) -> Scope:
+    """The request with JSON as its type, which litellm and `curl -d` do not name, unless a page in a browser sent it.
+
+    Browsers send other types to foreign servers without asking these first, but always with one of the two headers.
+    """
+    headers = Headers(scope=scope)
+    if "origin" in headers or "sec-fetch-site" in headers:
+        return scope
+    others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+>>>>>>> agents
     def answer(http: Request, error: ApiError) -> Response:
         return error_response(error, route_path(http.scope))
 
@@ -197,7 +214,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
                 http,
                 request,
                 params,
-                request.prompts,
+                await service.read(http, lambda: request.filled(tokenizer)),
                 lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
                 add_special_tokens=request.add_special_tokens is not False,
             )

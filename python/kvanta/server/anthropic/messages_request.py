@@ -10,12 +10,12 @@ from pydantic import WithJsonSchema
 from kvanta.errors import InputError, about
 from kvanta.params.checks import one_line, switch
 from kvanta.parsers.answer import AnswerParsers
-from kvanta.server.http.errors import ApiError
+from kvanta.server.http.errors import THREAD_NOT_FOUND, ApiError
 from kvanta.server.http.hints import note
 from kvanta.server.openai.responses_request import Objects
 from kvanta.server.requests.conversation import Conversation, field, is_vendors, kind_of
 from kvanta.server.requests.protocol import Body, ChatRequest, Messages
-from kvanta.server.requests.request_fields import MESSAGES_IGNORED, MESSAGES_REFUSED
+from kvanta.server.requests.request_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, UNKEPT
 from kvanta.server.requests.translated import as_chat, further_fields
 from kvanta.text.tokenizer import Tokenizer
 
@@ -53,6 +53,7 @@ class CountTokensRequest(Body):
 
     def chat(self, parsers: AnswerParsers, notes_unread: bool = False) -> ChatRequest:
         """Raises InputError or ApiError. `notes_unread`: see conversation.text_of."""
+        _check_thread((self.model_extra or {}).get("thread"))
         fields = further_fields(self, MESSAGES_REFUSED, MESSAGES_IGNORED)
         with about("tool_choice"):
             choice, parallel = _choice(self.tool_choice)
@@ -224,6 +225,13 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
         function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
         found.append({"type": "function", "function": {**function, "parameters": schema}})
     return found or None
+
+
+def _check_thread(thread: Any) -> None:
+    """Raises ApiError for a message that continues another: a client that knows threads then sends all messages."""
+    if kind_of(thread) == "continue":
+        message = f"thread.previous_message_id: there is no message {one_line(thread.get('previous_message_id'))}"
+        raise ApiError(404, f"{message}: {UNKEPT}", code=THREAD_NOT_FOUND, param="thread")
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:

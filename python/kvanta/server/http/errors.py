@@ -19,6 +19,8 @@ MESSAGES_PATH = "/v1/messages"
 OLLAMA_PATH = "/api/"
 """Ollama's, whose errors are one text."""
 
+THREAD_NOT_FOUND = "thread_not_found"
+"""Code by which Anthropic's clients know that they must send the whole conversation."""
 LLAMA_PATHS = frozenset(
     ("/completion", "/completions", "/infill", "/embedding", "/embeddings", "/apply-template", "/props", "/slots")
 )
@@ -72,10 +74,15 @@ class ApiError(HTTPException):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        prompt_tokens: int = 0,
+        max_model_len: int = 0,
     ) -> None:
+        """`prompt_tokens`, `max_model_len`: for a prompt that is longer than the context, at least and at most."""
         super().__init__(status, in_json(message), headers)
         self.code = code
         self.param = param
+        self.prompt_tokens = prompt_tokens
+        self.max_model_len = max_model_len
 
     def body(self) -> dict[str, Any]:
         """The JSON of the answer, or of an event in a stream that has already begun."""
@@ -86,7 +93,9 @@ class ApiError(HTTPException):
     def anthropic_body(self) -> dict[str, Any]:
         """The same in Anthropic's shape."""
         default = "api_error" if self.status_code >= 500 else "invalid_request_error"
-        error = {"type": _ANTHROPIC_TYPES.get(self.status_code, default), "message": self.detail}
+        error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(self.status_code, default), "message": self.detail}
+        if self.code == THREAD_NOT_FOUND:
+            error["details"] = {"error_code": self.code}
         return {"type": "error", "error": error}
 
     def llama_body(self) -> dict[str, Any]:
@@ -95,7 +104,10 @@ class ApiError(HTTPException):
         kind = _LLAMA_TYPES.get(self.status_code, default)
         if self.code == "context_length_exceeded":
             kind = "exceed_context_size_error"
-        return {"error": {"code": self.status_code, "message": self.detail, "type": kind}}
+        error: dict[str, Any] = {"code": self.status_code, "message": self.detail, "type": kind}
+        if self.max_model_len:
+            error |= {"n_prompt_tokens": self.prompt_tokens, "n_ctx": self.max_model_len}
+        return {"error": error}
 
 
 def shutting_down() -> ApiError:

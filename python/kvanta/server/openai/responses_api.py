@@ -18,7 +18,7 @@ from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.jobs.service import Service
 from kvanta.server.openai.logprobs import LogprobsWriter
 from kvanta.server.openai.responses_request import FIELD_NAMES, ResponsesRequest
-from kvanta.server.openai.stored_responses import ResponseStore, named_items, page_of
+from kvanta.server.openai.stored_responses import ResponseStore, is_reference, named_items, page_of
 from kvanta.server.requests.custom_tools import input_of
 from kvanta.server.requests.protocol import ChatRequest
 from kvanta.server.requests.request_fields import RESPONSES_REFUSED, check_refused
@@ -72,14 +72,17 @@ async def _follow(service: Service, store: ResponseStore | None, request: Respon
     if store is None and request.store:
         note("store", "answers are not kept (--store-responses)")
     name = request.previous_response_id
-    if name is None:
+    references = isinstance(request.input, list) and any(map(is_reference, request.input))
+    if name is None and not references:
         return
     if store is None:
-        message = (
-            "previous_response_id is not supported: answers are not kept (--store-responses); send the earlier items"
-        )
-        raise ApiError(400, message, param="previous_response_id")
-    request.follow(await service.front.off_loop(lambda: store.history(name, owner)))
+        given, field = ("item_reference", "input") if name is None else ("previous_response_id", "previous_response_id")
+        message = f"{given} is not supported: answers are not kept (--store-responses); send the earlier items"
+        raise ApiError(400, message, param=field)
+    if references:
+        request.input = await service.front.off_loop(lambda: store.resolved(request.input, owner))
+    if name is not None:
+        request.follow(await service.front.off_loop(lambda: store.history(name, owner)))
 
 
 def _add_stored(app: FastAPI, store: ResponseStore, running: WeakValueDictionary[str, ItemsResponse]) -> None:

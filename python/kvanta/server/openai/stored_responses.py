@@ -98,10 +98,34 @@ class ResponseStore:
             name = entry.previous
         return [item for turn in reversed(turns) for item in turn]
 
+    def resolved(self, items: Items, owner: str) -> Items:
+        """The items of an input, with the stored ones in place of references to them. Raises ApiError."""
+        missing = {str(item.get("id")) for item in items if is_reference(item)}
+        found: dict[str, dict[str, Any]] = {}
+        with self._lock:
+            now = self._clock()
+            entries = [each for each in self._stored.values() if each.owner == owner and each.expires > now]
+        for entry in reversed(entries):
+            for item in (*json.loads(entry.response)["output"], *json.loads(entry.items)):
+                if item["id"] in missing:
+                    missing.remove(item["id"])
+                    found[item["id"]] = item
+            if not missing:
+                return [found[str(item.get("id"))] if is_reference(item) else item for item in items]
+        message = (
+            f"item_reference: there is no stored item {min(missing)[:100]!r}: it never was, or was dropped or deleted"
+        )
+        raise ApiError(404, message, code="item_not_found", param="input")
+
     def _drop(self, name: str) -> None:
         entry = self._stored.pop(name, None)
         if entry is not None:
             self._bytes -= entry.size
+
+
+def is_reference(item: Any) -> bool:
+    """True for an item of an input that names a stored one."""
+    return isinstance(item, dict) and item.get("type") == "item_reference"
 
 
 def named_items(given: Any) -> Items:

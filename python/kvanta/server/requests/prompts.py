@@ -142,9 +142,11 @@ def _set_effort(variables: dict[str, Any], field: str, effort: str, names: Colle
 
 def check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
     """Refuses texts that are too long, without tokenizing: no token has more bytes than the longest one."""
-    most = max_model_len * max(1, tokenizer.longest_token)
+    longest = max(1, tokenizer.longest_token)
+    most = max_model_len * longest
     if len(text) > most:
-        raise _too_long(f"the prompt has {len(text)} characters, max_model_len = {max_model_len} tokens allows {most}")
+        message = f"the prompt has {len(text)} characters, max_model_len = {max_model_len} tokens allows {most}"
+        raise _too_long(message, -(-len(text) // longest), max_model_len)
 
 
 def _check_tokens(entry: TokenPrompt, params: SamplingParams | PoolingParams, max_model_len: int) -> TokenPrompt:
@@ -156,8 +158,16 @@ def _check_count(tokens: int, params: SamplingParams | PoolingParams, max_model_
     longest = max_model_len - params.fewest_new_tokens
     if tokens > longest:
         reason = ": with one to generate" if params.fewest_new_tokens else ""
-        raise _too_long(f"the prompt has {tokens} tokens{reason}, max_model_len = {max_model_len} allows {longest}")
+        message = f"the prompt has {tokens} tokens{reason}, max_model_len = {max_model_len} allows {longest}"
+        raise _too_long(message, tokens, max_model_len)
 
 
-def _too_long(message: str) -> ApiError:
-    return ApiError(400, message, code="context_length_exceeded", param="prompt")
+def _too_long(message: str, tokens: int, max_model_len: int) -> ApiError:
+    return ApiError(
+        400,
+        message,
+        code="context_length_exceeded",
+        param="prompt",
+        prompt_tokens=tokens,
+        max_model_len=max_model_len,
+    )

@@ -23,9 +23,11 @@ from kvanta.parsers.tools import Tools
 from kvanta.server.http.errors import ApiError, api_error
 from kvanta.server.http.hints import note
 from kvanta.server.requests.custom_tools import as_function, chat_choice, custom_tool
+from kvanta.server.requests.fill_in import fill_prompt, fill_tokens
 from kvanta.server.requests.request_fields import check_fields
 from kvanta.server.requests.structured import FIELDS as CONSTRAINT_FIELDS
 from kvanta.server.requests.structured import note_loosened, read_structured_outputs
+from kvanta.text.tokenizer import Tokenizer
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
 _TEXT = {"type": "string"}
@@ -217,6 +219,20 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
+    suffix: str | None = None
+
+    def filled(self, tokenizer: Tokenizer) -> Any:
+        """The prompts; with `suffix`, token ids that ask for what stands before it. Raises InputError or ApiError."""
+        if not self.suffix:
+            return self.prompts
+        tokens = fill_tokens(tokenizer)
+        if tokens is None:
+            message = "suffix is not supported: this model has no tokens for filling in the middle"
+            raise ApiError(400, message, param="suffix")
+        texts = [self.prompts] if isinstance(self.prompts, str) else self.prompts
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise InputError(f"suffix needs prompts that are texts, got {one_line(texts)}", "prompt")
+        return [fill_prompt(tokenizer, tokens, (each,), self.suffix) for each in texts]
 
     @property
     def prompts(self) -> Any:

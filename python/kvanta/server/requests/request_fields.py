@@ -74,7 +74,7 @@ REFUSED: Mapping[str, Refused] = {
     "session_params": Refused("the prefix cache finds what earlier requests have computed", ({},)),
     "stream_reasoning": Refused("reasoning is streamed as it is generated", (True,)),
     "structural_tag": Refused("give structured_outputs, or tools", ("",)),
-    "suffix": Refused("models are not asked to fill in the middle", ("",)),
+    "suffix": Refused("/v1/completions has it", ("",)),
     "task": Refused("write it into the messages"),
     "token_ids_logprob": Refused("give logprob_token_ids"),
     "token_indices_to_pool": Refused("answers are texts"),
@@ -139,7 +139,7 @@ IGNORED: Mapping[str, Hint] = {
     "web_search_options": Hint("the server has no search", "0.2.0"),
 }
 _STORED = "answers are not kept; send the earlier items as input"
-_UNKEPT = "answers are not kept; send the earlier messages"
+UNKEPT = "answers are not kept; send the earlier messages"
 _GIVE = "the field of this endpoint is "
 
 # Fields of /v1/responses alone; its further fields are those of chats. So are the names of the next two tables.
@@ -191,7 +191,6 @@ MESSAGES_REFUSED: Mapping[str, Refused] = {
     "reasoning_effort": Refused(_GIVE + "output_config.effort"),
     "response_format": Refused(_GIVE + "output_config.format"),
     "stop": Refused(_GIVE + "stop_sequences", ([],)),
-    "thread": Refused(_UNKEPT),
     "top_logprobs": Refused("Anthropic's answers do not have them", (0,)),
 }
 MESSAGES_IGNORED: Mapping[str, Hint] = {
@@ -207,6 +206,7 @@ MESSAGES_IGNORED: Mapping[str, Hint] = {
     "mcp_servers": Hint("the server calls no others", "0.2.0"),
     "speed": Hint("every request has the same", "0.2.0"),
     "stream_options": Hint("streams always have the usage", "0.2.0"),
+    "thread": Hint(UNKEPT, "0.2.0"),
 }
 # Fields of /v1/embeddings, /rerank and /score.
 _TEXTS_ALONE = "give texts; /tokenize makes token ids of a conversation, which /v1/embeddings takes as input"

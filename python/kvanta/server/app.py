@@ -113,11 +113,6 @@ def _route_class(service: Service) -> type[APIRoute]:
     return Route
 
 
-<<<<<<< HEAD
-def add_error_handlers(app: FastAPI) -> None:
-    """Answers every error in the shape that clients of its path know."""
-
-=======
 def _as_json(scope: Scope) -> Scope:
     """The request with JSON as its type, which litellm and `curl -d` do not name, unless a page in a browser sent it.
 
@@ -130,8 +125,7 @@ def _as_json(scope: Scope) -> Scope:
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
-def _add_error_handlers(app: FastAPI) -> None:
->>>>>>> agents
+def add_error_handlers(app: FastAPI) -> None:
     def answer(http: Request, error: ApiError) -> Response:
         return error_response(error, route_path(http.scope))
 

@@ -126,6 +126,8 @@ def _as_json(scope: Scope) -> Scope:
 
 
 def add_error_handlers(app: FastAPI) -> None:
+    """Answers every error in the shape that clients of its path know."""
+
     def answer(http: Request, error: ApiError) -> Response:
         return error_response(error, route_path(http.scope))
 

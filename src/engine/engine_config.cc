@@ -149,7 +149,7 @@ formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const mode
   std::vector<formats::LayerShape> shapes;
   for (const models::LayerSpec& layer : model.CachedLayers()) {
     if (layer.IsRecurrent()) {
-      shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state_bytes = model.gated_delta_net.StateBytes()});
+      shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state_bytes = model.StateBytes(layer)});
     } else {
       shapes.push_back({layer.kv_heads, layer.head_dim, model.mla.qk_rope_head_dim});
     }

@@ -53,6 +53,16 @@ bool ReadLayerTypes(const JsonObject& json, int window, ModelConfig& config);
 // the window in the others.
 void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& config);
 
+// Recurrent layers of a kind.
+struct RecurrentLayers {
+  RecurrentKind kind = RecurrentKind::kNone;
+  std::string_view name;     // in `layer_types`
+  std::vector<bool> layers;  // where the file has no layer_types: true for recurrent ones
+};
+
+// Sets recurrent layers from `layer_types`, whose other entries are "full_attention".
+void ReadRecurrentLayers(const JsonObject& json, const RecurrentLayers& recurrent, ModelConfig& config);
+
 // Sets recurrent layers from `layer_types` ("linear_attention", "full_attention") or `full_attention_interval`, and
 // their shape from the linear_* keys (Qwen3-Next and Qwen3.5).
 void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config);
@@ -63,6 +73,9 @@ std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers);
 
 // Factors of embeddings, attention logits, what blocks add, and output logits (Granite).
 void ReadGraniteFactors(const JsonObject& json, ModelConfig& config);
+
+// Granite's experts, in all layers.
+void ReadGraniteExperts(const JsonObject& json, ModelConfig& config);
 
 // Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
 void ReadQwenWindows(const JsonObject& json, ModelConfig& config);

@@ -206,6 +206,15 @@ void Put(Found& found, const std::string& name, const std::vector<float>& scale)
   found = {scale, name};
 }
 
+// The layer whose attention the checkpoint has in its layer `stored`; config.layers for one without.
+int64_t FindStoredLayer(const ModelConfig& config, int64_t stored) {
+  if (config.stored_layers == 0) return stored;
+  const auto found = std::ranges::find_if(config.layer_specs, [&](const LayerSpec& spec) {
+    return !spec.IsRecurrent() && spec.stored_attention == stored;
+  });
+  return found - config.layer_specs.begin();
+}
+
 }  // namespace
 
 bool IsKvScaleTensor(std::string_view name) {
@@ -229,7 +238,7 @@ KvScales ReadScaleTensors(const weights::TensorMap& tensors, const std::string& 
   bool any = false;
   for (const auto& [tensor_name, tensor] : tensors) {
     const ScaleName* known = FindName(tensor_name);
-    const std::optional<int64_t> layer = weights::LayerOf(tensor_name);
+    std::optional<int64_t> layer = weights::LayerOf(tensor_name);
     if (known == nullptr || !layer) {
       if (!LooksLikeKvScale(tensor_name)) continue;
       throw InputError(
@@ -237,10 +246,12 @@ KvScales ReadScaleTensors(const weights::TensorMap& tensors, const std::string& 
                       Quote(tensor_name)));
     }
     if (known->role == Role::kIgnored) continue;
-    if (*layer >= config.layers) {
-      throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", name, Quote(tensor_name), *layer,
-                                   config.layers));
+    const int stored = config.stored_layers == 0 ? config.layers : config.stored_layers;
+    if (*layer >= stored) {
+      throw InputError(
+          fmt::format("{}: KV scale {} of layer {}; the model has {}", name, Quote(tensor_name), *layer, stored));
     }
+    layer = FindStoredLayer(config, *layer);
     if (*layer >= std::ssize(layers)) continue;  // it has no K and V of its own
     const LayerSpec& spec = config.layer_specs[static_cast<size_t>(*layer)];
     if (known->role == Role::kKeyMean || known->role == Role::kKeyQuery || known->role == Role::kKeyEigen) {

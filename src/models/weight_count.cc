@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "kvanta/error.h"
 #include "weights/weight_blocks.h"
@@ -61,6 +60,18 @@ BlockCount CountGatedDeltaNet(const ModelConfig& config) {
   return count;
 }
 
+BlockCount CountMamba2(const ModelConfig& config) {
+  const kernels::Mamba2Shape& shape = config.mamba2.shape;
+  const bool has_norm = shape.gate != kernels::Mamba2Gate::kNoNorm;
+  BlockCount count{.matrices = config.hidden * (shape.ProjectedWidth() + shape.Width()),
+                   .vectors = shape.ConvWidth() * (shape.conv_width + (config.mamba2.conv_bias ? 1 : 0)) +
+                              int64_t{3} * shape.heads + (has_norm ? shape.Width() : 0)};
+  count.kept = count.matrices;
+  if (config.mamba2.in_bias) count.vectors += shape.ProjectedWidth();
+  if (config.mamba2.out_bias) count.vectors += config.hidden;
+  return count;
+}
+
 BlockCount CountLatentAttention(const ModelConfig& config) {
   const MlaConfig& mla = config.mla;
   const int64_t hidden = config.hidden, heads = config.heads, rank = mla.kv_lora_rank, low = mla.q_lora_rank;
@@ -104,10 +115,34 @@ struct LayerCount {
   BlockCount attention, mlp;
 };
 
+BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
+  switch (spec.recurrent) {
+    case RecurrentKind::kNone:
+      break;
+    case RecurrentKind::kGatedDeltaNet:
+      return CountGatedDeltaNet(config);
+    case RecurrentKind::kMamba2:
+      return CountMamba2(config);
+  }
+  return config.UsesMla() ? CountLatentAttention(config) : CountGroupedAttention(config, spec);
+}
+
+// A matrix of a layer's attention, or of the block in its place, for all of them.
+std::string AttentionModule(const ModelConfig& config, const LayerSpec& spec) {
+  switch (spec.recurrent) {
+    case RecurrentKind::kNone:
+      break;
+    case RecurrentKind::kGatedDeltaNet:
+      return "linear_attn.out_proj";
+    case RecurrentKind::kMamba2:
+      return fmt::format("{}.out_proj", config.names.mamba2);
+  }
+  return fmt::format("{}.o_proj", config.names.attention);
+}
+
 LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
-  return {.attention = spec.IsRecurrent() ? CountGatedDeltaNet(config)
-                       : config.UsesMla() ? CountLatentAttention(config)
-                                          : CountGroupedAttention(config, spec),
+  if (!spec.has_mlp) return {.attention = CountAttention(config, spec), .mlp = {}};
+  return {.attention = CountAttention(config, spec),
           .mlp = spec.moe ? CountMoe(config, spec)
                           : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias,
                                      config.mlp.kind != MlpKind::kSquaredRelu)};
@@ -132,14 +167,13 @@ int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>&
   int64_t count = 0;
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     const LayerSpec& spec = config.layer_specs[layer];
-    const auto is_quantized = [&](std::string_view module) {
-      return !quantization.IsIgnored(
-          fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix, layer, module));
+    const auto is_quantized = [&](int stored, std::string_view module) {
+      return !quantization.IsIgnored(fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix,
+                                                 stored < 0 ? static_cast<int>(layer) : stored, module));
     };
-    if (is_quantized(spec.IsRecurrent() ? "linear_attn.out_proj" : "self_attn.o_proj")) {
-      count += layers[layer].attention.kept;
-    }
-    if (is_quantized(spec.moe ? "mlp.experts.0.down_proj" : "mlp.down_proj")) count += layers[layer].mlp.matrices;
+    const std::string mlp = fmt::format("{}.{}{}", config.names.mlp, spec.moe ? "experts.0." : "", config.names.down);
+    if (is_quantized(spec.stored_attention, AttentionModule(config, spec))) count += layers[layer].attention.kept;
+    if (is_quantized(spec.stored_mlp, mlp)) count += layers[layer].mlp.matrices;
   }
   return count;
 }
@@ -164,10 +198,15 @@ WeightCount CountWeights(const ModelConfig& config) {
       vectors += block.vectors;
     }
   }
-  const int64_t norms =
-      std::ranges::count_if(std::array{config.names.pre_attention_norm, config.names.post_attention_norm,
-                                       config.names.pre_mlp_norm, config.names.post_mlp_norm},
-                            [](std::string_view name) { return !name.empty(); });
+  int64_t norms = 0;
+  const auto count_norm = [&](std::string_view name) { norms += name.empty() ? 0 : 1; };
+  for (const LayerSpec& spec : config.layer_specs) {
+    if (!spec.shares_input) count_norm(config.names.pre_attention_norm);
+    count_norm(config.names.post_attention_norm);
+    if (!spec.has_mlp) continue;
+    count_norm(config.names.pre_mlp_norm);
+    count_norm(config.names.post_mlp_norm);
+  }
   const weights::QuantizedFormat& format = config.quantization.format;
   constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
   const int64_t per_layer_table =
@@ -177,8 +216,7 @@ WeightCount CountWeights(const ModelConfig& config) {
           .quantized = CountQuantized(config, layers),
           .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2) + per_layer_table,
-          .vectors = vectors +
-                     (norms * config.layers + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
+          .vectors = vectors + (norms + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
                      (config.layer_scalars ? config.layers : 0)};
 }
 

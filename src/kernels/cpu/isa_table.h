@@ -52,7 +52,9 @@ struct IsaTable {
   const char* name = nullptr;  // the <isa> of isa_<isa>.cc
   LinearKernels linear;
   RowKernels rows;
+  CausalConvKernels causal_conv;
   GatedDeltaKernels gated_delta;
+  Mamba2Kernels mamba2;
   const AttentionKernels* attention = nullptr;
 };
 

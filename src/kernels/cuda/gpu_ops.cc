@@ -66,6 +66,11 @@ class GpuOps final : public Ops {
   }
   void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept override {}
 
+  void CheckMamba2() const override {
+    throw InputError(fmt::format("{} does not support Mamba-2 layers; device cpu does", context_->gpu->Name()));
+  }
+  void Mamba2(const Mamba2Op& /*op*/) noexcept override {}
+
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,
                                            const ExpertDivision& /*division: one process*/) override {
@@ -133,6 +138,10 @@ class GpuOps final : public Ops {
 
   void Scale(float* x, float factor, int64_t n) noexcept override {
     Run(n, cuda::ScaleOp{.x = x, .factor = factor, .count = n});
+  }
+
+  void ScaleColumns(float* x, int64_t stride, int64_t rows, int64_t width, float factor) noexcept override {
+    for (int64_t row = 0; row < rows; ++row) Scale(x + row * stride, factor, width);
   }
 
   void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "cache/recurrent_state.h"
+#include "kernels/linear_attention/causal_conv.h"
 
 namespace kvanta::kernels {
 
@@ -32,7 +33,6 @@ struct GatedDeltaNetShape {
   }
 };
 
-inline constexpr int kMaxConvWidth = 8;
 inline constexpr int kMaxDeltaHeadDim = 256;  // k_dim and v_dim; multiples of 8
 
 // Adjacent channels of the convolution's input in a projected row.

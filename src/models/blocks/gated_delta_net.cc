@@ -1,6 +1,7 @@
 // Gated DeltaNet in place of attention (kernels/linear_attention/gated_delta_net.h).
 #include <cmath>
 
+#include "models/blocks/conv_weights.h"
 #include "models/blocks/layer_blocks.h"
 
 namespace kvanta::models {
@@ -17,7 +18,7 @@ class GatedDeltaNet final : public AttentionBlock {
     ops_.CheckGatedDeltaNet();
     const std::string module = prefix + "linear_attn.";
     ReadProjections(source, module);
-    ReadConvolution(source.reader, module + "conv1d.weight", source.store);
+    conv_ = ReadConvolution(source, module + "conv1d.weight", shape_.ConvWidth(), shape_.conv_width);
     dt_bias_ = source.reader.KeptValues(module + "dt_bias", shape_.v_heads);
     ReadDecay(source.reader, module);
     norm_ = source.reader.Vector(module + "norm.weight", shape_.v_dim);
@@ -107,18 +108,6 @@ class GatedDeltaNet final : public AttentionBlock {
     for (float& value : decay_) value = is_log ? -std::exp(value) : value;
   }
 
-  // [channels][1][taps] in the file, one tap after the other here.
-  void ReadConvolution(WeightReader& reader, const std::string& name, kernels::WeightType store) {
-    const int64_t channels = shape_.ConvWidth(), taps = shape_.conv_width;
-    const int64_t shape[] = {channels, 1, taps};
-    const weights::WeightView weights = reader.Elements(name, shape, store);
-    conv_.resize(static_cast<size_t>(channels * taps));
-    reader.AddBytes(channels * taps * static_cast<int64_t>(sizeof(float)));
-    for (int64_t i = 0; i < channels * taps; ++i) {
-      conv_[static_cast<size_t>(i % taps * channels + i / taps)] = ElementValue(weights, i);
-    }
-  }
-
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const GatedDeltaNetShape shape_;
@@ -140,8 +129,7 @@ class GatedDeltaNet final : public AttentionBlock {
 
 }  // namespace
 
-std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const LayerSpec& /*spec*/,
-                                                  const std::string& prefix) {
+std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const std::string& prefix) {
   return std::make_unique<GatedDeltaNet>(source, prefix);
 }
 

@@ -140,9 +140,14 @@ std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, 
 // Multi-head latent attention (config.mla).
 std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const LayerSpec& spec,
                                                     const std::string& prefix);
-std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const LayerSpec& spec,
-                                                  const std::string& prefix);
+// The block of spec.recurrent in place of attention: one of those below.
+std::unique_ptr<AttentionBlock> ReadRecurrent(const BlockSource& source, const LayerSpec& spec,
+                                              const std::string& prefix);
+std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const std::string& prefix);
+std::unique_ptr<AttentionBlock> ReadMamba2(const BlockSource& source, const std::string& prefix);
 
+// The layer's MLP or mixture of experts: one of those below. `prefix`: of its tensors.
+std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& spec, const std::string& prefix);
 // down(activation(gate(x)) * up(x)), activation by config.mlp; `module`: "model.layers.0.mlp.".
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
                                        bool bias);

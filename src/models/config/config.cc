@@ -132,6 +132,26 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   return keys;
 }
 
+// Python's Infinity, which is no JSON, as transformers 5 writes it (Nemotron-H's time_step_limit).
+std::string WithQuotedInfinity(std::string_view text) {
+  constexpr std::string_view kInfinity = "Infinity";
+  std::string result;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) {
+      result += text[i++];
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    } else if (!in_string && text.substr(i).starts_with(kInfinity)) {
+      result += R"({"__float__": "Infinity"})";
+      i += kInfinity.size() - 1;
+      continue;
+    }
+    result += text[i];
+  }
+  return result;
+}
+
 // Token ids: one, a list, or none.
 void AddEosIds(const JsonObject& json, ModelConfig& config) {
   constexpr const char* kKey = "eos_token_id";
@@ -186,13 +206,16 @@ void Declare(weights::QuantizationConfig quantization, const std::string& file, 
   }
 }
 
+std::string EmbeddingName(const TensorNames::Decoder& names) {
+  return fmt::format("{}{}.weight", names.prefix, names.embedding);
+}
+
 // Type of the weights in the folder, if there are any.
 void ReadDType(const std::string& folder, ModelConfig& config) {
   config.dtype_known = weights::Checkpoint::Exists(folder);
   if (!config.dtype_known) return;
   const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder);
-  const std::string& dtype =
-      checkpoint.Get(std::string(DecoderNames(config, checkpoint).prefix) + "embed_tokens.weight").dtype;
+  const std::string& dtype = checkpoint.Get(EmbeddingName(DecoderNames(config, checkpoint))).dtype;
   config.dtype = dtype == "BF16" ? DType::kBf16 : dtype == "F16" ? DType::kF16 : DType::kF32;
 }
 
@@ -206,7 +229,7 @@ void ReadHead(const std::string& folder, ModelConfig& config) {
   const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder);
   const TensorNames::Decoder& names = DecoderNames(config, checkpoint);
   const weights::TensorView* head = checkpoint.Find(std::string(names.lm_head) + ".weight");
-  const weights::TensorView* embeddings = checkpoint.Find(std::string(names.prefix) + "embed_tokens.weight");
+  const weights::TensorView* embeddings = checkpoint.Find(EmbeddingName(names));
   config.tied_embeddings = head == nullptr || embeddings == nullptr || IsSameTensor(*head, *embeddings);
 }
 
@@ -246,6 +269,18 @@ int ModelConfig::KvLayers() const {
   return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
 }
 
+int64_t ModelConfig::StateBytes(const LayerSpec& layer) const noexcept {
+  switch (layer.recurrent) {
+    case RecurrentKind::kNone:
+      break;
+    case RecurrentKind::kGatedDeltaNet:
+      return gated_delta_net.StateBytes();
+    case RecurrentKind::kMamba2:
+      return mamba2.shape.StateBytes();
+  }
+  return 0;
+}
+
 std::vector<int> ModelConfig::SlidingWindows() const {
   std::vector<int> windows;
   for (const LayerSpec& layer : layer_specs) {
@@ -256,13 +291,13 @@ std::vector<int> ModelConfig::SlidingWindows() const {
 
 const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weights::Checkpoint& checkpoint) {
   for (const TensorNames::Decoder& decoder : config.names.decoders) {
-    if (checkpoint.Find(std::string(decoder.prefix) + "embed_tokens.weight") != nullptr) return decoder;
+    if (checkpoint.Find(EmbeddingName(decoder)) != nullptr) return decoder;
   }
   return config.names.decoders.front();
 }
 
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
-  const Json root = ParseJson(text, name);
+  const Json root = ParseJson(WithQuotedInfinity(text), name);
   const JsonObject top(root, name);
   const Architecture& architecture = ReadArchitecture(top);
   ModelConfig config;

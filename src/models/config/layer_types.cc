@@ -34,27 +34,33 @@ void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& co
   }
 }
 
-void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config) {
+void ReadRecurrentLayers(const JsonObject& json, const RecurrentLayers& recurrent, ModelConfig& config) {
   constexpr const char* kKey = "layer_types";
-  const auto interval = static_cast<int>(json.Int("full_attention_interval", 1, 4096, 4));
   const Json* types = json.Find(kKey);
-  const bool has_types = types != nullptr && !types->is_null();
-  if (has_types && (!types->is_array() || types->size() != config.layer_specs.size())) {
+  if (types != nullptr && (!types->is_array() || types->size() != config.layer_specs.size())) {
     json.Fail(kKey, fmt::format("a list with one entry for each of {} layers", config.layers));
   }
   for (size_t layer = 0; layer < config.layer_specs.size(); ++layer) {
-    bool is_recurrent = (layer + 1) % static_cast<size_t>(interval) != 0;
-    if (has_types) {
-      is_recurrent = (*types)[layer] == "linear_attention";
+    bool is_recurrent = types == nullptr && recurrent.layers[layer];
+    if (types != nullptr) {
+      is_recurrent = (*types)[layer] == recurrent.name;
       if (!is_recurrent && (*types)[layer] != "full_attention") {
-        json.Fail(kKey, "entries 'full_attention' and 'linear_attention' only");
+        json.Fail(kKey, fmt::format("entries 'full_attention' and '{}' only", recurrent.name));
       }
     }
-    if (is_recurrent) config.layer_specs[layer].visibility = cache::kRecurrentVisibility;
+    if (is_recurrent) config.layer_specs[layer].MakeRecurrent(recurrent.kind);
   }
   if (std::ranges::all_of(config.layer_specs, &LayerSpec::IsRecurrent)) {
     json.Fail(kKey, "at least one layer of full_attention");
   }
+}
+
+void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config) {
+  const int64_t interval = json.Int("full_attention_interval", 1, 4096, 4);
+  std::vector<bool> layers;
+  for (int layer = 0; layer < config.layers; ++layer) layers.push_back((layer + 1) % interval != 0);
+  ReadRecurrentLayers(json, {.kind = RecurrentKind::kGatedDeltaNet, .name = "linear_attention", .layers = layers},
+                      config);
   constexpr int kMaxHeads = 4096, kUnit = 8;
   const auto head_dim = [&](const char* key) {
     const auto dim = static_cast<int>(json.Int(key, kUnit, kernels::kMaxDeltaHeadDim));

@@ -6,7 +6,9 @@
 #include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
+#include "kernels/linear_attention/cpu/causal_conv_kernels.h"
 #include "kernels/linear_attention/cpu/delta_kernels.h"
+#include "kernels/linear_attention/cpu/mamba2_kernels.h"
 
 namespace kvanta::kernels {
 
@@ -14,7 +16,9 @@ const IsaTable& Avx2Table() {
   static const IsaTable kTable{.name = "avx2",
                                .linear = Avx2LinearKernels(),
                                .rows = kRowKernels,
+                               .causal_conv = kCausalConvKernels,
                                .gated_delta = kGatedDeltaKernels,
+                               .mamba2 = kMamba2Kernels,
                                .attention = &kAttentionKernels};
   return kTable;
 }

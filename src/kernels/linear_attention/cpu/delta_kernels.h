@@ -7,20 +7,6 @@
 namespace kvanta::kernels {
 namespace {
 
-void ConvSilu(const float* const* inputs, const float* weights, int64_t stride, int taps, int64_t n,
-              float* out) noexcept {
-  const Vec16::F one = Vec16::Set1(1.0f);
-  ForLanes(
-      n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-        Vec16::F sum = Vec16::Zero();
-        for (int tap = 0; tap < taps; ++tap) {
-          sum = Vec16::Fma(LoadVec16(inputs[tap] + i, lanes), LoadVec16(weights + tap * stride + i, lanes), sum);
-        }
-        const Vec16::F silu = Vec16::Div(sum, Vec16::Add(one, Vec16::Exp(Vec16::Sub(Vec16::Zero(), sum))));
-        StoreVec16(out + i, silu, lanes);
-      });
-}
-
 void L2NormRow(float* x, float scale, float eps, int64_t n) noexcept {
   Vec16::F squares = Vec16::Zero();
   ForLanes(
@@ -86,7 +72,7 @@ void DeltaRule(const DeltaTokens& tokens, float* state) noexcept {
   }
 }
 
-constexpr GatedDeltaKernels kGatedDeltaKernels{.conv_silu = ConvSilu, .l2_norm = L2NormRow, .delta_rule = DeltaRule};
+constexpr GatedDeltaKernels kGatedDeltaKernels{.l2_norm = L2NormRow, .delta_rule = DeltaRule};
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/math.h"
+#include "kernels/linear_attention/cpu/causal_conv.h"
 
 namespace kvanta::kernels {
 namespace {
 
 using cache::StateSegment;
 
-constexpr int64_t kConvChannels = 512;  // convolution channels per task
-constexpr float kNormEps = 1e-6F;       // epsilon of the norm of queries and keys
+constexpr float kNormEps = 1e-6F;  // epsilon of the norm of queries and keys
 
 class GatedDeltaNet {
  public:
@@ -22,7 +21,7 @@ class GatedDeltaNet {
   void Run() noexcept {
     int64_t blocks = 0;
     for (const ChannelRun& run : op_.runs) blocks += CeilDiv(run.count, kConvChannels);
-    auto convolve = [&](int64_t task, int) { Convolve(task / blocks, task % blocks); };
+    auto convolve = [&](int64_t task, int) { ConvolveBlock(task / blocks, task % blocks); };
     threads_.ForEach(sequences_ * blocks, convolve);
     auto prepare = [&](int64_t row, int) { NormalizeAndGate(row); };
     threads_.ForEach(op_.rows, prepare);
@@ -37,46 +36,21 @@ class GatedDeltaNet {
 
  private:
   // A block of channels of a sequence's convolution.
-  void Convolve(int64_t sequence, int64_t block) noexcept {
+  void ConvolveBlock(int64_t sequence, int64_t block) noexcept {
     const ChannelRun* run = op_.runs.data();
     for (; block >= CeilDiv(run->count, kConvChannels); ++run) block -= CeilDiv(run->count, kConvChannels);
-    const int64_t first = block * kConvChannels, count = std::min(kConvChannels, run->count - first);
-    const int64_t channel = run->channel + first;
-    const std::span<const StateSegment> segments = op_.states.OfSequence(static_cast<size_t>(sequence));
-    const int64_t begin = segments.front().first_row, end = segments.back().first_row + segments.back().tokens;
-    const int past = shape_.conv_width - 1;
-    // Inputs before the step: a copy, since a state may be overwritten in place.
-    alignas(64) float history[kMaxConvWidth * kConvChannels];
-    const float* state = op_.states.State(segments.front().from);
-    for (int i = 0; i < past; ++i) {
-      float* to = history + i * kConvChannels;
-      if (state == nullptr) {
-        std::fill_n(to, count, 0.0F);
-      } else {
-        std::copy_n(ConvState(state, i) + channel, count, to);
-      }
-    }
-    const auto input = [&](int64_t row) {
-      if (row < begin) return static_cast<const float*>(history) + (row - begin + past) * kConvChannels;
-      return op_.projected + row * op_.projected_stride + run->projected + first;
-    };
-    for (int64_t row = begin; row < end; ++row) {
-      const float* inputs[kMaxConvWidth];
-      for (int tap = 0; tap <= past; ++tap) inputs[tap] = input(row - past + tap);
-      isa_.gated_delta.conv_silu(inputs, op_.conv + channel, shape_.ConvWidth(), past + 1, count,
-                                 op_.mixed + row * shape_.ConvWidth() + channel);
-    }
-    for (const StateSegment& segment : segments) {
-      float* to = op_.states.State(segment.to);
-      for (int i = 0; i < past; ++i) {
-        std::copy_n(input(segment.first_row + segment.tokens - past + i), count, ConvState(to, i) + channel);
-      }
-    }
-  }
-
-  template <class Float>
-  Float* ConvState(Float* state, int i) const noexcept {
-    return state + shape_.RuleFloats() + i * shape_.ConvWidth();
+    const int64_t first = block * kConvChannels;
+    Convolve({.kernel = isa_.causal_conv.conv_silu,
+              .taps = shape_.conv_width,
+              .weights = op_.conv,
+              .channels = shape_.ConvWidth(),
+              .state_offset = shape_.RuleFloats(),
+              .out = op_.mixed},
+             {.channel = run->channel + first,
+              .count = std::min(kConvChannels, run->count - first),
+              .input = op_.projected + run->projected + first,
+              .stride = op_.projected_stride},
+             op_.states, sequence);
   }
 
   // Norms queries and keys, and computes each head's decay and beta.

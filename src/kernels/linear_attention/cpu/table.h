@@ -1,4 +1,4 @@
-// Table of an ISA unit's kernels for Gated DeltaNet.
+// Tables of an ISA unit's kernels for recurrent layers.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,46 @@ struct DeltaTokens {
   int columns = 0;  // at most kDeltaColumns
 };
 
+// Weights of adjacent channels of a convolution.
+struct ConvWeights {
+  const float* weights = nullptr;  // of a tap; the taps are `stride` floats apart
+  int64_t stride = 0;
+  const float* bias = nullptr;  // null: none
+};
+
+// out = bias + sum of inputs[i] * weights[i], [n].
+using CausalConvKernel = void (*)(const float* const* inputs, const ConvWeights& weights, int taps, int64_t n,
+                                  float* out) noexcept;
+
+struct CausalConvKernels {
+  CausalConvKernel conv = nullptr;
+  CausalConvKernel conv_silu = nullptr;  // silu of it
+};
+
 struct GatedDeltaKernels {
-  // out = silu(sum of inputs[i] * weights[i]), [n]; `weights`: [taps], `stride` floats apart.
-  void (*conv_silu)(const float* const* inputs, const float* weights, int64_t stride, int taps, int64_t n,
-                    float* out) noexcept = nullptr;
   // x *= scale / sqrt(sum(x^2) + eps), [n].
   void (*l2_norm)(float* x, float scale, float eps, int64_t n) noexcept = nullptr;
   // For each token: S *= decay; S += k (beta (v - S^T k))^T; out = S^T q. state S: [k_dim][kDeltaColumns].
   void (*delta_rule)(const DeltaTokens& tokens, float* state) noexcept = nullptr;
+};
+
+// Consecutive tokens of one head of Mamba-2, and a block of its channels.
+struct ScanTokens {
+  const float *b = nullptr, *c = nullptr;       // [state_size]
+  const float* x = nullptr;                     // [columns]
+  float* out = nullptr;                         // [columns]
+  int64_t stride = 0, out_stride = 0;           // of b, c and x; of out
+  const float *decay = nullptr, *dt = nullptr;  // one of each per token
+  int64_t factor_stride = 0;
+  float d = 0;
+  int tokens = 0;
+  int state_size = 0;  // even
+  int columns = 0;     // at most kDeltaColumns
+};
+
+struct Mamba2Kernels {
+  // For each token: h = decay h + b (dt x)^T; out = h^T c + d x. state h: [state_size][kDeltaColumns].
+  void (*scan)(const ScanTokens& tokens, float* state) noexcept = nullptr;
 };
 
 }  // namespace kvanta::kernels

@@ -69,7 +69,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_ssm_group_count(get("mamba_n_groups") or config["n_groups"])
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(heads * (get("mamba_d_head") or config["mamba_head_dim"]))
-    kinds = get("layer_types") or get("layers_block_type")
+    kinds: list[str] = get("layer_types") or get("layers_block_type") or []
     if kinds:
         kv_heads = config["num_key_value_heads"]
         writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in kinds])

@@ -52,6 +52,11 @@ constexpr double ShortConvRelative(int taps) {
   return (2 * taps + 3) * kUnitF32;
 }
 
+// Mamba-2 over `tokens` tokens, likewise: one chain over the state per token.
+constexpr double ScanRelative(int tokens, int state_size) {
+  return 10 * (state_size / 2 + 3 + tokens) * kUnitF32;
+}
+
 // a cos - b sin: three roundings of magnitudes up to |a| + |b|.
 inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 

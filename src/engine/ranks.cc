@@ -140,6 +140,7 @@ bool DividesLayers(const EngineConfig& config, const models::ModelConfig& model,
   const cache::KvCacheSpec whole(PlanLayout(schemes, model, config.page_size, {}), LayerVisibility(model));
   for (int rank = 0; rank < ranks; ++rank) {
     const RankPart part = PartOfRank(divided, model, schemes, rank);
+    if (part.model.layer_specs.front().shares_input) return false;
     const cache::KvCacheSpec own(PlanLayout(part.schemes, part.model, config.page_size, {}, part.groups),
                                  LayerVisibility(part.model));
     if (own.groups.size() < whole.groups.size()) return false;

@@ -16,6 +16,7 @@
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear_attention/gated_delta_net.h"
+#include "kernels/linear_attention/mamba2.h"
 #include "kernels/linear_attention/short_conv.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/sampling/sample_params.h"
@@ -98,11 +99,16 @@ class Ops {
   // Throws InputError if the device does not support gated short convolutions.
   virtual void CheckShortConv() const = 0;
   virtual void ShortConv(const ShortConvOp& op) noexcept = 0;
+  // Throws InputError if the device does not support Mamba-2 layers.
+  virtual void CheckMamba2() const = 0;
+  virtual void Mamba2(const Mamba2Op& op) noexcept = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].
   virtual void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,
                          const int64_t* positions) noexcept = 0;
+  // x *= factor: f32 [rows][width], row stride in floats.
+  virtual void ScaleColumns(float* x, int64_t stride, int64_t rows, int64_t width, float factor) noexcept = 0;
   // x = softcap * tanh(x / softcap), f32 [rows][width]; then argmaxes of the rows [rows] unless null.
   virtual void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept = 0;
   // Captures the launches of `launches` without starting them (cuda/cuda_context.h); null on the host, where it is not

@@ -76,6 +76,9 @@ std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers);
 // Factors of embeddings, attention logits, what blocks add, and output logits (Granite).
 void ReadGraniteFactors(const JsonObject& json, ModelConfig& config);
 
+// Granite's experts, in all layers.
+void ReadGraniteExperts(const JsonObject& json, ModelConfig& config);
+
 // Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
 void ReadQwenWindows(const JsonObject& json, ModelConfig& config);
 

@@ -26,7 +26,7 @@ struct Layer {
   Norm pre_attention_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
   int rope_tables = 0;  // index
   std::unique_ptr<AttentionBlock> attention;
-  std::unique_ptr<MlpBlock> mlp;
+  std::unique_ptr<MlpBlock> mlp;   // null: none
   Norm post_per_layer_input_norm;  // none without per-layer inputs
   float scalar = 1;                // factor of the layer's hidden states
 };
@@ -48,7 +48,7 @@ class Decoder final : public Model {
     is_last_ = own.End() == config.layers;
     WeightReader reader(checkpoint, ops, options.keep_types, config.quantization, options.keep_quantized, &ranks_);
     const TensorNames::Decoder names = DecoderNames(config, checkpoint);
-    const std::string prefix(names.prefix), head(names.lm_head);
+    const std::string prefix(names.prefix), head(names.lm_head), embedding = prefix + std::string(names.embedding);
     const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};
     // The largest matrices first: while one is packed, it is in memory twice.
     if (is_first_) {
@@ -59,7 +59,7 @@ class Decoder final : public Model {
       }
       embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
     } else {
-      reader.SkipTensors(prefix + "embed_tokens.");
+      reader.SkipTensors(embedding + ".");
       reader.SkipTensors(head + ".");
     }
     const BlockSource source{.reader = reader,
@@ -74,11 +74,14 @@ class Decoder final : public Model {
                                                     EmbeddingScale(std::sqrt(width), options.store));
     }
     for (int layer = 0; layer < config.layers; ++layer) {
-      const std::string name = fmt::format("{}layers.{}.", prefix, layer);
+      const LayerSpec& spec = config.layer_specs[layer];
+      const auto name_of = [&](int stored) { return fmt::format("{}layers.{}.", prefix, stored < 0 ? layer : stored); };
+      const std::string name = name_of(spec.stored_attention), mlp = name_of(spec.stored_mlp);
       if (layer < own.first || layer >= own.End()) {
         reader.SkipTensors(name);
+        reader.SkipTensors(mlp);
       } else {
-        layers_.push_back(ReadLayer(source, config.layer_specs[layer], name));
+        layers_.push_back(ReadLayer(source, spec, name, mlp));
         if (per_layer_) per_layer_->ReadLayer(source, name);
       }
     }
@@ -88,7 +91,8 @@ class Decoder final : public Model {
     } else {
       reader.SkipTensors(fmt::format("{}{}.", prefix, config.names.final_norm));
     }
-    reader.CheckUnusedTensors(names, config.layers, config.num_nextn_predict_layers);
+    reader.CheckUnusedTensors(names, config.stored_layers == 0 ? config.layers : config.stored_layers,
+                              config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
     MakeRopeTables(options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
@@ -130,20 +134,24 @@ class Decoder final : public Model {
       step.rope_table = rope_tables_[layer.rope_tables].keys.as<float>();
       step.query_rope_table = rope_tables_[layer.rope_tables].queries.as<float>();
       step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
-      layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), block_out_);
-      AddResidual(layer.post_attention_norm, rows, hidden);
+      const LayerSpec& spec = config_.layer_specs[step.layer];
+      const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
+      layer.attention->Forward(step, x, block_out_);
+      AddResidual(layer.post_attention_norm, spec.attention_scale, rows, hidden);
       if (batch.output_rows && step.layer + 1 == config_.layers) {
         if (config_.parallel_blocks) SelectOutputRows(*batch.output_rows, normed_);
         rows = SelectOutputRows(*batch.output_rows, hidden);
         if (per_layer_) per_layer_->SelectOutputRows(*batch.output_rows);
       }
       if (rows == 0) return;
-      layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows,
-                         block_out_);
-      AddResidual(layer.post_mlp_norm, rows, hidden);
+      if (layer.mlp) {
+        layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows,
+                           block_out_);
+        AddResidual(layer.post_mlp_norm, spec.mlp_scale, rows, hidden);
+      }
       if (per_layer_) {
         per_layer_->Forward(step.layer, hidden, rows, block_out_);
-        AddResidual(layer.post_per_layer_input_norm, rows, hidden);
+        AddResidual(layer.post_per_layer_input_norm, 1, rows, hidden);
       }
       if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
@@ -229,34 +237,29 @@ class Decoder final : public Model {
     return count;
   }
 
-  static Layer ReadLayer(const BlockSource& source, const LayerSpec& spec, const std::string& prefix) {
+  // `prefix`, `mlp_prefix`: of the tensors of its attention and of its MLP.
+  static Layer ReadLayer(const BlockSource& source, const LayerSpec& spec, const std::string& prefix,
+                         const std::string& mlp_prefix) {
     const ModelConfig& config = source.config;
-    const auto read_norm = [&](std::string_view name) {
+    const auto read_norm = [&](const std::string& module, std::string_view name) {
       if (name.empty()) return Norm();
-      return Norm(source.reader, source.ops, config, fmt::format("{}{}", prefix, name), config.hidden);
+      return Norm(source.reader, source.ops, config, fmt::format("{}{}", module, name), config.hidden);
     };
     Layer layer;
-    layer.pre_attention_norm = read_norm(config.names.pre_attention_norm);
-    layer.post_attention_norm = read_norm(config.names.post_attention_norm);
-    layer.pre_mlp_norm = read_norm(config.names.pre_mlp_norm);
-    layer.post_mlp_norm = read_norm(config.names.post_mlp_norm);
+    if (!spec.shares_input) layer.pre_attention_norm = read_norm(prefix, config.names.pre_attention_norm);
+    layer.post_attention_norm = read_norm(prefix, config.names.post_attention_norm);
     if (config.hidden_size_per_layer_input != 0) {
-      layer.post_per_layer_input_norm = read_norm("post_per_layer_input_norm");
+      layer.post_per_layer_input_norm = read_norm(prefix, "post_per_layer_input_norm");
     }
     if (config.layer_scalars) layer.scalar = source.reader.KeptValues(prefix + "layer_scalar", 1).front();
     const auto read_attention = spec.IsRecurrent() ? &ReadRecurrent
                                 : config.UsesMla() ? &ReadLatentAttention
                                                    : &ReadGroupedAttention;
     layer.attention = read_attention(source, spec, prefix);
-    const std::string mlp = fmt::format("{}{}.", prefix, config.names.mlp);
-    if (spec.moe && config.mlp_beside_experts) {
-      layer.mlp = ReadMlpAndExperts(source, spec, prefix);
-      return layer;
-    }
-    layer.mlp = spec.moe ? ReadMoe(source, mlp)
-                : config.mlp.kind == MlpKind::kSquaredRelu
-                    ? ReadSquaredReluMlp(source, mlp)
-                    : ReadGatedMlp(source, mlp, spec.intermediate_size, config.mlp.bias);
+    if (!spec.has_mlp) return layer;
+    layer.pre_mlp_norm = read_norm(mlp_prefix, config.names.pre_mlp_norm);
+    layer.post_mlp_norm = read_norm(mlp_prefix, config.names.post_mlp_norm);
+    layer.mlp = ReadMlp(source, spec, mlp_prefix);
     return layer;
   }
 
@@ -339,7 +342,7 @@ class Decoder final : public Model {
     }
     for (Layer& layer : layers_) {
       shared.OverlapScratch(*layer.attention, rows);
-      shared.OverlapScratch(*layer.mlp, rows);
+      if (layer.mlp) shared.OverlapScratch(*layer.mlp, rows);
     }
     return shared.Used();
   }
@@ -352,9 +355,9 @@ class Decoder final : public Model {
   }
 
   // hidden += block_out_, through a norm if there is one, and scaled.
-  void AddResidual(const Norm& norm, int64_t rows, float* hidden) noexcept {
+  void AddResidual(const Norm& norm, double factor, int64_t rows, float* hidden) noexcept {
     if (norm) Apply(norm, block_out_, rows, block_out_);
-    const auto scale = static_cast<float>(config_.residual_scale);
+    const auto scale = static_cast<float>(config_.residual_scale * factor);
     if (scale != 1) ops_.Scale(block_out_, scale, rows * config_.hidden);
     ops_.Add(hidden, block_out_, rows * config_.hidden);
   }

@@ -15,7 +15,8 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kGlm4vMoe, kGlm4MoeLite, kMinimaxM2, kErnie45Moe, kOlmoe, kFlexOlmo, kGraniteMoe, kGraniteMoeShared, kDots1,
     kSolarOpen, kExaoneMoe, kQwen3VlMoe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35, kQwen35Multimodal, kQwen35Moe,
     kQwen35MoeMultimodal, kGemma, kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm, kYoutu, kHyperClovaX, kQwen2Vl,
-    kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2, kLfm2Moe;
+    kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2, kLfm2Moe, kGraniteMoeHybrid, kBamba,
+    kFalconH1, kNemotronH;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -83,7 +84,11 @@ std::span<const Architecture* const> Architectures() {
                                       &kNemotron,
                                       &kStableLm,
                                       &kLfm2,
-                                      &kLfm2Moe};
+                                      &kLfm2Moe,
+                                      &kGraniteMoeHybrid,
+                                      &kBamba,
+                                      &kFalconH1,
+                                      &kNemotronH};
   return kAll;
 }
 

@@ -96,6 +96,15 @@ std::vector<float> ReadKeyMeans(const weights::TensorView& tensor, const std::st
   return ReadChannels(tensor, name, layer);
 }
 
+// The layer whose attention the checkpoint has in its layer `stored`; config.layers for one without.
+int64_t FindStoredLayer(const ModelConfig& config, int64_t stored) {
+  if (config.stored_layers == 0) return stored;
+  const auto found = std::ranges::find_if(config.layer_specs, [&](const LayerSpec& spec) {
+    return !spec.IsRecurrent() && spec.stored_attention == stored;
+  });
+  return found - config.layer_specs.begin();
+}
+
 // Declaration of the cache of one side of a layer.
 enum class Declared : uint8_t {
   kNothing,
@@ -208,10 +217,11 @@ class ScaleReader {
   std::optional<int64_t> FindLayer(const std::string& name, bool has_role) const {
     const std::optional<int64_t> layer = DecoderLayer(name, prefix_);
     if (layer && has_role) {
-      if (*layer < config_.layers) return layer;
-      if (*layer < config_.layers + config_.num_nextn_predict_layers) return std::nullopt;
+      const int stored = config_.stored_layers == 0 ? config_.layers : config_.stored_layers;
+      if (*layer < stored) return FindStoredLayer(config_, *layer);
+      if (*layer < stored + config_.num_nextn_predict_layers) return std::nullopt;
       throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", checkpoint_.Name(), Quote(name),
-                                   *layer, config_.layers));
+                                   *layer, stored));
     }
     const bool is_decoder = layer || name.find('.') == name.npos || name.starts_with(prefix_);
     if (!is_decoder || name.starts_with(prefix_ + "mtp_") || !LooksLikeKvScale(name)) return std::nullopt;

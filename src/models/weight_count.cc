@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "kvanta/error.h"
 #include "weights/weight_blocks.h"
@@ -69,6 +68,18 @@ BlockCount CountShortConv(const ModelConfig& config) {
   return count;
 }
 
+BlockCount CountMamba2(const ModelConfig& config) {
+  const kernels::Mamba2Shape& shape = config.mamba2.shape;
+  const bool has_norm = shape.gate != kernels::Mamba2Gate::kNoNorm;
+  BlockCount count{.matrices = config.hidden * (shape.ProjectedWidth() + shape.Width()),
+                   .vectors = shape.ConvWidth() * (shape.conv_width + (config.mamba2.conv_bias ? 1 : 0)) +
+                              int64_t{3} * shape.heads + (has_norm ? shape.Width() : 0)};
+  count.kept = count.matrices;
+  if (config.mamba2.in_bias) count.vectors += shape.ProjectedWidth();
+  if (config.mamba2.out_bias) count.vectors += config.hidden;
+  return count;
+}
+
 BlockCount CountLatentAttention(const ModelConfig& config) {
   const MlaConfig& mla = config.mla;
   const int64_t hidden = config.hidden, heads = config.heads, rank = mla.kv_lora_rank, low = mla.q_lora_rank;
@@ -120,6 +131,8 @@ BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
       return CountGatedDeltaNet(config);
     case RecurrentKind::kShortConv:
       return CountShortConv(config);
+    case RecurrentKind::kMamba2:
+      return CountMamba2(config);
   }
   return config.UsesMla() ? CountLatentAttention(config) : CountGroupedAttention(config, spec);
 }
@@ -133,11 +146,14 @@ std::string AttentionModule(const ModelConfig& config, const LayerSpec& spec) {
       return "linear_attn.out_proj";
     case RecurrentKind::kShortConv:
       return "conv.out_proj";
+    case RecurrentKind::kMamba2:
+      return fmt::format("{}.out_proj", config.names.mamba2);
   }
-  return fmt::format("self_attn.{}", config.names.attention_out);
+  return fmt::format("{}.{}", config.names.attention, config.names.attention_out);
 }
 
 LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
+  if (!spec.has_mlp) return {.attention = CountAttention(config, spec), .mlp = {}};
   return {.attention = CountAttention(config, spec),
           .mlp = spec.moe ? CountMoe(config, spec)
                           : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias,
@@ -163,13 +179,13 @@ int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>&
   int64_t count = 0;
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     const LayerSpec& spec = config.layer_specs[layer];
-    const auto is_quantized = [&](std::string_view module) {
-      return !quantization.IsIgnored(
-          fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix, layer, module));
+    const auto is_quantized = [&](int stored, std::string_view module) {
+      return !quantization.IsIgnored(fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix,
+                                                 stored < 0 ? static_cast<int>(layer) : stored, module));
     };
     const std::string mlp = fmt::format("{}.{}{}", config.names.mlp, spec.moe ? "experts.0." : "", config.names.down);
-    if (is_quantized(AttentionModule(config, spec))) count += layers[layer].attention.kept;
-    if (is_quantized(mlp)) count += layers[layer].mlp.matrices;
+    if (is_quantized(spec.stored_attention, AttentionModule(config, spec))) count += layers[layer].attention.kept;
+    if (is_quantized(spec.stored_mlp, mlp)) count += layers[layer].mlp.matrices;
   }
   return count;
 }
@@ -194,23 +210,27 @@ WeightCount CountWeights(const ModelConfig& config) {
       vectors += block.vectors;
     }
   }
-  const int64_t norms =
-      std::ranges::count_if(std::array{config.names.pre_attention_norm, config.names.post_attention_norm,
-                                       config.names.pre_mlp_norm, config.names.post_mlp_norm},
-                            [](std::string_view name) { return !name.empty(); });
+  int64_t norms = 0;
+  const auto count_norm = [&](std::string_view name) { norms += name.empty() ? 0 : 1; };
+  for (const LayerSpec& spec : config.layer_specs) {
+    if (!spec.shares_input) count_norm(config.names.pre_attention_norm);
+    count_norm(config.names.post_attention_norm);
+    if (!spec.has_mlp) continue;
+    count_norm(config.names.pre_mlp_norm);
+    count_norm(config.names.post_mlp_norm);
+  }
   const weights::QuantizedFormat& format = config.quantization.format;
   constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
   const int64_t per_layer_table =
       int64_t{config.vocab_size_per_layer_input} * config.layers * config.hidden_size_per_layer_input;
-  return {
-      .matrices = matrices,
-      .mxfp4 = mxfp4,
-      .quantized = CountQuantized(config, layers),
-      .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
-      .embeddings =
-          int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) + per_layer_table,
-      .vectors = vectors + (norms * config.layers + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
-                 (config.layer_scalars ? config.layers : 0)};
+  return {.matrices = matrices,
+          .mxfp4 = mxfp4,
+          .quantized = CountQuantized(config, layers),
+          .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
+          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) +
+                        per_layer_table,
+          .vectors = vectors + (norms + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
+                     (config.layer_scalars ? config.layers : 0)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

@@ -84,7 +84,8 @@ class ProfiledOps final : public kernels::Ops {
         copy_(profile_->Row("copy")),
         add_(profile_->Row("add")),
         delta_(profile_->Row("gated delta net")),
-        conv_(profile_->Row("short convolution")) {}
+        conv_(profile_->Row("short convolution")),
+        mamba2_(profile_->Row("mamba-2")) {}
 
   Device& device() const noexcept override { return inner_->device(); }
   ThreadPool& threads() const noexcept override { return inner_->threads(); }
@@ -154,6 +155,11 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(conv_);
     inner_->ShortConv(op);
   }
+  void CheckMamba2() const override { inner_->CheckMamba2(); }
+  void Mamba2(const kernels::Mamba2Op& op) noexcept override {
+    const Timer timer(mamba2_);
+    inner_->Mamba2(op);
+  }
   bool OnHost() const noexcept override { return inner_->OnHost(); }
   std::unique_ptr<kernels::LinearGroup> MakeGroup(std::vector<std::unique_ptr<kernels::Linear>>&& layers) override {
     return inner_->MakeGroup(std::move(layers));
@@ -196,6 +202,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(rope_);
     inner_->ScaleRows(x, stride, rows, width, factors, positions);
   }
+  void ScaleColumns(float* x, int64_t stride, int64_t rows, int64_t width, float factor) noexcept override {
+    const Timer timer(activation_);
+    inner_->ScaleColumns(x, stride, rows, width, factor);
+  }
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, kernels::RowArgmax* argmaxes) noexcept override {
     const Timer timer(softcap_);
     inner_->Softcap(x, rows, width, softcap, argmaxes);
@@ -204,7 +214,7 @@ class ProfiledOps final : public kernels::Ops {
  private:
   std::unique_ptr<kernels::Ops> inner_;
   std::shared_ptr<StepProfile> profile_;
-  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_, &conv_;
+  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_, &conv_, &mamba2_;
 };
 
 class ProfiledBackend final : public ForwardingBackend {

@@ -8,6 +8,7 @@ import gguf
 import gguf_gemma4
 import gguf_hybrids
 import gguf_lfm2
+import gguf_mamba2
 
 _COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
 _SHARED = ("n_shared", "num_shared", "moe_num_shared")
@@ -62,6 +63,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
             getattr(writer, f"add_{key}")(config[key])
     if not is_lfm2:
         _add_experts(writer, config)
+    if "mamba_n_heads" in config or "mamba_num_heads" in config:
+        gguf_mamba2.add_config(writer, config)
     if "linear_num_key_heads" in config:
         gguf_hybrids.add_config(writer, config)
     if config["model_type"] == "ministral3":
@@ -95,7 +98,7 @@ def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     get = config.get
     kind = config["model_type"]
     count = next((get(f"{key}_experts") for key in _COUNTED if get(f"{key}_experts")), 0)
-    if not count or get("first_k_dense_replace", 0) >= config["num_hidden_layers"]:
+    if not count or kind == "nemotron_h" or get("first_k_dense_replace", 0) >= config["num_hidden_layers"]:
         return
     writer.add_expert_count(count)
     writer.add_expert_used_count(config[_USED.get(kind, "num_experts_per_tok")])

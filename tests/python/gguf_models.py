@@ -16,6 +16,7 @@ import gguf
 import gguf_gemma4
 import gguf_hybrids
 import gguf_lfm2
+import gguf_mamba2
 import numpy as np
 import safetensors.numpy
 import tiny_models
@@ -72,12 +73,16 @@ ARCHITECTURES = {
     "dots1": "DOTS1",
     "exaone_moe": "EXAONE_MOE",
     "granite": "GRANITE",
+    "granitemoehybrid": "GRANITE_HYBRID",
+    "falcon_h1": "FALCON_H1",
+    "nemotron_h": "NEMOTRON_H",
     "olmo2": "OLMO2",
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
 }
 _NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"}
 _PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3", "ARCEE"}
+_GRANITE_WITH_EXPERTS = {"GRANITE_MOE", "GRANITE_HYBRID"}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -93,6 +98,8 @@ class Source:
 
     def __post_init__(self) -> None:
         self.config = json.loads((self.folder / "config.json").read_text())
+        if "layers_block_type" in self.config:
+            self.config["num_hidden_layers"] = len(self.config["layers_block_type"])
         self.tensors = {
             name: values.copy()
             for name, values in safetensors.numpy.load_file(self.folder / "model.safetensors").items()
@@ -148,6 +155,8 @@ def _parts(source: Source) -> dict[str, Array]:
             stacks.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = values
         elif short_conv := gguf_lfm2.part(name, values):
             parts[short_conv[0]] = short_conv[1]
+        elif (of_mamba2 := gguf_mamba2.parts(config, name, values)) is not None:
+            parts.update(of_mamba2)
         elif gguf_hybrids.MODULE in name:
             parts.update(gguf_hybrids.parts(config, name, values))
         elif name.endswith("kv_b_proj.weight"):
@@ -193,7 +202,9 @@ def _granite_part(name: str, part: str) -> str:
 
 def _back(source: Source, name: str, values: Array) -> None:
     """Puts a part's values into the checkpoint's tensors."""
-    if gguf_hybrids.back(source.config, source.tensors, name, values) or gguf_lfm2.back(source.tensors, name, values):
+    if gguf_mamba2.is_kept(name) or gguf_hybrids.back(source.config, source.tensors, name, values):
+        return
+    if gguf_lfm2.back(source.tensors, name, values):
         return
     name = name if source.arch != "GEMMA4" else gguf_gemma4.tensor_name(source.tensors, name)
     if name in source.tensors:
@@ -201,7 +212,7 @@ def _back(source: Source, name: str, values: Array) -> None:
         return
     experts = re.fullmatch(r"(.+\.experts)\.(\w+\.\w+)", name)
     granite = re.fullmatch(r"(.+)\.(block_sparse_moe\.experts|shared_mlp)\.(\w+)_proj\.weight", name)
-    if granite and source.arch == "GRANITE_MOE":
+    if granite and source.arch in _GRANITE_WITH_EXPERTS:
         module = f"{granite[1]}.{granite[2].removesuffix('.experts')}"
         if granite[3] == "down":
             source.tensors[f"{module}.output_linear.weight"][:] = values
@@ -241,7 +252,9 @@ def _back_fused(source: Source, experts: str, part: str, values: Array) -> None:
 
 def _expert_names(source: Source, name: str) -> str:
     """Names under which the table has the experts of Mixtral, and the parts of Granite's."""
-    if source.arch == "GRANITE_MOE":
+    if source.arch in _GRANITE_WITH_EXPERTS:
+        if source.config["num_local_experts"] == 0:
+            return name.replace("shared_mlp", "mlp")
         return name.replace("block_sparse_moe.experts", "mlp.experts").replace("shared_mlp", "mlp.shared_experts")
     return re.sub(
         r"model\.(layers\.\d+)\.(block_sparse_moe|feed_forward)\.experts\.w", r"\1.feed_forward.experts.w", name

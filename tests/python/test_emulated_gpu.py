@@ -29,13 +29,18 @@ LAYER_NORM = "does not support LayerNorm; device cpu does"
 UNGATED = "does not support MLPs without a gate; device cpu does"
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
+MAMBA2 = "does not support Mamba-2 layers; device cpu does"
 REFUSED = {
     "ArceeForCausalLM": UNGATED,
+    "BambaForCausalLM": MAMBA2,
     "Cohere2ForCausalLM": LAYER_NORM,
     "CohereForCausalLM": LAYER_NORM,
+    "FalconH1ForCausalLM": MAMBA2,
     "GptOssForCausalLM": EXPERTS_WITH_BIASES,
+    "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
     "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
+    "NemotronHForCausalLM": MAMBA2,
     "Llama4ForCausalLM": EXPERTS_WITH_SCALED_INPUTS,
     "Llama4ForConditionalGeneration": EXPERTS_WITH_SCALED_INPUTS,
     "NemotronForCausalLM": LAYER_NORM,

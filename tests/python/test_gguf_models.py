@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import gguf_gemma4
 import gguf_lfm2
+import gguf_mamba2
 import gguf_models
 import numpy as np
 import pytest
@@ -148,6 +149,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **MODELS_WITH_EXPERTS,
     **gguf_gemma4.MODELS,
     **gguf_lfm2.MODELS,
+    **gguf_mamba2.MODELS,
 }
 
 

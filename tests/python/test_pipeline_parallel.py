@@ -32,6 +32,12 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], tuple[int, ...]]]
         {},
         (2,),
     ),
+    "Mamba-2": (
+        lambda folder: saved("GraniteMoeHybrid", folder, layer_types=["linear_attention", "full_attention"] * 2),
+        {},
+        (2,),
+    ),
+    "side by side": (lambda folder: saved("FalconH1", folder), {}, (2,)),
     "GGUF": (lambda folder: blocks(folder, "Q4_K"), {"kv_cache_dtype": "int4"}, (2,)),
     "GGUF experts": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}, (2,)),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel"), {"kv_cache_dtype": "nvfp4"}, (2,)),

@@ -83,6 +83,10 @@ WHOLE_GROUPS: dict[str, Any] = {
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
+    "mamba_d_ssm": 256,
+    "mamba_d_state": 32,
+    "mamba_head_dim": 32,
+    "ssm_state_size": 32,
 }
 
 
@@ -97,7 +101,7 @@ def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
     settings = {**WHOLE_GROUPS, **settings}
     if name.startswith(("Deepseek", "Glm4MoeLite", "Youtu")):
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
-    if name.startswith("GraniteMoeShared"):
+    if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid")):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0
     if name.endswith("ForConditionalGeneration"):
         return MULTIMODAL[name.removesuffix("ForConditionalGeneration")](**settings)

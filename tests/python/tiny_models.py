@@ -235,6 +235,47 @@ SETTINGS |= {
     "Lfm2": LFM2,
     "Lfm2Moe": LFM2 | EXPERTS | {"num_dense_layers": 2},
 }
+MAMBA2: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "pad_token_id": 0,
+}
+FALCON_FACTORS: dict[str, Any] = {
+    "embedding_multiplier": 5.6,
+    "lm_head_multiplier": 0.4,
+    "mlp_multipliers": [0.9, 0.3],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 0.8, 1.2, 1.3, 0.6],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+}
+SETTINGS |= {
+    "GraniteMoeHybrid": MAMBA2 | LOCAL_EXPERTS | GRANITE | {"shared_intermediate_size": 40},
+    "Bamba": {key: value for key, value in MAMBA2.items() if key != "layer_types"} | {"attn_layer_indices": [1]},
+    "FalconH1": {key: value for key, value in MAMBA2.items() if key != "layer_types"}
+    | {
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "mamba_d_ssm": 128,
+        "mamba_rms_norm": True,
+    }
+    | FALCON_FACTORS,
+    "NemotronH": {
+        "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 24,
+        "time_step_min": 0.4,
+        "pad_token_id": 0,
+    },
+}
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
     "Gemma4": "Gemma4TextConfig",
@@ -245,7 +286,17 @@ CONFIGS = {
 }
 CORRECTION_BIASES = ("e_score_correction_bias", "expert_bias")  # buffers
 FIRST = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Gemma4Unified"]
-HYBRIDS = ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Lfm2", "Lfm2Moe"]
+HYBRIDS = [
+    "Qwen3Next",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+    "Lfm2",
+    "Lfm2Moe",
+    "GraniteMoeHybrid",
+    "Bamba",
+    "FalconH1",
+    "NemotronH",
+]
 DENSE = [
     *("Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3", "SeedOss", "Ernie4_5"),
     *("Exaone4", "HunYuanDenseV1", "Cwm", "HyperCLOVAX", "Cohere", "Cohere2", "Arcee", "Nemotron", "StableLm"),
@@ -266,7 +317,7 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
 def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
     """Random values for its parameters, for attention without fused kernels."""
     model.config._attn_implementation = "eager"
-    adds_one = ("GemmaFor", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Nemotron")  # to the weights of norms
+    adds_one = ("GemmaFor", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "NemotronFor")  # to the weights of norms
     norm_center = 0 if type(model).__name__.startswith(adds_one) else 1
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

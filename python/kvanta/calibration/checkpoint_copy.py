@@ -24,6 +24,7 @@ _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safe
 _SCALES = "model-kv-scales.safetensors"
 _MODELOPT = "hf_quant_config.json"
 _GGUF_INDEX = "model.gguf.index.json"
+_OWN_LAYERS = {"FalconH1ForCausalLM", "NemotronHForCausalLM"}
 _BLOCK = 1 << 24
 
 
@@ -50,7 +51,13 @@ def check_target(source: Path, folder: str | Path) -> Path:
             f"{str(source)!r} has its weights in a GGUF file: calibrate the folder that `kvanta convert` makes of it, "
             "or write a scale file (--out)"
         )
-    if "quantization_config" in read_json(source / "config.json"):
+    config = read_json(source / "config.json")
+    for architecture in _OWN_LAYERS.intersection(config.get("architectures") or []):
+        raise InputError(
+            f"{str(source)!r} is a {architecture}, whose checkpoints number layers otherwise than the cache does: "
+            "write a scale file (--out)"
+        )
+    if "quantization_config" in config:
         raise InputError(
             f"{str(source)!r} has a quantization_config already; calibrate the checkpoint it was made from"
         )

@@ -39,7 +39,7 @@ def _write_texts(metadata: Metadata, folder: Path) -> tuple[Weights, list[str]]:
     config["tie_word_embeddings"] = tied
     has_bias = "model.layers.0.self_attn.q_proj.bias" in weights
     config.setdefault("attention_bias", has_bias and metadata.architecture not in ("qwen2", "qwen2moe", "qwen2vl"))
-    config["mlp_bias"] = "model.layers.0.mlp.down_proj.bias" in weights
+    config.setdefault("mlp_bias", "model.layers.0.mlp.down_proj.bias" in weights)
     config.update(vocabulary.special_ids())
 
     _write_json(folder / "config.json", config)

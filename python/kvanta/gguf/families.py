@@ -8,6 +8,7 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf.gemma4 import gemma4
+from kvanta.gguf.mamba2 import falcon_h1, granite_hybrid, nemotron_h
 from kvanta.gguf.metadata import Metadata
 from kvanta.gguf.recurrent_families import lfm2, lfm2_moe
 from kvanta.gguf.window_families import cohere2, command_r, every, exaone4, window_layers
@@ -375,6 +376,11 @@ ARCHITECTURES = {
     "dots1": Family("Dots1ForCausalLM", "dots1", _dots1, has_experts=True),
     "exaone-moe": Family("ExaoneMoeForCausalLM", "exaone_moe", _exaone_moe, has_experts=True),
     "granitemoe": Family("GraniteMoeForCausalLM", "granitemoe", _granite_moe, has_experts=True),
+    "granitehybrid": Family(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", granite_hybrid, has_experts=True, has_sizes_by_layer=True
+    ),
+    "falcon-h1": Family("FalconH1ForCausalLM", "falcon_h1", falcon_h1),
+    "nemotron_h": Family("NemotronHForCausalLM", "nemotron_h", nemotron_h, has_sizes_by_layer=True),
     "granite": Family("GraniteForCausalLM", "granite", _granite),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _olmo2),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _smollm3),

@@ -5,7 +5,7 @@ The letters of sizes are those of `tensor_names.sizes`; GGUF leaves out sizes of
 
 from __future__ import annotations
 
-from kvanta.gguf import expert_tables, recurrent_tables
+from kvanta.gguf import expert_tables, mamba2_tables, recurrent_tables
 
 TOP = """
 token_embd     model.embed_tokens   v,h
@@ -13,6 +13,9 @@ output_norm    model.norm           h     norm
 output_norm.bias  =model.norm.bias  h     optional
 output         lm_head              v,h   optional
 """
+
+# Names of the last norm that differ, by model type.
+FINAL_NORMS = {"falcon_h1": "final_layernorm", "nemotron_h": "norm_f"}
 
 TOP_OF_LAYER_INPUTS = """
 per_layer_token_embd   model.embed_tokens_per_layer      v,Lp   layer_inputs
@@ -342,6 +345,9 @@ BY_MODEL_TYPE = {
     "minimax_m2": _MIXTRAL + expert_tables.MINIMAX_M2,
     "granitemoe": _ATTENTION + expert_tables.GRANITE_MOE,
     "granitemoeshared": _ATTENTION + expert_tables.GRANITE_MOE + expert_tables.GRANITE_MOE_SHARED,
+    "granitemoehybrid": expert_tables.GRANITE_MOE + expert_tables.GRANITE_MOE_SHARED + mamba2_tables.GRANITE_HYBRID,
+    "falcon_h1": mamba2_tables.FALCON_H1,
+    "nemotron_h": mamba2_tables.NEMOTRON_H,
     "llama4_text": _LLAMA4,
     "olmo2": _OLMO2,
     "olmo3": _OLMO2,

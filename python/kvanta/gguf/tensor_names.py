@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kvanta.gguf.layer_tables import BY_MODEL_TYPE, TOP, TOP_OF_LAYER_INPUTS
+from kvanta.gguf.layer_tables import BY_MODEL_TYPE, FINAL_NORMS, TOP, TOP_OF_LAYER_INPUTS
 from kvanta.gguf.recurrent_tables import LFM2_TOP
 from kvanta.gguf.tensor_table import Module, parse_table
 
@@ -28,7 +28,8 @@ def top_modules(model_type: str) -> dict[str, Module]:
     """The modules of no layer."""
     if model_type in ("lfm2", "lfm2_moe"):
         return parse_table(LFM2_TOP)
-    return parse_table(TOP + (TOP_OF_LAYER_INPUTS if model_type == "gemma4_text" else ""))
+    final_norm = f"output_norm model.{FINAL_NORMS[model_type]} h norm" if model_type in FINAL_NORMS else ""
+    return parse_table(TOP + final_norm + (TOP_OF_LAYER_INPUTS if model_type == "gemma4_text" else ""))
 
 
 def sizes_by_layer(config: Mapping[str, Any]) -> list[dict[str, int]]:
@@ -57,6 +58,9 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     ffn = get("intermediate_size_mlp") or config["intermediate_size"]
     linear_heads, linear_dim = get("linear_num_value_heads", 0), get("linear_value_head_dim", 0)
     values = linear_heads * linear_dim
+    mamba_heads = get("mamba_n_heads") or get("mamba_num_heads") or 0
+    mamba_width = mamba_heads * (get("mamba_d_head") or get("mamba_head_dim") or 0)
+    states = (get("mamba_n_groups") or get("n_groups") or 0) * (get("mamba_d_state") or get("ssm_state_size") or 0)
     channels = 2 * get("linear_num_key_heads", 0) * get("linear_key_head_dim", 0) + values
     return {
         "h": config["hidden_size"],
@@ -91,6 +95,11 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "lc": channels,
         "lc+lv": channels + values,
         "lt": get("linear_conv_kernel_dim") or get("conv_L_cache", 0),
+        "mH": mamba_heads,
+        "mv": mamba_width,
+        "mc": mamba_width + 2 * states,
+        "mp": 2 * mamba_width + 2 * states + mamba_heads,
+        "mt": get("mamba_d_conv") or get("conv_kernel") or 0,
         "p": get("hidden_size_per_layer_input") or 0,
         "Lp": config["num_hidden_layers"] * (get("hidden_size_per_layer_input") or 0),
     }

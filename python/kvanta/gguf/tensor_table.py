@@ -2,7 +2,8 @@
 
 A line of a table: GGUF's module in a block, the Hugging Face module in a layer, the shape, and words: `bias` (a bias
 may be there), `optional`, `dense` and `moe` (needed in layers without and with experts), `attention` and `recurrent`
-(needed in layers of attention and in those with a state), `k` and `v` (needed in layers that have keys, and values, of
+(needed in layers of attention and in those with a state), `mlp` (needed in layers of an MLP alone), `flat` (the file's
+shape may be any of as many values), `k` and `v` (needed in layers that have keys, and values, of
 their own), `layer_inputs` (needed with an input of every layer), `norm`. "*" stands for the number of an expert or a
 head, the first size. "|" joins two modules: the upper half of the rows, and the lower one. A name after "=" is that of
 the tensor itself; one that ends with a dot has neither .weight nor .bias appended.

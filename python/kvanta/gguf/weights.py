@@ -164,14 +164,18 @@ class Weights:
         shape = tuple(own[letter] for letter in letters)
         if info.shape in (shape, tuple(own[letter] for letter in letters if letter != "1")):
             return shape
+        if "flat" in module.words and math.prod(info.shape) == math.prod(shape):
+            return shape
         raise InputError(f"{self.path}: tensor {info.name!r} has shape {info.shape}, not {shape}")
 
     def _check_complete(self) -> None:
         required = self._required(self._top.values(), {"optional"})
         for layer in range(self._layers):
             has_experts = f"blk.{layer}.ffn_gate_inp.weight" in self._metadata.tensors
-            is_recurrent = self._layer_types[layer] in ("linear_attention", "conv")
-            left_out = {"optional", "dense" if has_experts else "moe", "attention" if is_recurrent else "recurrent"}
+            kind = {"linear_attention": "recurrent", "conv": "recurrent", "mlp": "mlp"}.get(
+                self._layer_types[layer], "attention"
+            )
+            left_out = {"optional", "dense" if has_experts else "moe", "attention", "recurrent", "mlp"} - {kind}
             if layer >= self._own_kv:
                 left_out |= {"k", "v"}
             elif self._k_eq_v and self._layer_types[layer] == "full_attention":

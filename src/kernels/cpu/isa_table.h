@@ -56,6 +56,7 @@ struct IsaTable {
   RowKernels rows;
   CausalConvKernels causal_conv;
   GatedDeltaKernels gated_delta;
+  Mamba2Kernels mamba2;
   const AttentionKernels* attention = nullptr;
 };
 

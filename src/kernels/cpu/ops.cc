@@ -10,6 +10,7 @@
 #include "kernels/cpu/task_split.h"
 #include "kernels/linear/cpu/packed_linear.h"
 #include "kernels/linear_attention/cpu/gated_delta_net.h"
+#include "kernels/linear_attention/cpu/mamba2.h"
 #include "kernels/linear_attention/cpu/short_conv.h"
 #include "kernels/moe/cpu/cpu_experts.h"
 #include "kvanta/error.h"
@@ -127,6 +128,9 @@ class CpuOps final : public Ops {
   void CheckShortConv() const override {}
 
   void ShortConv(const ShortConvOp& op) noexcept override { CpuShortConv(op, context_->isa, *context_->threads); }
+  void CheckMamba2() const override {}
+
+  void Mamba2(const Mamba2Op& op) noexcept override { CpuMamba2(op, context_->isa, *context_->threads); }
 
   void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {
     ForRows(rows, width, [&](int64_t row) {
@@ -149,6 +153,10 @@ class CpuOps final : public Ops {
   void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,
                  const int64_t* positions) noexcept override {
     ForRows(rows, width, [&](int64_t row) { rows_.scale(x + row * stride, factors[positions[row]], width); });
+  }
+
+  void ScaleColumns(float* x, int64_t stride, int64_t rows, int64_t width, float factor) noexcept override {
+    ForRows(rows, width, [&](int64_t row) { rows_.scale(x + row * stride, factor, width); });
   }
 
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {

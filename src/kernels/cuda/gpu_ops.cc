@@ -71,6 +71,10 @@ class GpuOps final : public Ops {
         fmt::format("{} does not support gated short convolutions; device cpu does", context_->gpu->Name()));
   }
   void ShortConv(const ShortConvOp& /*op*/) noexcept override {}
+  void CheckMamba2() const override {
+    throw InputError(fmt::format("{} does not support Mamba-2 layers; device cpu does", context_->gpu->Name()));
+  }
+  void Mamba2(const Mamba2Op& /*op*/) noexcept override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,
@@ -139,6 +143,10 @@ class GpuOps final : public Ops {
 
   void Scale(float* x, float factor, int64_t n) noexcept override {
     Run(n, cuda::ScaleOp{.x = x, .factor = factor, .count = n});
+  }
+
+  void ScaleColumns(float* x, int64_t stride, int64_t rows, int64_t width, float factor) noexcept override {
+    for (int64_t row = 0; row < rows; ++row) Scale(x + row * stride, factor, width);
   }
 
   void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,

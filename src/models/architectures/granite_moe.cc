@@ -10,15 +10,7 @@ namespace {
 void ReadGraniteMoe(const JsonObject& json, ModelConfig& config) {
   ReadGraniteFactors(json, config);
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  MarkSparseLayers(0, config);
-  ReadExpertCounts(json, "num_local_experts", "intermediate_size", config);
-  config.moe.norm_topk_prob = true;  // a softmax over the chosen logits
-  TensorNames& names = config.names;
-  names.mlp = "block_sparse_moe";
-  names.router = "router.layer";
-  names.fused_gate_up = "input_linear.weight";
-  names.fused_down = "output_linear.weight";
-  names.expert_order = ExpertOrder::kOutIn;
+  ReadGraniteExperts(json, config);
 }
 
 void ReadGraniteMoeShared(const JsonObject& json, ModelConfig& config) {
@@ -37,6 +29,18 @@ constexpr std::string_view kGraniteMoeDefaults = R"({"num_local_experts": 8, "nu
   "intermediate_size": 11008, "max_position_embeddings": 2048, "eos_token_id": 2, "bos_token_id": 1})";
 
 }  // namespace
+
+void ReadGraniteExperts(const JsonObject& json, ModelConfig& config) {
+  MarkSparseLayers(0, config);
+  ReadExpertCounts(json, "num_local_experts", "intermediate_size", config);
+  config.moe.norm_topk_prob = true;  // a softmax over the chosen logits
+  TensorNames& names = config.names;
+  names.mlp = "block_sparse_moe";
+  names.router = "router.layer";
+  names.fused_gate_up = "input_linear.weight";
+  names.fused_down = "output_linear.weight";
+  names.expert_order = ExpertOrder::kOutIn;
+}
 
 extern const Architecture kGraniteMoe = {"GraniteMoeForCausalLM", "granitemoe", ReadGraniteMoe, kGraniteMoeDefaults};
 extern const Architecture kGraniteMoeShared = {"GraniteMoeSharedForCausalLM", "granitemoeshared", ReadGraniteMoeShared,

@@ -13,6 +13,7 @@ class GatedMlp final : public MlpBlock {
   GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
       : ops_(source.ops),
         activation_(source.config.mlp.activation),
+        gate_scale_(source.config.mlp.gate_scale),
         width_(source.ranks.PartitionOf(intermediate_size).Size(source.ranks.Rank())),
         gathered_(source.ranks, intermediate_size) {
     const int64_t hidden = source.config.hidden;
@@ -63,12 +64,14 @@ class GatedMlp final : public MlpBlock {
   // As Forward, for rows whose activations fit in the scratch memory.
   void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
     gate_up_->Forward(x, rows, both_, 2 * width_);
+    if (gate_scale_ != 1) ops_.ScaleColumns(both_, 2 * width_, rows, width_, gate_scale_);
     ops_.ActivateMul(activation_, both_, rows, width_, gated_);
     down_->Forward(gathered_.Gather(gated_, rows), rows, out);
   }
 
   kernels::Ops& ops_;
   kernels::Activation activation_;
+  float gate_scale_;
   int64_t width_;                             // this rank's part of intermediate_size
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up
   GatheredColumns gathered_;                  // intermediate_size columns

@@ -20,7 +20,7 @@ class GroupedAttention final : public AttentionBlock {
         heads_(source.config.heads / source.ranks.Size()),
         kv_heads_(spec.kv_layer >= 0 ? 0 : spec.kv_heads / source.ranks.Size()),
         gathered_(source.ranks, int64_t{source.config.heads} * spec.head_dim) {
-    const std::string module = prefix + "self_attn.";
+    const std::string module = fmt::format("{}{}.", prefix, source.config.names.attention);
     if (config_.attn_output_gate) ops_.CheckOutputGate();
     if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
     if (config_.qk_norm != QkNorm::kNone) {

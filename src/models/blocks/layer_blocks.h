@@ -145,7 +145,10 @@ std::unique_ptr<AttentionBlock> ReadRecurrent(const BlockSource& source, const L
                                               const std::string& prefix);
 std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const std::string& prefix);
 std::unique_ptr<AttentionBlock> ReadShortConv(const BlockSource& source, const std::string& prefix);
+std::unique_ptr<AttentionBlock> ReadMamba2(const BlockSource& source, const std::string& prefix);
 
+// The layer's MLP or mixture of experts: one of those below. `prefix`: of its tensors.
+std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& spec, const std::string& prefix);
 // down(activation(gate(x)) * up(x)), activation by config.mlp; `module`: "model.layers.0.mlp.".
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
                                        bool bias);

@@ -12,6 +12,8 @@ std::unique_ptr<AttentionBlock> ReadRecurrent(const BlockSource& source, const L
       return ReadGatedDeltaNet(source, prefix);
     case RecurrentKind::kShortConv:
       return ReadShortConv(source, prefix);
+    case RecurrentKind::kMamba2:
+      return ReadMamba2(source, prefix);
   }
   return nullptr;
 }

@@ -195,6 +195,10 @@ void Declare(const weights::QuantizationConfig& quantization, const std::string&
   }
 }
 
+std::string EmbeddingName(const TensorNames::Decoder& names) {
+  return fmt::format("{}{}.weight", names.prefix, names.embedding);
+}
+
 // Type of the weights in the folder, if there are any.
 void ReadDType(const std::string& folder, ModelConfig& config) {
   config.dtype_known = weights::Checkpoint::Exists(folder);
@@ -225,7 +229,7 @@ void ReadHead(const std::string& folder, ModelConfig& config) {
     return;
   }
   const weights::TensorView* head = checkpoint.Find(std::string(names.lm_head) + ".weight");
-  const weights::TensorView* embeddings = checkpoint.Find(std::string(names.prefix) + "embed_tokens.weight");
+  const weights::TensorView* embeddings = checkpoint.Find(EmbeddingName(names));
   config.tied_embeddings = head == nullptr || embeddings == nullptr || IsSameTensor(*head, *embeddings);
 }
 
@@ -276,6 +280,8 @@ formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
       return gated_delta_net.State();
     case RecurrentKind::kShortConv:
       return short_conv.State();
+    case RecurrentKind::kMamba2:
+      return mamba2.shape.State();
   }
   return {};
 }
@@ -290,7 +296,7 @@ std::vector<int> ModelConfig::SlidingWindows() const {
 
 const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weights::Checkpoint& checkpoint) {
   for (const TensorNames::Decoder& decoder : config.names.decoders) {
-    if (checkpoint.Find(std::string(decoder.prefix) + "embed_tokens.weight") != nullptr) return decoder;
+    if (checkpoint.Find(EmbeddingName(decoder)) != nullptr) return decoder;
   }
   for (const TensorNames::Decoder& decoder : config.names.decoders) {
     if (HasPrefix(checkpoint, std::string(decoder.prefix) + "layers.")) return decoder;
@@ -300,7 +306,7 @@ const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weight
 
 std::string EmbeddingModule(const ModelConfig& config, const TensorNames::Decoder& names,
                             const weights::Checkpoint& checkpoint) {
-  std::string module = std::string(names.prefix) + "embed_tokens";
+  std::string module = fmt::format("{}{}", names.prefix, names.embedding);
   const bool has_head_alone = config.tied_embeddings && !HasPrefix(checkpoint, module + ".") &&
                               checkpoint.Find(std::string(names.lm_head) + ".weight") != nullptr;
   return has_head_alone ? std::string(names.lm_head) : module;

@@ -11,6 +11,7 @@
 #include "cache/visibility.h"
 #include "kernels/activation.h"
 #include "kernels/linear_attention/gated_delta_net.h"
+#include "kernels/linear_attention/mamba2.h"
 #include "kernels/linear_attention/short_conv.h"
 #include "kernels/moe/moe_layer.h"
 #include "weights/quantization_config.h"
@@ -59,6 +60,15 @@ struct MlaConfig {
   bool operator==(const MlaConfig&) const = default;
 };
 
+struct Mamba2Config {
+  kernels::Mamba2Shape shape;
+  bool conv_bias = true, in_bias = false, out_bias = false;  // of the convolution and of the projections
+  // Factors of the projected z, x, b, c and dt.
+  float z_scale = 1, x_scale = 1, b_scale = 1, c_scale = 1, dt_scale = 1;
+
+  bool operator==(const Mamba2Config&) const = default;
+};
+
 // Temperature of attention in layers without rope (Llama 4): queries at `position` are multiplied by
 // 1 + attn_scale log(1 + floor((position + 1) / floor_scale)).
 struct AttentionTemperature {
@@ -75,6 +85,7 @@ struct MlpSpec {
   kernels::Activation activation = kernels::Activation::kSilu;
   MlpKind kind = MlpKind::kGated;
   bool bias = false;
+  float gate_scale = 1;  // of a gate before the activation
 };
 
 // Norms of the hidden states.
@@ -97,7 +108,7 @@ enum class ExpertOrder : uint8_t {
 };
 
 // Block with a state in place of attention.
-enum class RecurrentKind : uint8_t { kNone, kGatedDeltaNet, kShortConv };
+enum class RecurrentKind : uint8_t { kNone, kGatedDeltaNet, kMamba2, kShortConv };
 
 // A layer's blocks, as far as they may differ between the layers of a model.
 struct LayerSpec {
@@ -110,6 +121,13 @@ struct LayerSpec {
   int kv_heads = 0, head_dim = 0, intermediate_size = 0;
   bool k_eq_v = false;  // values are the projected keys, before their norm
   int kv_layer = -1;    // an earlier layer, whose K and V it attends to; -1: its own
+  bool has_mlp = true;  // else attention, or the block in its place, alone
+  // Attention has the normed input of that of the layer before, which has no MLP: they are side by side.
+  bool shares_input = false;
+  // Layers of the checkpoint with its attention and with its MLP, where blocks are counted otherwise; -1: the layer's
+  // own number.
+  int stored_attention = -1, stored_mlp = -1;
+  double attention_scale = 1, mlp_scale = 1;  // multiply what the blocks add to the hidden states
 
   bool IsRecurrent() const noexcept { return recurrent != RecurrentKind::kNone; }
   void MakeRecurrent(RecurrentKind kind) noexcept {
@@ -121,17 +139,19 @@ struct LayerSpec {
 // Names of tensors that differ between architectures.
 struct TensorNames {
   struct Decoder {
-    std::string_view prefix = "model.";  // embed_tokens, layers.N, norm
+    std::string_view prefix = "model.";  // embedding, layers.N, final_norm
     std::string_view lm_head = "lm_head";
+    std::string_view embedding = "embed_tokens";
   };
   std::vector<Decoder> decoders = {{}};  // alternatives; the first one that the checkpoint has
   // RMS norms of a layer, before and after its two blocks; "" where there is none.
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
-  std::string_view final_norm = "norm";                   // in the decoder
-  std::string_view q_norm = "q_norm", k_norm = "k_norm";  // in the attention
-  std::string_view attention_out = "o_proj";              // in the attention
-  std::string_view mlp = "mlp";                           // in a layer, dense or of experts
+  std::string_view final_norm = "norm";                        // in the decoder
+  std::string_view q_norm = "q_norm", k_norm = "k_norm";       // in the attention
+  std::string_view attention_out = "o_proj";                   // in the attention
+  std::string_view attention = "self_attn", mamba2 = "mamba";  // in a layer
+  std::string_view mlp = "mlp";                                // in a layer, dense or of experts
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
   bool correction_bias_is_row = false;                                // the latter
@@ -156,9 +176,11 @@ struct ModelConfig {
   kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers
   kernels::ShortConvShape short_conv;
   bool short_conv_bias = false;  // of its projections and of the convolution
+  Mamba2Config mamba2;
   kernels::MoeConfig moe;
   bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
+  int stored_layers = 0;             // layers of the checkpoint, where blocks are counted otherwise; 0: `layers`
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
   NormKind norm = NormKind::kRms;
   double rms_eps = 1e-6;         // epsilon of any kind

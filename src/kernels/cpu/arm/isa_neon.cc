@@ -8,6 +8,7 @@
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/linear_attention/cpu/causal_conv_kernels.h"
 #include "kernels/linear_attention/cpu/delta_kernels.h"
+#include "kernels/linear_attention/cpu/mamba2_kernels.h"
 
 namespace kvanta::kernels {
 
@@ -17,6 +18,7 @@ const IsaTable& NeonTable() {
                                .rows = kRowKernels,
                                .causal_conv = kCausalConvKernels,
                                .gated_delta = kGatedDeltaKernels,
+                               .mamba2 = kMamba2Kernels,
                                .attention = &kAttentionKernels};
   return kTable;
 }

@@ -43,4 +43,23 @@ struct GatedDeltaKernels {
   void (*delta_rule)(const DeltaTokens& tokens, float* state) noexcept = nullptr;
 };
 
+// Consecutive tokens of one head of Mamba-2, and a block of its channels.
+struct ScanTokens {
+  const float *b = nullptr, *c = nullptr;       // [state_size]
+  const float* x = nullptr;                     // [columns]
+  float* out = nullptr;                         // [columns]
+  int64_t stride = 0, out_stride = 0;           // of b, c and x; of out
+  const float *decay = nullptr, *dt = nullptr;  // one of each per token
+  int64_t factor_stride = 0;
+  float d = 0;
+  int tokens = 0;
+  int state_size = 0;  // even
+  int columns = 0;     // at most kDeltaColumns
+};
+
+struct Mamba2Kernels {
+  // For each token: h = decay h + b (dt x)^T; out = h^T c + d x. state h: [state_size][kDeltaColumns].
+  void (*scan)(const ScanTokens& tokens, float* state) noexcept = nullptr;
+};
+
 }  // namespace kvanta::kernels

@@ -1,0 +1,17 @@
+// Choice of a layer's MLP.
+#include <fmt/format.h>
+
+#include "models/blocks/layer_blocks.h"
+
+namespace kvanta::models {
+
+std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& spec, const std::string& prefix) {
+  const ModelConfig& config = source.config;
+  if (spec.moe && config.mlp_beside_experts) return ReadMlpAndExperts(source, spec, prefix);
+  const std::string module = fmt::format("{}{}.", prefix, config.names.mlp);
+  if (spec.moe) return ReadMoe(source, module);
+  if (config.mlp.kind == MlpKind::kSquaredRelu) return ReadSquaredReluMlp(source, module);
+  return ReadGatedMlp(source, module, spec.intermediate_size, config.mlp.bias);
+}
+
+}  // namespace kvanta::models

@@ -12,11 +12,11 @@
 namespace kvanta::cache {
 
 struct KvCacheManager {
-  // layers: visibility per layer; empty: full. threads: round the states of recurrent layers; null: the caller's thread
-  // does. Throws InputError as PagePool does.
+  // layers: visibility per layer; empty: full. state_threads: round the states of recurrent layers; null: the caller's
+  // thread does. Throws InputError as PagePool does.
   KvCacheManager(Device& device, const formats::CacheLayout& layout, std::span<const Visibility> layers,
-                 PagePoolConfig config, bool prefix_caching, ThreadPool* threads = nullptr)
-      : spec(layout, layers), pool(device, layout, config), threads(threads) {
+                 PagePoolConfig config, bool prefix_caching, ThreadPool* state_threads = nullptr)
+      : spec(layout, layers), pool(device, layout, config), threads(state_threads) {
     if (prefix_caching) prefix.emplace(pool, spec);
   }
 

@@ -90,15 +90,15 @@ std::vector<CacheFolderEntry> VerifyCacheFolder(const std::string& folder);
 
 // One page file: of such a folder, or of Engine::ExportPage.
 struct PageFileInfo {
-  int version = 0;                // of the file's format
-  std::string identity_key, key;  // of what the page depends on, of the page; hexadecimal digits
-  std::string identity;           // JSON; empty: neither the file nor its folder has it
-  int group = 0;                  // KV cache group
-  bool exact = false;             // the bf16 record of layers with exact pages
-  std::vector<int32_t> tokens;
+  int version = 0;                          // of the file's format
+  std::string identity_key = {}, key = {};  // of what the page depends on, of the page; hexadecimal digits
+  std::string identity = {};                // JSON; empty: neither the file nor its folder has it
+  int group = 0;                            // KV cache group
+  bool exact = false;                       // the bf16 record of layers with exact pages
+  std::vector<int32_t> tokens = {};
   int64_t payload_bytes = 0;
-  std::string checksum;  // hexadecimal digits
-  std::string fault;     // why the file is not used; what follows the fault is not filled in. Empty: it is whole
+  std::string checksum = {};  // hexadecimal digits
+  std::string fault = {};     // why the file is not used; what follows the fault is not filled in. Empty: it is whole
 };
 // Throws InputError if the file cannot be read.
 PageFileInfo ShowPageFile(const std::string& path);

@@ -57,7 +57,7 @@ Options ParseArguments(int argc, char** argv) {
 std::vector<ExpertWeights> MakeExperts(Ops& ops, int64_t count, int64_t hidden, int64_t width, WeightType type) {
   const std::vector<float> values = NormalValues(2 * width * hidden + count, 1, 0.02F);
   const auto make = [&](int64_t first, int64_t out, int64_t in) {
-    const WeightView view{.data = values.data() + first, .dtype = DType::kF32, .out = out, .in = in};
+    const weights::WeightView view{.data = values.data() + first, .dtype = DType::kF32, .out = out, .in = in};
     return ops.MakeLinear({&view, 1}, {}, type);
   };
   std::vector<ExpertWeights> experts;

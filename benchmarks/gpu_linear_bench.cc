@@ -65,14 +65,14 @@ class Bench {
     nlohmann::json rows = nlohmann::json::array();
     for (const Shape shape : options_.shapes) {
       const std::vector<float> w = NormalValues(shape.out * shape.in, 1, 1 / std::sqrt(static_cast<float>(shape.in)));
-      const WeightView view{w.data(), DType::kF32, shape.out, shape.in};
+      const weights::WeightView view{w.data(), DType::kF32, shape.out, shape.in};
       for (const WeightType type : kTypes) Measure(view, type, rows);
     }
     return rows;
   }
 
  private:
-  void Measure(const WeightView& view, WeightType type, nlohmann::json& rows) {
+  void Measure(const weights::WeightView& view, WeightType type, nlohmann::json& rows) {
     const int64_t max_rows = *std::max_element(options_.rows.begin(), options_.rows.end());
     const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
     const std::vector<float> x = NormalValues(max_rows * view.in, 2, 1);

@@ -295,7 +295,7 @@ TEST(Config, DeclaredKvCacheOfLayers) {
   EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre());
   EXPECT_EQ(config.declared_kv_cache, "k=fp8_e4m3,v=nvfp4");
 
-  const auto error_of = [&](const json& config) { return Parse(config).declared_kv_cache_error; };
+  const auto error_of = [&](const json& text) { return Parse(text).declared_kv_cache_error; };
   EXPECT_THAT(error_of(with({{"model.layers.1.self_attn", {{"quant_algo", "INT4"}}}})),
               HasSubstr("quant_algo' is 'INT4'; expected FP8, NVFP4, FP8_K_NVFP4_V"));
   EXPECT_THAT(error_of(with({{"model.layers.4.self_attn", fp8}})), HasSubstr("has layer 4; the model has 4"));

@@ -164,7 +164,9 @@ std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model)
 }
 
 formats::StateRounding StateRoundingOf(const EngineConfig& config) {
-  if (config.page_size > 0 && config.state_grid % config.page_size != 0) {
+  constexpr int kLargestPage = 128;  // every page size divides it; others are errors of their own
+  const bool is_page_size = config.page_size > 0 && kLargestPage % config.page_size == 0;
+  if (is_page_size && config.state_grid % config.page_size != 0) {
     throw InputError(
         fmt::format("state_grid = {}: must be a multiple of the page size, {}", config.state_grid, config.page_size));
   }

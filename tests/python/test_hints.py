@@ -239,7 +239,7 @@ def test_histories_with_what_others_made_stay_open(server: LiveServer) -> None:
     answer = server.post("/v1/responses", input=[items[0], program], max_output_tokens=1)
     assert answer.headers["x-kvanta-ignored"] == "input[program_output]"
     refused = server.post("/v1/responses", input=[{"type": "item_reference", "id": "a"}])
-    assert "'item_reference', which is not supported" in error_of(refused)["message"]
+    assert "item_reference is not supported: answers are not kept (--store-responses)" in error_of(refused)["message"]
 
 
 def file_of(data: bytes, kind: str = "text/plain") -> str:

@@ -1,8 +1,7 @@
 // Gated DeltaNet in place of attention (kernels/linear_attention/gated_delta_net.h).
-#include <cmath>
 
-#include "models/blocks/conv_weights.h"
 #include "models/blocks/layer_blocks.h"
+#include "models/blocks/recurrent_weights.h"
 
 namespace kvanta::models {
 namespace {
@@ -20,7 +19,7 @@ class GatedDeltaNet final : public AttentionBlock {
     ReadProjections(source, module);
     conv_ = ReadConvolution(source, module + "conv1d.weight", shape_.ConvWidth(), shape_.conv_width);
     dt_bias_ = source.reader.KeptValues(module + "dt_bias", shape_.v_heads);
-    ReadDecay(source.reader, module);
+    decay_ = ReadDecay(source, module, shape_.v_heads);
     norm_ = source.reader.Vector(module + "norm.weight", shape_.v_dim);
     out_ = source.reader.Linear({{module + "out_proj", config_.hidden}}, shape_.ValueWidth(), false, source.store);
   }
@@ -99,13 +98,6 @@ class GatedDeltaNet final : public AttentionBlock {
           {.channel = 2 * shape_.KeyWidth() + head * value_width, .projected = first + 2 * keys, .count = value_width});
     }
     z_ = {.first = 2 * keys + value_width, .per_group = values, .group_stride = group, .stride = shape_.v_dim};
-  }
-
-  // GGUF files have -exp(A_log).
-  void ReadDecay(WeightReader& reader, const std::string& module) {
-    const bool is_log = !reader.Has(module + "A");
-    decay_ = reader.KeptValues(module + (is_log ? "A_log" : "A"), shape_.v_heads);
-    for (float& value : decay_) value = is_log ? -std::exp(value) : value;
   }
 
   kernels::Ops& ops_;

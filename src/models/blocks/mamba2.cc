@@ -1,8 +1,7 @@
 // Mamba-2 in place of attention (kernels/linear_attention/mamba2.h).
-#include <cmath>
 
-#include "models/blocks/conv_weights.h"
 #include "models/blocks/layer_blocks.h"
+#include "models/blocks/recurrent_weights.h"
 
 namespace kvanta::models {
 namespace {
@@ -20,7 +19,7 @@ class Mamba2 final : public AttentionBlock {
     ScaleConvolution();
     if (config_.mamba2.conv_bias) conv_bias_ = reader.KeptValues(module + "conv1d.bias", shape_.ConvWidth());
     dt_bias_ = reader.KeptValues(module + "dt_bias", shape_.heads);
-    ReadDecay(reader, module);
+    decay_ = ReadDecay(source, module, shape_.heads);
     d_ = reader.KeptValues(module + "D", shape_.heads);
     if (shape_.gate != kernels::Mamba2Gate::kNoNorm) norm_ = reader.Vector(module + "norm.weight", shape_.Width());
     out_ =
@@ -56,13 +55,6 @@ class Mamba2 final : public AttentionBlock {
   }
 
  private:
-  // GGUF files have -exp(A_log).
-  void ReadDecay(WeightReader& reader, const std::string& module) {
-    const bool is_log = !reader.Has(module + "A");
-    decay_ = reader.KeptValues(module + (is_log ? "A_log" : "A"), shape_.heads);
-    for (float& value : decay_) value = is_log ? -std::exp(value) : value;
-  }
-
   // The factors of x, b and c: the convolution is linear.
   void ScaleConvolution() {
     const Mamba2Config& mamba2 = config_.mamba2;

@@ -1,6 +1,6 @@
 // Gated short convolution in place of attention (kernels/linear_attention/short_conv.h).
-#include "models/blocks/conv_weights.h"
 #include "models/blocks/layer_blocks.h"
+#include "models/blocks/recurrent_weights.h"
 
 namespace kvanta::models {
 namespace {

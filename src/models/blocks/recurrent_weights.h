@@ -1,6 +1,7 @@
-// Weights of the short convolutions of recurrent blocks.
+// Weights that recurrent blocks have in common.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,14 @@ inline std::vector<float> ReadConvolution(const BlockSource& source, const std::
   for (int64_t i = 0; i < channels * taps; ++i) {
     values[static_cast<size_t>(i % taps * channels + i / taps)] = ElementValue(weights, i);
   }
+  return values;
+}
+
+// Decays of the heads, -exp(A_log), which GGUF files have as A. f32 [heads].
+inline std::vector<float> ReadDecay(const BlockSource& source, const std::string& module, int64_t heads) {
+  const bool is_log = !source.reader.Has(module + "A");
+  std::vector<float> values = source.reader.KeptValues(module + (is_log ? "A_log" : "A"), heads);
+  for (float& value : values) value = is_log ? -std::exp(value) : value;
   return values;
 }
 

@@ -170,6 +170,16 @@ def test_the_budget_grows_with_the_chat(source: str, monkeypatch: pytest.MonkeyP
         render("{% for a in range(99) %}{% for b in range(99) %}{% endfor %}{% endfor %}")
 
 
+def test_a_text_that_grows_takes_its_last_length_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt gathered in a namespace; texts that are kept besides count."""
+    monkeypatch.setattr(template_budget, "_MOST_CHARACTERS_EVER", 1_000_000)
+    chat = [{"role": "user", "content": "word " * 200}] * 300
+    gather = "{% set ns = namespace(s='', l=[]) %}{% for m in messages %}{% set ns.s = ns.s + m.content ~ '\n' %}"
+    assert render(gather + "{% endfor %}{{ ns.s | length }}", chat) == str(300 * 1001)
+    with pytest.raises(InputError, match="it makes more than 1000000 characters"):
+        render(gather + "{% set ns.l = ns.l + [ns.s] %}{% endfor %}", chat)
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -204,7 +214,7 @@ def test_a_hostile_template_is_one_clear_error(source: str, monkeypatch: pytest.
         "{{ x",
         "{% unknown %}",
         "{{ " + "(" * 3000 + ")" * 3000 + " }}",
-        "{{ 1" + "+1" * 5000 + " }}",
+        "{{ 1" + "-1" * 5000 + " }}",
         "{% for x in messages %}" * 100 + "{% endfor %}" * 100,
         "{% if a %}" * 120 + "{% endif %}" * 120,
     ],

@@ -95,6 +95,34 @@ def test_the_text_is_that_of_transformers(oracle: Any, file: Path, chat: str) ->
         assert template.render(messages, variables=variables, **own) == expected
 
 
+def long_chat(messages: int) -> list[dict[str, Any]]:
+    """Questions, two calls, a result of the first, an answer."""
+    chat: list[dict[str, Any]] = []
+    for turn in range(messages // 4):
+        calls = [
+            {"id": f"{turn}-{call}", "type": "function", "function": {"name": f"f{turn % 7}", "arguments": {"a": turn}}}
+            for call in range(2)
+        ]
+        chat += [
+            {"role": "user", "content": f"What about {turn}?"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": calls[0]["id"], "content": "word " * 400},
+            {"role": "assistant", "content": "It is so."},
+        ]
+    return chat
+
+
+@pytest.mark.parametrize("name", ["command_r7b", "deepseek_v32", "gemma4", "gpt_oss", "reka_edge"])
+def test_long_chats_are_within_the_limits(oracle: Any, name: str) -> None:
+    """2,000 messages with 1,000 calls, by templates that look at all of them for each of them."""
+    source = (CORPUS[0].parent / f"{name}.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    assert template.render(long_chat(2000)).count("word") == 200_000
+    few = long_chat(40)
+    expected = oracle.apply_chat_template(few, chat_template=source, tokenize=False, add_generation_prompt=True)
+    assert template.render(few) == expected
+
+
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
 def test_most_chats_have_texts_of_their_own(oracle: Any, file: Path) -> None:
     """Else the test above would compare refusals."""

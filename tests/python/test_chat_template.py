@@ -64,6 +64,13 @@ def test_rendering_equals_transformers(source: str, tmp_path: Path) -> None:
     assert render(source, messages) == expected
 
 
+def test_a_format_is_not_taken_for_the_other_kind() -> None:
+    assert render('{{ \'{"id": "%s", "results": {"0": %s}}\' | format(\'a\', 1) }}') == (
+        '{"id": "a", "results": {"0": 1}}'
+    )
+    assert render("{{ '{} %12345d'.format('a') }}") == "a %12345d"
+
+
 def test_functions_that_templates_expect() -> None:
     year = str(datetime.datetime.now().year)
     assert render("{{ strftime_now('%Y') }}") == year

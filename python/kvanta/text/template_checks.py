@@ -13,8 +13,9 @@ from kvanta.text.template_budget import ENTRY, allocate, text_length
 _MOST_BITS = 2**16  # of a number
 _MOST_WIDTH = 10_000  # of a column, an indentation, a group
 
-# Widths of five digits, of another field's value, or of an argument.
-_WIDE_FORMAT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*\.?(?:\d{5}|\*)|\{[^{}]*:[^{}]*(?:\d{5}|\{)")
+# Widths of five digits, of an argument, or of another field's value: of the % operator, and of str.format.
+_WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*\.?(?:\d{5}|\*)")
+_WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5}|\{)")
 
 
 def size(value: object) -> int:
@@ -48,10 +49,10 @@ def _check_bits(bits: int) -> None:
         raise jinja2.TemplateError(f"it makes a number of more than {_MOST_BITS} bits")
 
 
-def _check_format(layout: str, values: Any) -> None:
-    if _WIDE_FORMAT.search(layout):
+def _check_format(layout: str, values: Any, wide: re.Pattern[str] = _WIDE_PERCENT) -> None:
+    if wide.search(layout):
         raise jinja2.TemplateError("it formats a text with a width of five digits, or of another value")
-    fields = layout.count("%") + layout.count("{")
+    fields = layout.count("%" if wide is _WIDE_PERCENT else "{")
     allocate(len(layout) + fields * (text_length(values) + _MOST_WIDTH))
 
 
@@ -165,8 +166,8 @@ METHODS: Mapping[str, Check] = {
     ),
     "center": _padded,
     "expandtabs": lambda value, width=8: _check_lines(value, width),
-    "format": lambda layout, *values: _check_format(layout, values),
-    "format_map": _check_format,
+    "format": lambda layout, *values: _check_format(layout, values, _WIDE_BRACES),
+    "format_map": lambda layout, values: _check_format(layout, values, _WIDE_BRACES),
     "join": _check_join,
     "ljust": _padded,
     "replace": lambda value, old="", new="", *_: _check_replacement(value, old, new),

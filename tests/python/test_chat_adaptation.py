@@ -158,3 +158,29 @@ def test_a_message_that_is_continued_stays_the_last() -> None:
     chat = plain_messages([U, T, {"role": "assistant", "content": "Well,"}])
     text = tokenizer.apply_chat_template(chat, add_generation_prompt=False, continue_final_message=True)
     assert text == "[system]brief[user]one[assistant]Well,"
+
+
+PARTS_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% elif m.role == 'tool' %}"
+    "{{ m.content | tojson }}{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %};{% endfor %}"
+)
+
+
+def test_contents_in_parts_stay_parts_where_the_template_takes_them() -> None:
+    """As vLLM gives them (its content format `openai`): without line breaks of our own between the parts."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    chat = plain_messages(
+        [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": parts, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": parts},
+            {"role": "assistant", "content": parts},
+        ]
+    )
+    tokenizer = Tokenizer(SHIPPED / "stories260k")
+    given: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    text = tokenizer.apply_chat_template(chat, chat_template=PARTS_TEMPLATE, **given)
+    assert text == "user:ab;assistant:ab;tool:a\nb;assistant:ab"
+    text = tokenizer.apply_chat_template(chat, chat_template="{{ messages[0].content }}")
+    assert text == "a\nb"

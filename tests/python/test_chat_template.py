@@ -64,6 +64,13 @@ def test_rendering_equals_transformers(source: str, tmp_path: Path) -> None:
     assert render(source, messages) == expected
 
 
+def test_a_format_is_not_taken_for_the_other_kind() -> None:
+    assert render('{{ \'{"id": "%s", "results": {"0": %s}}\' | format(\'a\', 1) }}') == (
+        '{"id": "a", "results": {"0": 1}}'
+    )
+    assert render("{{ '{} %12345d'.format('a') }}") == "a %12345d"
+
+
 def test_functions_that_templates_expect() -> None:
     year = str(datetime.datetime.now().year)
     assert render("{{ strftime_now('%Y') }}") == year
@@ -170,6 +177,16 @@ def test_the_budget_grows_with_the_chat(source: str, monkeypatch: pytest.MonkeyP
         render("{% for a in range(99) %}{% for b in range(99) %}{% endfor %}{% endfor %}")
 
 
+def test_a_text_that_grows_takes_its_last_length_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt gathered in a namespace; texts that are kept besides count."""
+    monkeypatch.setattr(template_budget, "_MOST_CHARACTERS_EVER", 1_000_000)
+    chat = [{"role": "user", "content": "word " * 200}] * 300
+    gather = "{% set ns = namespace(s='', l=[]) %}{% for m in messages %}{% set ns.s = ns.s + m.content ~ '\n' %}"
+    assert render(gather + "{% endfor %}{{ ns.s | length }}", chat) == str(300 * 1001)
+    with pytest.raises(InputError, match="it makes more than 1000000 characters"):
+        render(gather + "{% set ns.l = ns.l + [ns.s] %}{% endfor %}", chat)
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -204,7 +221,7 @@ def test_a_hostile_template_is_one_clear_error(source: str, monkeypatch: pytest.
         "{{ x",
         "{% unknown %}",
         "{{ " + "(" * 3000 + ")" * 3000 + " }}",
-        "{{ 1" + "+1" * 5000 + " }}",
+        "{{ 1" + "-1" * 5000 + " }}",
         "{% for x in messages %}" * 100 + "{% endfor %}" * 100,
         "{% if a %}" * 120 + "{% endif %}" * 120,
     ],

@@ -130,3 +130,52 @@ def test_the_page_fits_and_names_both_ends(folder: Path, capsys: pytest.CaptureF
     assert "Would not work:" in page
     assert max(map(len, page.splitlines()[1:])) <= 120
     assert len(page.splitlines()) <= 40
+
+
+def test_the_cache_is_what_the_engine_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of a model in float32 is fp32."""
+    _, report = show(folder, capsys)
+    assert report["facts"]["KV cache"][0].startswith("fp32, unless")
+    assert list(report["bytes_per_token"])[:2] == ["fp32", "bf16"]
+
+
+def test_a_folder_without_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.safetensors").unlink()
+    status, report = show(folder, capsys)
+    assert (status, report["problems"]) == (
+        2,
+        [f"{folder} has no weights: no *.safetensors; download them, or give a GGUF file"],
+    )
+    assert "tokenizer" in report["facts"]
+
+
+@pytest.mark.parametrize(
+    ("files", "problem", "facts"),
+    [
+        ((), "has no config.json", set()),
+        (("tokenizer.json", "tokenizer_config.json"), "has no config.json", {"tokenizer", "end tokens"}),
+        (("models--org--name/refs/main",), "is the hub's cache: give one of its models, such as", set()),
+        (("part/config.json",), "or a .gguf file, such as ", set()),
+    ],
+    ids=["empty", "a tokenizer alone", "the hub's cache", "one level up"],
+)
+def test_a_folder_that_is_no_model_has_one_problem(
+    files: tuple[str, ...],
+    problem: str,
+    facts: set[str],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in files:
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        source = folder / Path(name).name
+        (other / name).write_bytes(source.read_bytes() if source.is_file() else b"abc")
+    status, report = show(other, capsys)
+    assert status == 2
+    assert len(report["problems"]) == 1
+    assert problem in report["problems"][0]
+    assert facts <= set(report["facts"])
+    assert "sampling" not in report["facts"]

@@ -14,7 +14,8 @@ from kvanta.text.tokenizer_files.files import check_not_a_pointer, read_json
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 # Suffixes of weights in other formats.
 _OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".onnx", ".msgpack", ".h5", ".ckpt", ".nemo")
-_OWN_WEIGHTS = "gguf_blocks.kvanta"
+OWN_WEIGHTS = "gguf_blocks.kvanta"
+"""Weights that `kvanta convert` keeps in a GGUF file's own types."""
 _MAX_NAMES = 3
 _MAX_NAME_BYTES = 255
 
@@ -27,9 +28,11 @@ def check_model_folder(folder: Path) -> None:
         _check_config(folder, read_json(config_file))
     else:
         _check_other_folders(folder)
+        models = sorted(file.parent for file in folder.glob("*/config.json"))
+        such = f", such as {models[0]}" if models else ""
         raise InputError(
             f"{folder} has no config.json: give a folder in Hugging Face layout, with config.json and *.safetensors, "
-            "or a .gguf file"
+            f"or a .gguf file{such}"
         )
     _check_weights(folder)
 
@@ -48,6 +51,11 @@ def _check_other_folders(folder: Path) -> None:
         raise InputError(
             f"{folder} is a pipeline of diffusers ({one_line(kind)}): only models that generate text are supported"
         )
+    if (models := sorted(each.name for each in folder.glob("models--*"))) or (folder / "refs" / "main").is_file():
+        within = (
+            f": give one of its models, such as {folder / models[0]}" if models else ", and its snapshot is missing"
+        )
+        raise InputError(f"{folder} is the hub's cache{within}")
     files = sorted(folder.glob("*.gguf"))
     if files:
         raise InputError(f"{folder} is a folder of GGUF files: give one of them, such as {files[0]}")
@@ -69,7 +77,7 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    if (folder / _OWN_WEIGHTS).is_file():
+    if (folder / OWN_WEIGHTS).is_file():
         return
     files = sorted(folder.glob("*.safetensors"))
     for file in files:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvanta import _core
-from kvanta.checkpoint.checks import check_model_folder
+from kvanta.checkpoint.checks import OWN_WEIGHTS, check_model_folder
 from kvanta.checkpoint.end_tokens import EndTokens
+from kvanta.checkpoint.fact import Fact, ModelFacts
 from kvanta.checkpoint.generation_config import AUTO, default_sampling
-from kvanta.errors import InputError, KvantaError
+from kvanta.checkpoint.shape_facts import add_shape, key_of, value_of
+from kvanta.errors import InputError
 from kvanta.terminal.tables import human_bytes
 from kvanta.text.tokenizer import Tokenizer
 from kvanta.text.tokenizer_files.files import read_json
@@ -35,42 +36,6 @@ _NOT_READ: Mapping[str, str] = {
 _ALWAYS = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range", "loop"}
 
 
-@dataclass(frozen=True)
-class Fact:
-    """`source`: the file, and the key in it."""
-
-    name: str
-    value: str
-    source: str = ""
-
-
-@dataclass
-class ModelFacts:
-    """Facts of a folder's files. A stage that fails leaves its problem, and the others go on."""
-
-    info: _core.ModelInfo | None = None
-    facts: list[Fact] = field(default_factory=list)
-    ignored: list[Fact] = field(default_factory=list)
-    """Files without effect, with the reason as the value."""
-    problems: list[str] = field(default_factory=list)
-    """Errors that loading, or a request, ends with."""
-    loads: bool = True
-
-    def add(self, name: str, value: object, source: str = "") -> None:
-        """A fact, unless it is None or an empty text."""
-        if value is not None and str(value):
-            self.facts.append(Fact(name, str(value), source))
-
-    def attempt(self, stage: Callable[[], None]) -> None:
-        """Runs a stage; its error becomes a problem, once."""
-        try:
-            stage()
-        except KvantaError as error:
-            self.loads = False
-            if str(error) not in self.problems:
-                self.problems.append(str(error))
-
-
 def model_facts(
     folder: Path,
     info: _core.ModelInfo | None = None,
@@ -83,60 +48,18 @@ def model_facts(
     """
     result = ModelFacts(info)
     result.attempt(lambda: check_model_folder(folder))
-    config: dict[str, Any] = {}
-    result.attempt(lambda: config.update(read_json(folder / "config.json")))
-    result.attempt(lambda: _add_shape(result, folder, config))
-    result.attempt(lambda: _add_weights(result, folder, config))
-    result.attempt(lambda: _add_texts(result, folder, tokenizer or Tokenizer(folder)))
-    result.attempt(lambda: _add_sampling(result, folder, sampling))
+    if (folder / "config.json").is_file():
+        config: dict[str, Any] = {}
+        result.attempt(lambda: config.update(read_json(folder / "config.json")))
+        result.attempt(lambda: add_shape(result, folder, config))
+        result.attempt(lambda: _add_weights(result, folder, config))
+        result.attempt(lambda: _add_texts(result, folder, tokenizer or Tokenizer(folder)))
+        result.attempt(lambda: _add_sampling(result, folder, sampling))
+    elif any(folder.glob("tokenizer*")):
+        result.attempt(lambda: _add_texts(result, folder, Tokenizer(folder)))
     for pattern, reason in _NOT_READ.items():
         result.ignored += [Fact(file.name, reason) for file in sorted(folder.glob(pattern))[:1]]
     return result
-
-
-def _key(config: Mapping[str, Any], *names: str) -> str:
-    """The place of the first of these keys in config.json, that of the text model included."""
-    for prefix, part in (("", config), ("text_config.", config.get("text_config") or {})):
-        for name in names:
-            if isinstance(part, Mapping) and part.get(name) is not None:
-                return f"config.json {prefix}{name}"
-    return f"the class's default, no {names[0]} in config.json"
-
-
-def _value(config: Mapping[str, Any], name: str) -> Any:
-    part = config.get("text_config")
-    return config.get(name, part.get(name) if isinstance(part, Mapping) else None)
-
-
-def _add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:
-    result.info = info = result.info or _core.read_model_info(str(folder))
-    kinds = Counter(info.layer_heads)
-    heads = ", ".join(
-        (f"{count} of " if len(kinds) > 1 else "") + f"{kv_heads} KV heads of {size}"
-        for (kv_heads, size), count in kinds.items()
-    )
-    result.add("architecture", info.architecture, _key(config, "architectures"))
-    result.add("size", f"{info.parameters / 1e6:,.1f} M parameters; {info.layers} layers of {info.hidden}, {heads}")
-    if not info.has_lm_head:
-        result.add("output matrix", "none: texts are embedded, and none is generated", "no lm_head in the weights")
-    result.add("context", f"{info.max_position:,} tokens", _key(config, "max_position_embeddings", "n_positions"))
-    dtype = _key(config, "dtype", "torch_dtype")
-    result.add("dtype", info.dtype, dtype if dtype.startswith("config.json") else "the weights")
-    windows = Counter(window for window in info.sliding_window if window > 0)
-    for window, count in windows.items():
-        result.add("window", f"{window:,} tokens in {count} of {info.layers} layers", _key(config, "sliding_window"))
-    scaling = _value(config, "rope_scaling") or _value(config, "rope_parameters")
-    base = _value(config, "rope_theta") or (scaling.get("rope_theta") if isinstance(scaling, Mapping) else None)
-    kind = scaling.get("rope_type") or scaling.get("type") if isinstance(scaling, Mapping) else None
-    if base is not None or kind is not None:
-        parts = [f"base {base:,.10g}" if isinstance(base, int | float) else "", "" if kind is None else str(kind)]
-        place = _key(config, "rope_theta", "rope_parameters", "rope_scaling")
-        result.add("rope", ", ".join(filter(None, parts)), place)
-    declared = info.declared_kv_cache
-    place = "hf_quant_config.json" if (folder / "hf_quant_config.json").is_file() else "config.json quantization_config"
-    if info.declared_kv_cache_error:
-        declared = f"not known ({info.declared_kv_cache_error}): --kv-cache-dtype must choose one"
-    result.add("KV cache", declared or "bf16, unless --kv-cache-dtype says otherwise", place if declared else "no file")
 
 
 def _tensor_types(folder: Path) -> tuple[dict[str, int], str]:
@@ -170,7 +93,15 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _add_weights(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:
+    names = ("quantization_config", "compression_config")
+    method = next(filter(None, (value_of(config, name) for name in names)), None)
+    if isinstance(method, Mapping):
+        settings = ("quant_method", "bits", "group_size", "fmt", "format", "quant_algo")
+        values = [f"{name} {method[name]}" for name in settings if isinstance(method.get(name), str | int)]
+        result.add("quantization", ", ".join(values), key_of(config, *names))
     if not any(folder.glob("*.safetensors")) and not (folder / GGUF_INDEX).is_file():
+        if not result.problems and not (folder / OWN_WEIGHTS).is_file():
+            raise InputError(f"{folder} has no weights: no *.safetensors; download them, or give a GGUF file")
         return
     sizes, source = _tensor_types(folder)
     is_gguf = (folder / GGUF_INDEX).is_file()
@@ -179,11 +110,6 @@ def _add_weights(result: ModelFacts, folder: Path, config: Mapping[str, Any]) ->
     result.add("weights", text, source)
     if result.info is not None:
         result.add("in memory", f"{human_bytes(result.info.weight_bytes)}, computed as {result.info.dtype}")
-    method = config.get("quantization_config")
-    if isinstance(method, Mapping):
-        names = ("quant_method", "bits", "group_size", "fmt", "format", "quant_algo")
-        values = [f"{name} {method[name]}" for name in names if isinstance(method.get(name), str | int)]
-        result.add("quantization", ", ".join(values), "config.json quantization_config")
 
 
 def _add_texts(result: ModelFacts, folder: Path, tokenizer: Tokenizer) -> None:
@@ -223,11 +149,15 @@ def _add_texts(result: ModelFacts, folder: Path, tokenizer: Tokenizer) -> None:
         result.add("tool template", about, tokenizer.tool_template.place)
 
 
+def _printable(text: str) -> str:
+    return text if text.isprintable() and text.strip() else repr(text)
+
+
 def _add_ends(result: ModelFacts, folder: Path, tokenizer: Tokenizer) -> None:
     info = result.info
     defaults, rows = ([], len(tokenizer)) if info is None else (info.eos_token_ids, info.vocab)
     ends = EndTokens.read(folder, tokenizer, defaults, rows)
-    names = ", ".join(f"{tokenizer.token_text(token)} ({token})" for token in ends.tokens)
+    names = ", ".join(f"{_printable(tokenizer.token_text(token))} ({token})" for token in ends.tokens)
     result.add("end tokens", names or "none: texts end at max_tokens", ends.places(ends.tokens))
     if beyond := [token for token in ends.sources if token not in ends.tokens]:
         shown = f"{', '.join(map(str, beyond))} outside the vocabulary"

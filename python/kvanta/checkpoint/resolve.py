@@ -219,7 +219,8 @@ def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
             if path.suffix.lower() == ".gguf" or _is_gguf(path):  # Ollama's blobs have no suffix
                 check_not_a_pointer(path)
                 return ModelFolder(name, _gguf_folder(path))
-            raise InputError(f"{name!r} is a file, but neither a folder nor a .gguf file")
+            folder = f"; give its folder, {path.parent}" if path.suffix in (".safetensors", ".json") else ""
+            raise InputError(f"{name!r} is a file, but neither a folder nor a .gguf file{folder}")
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise

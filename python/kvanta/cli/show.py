@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kvanta import _core
-from kvanta.checkpoint.facts import ModelFacts, model_facts
+from kvanta.checkpoint.fact import ModelFacts
+from kvanta.checkpoint.facts import model_facts
 from kvanta.checkpoint.resolve import resolve_model
 from kvanta.cli.arguments import CommandParser, add_model, model_of
 from kvanta.cli.help_page import page_width
@@ -18,7 +19,7 @@ from kvanta.errors import InputError
 from kvanta.fleet.plan import plan
 from kvanta.terminal.tables import human_bytes, render_table
 
-_NAME_WIDTH, _SOURCE_WIDTH = 22, 34  # columns, with their margins
+_NAME_WIDTH, _SOURCE_WIDTH = 22, 36  # columns, with their margins
 _FORMATS = ("bf16", "fp8_e4m3", "int8", "int4")
 _DESCRIPTION = """\
 What a model's files are, what the engine will do with them, from which file each fact was read, what is ignored, and
@@ -39,11 +40,12 @@ def parser() -> CommandParser:
 
 
 def _caches(path: str, facts: ModelFacts) -> tuple[dict[str, Any], str]:
-    """Bytes of a token in the common formats, and the reason why some formats do not fit the model; empty: all do."""
+    """Bytes of a token in the model's own format and in common ones, and why some formats do not fit; empty: all do."""
     report = plan(path)
-    rows = {row["name"]: row["bytes_per_token"] for row in report["formats"] if row["name"] in _FORMATS}
+    sizes = {row["name"]: row["bytes_per_token"] for row in report["formats"]}
+    rows = {name: sizes[name] for name in dict.fromkeys((facts.default_cache, *_FORMATS)) if name in sizes}
     known = _core.format_names()
-    missing = len(known) - len({row["name"] for row in report["formats"]})
+    missing = len(known) - len(sizes)
     heads = sorted({size for _, size in facts.info.layer_heads}) if facts.info else []
     reason = f"{missing} of {len(known)} formats do not take heads of {', '.join(map(str, heads))}" if missing else ""
     return rows, reason
@@ -53,11 +55,12 @@ def _text(report: dict[str, Any]) -> str:
     lines = []
     for fact in report["facts"]:
         values = textwrap.wrap(fact["value"], page_width() - _NAME_WIDTH - _SOURCE_WIDTH) or [""]
-        sources = textwrap.wrap(fact["source"], _SOURCE_WIDTH)
+        sources = textwrap.wrap(fact["source"], _SOURCE_WIDTH, break_long_words=False)
         for row, (value, source) in enumerate(itertools.zip_longest(values, sources, fillvalue="")):
             lines.append(["" if row else fact["name"], value, source])
     place = "" if report["path"] == report["model"] else f": {report['path']}"
-    parts = [f"{report['model']}{place}", "", render_table(["", "", "from"], lines, left=(0, 1, 2))]
+    parts = [f"{report['model']}{place}"]
+    parts += ["", render_table(["", "", "from"], lines, left=(0, 1, 2))] if lines else []
     if report["bytes_per_token"]:
         sizes = ", ".join(f"{name} {human_bytes(size)}" for name, size in report["bytes_per_token"].items())
         parts += ["", textwrap.fill(f"A cached token takes: {sizes}. kvanta plan has all formats.", page_width())]

@@ -14,7 +14,8 @@ from typing import Any
 from kvanta import _core
 from kvanta.checkpoint.checks import check_model_folder
 from kvanta.checkpoint.end_tokens import tokenizer_ends
-from kvanta.checkpoint.facts import Fact, model_facts
+from kvanta.checkpoint.fact import Fact
+from kvanta.checkpoint.facts import model_facts
 from kvanta.checkpoint.generation_config import default_sampling, describe
 from kvanta.checkpoint.pooler_config import default_pooling
 from kvanta.checkpoint.resolve import ModelFolder, resolve_model

@@ -4,6 +4,7 @@
 * System messages become one at the beginning for templates that take no others, and the beginning of the user's first
   message for those without a system role. Messages of the user in a row become one where roles must alternate.
 * Functions, earlier calls and their results are written into the messages for templates that do not read them.
+* Contents of several parts become one text for templates that do not take parts.
 * Arguments of an earlier call that are no JSON stay a text where the template takes one; else they are left out.
 """
 
@@ -13,6 +14,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from kvanta.text.chat_messages import TextOfParts
 from kvanta.text.template_traits import TemplateTraits
 
 _SYSTEM = ("system", "developer")
@@ -50,7 +52,13 @@ def adapted(
         if chat[0]["role"] not in _SYSTEM:
             chat.insert(0, {"role": "system", "content": ""})
         chat[0]["content"] = _joined([syntax.instructions(tools), _text(chat[0])])
-    return _alternating(_one_system(chat, traits), traits)
+    chat = _alternating(_one_system(chat, traits), traits)
+    for message in chat:
+        content = message.get("content")
+        if isinstance(content, TextOfParts):
+            parts = [{"type": "text", "text": text} for text in content.parts]
+            message["content"] = parts if traits.takes_parts(message["role"]) else str(content)
+    return chat
 
 
 def _write_calls(chat: list[dict[str, Any]], traits: TemplateTraits, syntax: ToolSyntax) -> None:

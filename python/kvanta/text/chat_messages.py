@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from kvanta.errors import InputError
 from kvanta.params.checks import one_line
 from kvanta.text.chat_template import check_messages
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+class TextOfParts(str):
+    """A content that came in several parts, as one text; `parts`: these texts, for chat templates that take them."""
+
+    __slots__ = ("parts",)
+
+    def __new__(cls, parts: Sequence[str]) -> Self:
+        """Between the parts are line breaks."""
+        text = super().__new__(cls, "\n".join(parts))
+        text.parts = tuple(parts)
+        return text
+
+    parts: tuple[str, ...]
+
+
+def text_of_parts(parts: Sequence[str]) -> str:
+    """The parts' text."""
+    return TextOfParts(parts) if len(parts) > 1 else "".join(parts)
 
 
 def plain_messages(messages: Messages) -> list[dict[str, Any]]:
@@ -57,7 +76,7 @@ def _content(index: int, content: Any) -> str:
                 f"chat message {index} has a part {what!r}: only {{'type': 'text', 'text': ...}} is supported"
             )
         texts.append(part["text"])
-    return "\n".join(texts)
+    return text_of_parts(texts)
 
 
 def _tool_calls(index: int, calls: Any) -> list[Any]:

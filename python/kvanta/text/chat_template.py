@@ -141,10 +141,14 @@ _END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
 
 
 def _mark_end(message: dict[str, Any]) -> None:
-    if not isinstance(message.get("content"), str):
+    content = message.get("content")
+    if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
+        message["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK}]
+        return
+    if not isinstance(content, str):
         message_needed = "continue_final_message needs a last message whose content is a text"
         raise InputError(message_needed, "continue_final_message")
-    message["content"] += _END_MARK
+    message["content"] = content + _END_MARK
 
 
 def _up_to_mark(text: str) -> str:

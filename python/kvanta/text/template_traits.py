@@ -20,6 +20,28 @@ _DEVELOPER = re.compile(r"['\"]developer['\"]")
 _TOOL_ROLE = re.compile(r"['\"](?:tool|ipython|tool_results|observation)['\"]")
 
 
+def _chat_with_call(arguments: Any, result: Any) -> list[dict[str, Any]]:
+    calls = [{"id": _CALL_ID, "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    return [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "name": "f", "tool_call_id": _CALL_ID, "content": result},
+    ]
+
+
+def _chat_with(role: str, content: Any) -> list[dict[str, Any]]:
+    """A short chat with a message of that role, at its usual place."""
+    message, question = {"role": role, "content": content}, {"role": "user", "content": "a"}
+    match role:
+        case "system" | "developer":
+            return [message, question]
+        case "assistant":
+            return [question, message, question]
+        case "tool":
+            return _chat_with_call({}, content)
+    return [message]
+
+
 class TemplateTraits:
     """Each is found when it is first needed."""
 
@@ -27,6 +49,7 @@ class TemplateTraits:
         """`names`: variables that the template reads."""
         self._source = source
         self._render = render
+        self._takes_parts: dict[str, bool] = {}
         self.reads_tools = "tools" in names
         self.reads_calls = "tool_calls" in source
         self.names_results = _TOOL_ROLE.search(source) is not None
@@ -58,14 +81,17 @@ class TemplateTraits:
     def takes_text_arguments(self) -> bool:
         """Arguments of an earlier call that are a text."""
         mark = _MARK.format(0)
-        function = {"name": "f", "arguments": mark}
-        calls = [{"id": _CALL_ID, "type": "function", "function": function}]
-        chat: list[dict[str, Any]] = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "tool", "name": "f", "tool_call_id": _CALL_ID, "content": "b"},
-        ]
-        return mark in self._rendered(chat)
+        return mark in self._rendered(_chat_with_call(mark, "b"))
+
+    def takes_parts(self, role: str) -> bool:
+        """Contents of a role that are lists of parts of type `text`; the template does not write the list itself."""
+        if role not in self._takes_parts:
+            marks = [_MARK.format(0), _MARK.format(1)]
+            rendered = self._rendered(_chat_with(role, [{"type": "text", "text": mark} for mark in marks]))
+            _, first, rest = rendered.partition(marks[0])
+            between, second, _ = rest.partition(marks[1])
+            self._takes_parts[role] = bool(first and second) and "type" not in between
+        return self._takes_parts[role]
 
     def _shows(self, *roles: str) -> bool:
         texts = [_MARK.format(index) for index in range(len(roles))]

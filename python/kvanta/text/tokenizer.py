@@ -83,6 +83,7 @@ class Tokenizer:
         self.chat_template = self._template_of_file(templates.get(DEFAULT))
         self.tool_template = self._template_of_file(templates.get(TOOL_USE))
         """The model's own for chats with tools."""
+        self._given_template: ChatTemplate | None = None
         self.template_defaults: Mapping[str, Any] = {}
         """Variables of the chat template for chats that do not give them."""
         self.tool_syntax: ToolSyntax | None = None
@@ -228,7 +229,7 @@ class Tokenizer:
             raise InputError(f"tokenize must be False, got {one_line(tokenize)}: encode the text")
         template = self._template_of(tools)
         if chat_template is not None:
-            template = ChatTemplate(chat_template, self.special_texts)
+            template = self._compiled(chat_template)
         if template is None:
             raise InputError("this model has no chat template; give a plain prompt instead", "messages")
         check_messages(messages)
@@ -239,6 +240,12 @@ class Tokenizer:
             tools=tools,
             variables={**self.template_defaults, **(variables or {})},
         )
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        """A template that a caller gives, again and again as a rule."""
+        if self._given_template is None or self._given_template.source != source:
+            self._given_template = ChatTemplate(source, self.special_texts)
+        return self._given_template
 
     def writes_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> bool:
         """The chat template shows no functions, so that they are written into the first message."""

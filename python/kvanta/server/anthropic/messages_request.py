@@ -17,6 +17,7 @@ from kvanta.server.requests.conversation import Conversation, field, is_vendors,
 from kvanta.server.requests.protocol import Body, ChatRequest, Messages
 from kvanta.server.requests.request_fields import MESSAGES_IGNORED, MESSAGES_REFUSED, UNKEPT
 from kvanta.server.requests.translated import as_chat, further_fields
+from kvanta.text.chat_messages import text_of_parts
 from kvanta.text.tokenizer import Tokenizer
 
 _TEXTS = ("text",)
@@ -175,7 +176,7 @@ def _add_user(conversation: Conversation, where: str, content: Any) -> None:
 
     def say() -> None:
         if texts:
-            conversation.say("user", "\n".join(texts))
+            conversation.say("user", text_of_parts(texts))
             texts.clear()
 
     for index, block in enumerate(_blocks(where, content)):
@@ -204,7 +205,7 @@ def _add_assistant(conversation: Conversation, where: str, content: Any) -> None
         elif not is_vendors(where, block):
             texts.append(conversation.text_of(where, [block], _TEXTS))
     if texts:
-        conversation.say("assistant", "\n".join(texts))
+        conversation.say("assistant", text_of_parts(texts))
     for call_id, name, arguments in calls:
         conversation.call(call_id, name, arguments)
 

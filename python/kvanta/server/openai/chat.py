@@ -50,7 +50,7 @@ class ChatResponse(ChoicesResponse):
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         # With echo, the message that is continued stands at the beginning of its continuation.
         echoes = request.continue_final_message and request.echo
-        self._begin = plain_messages(readable(request.messages[-1:], True))[-1]["content"] if echoes else ""
+        self._begin = str(plain_messages(readable(request.messages[-1:], True))[-1]["content"]) if echoes else ""
 
     def _top_level(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._job.generations[0].output.prompt_token_ids} if self._token_ids else {}

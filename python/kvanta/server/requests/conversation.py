@@ -11,6 +11,7 @@ from typing import Any
 from kvanta.errors import InputError
 from kvanta.params.checks import one_line
 from kvanta.server.http.hints import note
+from kvanta.text.chat_messages import text_of_parts
 
 # Words in the types of parts that models do not read -> their name in the text.
 _UNREAD: Mapping[str, str] = {"image": "image", "audio": "audio", "video": "video", "file document": "file"}
@@ -84,7 +85,7 @@ def text_of(where: str, content: Any, kinds: Sequence[str], notes_unread: bool =
     if not isinstance(content, list):
         raise InputError(f"{where} must be a text or a list of parts, got {one_line(content)}")
     texts = [_part_text(f"{where}[{index}]", part, kinds, notes_unread) for index, part in enumerate(content)]
-    return "\n".join(text for text in texts if text is not None)
+    return text_of_parts([text for text in texts if text is not None])
 
 
 def is_vendors(where: str, block: Any) -> bool:

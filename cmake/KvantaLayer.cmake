@@ -181,9 +181,9 @@ function(kvanta_layer name)
   set_target_properties(kvanta_${name} PROPERTIES UNITY_BUILD ${KVANTA_UNITY} UNITY_BUILD_BATCH_SIZE 16)
   kvanta_precompile(kvanta_${name})
   if(CMAKE_BUILD_TYPE STREQUAL "Release")
-    if(name MATCHES "^(parallel|cache|attention|store|weights|models|scheduler|observe|engine)$")
+    if(name MATCHES "^(parallel|cache|attention|store|models|scheduler|observe|engine)$")
       target_compile_options(kvanta_${name} PRIVATE -O1)  # their time goes into the kernels that they call
-    elseif(name STREQUAL "formats")
+    elseif(name MATCHES "^(formats|weights)$")
       target_compile_options(kvanta_${name} PRIVATE -O2 -ftree-vectorize)  # -O3 takes a third longer to compile
     endif()
   endif()

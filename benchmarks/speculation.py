@@ -1,9 +1,12 @@
 """Speed of speculative decoding, next to plain decoding.
 
     python benchmarks/speculation.py smollm2 --json docs/results/speculation.json
+    python benchmarks/speculation.py random-hybrid
 
 Three kinds of work, several prompts of each, one request at a time or --batch at once: editing and summarising a
 passage (the answer repeats much of the prompt), and writing on from it (sampled with seeds, so that it repeats little).
+random-hybrid: a random model with the layers of Qwen3.5, whose greedy text repeats itself and whose sampled text does
+not.
 Plain and speculative runs alternate, --pairs times; figures are medians of decode steps alone, without prompts. All
 runs must give the same tokens and log-probabilities to the bit, which is checked first. --rows: time of a plain step of
 this many sequences relative to one sequence: about the cost of a draft of one token less.
@@ -16,10 +19,14 @@ import collections
 import dataclasses
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
+from random_model import QWEN35_HYBRID, write_random_model
 
 from kvanta import LLM, SamplingParams
 from kvanta.evaluate.passages import SHIPPED_TEXT
@@ -27,6 +34,20 @@ from kvanta.evaluate.passages import SHIPPED_TEXT
 _PASSAGES = 4
 _EDIT = "Copy the following text, and write Jack in place of every Jim. Give the text alone.\n\n"
 _SUMMARY = "Summarise the following text in a few sentences, in its own words.\n\n"
+
+
+def random_workloads(tokens: int) -> dict[str, list[tuple[list[int], SamplingParams]]]:
+    """The same of a model whose words mean nothing."""
+    random = np.random.default_rng(4)
+    prompts = [random.integers(300, 30000, 200).tolist() for _ in range(_PASSAGES)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    sampled = [
+        SamplingParams(temperature=1.0, seed=index, max_tokens=tokens, ignore_eos=True) for index in range(_PASSAGES)
+    ]
+    return {
+        "repetitive": [(prompt, greedy) for prompt in prompts],
+        "other text": list(zip(prompts, sampled, strict=True)),
+    }
 
 
 def workloads(llm: LLM, tokens: int, characters: int) -> dict[str, list[tuple[list[int], SamplingParams]]]:
@@ -126,17 +147,32 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="*", default=[], metavar="N", help="sequences of a step [none]")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.model == "random-hybrid":
+            model: str | Path = write_random_model(Path(folder) / "model", QWEN35_HYBRID, gain=0.02)
+        else:
+            model = options.model
+        compare(model, options)
+    return 0
+
+
+def compare(model: str | Path, options: argparse.Namespace) -> None:
+    """Prints the rows of the report, and writes it."""
     common = {"kv_cache_dtype": options.kv_cache_dtype, "max_num_seqs": options.batch, "threads": options.threads}
-    plain = LLM(options.model, **common)
-    speculating = LLM(options.model, speculative_config=options.speculative_config, **common)
+    plain = LLM(model, **common)
+    speculating = LLM(model, speculative_config=options.speculative_config, **common)
     rows = []
-    for name, work in workloads(plain, options.tokens, options.characters).items():
+    is_random = options.model == "random-hybrid"
+    work_of_kinds = (
+        random_workloads(options.tokens) if is_random else workloads(plain, options.tokens, options.characters)
+    )
+    for name, work in work_of_kinds.items():
         rows.append(measure(plain, speculating, name, work, options))
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()})
     costs = []
     if options.rows:
         del plain, speculating
-        batched = LLM(options.model, **{**common, "max_num_seqs": max(options.rows)})
+        batched = LLM(model, **{**common, "max_num_seqs": max(options.rows)})
         costs = step_costs(batched, options.rows, batched.tokenizer.encode("Once upon a time"))
         print(" ".join(f"{cost['rows']}: {cost['times_first']:.2f}" for cost in costs))
     report = {key: getattr(options, key) for key in ("model", "kv_cache_dtype", "speculative_config", "batch", "pairs")}
@@ -144,7 +180,6 @@ def main() -> int:
         options.json.write_text(
             json.dumps({**report, "rows": rows, "step_costs": costs}, indent=1) + "\n", encoding="utf-8"
         )
-    return 0
 
 
 if __name__ == "__main__":

@@ -248,6 +248,8 @@ struct CachePlan {
   int64_t sequence_bytes = 0;
   // A draft model's cache, which the figures above leave out: a page, and the bytes of a sequence outside its pages.
   int64_t draft_page_bytes = 0, draft_exact_bytes = 0;
+  // Inputs of recurrent layers that are kept of the draft tokens of a step, outside the cache.
+  int64_t draft_state_bytes = 0;
 };
 
 // Both need no weights: `model` may be a folder, or the path of a config.json. Throw InputError.

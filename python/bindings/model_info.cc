@@ -46,6 +46,7 @@ void BindModelInfo(nb::module_& module) {
       .def_ro("sequence_bytes", &CachePlan::sequence_bytes)
       .def_ro("draft_page_bytes", &CachePlan::draft_page_bytes)
       .def_ro("draft_exact_bytes", &CachePlan::draft_exact_bytes)
+      .def_ro("draft_state_bytes", &CachePlan::draft_state_bytes)
       .def_prop_ro(
           "groups", [](const CachePlan& plan) { return GroupDicts(plan.groups); },
           nb::sig("def groups(self) -> list[dict[str, typing.Any]]"));

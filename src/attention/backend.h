@@ -38,6 +38,7 @@ struct AttentionSpec {
 struct SequenceSpan {
   int64_t start = 0;                   // tokens already in the cache
   int tokens = 0;                      // new tokens, >= 1
+  int drafts = 0;                      // the last of them, which may be rejected: states are stored without them
   cache::BlockTables pages = nullptr;  // [KV cache group][ceil((start + tokens) / page_size)], valid during the step
 };
 
@@ -92,6 +93,9 @@ class Backend {
 
   // States of a recurrent layer that the step reads and writes. Only of backends on the host.
   virtual cache::StateStep States(const Plan& /*plan*/, int /*layer*/) const noexcept { return {}; }
+  // Makes the plan's States those that advance over the accepted drafts after the step: the first accepted[i] ones of
+  // sequence i of the batch. Their rows are counted among the step's drafts.
+  virtual void AcceptDrafts(Plan& /*plan*/, std::span<const int> /*accepted*/) const noexcept {}
 
   // Counters of a layer; thread-safe, also during a step. A GPU backend returns the counters of the last FetchCounts,
   // which synchronizes with the device and must be called by the thread that runs the steps.

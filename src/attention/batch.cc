@@ -77,11 +77,12 @@ void CheckQueryTransform(const formats::SideScales& side, const formats::Format&
   }
 }
 
-// Splits a sequence's rows where the state after a token is stored, and checks the records.
+// Splits a sequence's rows where the state after a token is stored, and checks the records. Drafted rows are a segment
+// of their own.
 void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group, size_t sequence,
                const cache::KvCacheGroup& spec, Batch& batch) {
   const cache::PageRef* table = span.pages[group];
-  const int64_t end = span.start + span.tokens;
+  const int64_t end = span.start + span.tokens - span.drafts;
   const int64_t page_size = spec.page_size, last = (end - 1) / page_size;
   const PageKind kind = spec.WorkingKind();
   const auto record = [&](int64_t page) {
@@ -100,9 +101,31 @@ void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group,
     position += segment.tokens;
     segment = {.first_row = segment.first_row + segment.tokens, .from = segment.to};
   }
+  segment.tokens = span.drafts;
+  if (span.drafts > 0) batch.state_segments.push_back(segment);
 }
 
 }  // namespace
+
+// In place: there are no more segments and sequences than before.
+void AcceptDrafts(std::span<const int> accepted, Batch& batch) noexcept {
+  const cache::StateStep step{.segments = batch.state_segments, .first_segments = batch.first_segments};
+  size_t count = 0;
+  int64_t first_row = 0;
+  for (size_t sequence = 0; sequence < step.first_segments.size(); ++sequence) {
+    const cache::StateSegment drafts = step.OfSequence(sequence).back();
+    if (drafts.to != cache::kNoPage) continue;
+    if (accepted[sequence] > 0) {
+      batch.state_segments[count] = {
+          .first_row = first_row, .tokens = accepted[sequence], .from = drafts.from, .to = drafts.from};
+      batch.first_segments[count] = static_cast<int32_t>(count);
+      ++count;
+    }
+    first_row += drafts.tokens;
+  }
+  batch.state_segments.resize(count);
+  batch.first_segments.resize(count);
+}
 
 cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int layer) noexcept {
   const formats::LayerScheme& scheme = pool.Layout().layers[static_cast<size_t>(layer)];
@@ -135,6 +158,10 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
           fmt::format("sequence {} of the batch: start {}, {} tokens, {} pages; needs start >= 0, tokens "
                       ">= 1 and block tables",
                       s, span.start, span.tokens, span.pages == nullptr ? "no" : "some"));
+    }
+    if (span.drafts < 0 || span.drafts >= span.tokens) {
+      throw InputError(fmt::format("sequence {} of the batch: {} drafts of {} tokens; one must be no draft", s,
+                                   span.drafts, span.tokens));
     }
     const int64_t end = span.start + span.tokens;
     const int64_t own_page = span.start / page_size;

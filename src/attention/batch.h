@@ -55,6 +55,9 @@ cache::KvCacheSpec SpecOf(const cache::PagePool& pool, const BackendConfig& conf
 // its records. Throws InputError naming the sequence, the page and the missing record.
 void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache::KvCacheSpec& spec, Batch& batch);
 
+// Backend::AcceptDrafts.
+void AcceptDrafts(std::span<const int> accepted, Batch& batch) noexcept;
+
 // States of a recurrent layer of `pool` in a step.
 cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int layer) noexcept;
 

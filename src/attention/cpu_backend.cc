@@ -135,6 +135,10 @@ class CpuBackend final : public Backend {
     return StatesOf(static_cast<const CpuPlan&>(plan).batch, pool_, layer);
   }
 
+  void AcceptDrafts(Plan& plan, std::span<const int> accepted) const noexcept override {
+    attention::AcceptDrafts(accepted, static_cast<CpuPlan&>(plan).batch);
+  }
+
   AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 

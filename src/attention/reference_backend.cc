@@ -74,6 +74,10 @@ class ReferenceBackend final : public Backend {
     return StatesOf(static_cast<const ReferencePlan&>(plan).batch, pool_, layer);
   }
 
+  void AcceptDrafts(Plan& plan, std::span<const int> accepted) const noexcept override {
+    attention::AcceptDrafts(accepted, static_cast<ReferencePlan&>(plan).batch);
+  }
+
   AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 

@@ -10,12 +10,14 @@
 
 namespace kvanta::cache {
 
-// Rows of a step after which the state is stored. A sequence's segments follow one another.
+// Rows of a step after which the state is stored, or drafted ones. A sequence's segments follow one another.
 struct StateSegment {
   int64_t first_row = 0;
   int32_t tokens = 0;
   PageId from = kNoPage;  // record of the state before the first token; kNoPage: zeros
-  PageId to = kNoPage;    // record of the state after the last token; may be `from`
+  // Record of the state after the last token; may be `from`. kNoPage: drafted rows, whose state is not stored
+  // (docs/adr/0087). They are a sequence's last segment.
+  PageId to = kNoPage;
 };
 
 // The segments of a step, and a layer's states in the records.

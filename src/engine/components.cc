@@ -178,6 +178,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                    .keep_types = keep_types,
                                    .keep_quantized = KeepsQuantized(config.weight_dtype, dtype),
                                    .max_rows = config.max_num_batched_tokens,
+                                   .max_draft_rows = MaxDraftRows(config),
                                    .max_positions = components.positions,
                                    .ranks = part.layers ? nullptr : components.ranks.get(),
                                    .expert_parallel = config.enable_expert_parallel,

@@ -28,6 +28,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   engine::CheckConfig(config);
   const std::vector<cache::Visibility> visibility = engine::LayerVisibility(components_.model->Config());
   const cache::KvCacheSpec spec(components_.layout, visibility);
+  has_states_ = std::ranges::any_of(spec.groups, &cache::KvCacheGroup::IsRecurrent);
   Device& device = components_.model->ops().device();
   const engine::CacheSpecs specs{.target = spec,
                                  .draft = components_.proposer ? components_.proposer->CacheSpec() : nullptr};
@@ -45,6 +46,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
     spec_decode_.emplace(*components_.proposer,
                          engine::SpecDecodeConfig{.num_speculative_tokens = components_.num_speculative_tokens,
                                                   .max_model_len = config.max_model_len,
+                                                  .max_draft_rows = components_.model->MaxDraftRows(),
                                                   .target_weight_bytes = components_.model->WeightBytes(),
                                                   .draft_cost = components_.draft_cost});
   }

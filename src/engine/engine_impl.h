@@ -94,9 +94,10 @@ class Engine::Impl {
   void SampleRows(StepBatch& batch);
   void PoolRows(StepBatch& batch);
   void AcceptRows(StepBatch& batch, std::vector<RequestOutput>& outputs) noexcept;
-  void Accept(RequestState& request, std::span<runner::SampleRow> rows, float min_acceptance, double now,
-              std::vector<RequestOutput>& outputs) noexcept;
+  int Accept(RequestState& request, std::span<runner::SampleRow> rows, float min_acceptance, double now,
+             std::vector<RequestOutput>& outputs) noexcept;
   FinishReason Append(RequestState& request, runner::SampleRow& row, RequestOutput& output);
+  void AdvanceStates(const StepBatch& batch) noexcept;
   void AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept;
   void Fail(RequestState& request, FinishReason finish, std::string error,
             std::vector<RequestOutput>& outputs) noexcept;
@@ -141,6 +142,7 @@ class Engine::Impl {
   std::unique_ptr<engine::StoreTiers> tiers_;      // null without any tier
   std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
   bool saturation_warned_ = false;
+  bool has_states_ = false;  // of recurrent layers
 
   engine::StepsInFlight steps_;
   double last_step_end_ = 0;

@@ -61,6 +61,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
     plan.draft_page_bytes = draft->layout.page_bytes;
     plan.draft_exact_bytes = draft->spec.MaxBytes(config.page_size) - draft->layout.page_bytes;
   }
+  plan.draft_state_bytes = engine::MaxDraftRows(config) * model.StateInputBytes();
   double elements = 0;  // elements per token; latents are K and V as one
   for (const formats::LayerScheme& layer : layout.layers) {
     if (layer.IsRecurrent()) continue;

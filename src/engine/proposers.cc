@@ -10,18 +10,15 @@
 #include "engine/engine_config.h"
 #include "engine/ngram_proposer.h"
 #include "engine/ranks.h"
+#include "engine/spec_decode.h"
 #include "kvanta/error.h"
 #include "models/kv_scales.h"
 
 namespace kvanta::engine {
 namespace {
 
-// Draft tokens that are rejected leave K and V that later tokens overwrite, but a recurrent state has them mixed in.
-void RefuseRecurrentLayers(const models::ModelConfig& model, std::string_view what) {
-  if (std::ranges::count(LayerVisibility(model), cache::kRecurrentVisibility) == 0) return;
-  throw InputError(fmt::format(
-      "speculative_config: not supported for {}{}, whose recurrent layers cannot forget rejected tokens; {}", what,
-      model.architecture, what.empty() ? "leave it out" : "choose another model"));
+bool HasRecurrentLayers(const models::ModelConfig& model) {
+  return std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
 }
 
 // The engine's options for the draft model: those that describe a model's weights or a cache's format are its own.
@@ -38,7 +35,12 @@ EngineConfig ConfigOfDraft(EngineConfig config, const SpeculativeConfig& specula
 
 std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target) {
   if (config.speculative_config.empty()) return {};
-  RefuseRecurrentLayers(target, "");
+  if (HasRecurrentLayers(target) && config.pipeline_parallel_size > 1) {
+    throw InputError(
+        fmt::format("speculative_config: not supported for {}, which has recurrent layers, with pipeline_parallel_size "
+                    "= {}; there is: 1",
+                    target.architecture, config.pipeline_parallel_size));
+  }
   const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
   if (speculation.model.empty()) return {};
   if (RankCount(config) > 1) {
@@ -49,7 +51,12 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
   }
   EngineConfig own = ConfigOfDraft(config, speculation);
   models::ModelConfig model = models::ReadConfig(own.model);
-  RefuseRecurrentLayers(model, "the draft model ");
+  if (HasRecurrentLayers(model)) {
+    throw InputError(fmt::format(
+        "speculative_config: the draft model {} has recurrent layers ({}), which is not supported; choose a "
+        "model of attention alone",
+        Quote(own.model), model.architecture));
+  }
   if (model.vocab != target.vocab) {
     throw InputError(
         fmt::format("speculative_config: the draft model {} has a vocabulary of {} tokens, the model {} one "
@@ -67,6 +74,12 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
   }
   cache::KvCacheSpec spec(layout, LayerVisibility(model));
   return DraftModelPlan{std::move(own), std::move(model), std::move(layout), std::move(spec)};
+}
+
+int64_t MaxDraftRows(const EngineConfig& config) {
+  if (config.speculative_config.empty()) return 0;
+  const int64_t tokens = ParseSpeculativeConfig(config.speculative_config).num_speculative_tokens;
+  return std::min({kMaxStepRows - 1, int64_t{config.max_num_batched_tokens} - 1, tokens * config.max_num_seqs});
 }
 
 void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan, EngineComponents& components) {

@@ -20,6 +20,9 @@ struct DraftModelPlan {
 // Checks speculative_config against `target`. Returns the plan of the draft model if it names one. Throws InputError.
 std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target);
 
+// Draft tokens of a step, at most; 0 without speculative_config.
+int64_t MaxDraftRows(const EngineConfig& config);
+
 // Sets the proposer that `config` asks for, with `plan` of the same config, in components whose model is loaded. Throws
 // InputError / ResourceError.
 void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan, EngineComponents& components);

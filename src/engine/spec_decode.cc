@@ -6,13 +6,6 @@
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
-namespace {
-
-// Rows of a step up to which draft tokens are computed with it. Beyond, a step is bound by arithmetic rather than by
-// reading weights, and a row costs its full share.
-constexpr int64_t kMaxStepRows = 64;
-
-}  // namespace
 
 SpecDecode::SpecDecode(DraftProposer& proposer, const SpecDecodeConfig& config)
     : proposer_(proposer),
@@ -27,7 +20,7 @@ float SpecDecode::Propose(std::span<scheduler::Chunk> chunks, const scheduler::S
     sequences += RequestState::Of(*chunk.sequence).MaySpeculate() ? 1 : 0;
   }
   const float min_acceptance = MinAcceptance(sequences, kMaxStepRows - rows_left, DraftCost());
-  rows_left = std::min({rows_left, scheduler.BudgetLeft(), scheduler.DraftRowsLeft()});
+  rows_left = std::min({rows_left, config_.max_draft_rows, scheduler.BudgetLeft(), scheduler.DraftRowsLeft()});
   if (sequences == 0 || rows_left <= 0) return min_acceptance;
   try {
     ProposeFor(chunks, scheduler, rows_left, sequences, min_acceptance);

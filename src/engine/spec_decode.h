@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,9 +17,14 @@
 
 namespace kvanta::engine {
 
+// Rows of a step up to which draft tokens are computed with it. Beyond, a step is bound by arithmetic rather than by
+// reading weights, and a row costs its full share.
+inline constexpr int64_t kMaxStepRows = 64;
+
 struct SpecDecodeConfig {
-  int num_speculative_tokens = 0;   // maximum draft tokens of a sequence in a step
-  int64_t max_model_len = 0;        // tokens of a sequence
+  int num_speculative_tokens = 0;                                // maximum draft tokens of a sequence in a step
+  int64_t max_model_len = 0;                                     // tokens of a sequence
+  int64_t max_draft_rows = std::numeric_limits<int64_t>::max();  // draft tokens of a step
   int64_t target_weight_bytes = 0;  // bytes of the model that verifies, compared with a draft model's until both ran
   std::optional<float> draft_cost = {};  // for tests: that of MinAcceptance, which is measured otherwise
 };

@@ -79,6 +79,7 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
   }
   const int64_t generated = counters_.generated_tokens;
   AcceptRows(batch, outputs);
+  AdvanceStates(batch);
   if (!saturation_warned_) WarnOfSaturation();
   RecordStepTime(batch);
   batch.requests.clear();
@@ -139,6 +140,7 @@ void Engine::Impl::RunChunks(StepBatch& batch, double now) {
   batch.items.clear();
   batch.rows.clear();
   batch.requests.clear();
+  batch.accepted_drafts.assign(batch.chunks.size(), 0);
   batch.prompt_tokens = 0;
   for (const scheduler::Chunk& chunk : batch.chunks) {
     RequestState& request = RequestState::Of(*chunk.sequence);
@@ -198,7 +200,8 @@ void Engine::Impl::AddItem(StepBatch& batch, const scheduler::Chunk& chunk) {
   batch.items.push_back({.tokens = chunk.drafts > 0 ? with_draft : own,
                          .start = chunk.start,
                          .pages = request.pages.Pages(),
-                         .first_output = chunk.tokens - outputs});
+                         .first_output = chunk.tokens - outputs,
+                         .drafts = chunk.drafts});
 }
 
 void Engine::Impl::SampleRows(StepBatch& batch) {
@@ -264,11 +267,19 @@ void Engine::Impl::AcceptRows(StepBatch& batch, std::vector<RequestOutput>& outp
     if (!request.failure.empty()) {
       Fail(request, FinishReason::kError, std::move(request.failure), outputs);
     } else if (sampled != end) {
-      Accept(request, {sampled, row}, batch.min_acceptance, now, outputs);
+      batch.accepted_drafts[item] = Accept(request, {sampled, row}, batch.min_acceptance, now, outputs);
     } else if (request.pooler && batch.chunks[item].last) {
       AcceptEmbedding(request, outputs);
     }
   }
+}
+
+// Advances the states of recurrent layers over the accepted drafts of sequences that go on.
+void Engine::Impl::AdvanceStates(const StepBatch& batch) noexcept {
+  if (!has_states_) return;
+  const double start = Now();
+  runner_->AcceptDrafts(batch.accepted_drafts, *backend_);
+  counters_.seconds_forward += Now() - start;
 }
 
 void Engine::Impl::AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept {
@@ -289,10 +300,11 @@ void Engine::Impl::AcceptEmbedding(RequestState& request, std::vector<RequestOut
 }
 
 // Takes the sampled token of the first row, and of each further one while the draft token before it is the one that was
-// sampled.
-void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> rows, float min_acceptance, double now,
-                          std::vector<RequestOutput>& outputs) noexcept {
+// sampled. Returns the draft tokens that stay in the cache; 0 if the request ends.
+int Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> rows, float min_acceptance, double now,
+                         std::vector<RequestOutput>& outputs) noexcept {
   FinishReason finish = FinishReason::kNone;
+  int accepted = 0;
   request.times.last_token = now;
   if (request.times.first_token == 0) request.times.first_token = now;
   try {
@@ -309,15 +321,18 @@ void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> ro
     }
     if (rows.size() > 1) {
       spec_decode_->Commit(request, output, static_cast<int>(rows.size()) - 1, min_acceptance);
-      scheduler_->ChargeDrafts(request, std::max<int64_t>(0, std::ssize(output.tokens) - 1));
+      accepted = std::max(0, static_cast<int>(output.tokens.size()) - 1);
+      scheduler_->ChargeDrafts(request, accepted);
     }
     output.finish = finish;
     outputs.push_back(std::move(output));
   } catch (const std::exception& error) {
     Fail(request, error, outputs);
-    return;
+    return 0;
   }
-  if (finish != FinishReason::kNone) Finish(request, finish);
+  if (finish == FinishReason::kNone) return accepted;
+  Finish(request, finish);
+  return 0;
 }
 
 // Adds a sampled token to the request and its output. Returns the reason to stop, if it is one.

@@ -20,8 +20,9 @@ struct StepBatch {
   std::vector<std::shared_ptr<RequestState>> requests;  // the chunks' requests; may end while the step is in flight
   std::vector<runner::RunItem> items;
   std::vector<runner::SampleRow> rows;
-  float min_acceptance = 0;   // minimum acceptance of its drafts
-  int64_t prompt_tokens = 0;  // prompt tokens, without those that are computed again after a preemption
+  std::vector<int> accepted_drafts;  // [chunks] that stay in the cache
+  float min_acceptance = 0;          // minimum acceptance of its drafts
+  int64_t prompt_tokens = 0;         // prompt tokens, without those that are computed again after a preemption
   runner::Runner::Ticket ticket = 0;
   double seconds = 0;  // its forward pass and logits took on this rank
   scheduler::StepWork work;

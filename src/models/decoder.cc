@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/per_layer_inputs.h"
-#include "models/blocks/rope.h"
+#include "models/rope_tables.h"
 #include "models/weight_count.h"
 #include "models/weights.h"
 
@@ -24,16 +25,10 @@ using kernels::Ops;
 
 struct Layer {
   Norm pre_attention_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
-  int rope_tables = 0;  // index
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<MlpBlock> mlp;   // null: none
   Norm post_per_layer_input_norm;  // none without per-layer inputs
   float scalar = 1;                // factor of the layer's hidden states
-};
-
-// f32 [positions][rotary_dim], cos | sin; empty without rope.
-struct RopeTables {
-  Buffer keys, queries;
 };
 
 class Decoder final : public Model {
@@ -67,7 +62,8 @@ class Decoder final : public Model {
                              .config = config_,
                              .store = options.store,
                              .ranks = ranks_,
-                             .expert_parallel = options.expert_parallel};
+                             .expert_parallel = options.expert_parallel,
+                             .max_draft_rows = options.max_draft_rows};
     if (config.hidden_size_per_layer_input != 0) {
       const auto width = static_cast<double>(config.hidden_size_per_layer_input);
       per_layer_ = std::make_unique<PerLayerInputs>(source, prefix, embedding_kind,
@@ -94,7 +90,8 @@ class Decoder final : public Model {
     reader.CheckUnusedTensors(names, config.stored_layers == 0 ? config.layers : config.stored_layers,
                               config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
-    MakeRopeTables(options.max_positions == 0 ? config.max_position : options.max_positions);
+    if (std::ranges::any_of(config_.layer_specs, &LayerSpec::IsRecurrent)) max_draft_rows_ = options.max_draft_rows;
+    ropes_.emplace(ops, config_, options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
   }
 
@@ -130,10 +127,7 @@ class Decoder final : public Model {
         .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
     for (; step.layer < config_.layers; ++step.layer) {
       Layer& layer = layers_[step.layer];
-      step.rope = &config_.layer_specs[step.layer].rope;
-      step.rope_table = rope_tables_[layer.rope_tables].keys.as<float>();
-      step.query_rope_table = rope_tables_[layer.rope_tables].queries.as<float>();
-      step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
+      ropes_->Set(config_, step);
       const LayerSpec& spec = config_.layer_specs[step.layer];
       const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
       layer.attention->Forward(step, x, block_out_);
@@ -156,6 +150,11 @@ class Decoder final : public Model {
       if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
     if (is_last_) Apply(final_norm_, hidden, rows, hidden);
+  }
+
+  void AdvanceStates(attention::Backend& backend, attention::Plan& plan) noexcept override {
+    AttentionStep step{.backend = &backend, .plan = &plan};
+    for (; step.layer < config_.layers; ++step.layer) layers_[step.layer].attention->AdvanceStates(step);
   }
 
   void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
@@ -272,52 +271,6 @@ class Decoder final : public Model {
     return type == kernels::WeightType::kF16 ? Fp16ToFloat(FloatToFp16(value)) : value;
   }
 
-  // Tables for each different rope of the layers.
-  void MakeRopeTables(int64_t positions) {
-    if (positions < 1 || positions > config_.max_position) {
-      throw InputError(fmt::format("{} positions; this model takes 1 to {}", positions, config_.max_position));
-    }
-    std::vector<RopeSpec> specs;
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const RopeSpec& spec = config_.layer_specs[i].rope;
-      const auto found = std::find(specs.begin(), specs.end(), spec);
-      layers_[i].rope_tables = static_cast<int>(found - specs.begin());
-      if (found == specs.end()) specs.push_back(spec);
-    }
-    for (const RopeSpec& spec : specs) rope_tables_.push_back(MakeTables(spec, positions));
-    MakeQueryScales(positions);
-  }
-
-  void MakeQueryScales(int64_t positions) {
-    const AttentionTemperature& temperature = config_.attn_temperature;
-    if (temperature.floor_scale == 0) return;
-    std::vector<float> scales;
-    for (int64_t position = 0; position < positions; ++position) {
-      const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
-      scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
-    }
-    query_scales_ = ops_.device().Allocate(scales.size() * sizeof(float));
-    ops_.device().CopyIn(query_scales_.data(), scales.data(), query_scales_.bytes());
-  }
-
-  RopeTables MakeTables(const RopeSpec& spec, int64_t positions) const {
-    RopeTables tables;
-    if (spec.rotary_dim == 0) return tables;
-    // The device's memory first: its allocation is checked against what the machine has.
-    const bool scales_queries = spec.llama_4_scaling_beta != 0;
-    const size_t bytes = positions * spec.rotary_dim * sizeof(float);
-    tables.keys = ops_.device().Allocate(bytes);
-    tables.queries = scales_queries ? ops_.device().Allocate(bytes) : tables.keys;
-    std::vector<float> table(positions * spec.rotary_dim);
-    FillRopeTable(MakeRopeFrequencies(spec, positions), table);
-    ops_.device().CopyIn(tables.keys.data(), table.data(), bytes);
-    if (scales_queries) {
-      ScaleQueryTable(spec, table);
-      ops_.device().CopyIn(tables.queries.data(), table.data(), bytes);
-    }
-    return tables;
-  }
-
   // One allocation for the activations of the largest batch. Blocks run one after the other, in the same memory.
   void AllocateScratch(int64_t max_rows) {
     if (max_rows < 1) throw InputError(fmt::format("{} rows in a batch; at least 1 is needed", max_rows));
@@ -376,9 +329,8 @@ class Decoder final : public Model {
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
   float embedding_scale_ = 1;
-  std::vector<RopeTables> rope_tables_;
+  std::optional<RopeTables> ropes_;
   std::unique_ptr<PerLayerInputs> per_layer_;  // null: none
-  Buffer query_scales_;                        // f32 [positions], of layers without rope; empty: none
   // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
   // of all ranks, and argmaxes of each rank's columns.
   std::vector<int32_t> own_tokens_;

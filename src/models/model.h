@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +31,9 @@ class Model {
   // With this rank's layers alone.
   const ModelConfig& Config() const noexcept { return config_; }
   int64_t WeightBytes() const noexcept { return weight_bytes_; }
+  // Drafted rows that a Forward may have (attention::SequenceSpan): LoadOptions::max_draft_rows with recurrent layers;
+  // any number without.
+  int64_t MaxDraftRows() const noexcept { return max_draft_rows_; }
   virtual kernels::Ops& ops() const noexcept = 0;
   // One per layer, for the attention backend: with this rank's heads.
   virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
@@ -39,6 +43,9 @@ class Model {
   // rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
+  // Advances the states of recurrent layers over the drafted rows of the last Forward that were accepted.
+  // `plan`: that Forward's, after Backend::AcceptDrafts.
+  virtual void AdvanceStates(attention::Backend& backend, attention::Plan& plan) noexcept = 0;
   // Logits: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and argmaxes of its rows [rows] unless null. Only of
   // rank 0; the others must call it as well, but not those of a pipeline.
   virtual void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept = 0;
@@ -46,6 +53,7 @@ class Model {
  protected:
   ModelConfig config_;
   int64_t weight_bytes_ = 0;
+  int64_t max_draft_rows_ = std::numeric_limits<int64_t>::max();
 };
 
 // Consecutive layers of a model.
@@ -61,6 +69,7 @@ struct LoadOptions {
   bool keep_types = false;  // matrices of a GGUF file keep their types where linear layers can; `store` for the others
   bool keep_quantized = true;  // quantized weights of a checkpoint stay as they are, unless `store` is kF32
   int64_t max_rows = 512;      // rows of the largest Forward
+  int64_t max_draft_rows = 0;  // drafted rows of a Forward: models with recurrent layers keep inputs of as many
   int64_t max_positions = 0;   // rope table length; 0: config.max_position
   parallel::Communicator* ranks = nullptr;  // share the model, each loads its part; null: this process alone
   bool expert_parallel = false;             // ranks divide the experts of a layer instead of each expert

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "attention/backend.h"
@@ -25,6 +26,9 @@ class ForwardingBackend : public attention::Backend {
   }
   cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
     return inner_->States(plan, layer);
+  }
+  void AcceptDrafts(attention::Plan& plan, std::span<const int> accepted) const noexcept override {
+    inner_->AcceptDrafts(plan, accepted);
   }
   attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
   void FetchCounts() override { inner_->FetchCounts(); }

@@ -93,7 +93,10 @@ Runner::Ticket Runner::Begin(std::span<const RunItem> items, attention::Backend&
     }
     tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
     for (size_t i = 0; i < item.tokens.size(); ++i) positions_.push_back(item.start + static_cast<int64_t>(i));
-    spans_.push_back({.start = item.start, .tokens = static_cast<int>(item.tokens.size()), .pages = item.pages});
+    spans_.push_back({.start = item.start,
+                      .tokens = static_cast<int>(item.tokens.size()),
+                      .drafts = item.drafts,
+                      .pages = item.pages});
   }
   assert(static_cast<int64_t>(tokens_.size()) <= max_rows_);
   const bool all_output = output_rows_.size() == tokens_.size();
@@ -138,6 +141,13 @@ Runner::Ticket Runner::Begin(std::span<const RunItem> items, attention::Backend&
   }
   if (sender_) sender_->Check();
   return next_++;
+}
+
+void Runner::AcceptDrafts(std::span<const int> accepted, attention::Backend& backend) noexcept {
+  assert(planned_for_ == &backend && pipeline_ == nullptr);
+  if (std::ranges::all_of(accepted, [](int drafts) { return drafts == 0; })) return;
+  backend.AcceptDrafts(*plan_, accepted);
+  model_.AdvanceStates(backend, *plan_);
 }
 
 void Runner::ModelLogits(int64_t first, int64_t count, float* out, kernels::RowArgmax* argmaxes) {

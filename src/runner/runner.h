@@ -24,6 +24,7 @@ struct RunItem {
   int64_t start = 0;
   cache::BlockTables pages = nullptr;
   int64_t first_output = 0;  // first of `tokens` with logits; tokens.size(): none has
+  int drafts = 0;            // the last of `tokens`, which may be rejected (AcceptDrafts)
 };
 
 class Runner {
@@ -48,6 +49,10 @@ class Runner {
   // Waits for a batch, which is the last Forward to the other methods from then on.
   void Finish(Ticket ticket);
   void Forward(std::span<const RunItem> items, attention::Backend& backend) { Finish(Begin(items, backend)); }
+
+  // Advances the states of recurrent layers over the accepted drafts of the last Forward with this backend: the first
+  // accepted[i] ones of item i. Not with other ranks.
+  void AcceptDrafts(std::span<const int> accepted, attention::Backend& backend) noexcept;
 
   int64_t MaxRows() const noexcept { return max_rows_; }
   int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }

@@ -56,7 +56,7 @@ struct DeltaStates {
 
 // Rows [begin, end) of the layer's sequence with the states of a step.
 std::vector<float> RunDelta(const DeltaLayer& layer, int64_t begin, int64_t end, const cache::StateStep& states,
-                            const Unit& unit, int threads) {
+                            const Unit& unit, int threads, bool states_only = false) {
   const GatedDeltaNetShape& shape = layer.shape;
   const int64_t rows = end - begin;
   const std::vector<ChannelRun> runs = {{.channel = 0, .projected = 0, .count = shape.ConvWidth()}};
@@ -76,12 +76,13 @@ std::vector<float> RunDelta(const DeltaLayer& layer, int64_t begin, int64_t end,
                     .conv = layer.conv.data(),
                     .dt_bias = layer.dt_bias.data(),
                     .decay = layer.decay.data(),
-                    .norm = layer.norm.data(),
+                    .norm = states_only ? nullptr : layer.norm.data(),
                     .eps = DeltaLayer::kEps,
                     .states = states,
                     .mixed = mixed.data(),
                     .factors = factors.data(),
-                    .out = out.data()},
+                    .out = out.data(),
+                    .states_only = states_only},
                    *unit.table, pool);
   return out;
 }
@@ -203,6 +204,28 @@ TEST_P(GatedDeltaNetTest, StepsAndThreadsChangeNoBit) {
     EXPECT_TRUE(std::equal(out.begin(), out.begin() + 13 * width, expected.begin() + 32 * width));
     EXPECT_TRUE(std::equal(out.begin() + 13 * width, out.end(), expected.begin()));
     EXPECT_TRUE(std::equal(at(2), at(3), at(3)));
+  }
+}
+
+// Drafted rows have the outputs of plain steps and leave the state of the row before them, which then advances over
+// accepted ones alone.
+TEST_P(GatedDeltaNetTest, StatesAdvanceOverAcceptedDrafts) {
+  for (const GatedDeltaNetShape& shape : kDeltaShapes) {
+    const DeltaLayer layer(shape, 20);
+    for (const int accepted : {1, 2, 6}) {
+      DeltaStates plain(layer, 1), drafted(layer, 1);
+      plain.segments = {{.first_row = 0, .tokens = 12 + accepted, .to = 0}};
+      plain.first = drafted.first = {0};
+      const std::vector<float> expected = RunDelta(layer, 0, 12 + accepted, plain.Step(), GetParam(), 1);
+      drafted.segments = {{.first_row = 0, .tokens = 11, .to = 0}};
+      RunDelta(layer, 0, 11, drafted.Step(), GetParam(), 2);
+      drafted.segments = {{.first_row = 0, .tokens = 1, .from = 0, .to = 0}, {.first_row = 1, .tokens = 6, .from = 0}};
+      const std::vector<float> out = RunDelta(layer, 11, 18, drafted.Step(), GetParam(), 2);
+      EXPECT_TRUE(std::equal(expected.begin() + 11 * shape.ValueWidth(), expected.end(), out.begin()));
+      drafted.segments = {{.first_row = 0, .tokens = accepted, .from = 0, .to = 0}};
+      RunDelta(layer, 12, 18, drafted.Step(), GetParam(), 2, /*states_only=*/true);
+      EXPECT_EQ(drafted.memory, plain.memory) << accepted;
+    }
   }
 }
 

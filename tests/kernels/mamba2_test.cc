@@ -54,7 +54,7 @@ struct Mamba2States {
 
 // Rows [begin, end) of the layer's sequence with the states of a step.
 std::vector<float> RunMamba2(const Mamba2Layer& layer, int64_t begin, int64_t end, const cache::StateStep& states,
-                             const Unit& unit, int threads) {
+                             const Unit& unit, int threads, bool states_only = false) {
   const Mamba2Shape& shape = layer.shape;
   const int64_t rows = end - begin;
   std::vector<float> projected(layer.projected.begin() + begin * shape.ProjectedWidth(),
@@ -64,7 +64,9 @@ std::vector<float> RunMamba2(const Mamba2Layer& layer, int64_t begin, int64_t en
   ThreadPool pool(threads);
   CpuMamba2({.shape = shape,
              .rows = rows,
-             .projected = projected.data(),
+             .z = states_only ? nullptr : projected.data(),
+             .inputs = projected.data() + shape.Width(),
+             .stride = shape.ProjectedWidth(),
              .z_scale = Mamba2Layer::kZScale,
              .dt_scale = Mamba2Layer::kDtScale,
              .conv = layer.conv.data(),
@@ -72,7 +74,7 @@ std::vector<float> RunMamba2(const Mamba2Layer& layer, int64_t begin, int64_t en
              .dt_bias = layer.dt_bias.data(),
              .decay = layer.decay.data(),
              .d = layer.d.data(),
-             .norm = layer.norm.data(),
+             .norm = states_only ? nullptr : layer.norm.data(),
              .eps = Mamba2Layer::kEps,
              .states = states,
              .mixed = mixed.data(),
@@ -207,6 +209,28 @@ TEST_P(Mamba2Test, StepsAndThreadsChangeNoBit) {
     EXPECT_TRUE(std::equal(out.begin(), out.begin() + 13 * width, expected.begin() + 32 * width));
     EXPECT_TRUE(std::equal(out.begin() + 13 * width, out.end(), expected.begin()));
     EXPECT_TRUE(std::equal(at(2), at(3), at(3)));
+  }
+}
+
+// Drafted rows have the outputs of plain steps and leave the state of the row before them, which then advances over
+// accepted ones alone.
+TEST_P(Mamba2Test, StatesAdvanceOverAcceptedDrafts) {
+  for (const Mamba2Shape& shape : kMamba2Shapes) {
+    const Mamba2Layer layer(shape, 20);
+    for (const int accepted : {1, 2, 6}) {
+      Mamba2States plain(layer, 1), drafted(layer, 1);
+      plain.segments = {{.first_row = 0, .tokens = 12 + accepted, .to = 0}};
+      plain.first = drafted.first = {0};
+      const std::vector<float> expected = RunMamba2(layer, 0, 12 + accepted, plain.Step(), GetParam(), 1);
+      drafted.segments = {{.first_row = 0, .tokens = 11, .to = 0}};
+      RunMamba2(layer, 0, 11, drafted.Step(), GetParam(), 2);
+      drafted.segments = {{.first_row = 0, .tokens = 1, .from = 0, .to = 0}, {.first_row = 1, .tokens = 6, .from = 0}};
+      const std::vector<float> out = RunMamba2(layer, 11, 18, drafted.Step(), GetParam(), 2);
+      EXPECT_TRUE(std::equal(expected.begin() + 11 * shape.Width(), expected.end(), out.begin()));
+      drafted.segments = {{.first_row = 0, .tokens = accepted, .from = 0, .to = 0}};
+      RunMamba2(layer, 12, 18, drafted.Step(), GetParam(), 2, /*states_only=*/true);
+      EXPECT_EQ(drafted.memory, plain.memory) << accepted;
+    }
   }
 }
 

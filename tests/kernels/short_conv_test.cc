@@ -52,7 +52,10 @@ std::vector<float> RunConv(const ConvLayer& layer, std::vector<float> projected,
   ThreadPool pool(threads);
   CpuShortConv({.shape = layer.shape,
                 .rows = rows,
-                .projected = projected.data(),
+                .b = projected.data(),
+                .c = projected.data() + layer.shape.channels,
+                .x = projected.data() + int64_t{2} * layer.shape.channels,
+                .stride = int64_t{3} * layer.shape.channels,
                 .conv = layer.conv.data(),
                 .bias = layer.bias.empty() ? nullptr : layer.bias.data(),
                 .states = states,
@@ -140,6 +143,36 @@ TEST_P(ShortConvTest, StepsAndThreadsChangeNoBit) {
     EXPECT_TRUE(std::equal(out.begin(), out.begin() + 13 * width, expected.begin() + 32 * width));
     EXPECT_TRUE(std::equal(out.begin() + 13 * width, out.end(), expected.begin()));
     EXPECT_TRUE(std::equal(at(2), at(3), at(3)));
+  }
+}
+
+// Drafted rows have the outputs of plain steps and leave the state of the row before them, which then advances over
+// accepted ones alone.
+TEST_P(ShortConvTest, StatesAdvanceOverAcceptedDrafts) {
+  for (const ShortConvShape& shape : kConvShapes) {
+    const ConvLayer layer(shape, 20, true);
+    const int64_t channels = shape.channels;
+    for (const int accepted : {1, 2, 6}) {
+      ConvStates plain(layer, 1), drafted(layer, 1);
+      plain.segments = {{.first_row = 0, .tokens = 12 + accepted, .to = 0}};
+      plain.first = drafted.first = {0};
+      const std::vector<float> expected = RunConv(layer, RowsOf(layer, 0, 12 + accepted), plain.Step(), GetParam(), 1);
+      drafted.segments = {{.first_row = 0, .tokens = 11, .to = 0}};
+      RunConv(layer, RowsOf(layer, 0, 11), drafted.Step(), GetParam(), 2);
+      drafted.segments = {{.first_row = 0, .tokens = 1, .from = 0, .to = 0}, {.first_row = 1, .tokens = 6, .from = 0}};
+      const std::vector<float> out = RunConv(layer, RowsOf(layer, 11, 18), drafted.Step(), GetParam(), 2);
+      EXPECT_TRUE(std::equal(expected.begin() + 11 * channels, expected.end(), out.begin()));
+      std::vector<float> products;
+      for (int64_t row = 12; row < 18; ++row) {
+        const float* b = layer.projected.data() + row * 3 * channels;
+        for (int64_t c = 0; c < channels; ++c) products.push_back(b[c] * b[2 * channels + c]);
+      }
+      drafted.segments = {{.first_row = 0, .tokens = accepted, .from = 0, .to = 0}};
+      ThreadPool pool(2);
+      CpuShortConv({.shape = shape, .rows = 6, .b = products.data(), .stride = channels, .states = drafted.Step()},
+                   *GetParam().table, pool);
+      EXPECT_EQ(drafted.memory, plain.memory) << accepted;
+    }
   }
 }
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from live_server import LiveServer, live_server
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -147,12 +146,6 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
         LLM("stories260k", kv_cache_memory_bytes="8MiB", threads=1, **options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_recurrent_models_refuse(tmp_path: Path) -> None:
-    tiny_models.save(tiny_models.make_model("Qwen3Next"), tmp_path)
-    with pytest.raises(InputError, match="recurrent layers cannot forget rejected tokens"):
-        LLM(tmp_path, tokenizer="stories260k", kv_cache_memory_bytes="8MiB", threads=1, speculative_config=NGRAM)
 
 
 def draft_tokens_by_metrics(server: LiveServer) -> tuple[float, float]:

@@ -99,9 +99,10 @@ def plan(
         if not formats and layout.kv_cache_dtype != name:
             continue  # another name of a format of latents
         exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes
-        tokens = max(0, cache_bytes - exact_bytes) // layout.page_bytes * page_size
+        free_bytes = max(0, cache_bytes - layout.draft_state_bytes)
+        tokens = max(0, free_bytes - exact_bytes) // layout.page_bytes * page_size
         if any(group["visibility"] != "full" for group in layout.groups):
-            tokens = cache_bytes * context // layout.sequence_bytes  # in sequences of `context` tokens
+            tokens = free_bytes * context // layout.sequence_bytes  # in sequences of `context` tokens
         rows.append(
             {
                 "name": name,
@@ -111,7 +112,7 @@ def plan(
                 "exact_bytes_per_sequence": exact_bytes,
                 "sequence_bytes": layout.sequence_bytes,
                 "tokens": tokens,
-                "sequences": cache_bytes // layout.sequence_bytes,
+                "sequences": free_bytes // layout.sequence_bytes,
                 "ratio_to_bf16": reference.bytes_per_token / layout.bytes_per_token,
             }
         )

@@ -26,6 +26,9 @@ struct GatedDeltaNetShape {
   int64_t KeyWidth() const noexcept { return int64_t{k_heads} * k_dim; }
   int64_t ValueWidth() const noexcept { return int64_t{v_heads} * v_dim; }
   int64_t ConvWidth() const noexcept { return 2 * KeyWidth() + ValueWidth(); }  // channels: q | k | v
+  int64_t GatesWidth() const noexcept { return int64_t{2} * v_heads; }          // b and a
+  // Floats of a token that a state advances by: inputs of the convolution, gates.
+  int64_t InputWidth() const noexcept { return ConvWidth() + GatesWidth(); }
   // A sequence's state, f32: [v_heads][k_dim][v_dim], then the inputs of the convolution, [conv_width -
   // 1][ConvWidth()].
   int64_t RuleFloats() const noexcept { return ValueWidth() * k_dim; }
@@ -55,15 +58,15 @@ struct HeadOffsets {
   }
 };
 
-// One layer in a step. All rows are f32.
+// One layer in a step, or its states alone over rows whose outputs were computed before. All rows are f32.
 struct GatedDeltaNetOp {
   GatedDeltaNetShape shape;
   int64_t rows = 0;
   // Projected rows: inputs of the convolution, and z; and b and a, which beta and the decay are computed from.
   const float* projected = nullptr;
   int64_t projected_stride = 0;
-  std::span<const ChannelRun> runs;
-  HeadOffsets z;
+  std::span<const ChannelRun> runs = {};
+  HeadOffsets z = {};
   const float* gates = nullptr;
   int64_t gates_stride = 0;
   HeadOffsets b, a;
@@ -77,7 +80,8 @@ struct GatedDeltaNetOp {
   // Scratch: [rows][ConvWidth()] and [rows][2 v_heads].
   float* mixed = nullptr;
   float* factors = nullptr;
-  float* out = nullptr;  // [rows][ValueWidth()]: normed and gated by silu(z)
+  float* out = nullptr;      // [rows][ValueWidth()]: normed and gated by silu(z)
+  bool states_only = false;  // z and `norm` are not read, and `out` is scratch
 };
 
 }  // namespace kvanta::kernels

@@ -30,7 +30,9 @@ struct Mamba2Shape {
   int64_t Width() const noexcept { return int64_t{heads} * head_dim; }  // of x, of z and of the output
   int64_t GroupWidth() const noexcept { return Width() / groups; }
   int64_t ConvWidth() const noexcept { return Width() + int64_t{2} * groups * state_size; }  // channels: x | b | c
-  int64_t ProjectedWidth() const noexcept { return Width() + ConvWidth() + heads; }          // z | x | b | c | dt
+  // Floats of a token that a state advances by: x | b | c | dt.
+  int64_t InputWidth() const noexcept { return ConvWidth() + heads; }
+  int64_t ProjectedWidth() const noexcept { return Width() + InputWidth(); }  // z | x | b | c | dt
   // A sequence's state, f32: [heads][state_size][head_dim], then the inputs of the convolution, [conv_width -
   // 1][ConvWidth()].
   int64_t ScanFloats() const noexcept { return Width() * state_size; }
@@ -41,12 +43,16 @@ struct Mamba2Shape {
 
 inline constexpr int kMaxMamba2StateSize = 256;  // a multiple of 8
 
-// One layer in a step. All rows are f32.
+// One layer in a step, or its states alone over rows whose outputs were computed before. All rows are f32.
 struct Mamba2Op {
   Mamba2Shape shape;
   int64_t rows = 0;
-  float* projected = nullptr;  // [rows][ProjectedWidth()]; z and dt are overwritten
-  // Factors of z and dt in `projected`.
+  // Rows `stride` floats apart: z, which is overwritten (null: the states alone, `norm` is not read and `out` is
+  // scratch), and x | b | c | dt.
+  float* z = nullptr;
+  const float* inputs = nullptr;
+  int64_t stride = 0;
+  // Factors of z and dt.
   float z_scale = 1, dt_scale = 1;
   // Weights.
   const float* conv = nullptr;       // [conv_width][ConvWidth()]

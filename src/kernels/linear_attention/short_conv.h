@@ -15,15 +15,20 @@ struct ShortConvShape {
   int conv_width = 0;  // taps, the token's own input included
 
   bool operator==(const ShortConvShape&) const = default;
+  int64_t InputWidth() const noexcept { return channels; }  // floats of a token that a state advances by: B * x
   // A sequence's state, f32: the last inputs of the convolution, [conv_width - 1][channels].
   formats::StateShape State() const noexcept { return {.others = int64_t{conv_width - 1} * channels}; }
 };
 
-// One layer in a step. All rows are f32.
+// One layer in a step, or its states alone over rows whose outputs were computed before. All rows are f32.
 struct ShortConvOp {
   ShortConvShape shape;
   int64_t rows = 0;
-  float* projected = nullptr;   // [rows][3 channels]: B | C | x; B becomes B * x
+  // Rows of `channels` floats, `stride` floats apart. x null: b has the products already, and the states alone are
+  // stored.
+  float* b = nullptr;  // becomes B * x
+  const float *c = nullptr, *x = nullptr;
+  int64_t stride = 0;
   const float* conv = nullptr;  // [conv_width][channels]
   const float* bias = nullptr;  // [channels]; null: none
   cache::StateStep states;

@@ -1,5 +1,6 @@
 // Gated DeltaNet in place of attention (kernels/linear_attention/gated_delta_net.h).
 
+#include "models/blocks/draft_rows.h"
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/recurrent_weights.h"
 
@@ -7,13 +8,17 @@ namespace kvanta::models {
 namespace {
 
 using kernels::ChannelRun;
+using kernels::GatedDeltaNetOp;
 using kernels::GatedDeltaNetShape;
 using kernels::HeadOffsets;
 
 class GatedDeltaNet final : public AttentionBlock {
  public:
   GatedDeltaNet(const BlockSource& source, const std::string& prefix)
-      : ops_(source.ops), config_(source.config), shape_(source.config.gated_delta_net) {
+      : ops_(source.ops),
+        config_(source.config),
+        shape_(source.config.gated_delta_net),
+        drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
     ops_.CheckGatedDeltaNet();
     const std::string module = prefix + "linear_attn.";
     ReadProjections(source, module);
@@ -26,7 +31,7 @@ class GatedDeltaNet final : public AttentionBlock {
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
     projected_ = scratch.Take(rows * ProjectedWidth());
-    gates_ = scratch.Take(rows * 2 * shape_.v_heads);
+    gates_ = scratch.Take(rows * shape_.GatesWidth());
     mixed_ = scratch.Take(rows * shape_.ConvWidth());
     factors_ = scratch.Take(rows * 2 * shape_.v_heads);
     values_ = scratch.Take(rows * shape_.ValueWidth());
@@ -34,31 +39,53 @@ class GatedDeltaNet final : public AttentionBlock {
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     projection_->Forward(x, step.rows, projected_, ProjectedWidth());
-    gate_projection_->Forward(x, step.rows, gates_, int64_t{2} * shape_.v_heads);
-    ops_.GatedDeltaNet({.shape = shape_,
-                        .rows = step.rows,
-                        .projected = projected_,
-                        .projected_stride = ProjectedWidth(),
-                        .runs = runs_,
-                        .z = z_,
-                        .gates = gates_,
-                        .gates_stride = int64_t{2} * shape_.v_heads,
-                        .b = b_,
-                        .a = a_,
-                        .conv = conv_.data(),
-                        .dt_bias = dt_bias_.data(),
-                        .decay = decay_.data(),
-                        .norm = norm_.as<float>(),
-                        .eps = static_cast<float>(config_.rms_eps),
-                        .states = step.backend->States(*step.plan, step.layer),
-                        .mixed = mixed_,
-                        .factors = factors_,
-                        .out = values_});
+    gate_projection_->Forward(x, step.rows, gates_, shape_.GatesWidth());
+    GatedDeltaNetOp op = OpOf(step.backend->States(*step.plan, step.layer));
+    op.rows = step.rows;
+    op.projected = projected_;
+    op.projected_stride = ProjectedWidth();
+    op.runs = runs_;
+    op.z = z_;
+    op.gates = gates_;
+    op.gates_stride = shape_.GatesWidth();
+    op.norm = norm_.as<float>();
+    op.eps = static_cast<float>(config_.rms_eps);
+    ops_.GatedDeltaNet(op);
+    for (const ChannelRun& run : runs_) {
+      drafts_.Keep(op.states, projected_ + run.projected, op.projected_stride, run.count, run.channel);
+    }
+    drafts_.Keep(op.states, gates_, shape_.GatesWidth(), shape_.GatesWidth(), shape_.ConvWidth());
     out_->Forward(values_, step.rows, out, config_.hidden);
+  }
+
+  void AdvanceStates(const AttentionStep& step) noexcept override {
+    const ChannelRun all{.channel = 0, .projected = 0, .count = shape_.ConvWidth()};
+    GatedDeltaNetOp op = OpOf(step.backend->States(*step.plan, step.layer));
+    op.rows = DraftRows::Count(op.states);
+    op.projected = drafts_.Rows();
+    op.runs = std::span(&all, 1);
+    op.gates = drafts_.Rows() + shape_.ConvWidth();
+    op.projected_stride = op.gates_stride = drafts_.Width();
+    op.states_only = true;
+    ops_.GatedDeltaNet(op);
   }
 
  private:
   int64_t ProjectedWidth() const { return shape_.ConvWidth() + shape_.ValueWidth(); }
+
+  // Weights and scratch.
+  GatedDeltaNetOp OpOf(const cache::StateStep& states) const noexcept {
+    return {.shape = shape_,
+            .b = b_,
+            .a = a_,
+            .conv = conv_.data(),
+            .dt_bias = dt_bias_.data(),
+            .decay = decay_.data(),
+            .states = states,
+            .mixed = mixed_,
+            .factors = factors_,
+            .out = values_};
+  }
 
   // Checkpoints have q, k, v and z, and b and a, either of all heads or next to each other for each head of keys.
   void ReadProjections(const BlockSource& source, const std::string& module) {
@@ -111,6 +138,7 @@ class GatedDeltaNet final : public AttentionBlock {
   std::vector<float> dt_bias_, decay_;
   Buffer norm_;  // f32 [v_dim]
   std::unique_ptr<kernels::Linear> out_;
+  DraftRows drafts_;  // inputs of the convolution, gates
   // Scratch, f32 [rows][...]:
   float* projected_ = nullptr;
   float* gates_ = nullptr;

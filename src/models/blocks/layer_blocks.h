@@ -67,6 +67,9 @@ class AttentionBlock {
   virtual void Place(Scratch& scratch, int64_t rows) noexcept = 0;
   // x: f32 [rows][hidden], normed -> out: f32 [rows][hidden], through the cache.
   virtual void Forward(const AttentionStep& step, const float* x, float* out) noexcept = 0;
+  // Recurrent layers: advances states over accepted rows among the drafted ones of the last Forward, after
+  // Backend::AcceptDrafts. step: its rows, positions and ropes are not read.
+  virtual void AdvanceStates(const AttentionStep& /*step*/) noexcept {}
   // Attention sinks (attention::AttentionSpec): [heads], or none.
   virtual std::vector<float> Sinks() const { return {}; }
 };
@@ -87,6 +90,7 @@ struct BlockSource {
   kernels::WeightType store;  // how matrices are kept
   parallel::Communicator& ranks;
   bool expert_parallel = false;  // ranks divide the experts of a layer instead of each expert
+  int64_t max_draft_rows = 0;    // drafted rows of a step
 };
 
 // A linear layer of whose outputs each rank computes a part; all ranks get all of them.

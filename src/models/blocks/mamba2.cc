@@ -1,5 +1,6 @@
 // Mamba-2 in place of attention (kernels/linear_attention/mamba2.h).
 
+#include "models/blocks/draft_rows.h"
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/recurrent_weights.h"
 
@@ -9,7 +10,10 @@ namespace {
 class Mamba2 final : public AttentionBlock {
  public:
   Mamba2(const BlockSource& source, const std::string& prefix)
-      : ops_(source.ops), config_(source.config), shape_(source.config.mamba2.shape) {
+      : ops_(source.ops),
+        config_(source.config),
+        shape_(source.config.mamba2.shape),
+        drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
     ops_.CheckMamba2();
     WeightReader& reader = source.reader;
     const std::string module = prefix + std::string(config_.names.mamba2) + ".";
@@ -35,26 +39,43 @@ class Mamba2 final : public AttentionBlock {
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     in_->Forward(x, step.rows, projected_, shape_.ProjectedWidth());
-    ops_.Mamba2({.shape = shape_,
-                 .rows = step.rows,
-                 .projected = projected_,
-                 .z_scale = config_.mamba2.z_scale,
-                 .dt_scale = config_.mamba2.dt_scale,
-                 .conv = conv_.data(),
-                 .conv_bias = conv_bias_.empty() ? nullptr : conv_bias_.data(),
-                 .dt_bias = dt_bias_.data(),
-                 .decay = decay_.data(),
-                 .d = d_.data(),
-                 .norm = norm_ ? norm_.as<float>() : nullptr,
-                 .eps = static_cast<float>(config_.rms_eps),
-                 .states = step.backend->States(*step.plan, step.layer),
-                 .mixed = mixed_,
-                 .factors = factors_,
-                 .out = values_});
+    kernels::Mamba2Op op = OpOf(step.backend->States(*step.plan, step.layer));
+    op.rows = step.rows;
+    op.z = projected_;
+    op.inputs = projected_ + shape_.Width();
+    op.stride = shape_.ProjectedWidth();
+    op.z_scale = config_.mamba2.z_scale;
+    op.norm = norm_ ? norm_.as<float>() : nullptr;
+    op.eps = static_cast<float>(config_.rms_eps);
+    ops_.Mamba2(op);
+    drafts_.Keep(op.states, op.inputs, op.stride, shape_.InputWidth(), 0);
     out_->Forward(values_, step.rows, out, config_.hidden);
   }
 
+  void AdvanceStates(const AttentionStep& step) noexcept override {
+    kernels::Mamba2Op op = OpOf(step.backend->States(*step.plan, step.layer));
+    op.rows = DraftRows::Count(op.states);
+    op.inputs = drafts_.Rows();
+    op.stride = drafts_.Width();
+    ops_.Mamba2(op);
+  }
+
  private:
+  // Weights and scratch.
+  kernels::Mamba2Op OpOf(const cache::StateStep& states) const noexcept {
+    return {.shape = shape_,
+            .dt_scale = config_.mamba2.dt_scale,
+            .conv = conv_.data(),
+            .conv_bias = conv_bias_.empty() ? nullptr : conv_bias_.data(),
+            .dt_bias = dt_bias_.data(),
+            .decay = decay_.data(),
+            .d = d_.data(),
+            .states = states,
+            .mixed = mixed_,
+            .factors = factors_,
+            .out = values_};
+  }
+
   // The factors of x, b and c: the convolution is linear.
   void ScaleConvolution() {
     const Mamba2Config& mamba2 = config_.mamba2;
@@ -76,6 +97,7 @@ class Mamba2 final : public AttentionBlock {
   std::vector<float> dt_bias_, decay_, d_;
   Buffer norm_;  // f32 [width], or none
   std::unique_ptr<kernels::Linear> out_;
+  DraftRows drafts_;  // x | b | c | dt
   // Scratch, f32 [rows][...]:
   float* projected_ = nullptr;
   float* mixed_ = nullptr;

@@ -1,4 +1,5 @@
 // Gated short convolution in place of attention (kernels/linear_attention/short_conv.h).
+#include "models/blocks/draft_rows.h"
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/recurrent_weights.h"
 
@@ -7,7 +8,10 @@ namespace {
 
 class ShortConv final : public AttentionBlock {
  public:
-  ShortConv(const BlockSource& source, const std::string& prefix) : ops_(source.ops), shape_(source.config.short_conv) {
+  ShortConv(const BlockSource& source, const std::string& prefix)
+      : ops_(source.ops),
+        shape_(source.config.short_conv),
+        drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
     ops_.CheckShortConv();
     const std::string module = prefix + "conv.";
     const int64_t channels = shape_.channels;
@@ -25,14 +29,29 @@ class ShortConv final : public AttentionBlock {
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     in_->Forward(x, step.rows, projected_, int64_t{3} * shape_.channels);
+    const cache::StateStep states = step.backend->States(*step.plan, step.layer);
+    const int64_t stride = int64_t{3} * shape_.channels;
     ops_.ShortConv({.shape = shape_,
                     .rows = step.rows,
-                    .projected = projected_,
+                    .b = projected_,
+                    .c = projected_ + shape_.channels,
+                    .x = projected_ + int64_t{2} * shape_.channels,
+                    .stride = stride,
                     .conv = conv_.data(),
                     .bias = bias_.empty() ? nullptr : bias_.data(),
-                    .states = step.backend->States(*step.plan, step.layer),
+                    .states = states,
                     .out = mixed_});
+    drafts_.Keep(states, projected_, stride, shape_.channels, 0);
     out_->Forward(mixed_, step.rows, out, shape_.channels);
+  }
+
+  void AdvanceStates(const AttentionStep& step) noexcept override {
+    const cache::StateStep states = step.backend->States(*step.plan, step.layer);
+    ops_.ShortConv({.shape = shape_,
+                    .rows = DraftRows::Count(states),
+                    .b = drafts_.Rows(),
+                    .stride = drafts_.Width(),
+                    .states = states});
   }
 
  private:
@@ -42,6 +61,7 @@ class ShortConv final : public AttentionBlock {
   std::vector<float> conv_;              // [taps][channels]
   std::vector<float> bias_;              // [channels], or empty
   std::unique_ptr<kernels::Linear> out_;
+  DraftRows drafts_;  // B * x
   // Scratch, f32 [rows][...]:
   float* projected_ = nullptr;
   float* mixed_ = nullptr;

@@ -236,6 +236,26 @@ formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
   return {};
 }
 
+int64_t ModelConfig::StateInputBytes() const noexcept {
+  int64_t floats = 0;
+  for (const LayerSpec& layer : layer_specs) {
+    switch (layer.recurrent) {
+      case RecurrentKind::kNone:
+        break;
+      case RecurrentKind::kGatedDeltaNet:
+        floats += gated_delta_net.InputWidth();
+        break;
+      case RecurrentKind::kShortConv:
+        floats += short_conv.InputWidth();
+        break;
+      case RecurrentKind::kMamba2:
+        floats += mamba2.shape.InputWidth();
+        break;
+    }
+  }
+  return floats * static_cast<int64_t>(sizeof(float));
+}
+
 std::vector<int> ModelConfig::SlidingWindows() const {
   std::vector<int> windows;
   for (const LayerSpec& layer : layer_specs) {

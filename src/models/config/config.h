@@ -221,6 +221,8 @@ struct ModelConfig {
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
   // A recurrent layer's state of one sequence; nothing for attention.
   formats::StateShape State(const LayerSpec& layer) const noexcept;
+  // Bytes of a token that the states of all recurrent layers advance by: what is kept of a draft token.
+  int64_t StateInputBytes() const noexcept;
   // Layers with K and V (or a state) of their own in the cache: the first ones.
   int KvLayers() const;
   std::span<const LayerSpec> CachedLayers() const {

@@ -28,13 +28,14 @@ void Convolve(const CausalConv& conv, const ConvTask& task, const cache::StateSt
     return task.input + row * task.stride;
   };
   const float* bias = conv.bias == nullptr ? nullptr : conv.bias + task.channel;
-  for (int64_t row = begin; row < end; ++row) {
+  for (int64_t row = begin; row < end && conv.out != nullptr; ++row) {
     const float* inputs[kMaxConvWidth];
     for (int tap = 0; tap <= past; ++tap) inputs[tap] = input(row - past + tap);
     conv.kernel(inputs, {.weights = conv.weights + task.channel, .stride = conv.channels, .bias = bias}, conv.taps,
                 task.count, conv.out + row * conv.channels + task.channel);
   }
   for (const StateSegment& segment : segments) {
+    if (segment.to == cache::kNoPage) continue;
     float* to = states.State(segment.to);
     for (int i = 0; i < past; ++i) {
       std::copy_n(input(segment.first_row + segment.tokens - past + i), task.count, to + in_state(i));

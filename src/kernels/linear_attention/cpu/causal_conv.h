@@ -19,7 +19,7 @@ struct CausalConv {
   const float* bias = nullptr;     // [channels]; null: none
   int64_t channels = 0;            // of all tasks together
   int64_t state_offset = 0;        // floats of a state before the inputs, [taps - 1][channels]
-  float* out = nullptr;            // [rows][channels]
+  float* out = nullptr;            // [rows][channels]; null: the states alone
 };
 
 // At most kConvChannels adjacent channels.

@@ -30,6 +30,7 @@ class GatedDeltaNet {
       UpdateState(task / columns / shape_.v_heads, task / columns % shape_.v_heads, task % columns * kDeltaColumns);
     };
     threads_.ForEach(sequences_ * shape_.v_heads * columns, update);
+    if (op_.states_only) return;
     auto norm = [&](int64_t row, int) { NormRow(row); };
     threads_.ForEach(op_.rows, norm);
   }
@@ -102,6 +103,7 @@ class GatedDeltaNet {
                                .k_dim = k_dim,
                                .columns = columns};
       isa_.gated_delta.delta_rule(tokens, block);
+      if (segment.to == cache::kNoPage) continue;
       float* to = op_.states.State(segment.to) + in_state;
       for (int i = 0; i < k_dim; ++i) std::copy_n(block + i * kDeltaColumns, columns, to + i * v_dim);
     }

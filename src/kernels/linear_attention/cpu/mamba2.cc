@@ -29,6 +29,7 @@ class Mamba2 {
       UpdateState(task / columns / shape_.heads, task / columns % shape_.heads, task % columns * kDeltaColumns);
     };
     threads_.ForEach(sequences * shape_.heads * columns, update);
+    if (op_.z == nullptr) return;
     auto gate = [&](int64_t row, int) { GateRow(row); };
     threads_.ForEach(op_.rows, gate);
   }
@@ -45,14 +46,14 @@ class Mamba2 {
               .out = op_.mixed},
              {.channel = channel,
               .count = std::min(kConvChannels, shape_.ConvWidth() - channel),
-              .input = op_.projected + shape_.Width() + channel,
-              .stride = shape_.ProjectedWidth()},
+              .input = op_.inputs + channel,
+              .stride = op_.stride},
              op_.states, sequence);
   }
 
   // Each head's decay and dt.
   void ReadFactors(int64_t row) noexcept {
-    const float* projected = op_.projected + row * shape_.ProjectedWidth() + shape_.Width() + shape_.ConvWidth();
+    const float* projected = op_.inputs + row * op_.stride + shape_.ConvWidth();
     float* decay = op_.factors + row * 2 * shape_.heads;
     float* dt = decay + shape_.heads;
     for (int head = 0; head < shape_.heads; ++head) {
@@ -95,6 +96,7 @@ class Mamba2 {
                               .state_size = state_size,
                               .columns = columns};
       isa_.mamba2.scan(tokens, block);
+      if (segment.to == cache::kNoPage) continue;
       float* to = op_.states.State(segment.to) + in_state;
       for (int i = 0; i < state_size; ++i) std::copy_n(block + i * kDeltaColumns, columns, to + i * head_dim);
     }
@@ -103,7 +105,7 @@ class Mamba2 {
   void GateRow(int64_t row) noexcept {
     const int64_t width = shape_.Width(), group = shape_.GroupWidth();
     float* out = op_.out + row * width;
-    float* z = op_.projected + row * shape_.ProjectedWidth();
+    float* z = op_.z + row * op_.stride;
     if (op_.z_scale != 1) isa_.rows.scale(z, op_.z_scale, width);
     if (shape_.gate != Mamba2Gate::kNormBeforeGate) isa_.rows.silu_mul(z, out, width, out);
     if (shape_.gate == Mamba2Gate::kNoNorm) return;

@@ -14,7 +14,7 @@ from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.text.tokenizer import Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"
-TEXT = f"{START}user\nHi{END}\nonce <|vision|> more"
+TEXT = f"{START} user\nHi{END}\nonce <|vision|> more"
 
 
 @pytest.fixture
@@ -56,6 +56,13 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "additional": {"tokenizer_config.json": {"additional_special_tokens": [START, END, "<|vision|>"]}},
     "extra list": {"tokenizer_config.json": {"extra_special_tokens": [START, END]}},
+    "additional with flags": {
+        "tokenizer_config.json": {
+            "additional_special_tokens": [{"__type": "AddedToken", **added(START, rstrip=True, special=True)}, END]
+        }
+    },
+    "a name with flags": {"tokenizer_config.json": {"pad_token": {"__type": "AddedToken", **added(END, lstrip=True)}}},
+    "names of the model's own": {"tokenizer_config.json": {"model_specific_special_tokens": {"image_token": START}}},
     "extra names": {"tokenizer_config.json": {"extra_special_tokens": {"image_token": "<|vision|>"}}},
     "names": {"tokenizer_config.json": {"sep_token": START, "cls_token": END, "video_token": "<|vision|>"}},
     "a name of a word": {"tokenizer_config.json": {"pad_token": "once"}},

@@ -40,7 +40,7 @@ def parser() -> CommandParser:
 
 
 def _caches(path: str, facts: ModelFacts) -> tuple[dict[str, Any], str]:
-    """Bytes of a token in the model's own format and in common ones, and why some formats do not fit; empty: all do."""
+    """Bytes of a token in the model's own format and in common ones; and the reason why some formats do not fit."""
     report = plan(path)
     sizes = {row["name"]: row["bytes_per_token"] for row in report["formats"]}
     rows = {name: sizes[name] for name in dict.fromkeys((facts.default_cache, *_FORMATS)) if name in sizes}

@@ -14,6 +14,11 @@ from kvanta.errors import InputError
 from kvanta.text.tokenizer_files.files import AddedToken, read_json
 
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+_NAMED = (
+    "model_specific_special_tokens",
+    "extra_special_tokens",
+)  # objects of tokens by name; the first: transformers 5
+_FLAGS = ("single_word", "lstrip", "rstrip")
 
 
 def _text_of(value: Any) -> str | None:
@@ -30,9 +35,7 @@ def read_special_texts(folder: Path, *sources: Mapping[str, Any]) -> tuple[dict[
     texts: dict[str, str] = {}
     places: dict[str, int] = {}
     for place, source in enumerate(sources):
-        named = source.get("extra_special_tokens")
-        entries = {**(named if isinstance(named, Mapping) else {}), **source}
-        for name, value in entries.items():
+        for name, value in _entries(source).items():
             text = _text_of(value)
             if not str(name).endswith("_token") or text is None or name in texts:
                 continue
@@ -42,10 +45,30 @@ def read_special_texts(folder: Path, *sources: Mapping[str, Any]) -> tuple[dict[
     return texts, places
 
 
+def _entries(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, those of _NAMED among them."""
+    named = [source.get(name) for name in _NAMED]
+    return {name: value for each in (*named, source) if isinstance(each, Mapping) for name, value in each.items()}
+
+
+def special_flags(*sources: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
+    """Flags of special tokens, by their texts, where a file has them."""
+    values = [value for source in sources for value in _entries(source).values()]
+    values += [entry for source in sources for name in _LISTS for entry in _list_of(source.get(name))]
+    return {
+        value["content"]: {flag: value[flag] is True for flag in _FLAGS if flag in value}
+        for value in reversed(values)
+        if isinstance(value, Mapping) and isinstance(value.get("content"), str)
+    }
+
+
+def _list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def special_lists(*sources: Mapping[str, Any]) -> list[str]:
     """Texts of the special tokens that have no name."""
-    lists = [source.get(name) for source in sources for name in _LISTS]
-    found = [_text_of(entry) for each in lists if isinstance(each, list) for entry in each]
+    found = [_text_of(entry) for source in sources for name in _LISTS for entry in _list_of(source.get(name))]
     return list(dict.fromkeys(text for text in found if text))
 
 
@@ -61,11 +84,13 @@ def add_declared_tokens(fast: tokenizers.Tokenizer, declared: Mapping[int, Added
         fast.add_tokens(missing)
 
 
-def add_special_tokens(fast: tokenizers.Tokenizer, texts: Iterable[str], rows: int | None) -> list[str]:
+def add_special_tokens(
+    fast: tokenizers.Tokenizer, texts: Iterable[str], rows: int | None, declared: Mapping[str, Mapping[str, bool]]
+) -> list[str]:
     """Makes tokens of `texts` special ones, whole in every prompt and not shown in answers.
 
-    `rows`: of the model's embeddings; None: unknown. Returns the texts that were left out, because the vocabulary does
-    not have them and the model has no row for another token.
+    `rows`: of the model's embeddings; None: unknown. `declared`: special_flags, for tokens that are new. Returns the
+    texts that were left out, because the vocabulary does not have them and the model has no row for another token.
     """
     known = {token.content: token for token in fast.get_added_tokens_decoder().values()}
     size, left_out, changed = fast.get_vocab_size(), [], []
@@ -78,7 +103,7 @@ def add_special_tokens(fast: tokenizers.Tokenizer, texts: Iterable[str], rows: i
                 left_out.append(text)
                 continue
             size += 1
-        flags = {} if token is None else {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip")}
+        flags = declared.get(text, {}) if token is None else {flag: getattr(token, flag) for flag in _FLAGS}
         changed.append(tokenizers.AddedToken(text, normalized=False, special=True, **flags))
     if changed:
         fast.add_special_tokens(changed)

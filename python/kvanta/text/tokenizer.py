@@ -21,6 +21,7 @@ from kvanta.text.special_tokens import (
     add_special_tokens,
     model_rows,
     read_special_texts,
+    special_flags,
     special_lists,
 )
 from kvanta.text.tokenizer_files import TOKENIZER_JSON, read_description
@@ -100,7 +101,8 @@ class Tokenizer:
             texts = [*(self.special_texts[name] for name in named), *lists]
             if self._path.name == TOKENIZER_JSON:
                 add_declared_tokens(self._fast, FolderSettings.read(folder, config, texts).added)
-            self.tokens_without_rows = add_special_tokens(self._fast, texts, model_rows(folder))
+            flags = special_flags(config, special_map)
+            self.tokens_without_rows = add_special_tokens(self._fast, texts, model_rows(folder), flags)
             """Texts of special tokens that were left out, because the model has no row for them."""
 
     def place_of(self, name: str) -> str:

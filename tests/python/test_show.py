@@ -179,3 +179,11 @@ def test_a_folder_that_is_no_model_has_one_problem(
     assert problem in report["problems"][0]
     assert facts <= set(report["facts"])
     assert "sampling" not in report["facts"]
+
+
+def test_a_long_list_of_alternatives_is_cut(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": [f"Foo{'o' * 900}ForCausalLM"]}))
+    assert main(["show", str(folder)]) == 2
+    page = capsys.readouterr().out
+    assert "... (--json - has all of it)" in page
+    assert len(page.splitlines()) <= 40

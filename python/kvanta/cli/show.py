@@ -20,6 +20,7 @@ from kvanta.fleet.plan import plan
 from kvanta.terminal.tables import human_bytes, render_table
 
 _NAME_WIDTH, _SOURCE_WIDTH = 22, 36  # columns, with their margins
+_MAX_LINES = 5  # of a problem
 _FORMATS = ("bf16", "fp8_e4m3", "int8", "int4")
 _DESCRIPTION = """\
 What a model's files are, what the engine will do with them, from which file each fact was read, what is ignored, and
@@ -51,6 +52,12 @@ def _caches(path: str, facts: ModelFacts) -> tuple[dict[str, Any], str]:
     return rows, reason
 
 
+def _entry(text: str) -> list[str]:
+    """Its lines; of a long list of alternatives the first ones."""
+    lines = textwrap.wrap(text, page_width(), initial_indent="  ", subsequent_indent="    ")
+    return [*lines[: _MAX_LINES - 1], "    ... (--json - has all of it)"] if len(lines) > _MAX_LINES else lines
+
+
 def _text(report: dict[str, Any]) -> str:
     lines = []
     for fact in report["facts"]:
@@ -70,9 +77,7 @@ def _text(report: dict[str, Any]) -> str:
     ):
         if entries:
             parts += ["", f"{title}:"]
-            parts += [
-                textwrap.fill(entry, page_width(), initial_indent="  ", subsequent_indent="    ") for entry in entries
-            ]
+            parts += itertools.chain.from_iterable(map(_entry, entries))
     return "\n".join(parts)
 
 

@@ -35,6 +35,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {key: None if isinstance(value, list) else 1.0 for key, value in tiny_models.FALCON_FACTORS.items()},
     ),
     "nemotron_h": ("NemotronH", {"head_dim": 32, "ssm_state_size": 32, "time_step_min": 1e-9}),
+    "bamba": (
+        "Bamba",
+        {key: value for key, value in _MAMBA2.items() if key != "layer_types"}
+        | {"attn_layer_indices": [1], "hidden_size": 128},
+    ),
 }
 
 
@@ -70,6 +75,11 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(heads * (get("mamba_d_head") or config["mamba_head_dim"]))
     kinds: list[str] = get("layer_types") or get("layers_block_type") or []
+    if "attn_layer_indices" in config:
+        layers = range(config["num_hidden_layers"])
+        kinds = ["full_attention" if i in config["attn_layer_indices"] else "linear_attention" for i in layers]
+        writer.add_rope_dimension_count(int(config["hidden_size"] // config["num_attention_heads"] * 0.5))
+        writer.add_rope_scaling_finetuned(True)
     if kinds:
         kv_heads = config["num_key_value_heads"]
         writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in kinds])

@@ -76,6 +76,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "GRANITE_HYBRID",
     "falcon_h1": "FALCON_H1",
     "nemotron_h": "NEMOTRON_H",
+    "bamba": "GRANITE_HYBRID",
     "olmo2": "OLMO2",
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
@@ -252,7 +253,9 @@ def _back_fused(source: Source, experts: str, part: str, values: Array) -> None:
 
 def _expert_names(source: Source, name: str) -> str:
     """Names under which the table has the experts of Mixtral, and the parts of Granite's."""
-    if source.arch in _GRANITE_WITH_EXPERTS:
+    if source.config["model_type"] == "bamba":
+        name = name.replace("model.final_layernorm", "model.norm")
+    elif source.arch in _GRANITE_WITH_EXPERTS:
         if source.config["num_local_experts"] == 0:
             return name.replace("shared_mlp", "mlp")
         return name.replace("block_sparse_moe.experts", "mlp.experts").replace("shared_mlp", "mlp.shared_experts")
@@ -262,7 +265,7 @@ def _expert_names(source: Source, name: str) -> str:
 
 
 def _head_count(source: Source, name: str) -> int:
-    if source.arch not in _PAIRED_ROPE:
+    if source.arch not in _PAIRED_ROPE and source.config["model_type"] != "bamba":
         return 0
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
     return int(source.config[heads]) if heads else 0

@@ -15,7 +15,7 @@ output         lm_head              v,h   optional
 """
 
 # Names of the last norm that differ, by model type.
-FINAL_NORMS = {"falcon_h1": "final_layernorm", "nemotron_h": "norm_f"}
+FINAL_NORMS = {"bamba": "final_layernorm", "falcon_h1": "final_layernorm", "nemotron_h": "norm_f"}
 
 TOP_OF_LAYER_INPUTS = """
 per_layer_token_embd   model.embed_tokens_per_layer      v,Lp   layer_inputs
@@ -346,6 +346,7 @@ BY_MODEL_TYPE = {
     "granitemoe": _ATTENTION + expert_tables.GRANITE_MOE,
     "granitemoeshared": _ATTENTION + expert_tables.GRANITE_MOE + expert_tables.GRANITE_MOE_SHARED,
     "granitemoehybrid": expert_tables.GRANITE_MOE + expert_tables.GRANITE_MOE_SHARED + mamba2_tables.GRANITE_HYBRID,
+    "bamba": mamba2_tables.BAMBA,
     "falcon_h1": mamba2_tables.FALCON_H1,
     "nemotron_h": mamba2_tables.NEMOTRON_H,
     "llama4_text": _LLAMA4,

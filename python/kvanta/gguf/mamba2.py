@@ -1,4 +1,4 @@
-"""The keys of hybrids with layers of Mamba-2 in GGUF files: Granite 4, Falcon-H1 and Nemotron-H."""
+"""The keys of hybrids with layers of Mamba-2 in GGUF files: Granite 4, Bamba, Falcon-H1 and Nemotron-H."""
 
 from __future__ import annotations
 
@@ -62,13 +62,15 @@ def _heads(metadata: Metadata, config: Config) -> list[int]:
 
 
 def granite_hybrid(metadata: Metadata, config: Config) -> None:
-    if metadata.flag("granitehybrid.rope.scaling.finetuned", True):
-        raise InputError(f"{metadata.path} rotates heads (Bamba), which is not supported for 'granitehybrid'")
     _mamba(metadata, config)
     config["mamba_expand"] = metadata.size("ssm.inner_size") // config["hidden_size"]
     kv_heads = _heads(metadata, config)
     config["layer_types"] = ["full_attention" if count else "linear_attention" for count in kv_heads]
-    config |= {"position_embedding_type": "nope", "attention_bias": _has_bias(metadata, "attn_q")}
+    config["attention_bias"] = _has_bias(metadata, "attn_q")
+    if metadata.flag("granitehybrid.rope.scaling.finetuned", True):
+        _bamba(metadata, config)
+        return
+    config["position_embedding_type"] = "nope"
     head_scale = config["head_dim"] ** -0.5
     config |= {
         "embedding_multiplier": metadata.number("embedding_scale", 1.0),
@@ -82,6 +84,21 @@ def granite_hybrid(metadata: Metadata, config: Config) -> None:
     if config["num_local_experts"] > 0:
         config["num_experts_per_tok"] = metadata.size("expert_used_count")
         config["shared_intermediate_size"] = metadata.size("expert_shared_feed_forward_length")
+
+
+def _bamba(metadata: Metadata, config: Config) -> None:
+    """Granite's layers with rope, which Granite 4 has none of."""
+    rotated = metadata.size("rope.dimension_count", config["head_dim"])
+    if rotated == config["head_dim"]:  # not in the file: every published Bamba rotates a half
+        rotated //= 2
+    config |= {
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "attn_layer_indices": [i for i, kind in enumerate(config["layer_types"]) if kind == "full_attention"],
+        "partial_rotary_factor": rotated / config["head_dim"],
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "mlp_bias": _has_bias(metadata, "ffn_up"),
+    }
 
 
 def falcon_h1(metadata: Metadata, config: Config) -> None:

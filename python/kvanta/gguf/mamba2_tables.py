@@ -37,6 +37,19 @@ ffn_down   shared_mlp.output_linear   h,f   dense
 """
 )
 
+BAMBA = (
+    mamba2_table("mamba", "recurrent")
+    + _ATTENTION
+    + """
+ssm_norm    mamba.norm                mv    norm flat recurrent
+ffn_norm    pre_ff_layernorm          h     norm optional
+ffn_norm.   =pre_ff_layernorm.weight  h     norm optional
+ffn_gate    feed_forward.gate_proj    f,h   bias
+ffn_up      feed_forward.up_proj      f,h   bias
+ffn_down    feed_forward.down_proj    h,f   bias
+"""
+)
+
 # Both in every layer.
 FALCON_H1 = (
     mamba2_table("mamba")

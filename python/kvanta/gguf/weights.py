@@ -94,7 +94,8 @@ class Weights:
         self._spare: int = config.get("num_nextn_predict_layers") or 0
         self._plus_one = config["model_type"] in NORMS_PLUS_ONE
         self._interleaved_heads: dict[str, int] = {}
-        if metadata.architecture in PAIRED_ROPE:
+        # Granite 4's heads are paired, too, which does not matter without rope.
+        if metadata.architecture in PAIRED_ROPE or config["model_type"] == "bamba":
             heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
             self._interleaved_heads = {"attn_q": heads, "attn_k": kv_heads}
         self._top = top_modules(config["model_type"])

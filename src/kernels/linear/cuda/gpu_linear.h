@@ -16,7 +16,8 @@ inline constexpr int64_t kRowBlock = 2048;
 // Workspace of MoE layers (gpu_experts.h, model_ops.h).
 struct ExpertBuffers {
   Buffer experts, weights, permuted_rows, source_rows, tile_experts;
-  Buffer rows, gate_up, gated;  // f32 [permuted rows]
+  Buffer row_weights;           // f32 [permuted rows]
+  Buffer rows, gate_up, gated;  // f32 [permuted rows][...]
 };
 
 // Shared by the layers of one Ops; their launches are in one stream.

@@ -12,12 +12,21 @@ namespace kvanta::kernels::cuda {
 
 inline constexpr int kLinearWarps = 8;
 
+// Layer of row tile `tile` in a group; -1 if the tile is not used.
+KVANTA_DEVICE int64_t MemberOf(const LinearOp& op, int64_t tile) {
+  if (op.tile_members != nullptr) return op.tile_members[tile];
+  return tile * RowsOf(op.tile) / op.grouped.padded_rows;
+}
 // W for row tile `tile`; null if the tile is not used.
 KVANTA_DEVICE const uint8_t* WeightsFor(const LinearOp& op, int64_t tile) {
   if (op.group == nullptr) return op.weight.data;
-  if (op.tile_members == nullptr) return op.group[tile * RowsOf(op.tile) / op.grouped.padded_rows];
-  const int32_t member = op.tile_members[tile];
+  const int64_t member = MemberOf(op, tile);
   return member < 0 ? nullptr : op.group[member];
+}
+// Bias for row tile `tile`, which is used; null without one.
+KVANTA_DEVICE const float* BiasFor(const LinearOp& op, int64_t tile) {
+  if (op.group == nullptr) return op.weight.bias;
+  return op.group_bias == nullptr ? nullptr : op.group_bias[MemberOf(op, tile)];
 }
 
 // Row `row` of y; null for padding.
@@ -84,6 +93,7 @@ struct LinearBlock {
     const int64_t first_tile = int64_t{BlockIndex() % row_blocks} * kRowTiles;
     const uint8_t* data = WeightsFor(op, BlockIndex() % row_blocks);
     if (data == nullptr) return;
+    const float* bias = BiasFor(op, BlockIndex() % row_blocks);
     const int64_t units = op.weight.Units();
     const int64_t share = CeilDiv(units, kLinearWarps);
     const int64_t begin = warp * share;
@@ -108,7 +118,7 @@ struct LinearBlock {
       if (round > 0) SyncBlock();
       StoreSums(sums, round, warp, lane);
       SyncBlock();
-      ReduceSums(op, first_panel * kPanelRows, first_tile * kRowTile + round * kRoundRows);
+      ReduceSums(op, bias, first_panel * kPanelRows, first_tile * kRowTile + round * kRoundRows);
     }
   }
 
@@ -177,7 +187,7 @@ struct LinearBlock {
     }
   }
 
-  static KVANTA_DEVICE void ReduceSums(const LinearOp& op, int64_t first_out, int64_t first_row) {
+  static KVANTA_DEVICE void ReduceSums(const LinearOp& op, const float* bias, int64_t first_out, int64_t first_row) {
     for (int i = ThreadIndex(); i < kRoundRows * kOuts; i += kLinearWarps * kWarp) {
       const int64_t out = first_out + i % kOuts;
       const int64_t row = first_row + i / kOuts;
@@ -188,7 +198,7 @@ struct LinearBlock {
       KVANTA_UNROLL
       for (int warp = 1; warp < kLinearWarps; ++warp) sum += LoadShared<float>(SumAt(warp, i / kOuts, i % kOuts));
       sum *= op.x.factors[row];
-      y[out] = op.weight.bias == nullptr ? sum : sum + op.weight.bias[out];
+      y[out] = bias == nullptr ? sum : sum + bias[out];
     }
   }
 };
@@ -209,6 +219,7 @@ struct F32Linear {
     for (int64_t first = 0; first < op.rows; first += kRows) {
       const uint8_t* data = WeightsFor(op, first / RowsOf(op.tile));
       if (data == nullptr) continue;
+      const float* bias = BiasFor(op, first / RowsOf(op.tile));
       const float* w = reinterpret_cast<const float*>(data) + out * in;
       float sums[kRows] = {};
       for (int64_t k = lane; k < in; k += kWarp) {
@@ -223,7 +234,7 @@ struct F32Linear {
         float sum = sums[row];
         for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
         if (lane != 0 || first + row >= op.rows) continue;
-        op.y[(first + row) * op.y_stride + out] = op.weight.bias == nullptr ? sum : sum + op.weight.bias[out];
+        op.y[(first + row) * op.y_stride + out] = bias == nullptr ? sum : sum + bias[out];
       }
     }
   }

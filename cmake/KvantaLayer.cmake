@@ -128,8 +128,6 @@ function(kvanta_isa_sources variable)
       set(options ${KVANTA_ISA_FLAGS_${isa}} -O3)
       if(isa MATCHES "^(portable|neon|dotprod|i8mm)$")
         list(APPEND options -O2 -ftree-vectorize)  # as fast, and compiled in two thirds of the time
-      elseif(isa MATCHES "^avx512|^zen4$" AND path MATCHES "/kernels/cpu/")
-        list(APPEND options -O1)  # as fast (docs/adr/0075), and compiled in two thirds of the time
       endif()
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/cuda/cuda_context.h"
@@ -25,9 +26,15 @@ class GpuOps final : public Ops {
     return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
   }
 
-  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> /*stacked*/,
-                                              std::span<const float> /*bias*/) override {
-    return nullptr;
+  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> stacked,
+                                              std::span<const float> bias) override {
+    const auto format_of = [](const weights::QuantizedView& view) {
+      return view.weight->Order().empty() ? weights::FindKernelFormat(view.weight->Format(), view.weight->In()) : -1;
+    };
+    const int format = format_of(stacked.front());
+    const bool is_one = std::ranges::all_of(stacked, [&](const auto& view) { return format_of(view) == format; });
+    if (format < 0 || !is_one || !cuda::PanelKindOf(weights::kKernelFormats[format])) return nullptr;
+    return std::make_unique<GpuLinear>(context_, stacked, bias, weights::kKernelFormats[format]);
   }
 
   std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& layers) override {

@@ -20,8 +20,22 @@ inline constexpr int kPanelRows = 16;      // rows of W in a panel: M of a matri
 inline constexpr int kPanelChannels = 32;  // channels loaded together; one scale per row where W has scales
 inline constexpr int kRowTile = 8;         // rows of x: N of a matrix product
 
-// Element type of packed weights (fragment_layout.h).
-enum class PanelKind : uint8_t { kBf16, kF16, kInt8, kInt4 };
+// Storage of packed weights (fragment_layout.h): elements; blocks of 32 with fp16 scales among their codes; and codes
+// with their scales apart, as quantized checkpoints and GGUF's blocks have them.
+enum class PanelKind : uint8_t {
+  kBf16,
+  kF16,
+  kInt8,
+  kInt4,
+  kE4m3Groups,  // groups of 32 codes or more with an f32 scale
+  kInt8Groups,
+  kInt4Groups,  // ... and a zero point
+  kMxfp4,
+  kMxfp8,
+  kNvfp4,
+  kBlocks4,  // integer codes whose scales and offsets are integers times those of a block
+  kBlocks8,
+};
 
 // W in panels of 16 rows, the last ones zero-padded; or f32 [out][in] if `panels` is false.
 struct Weight {
@@ -31,6 +45,11 @@ struct Weight {
   int64_t out = 0;
   PanelKind kind = PanelKind::kBf16;
   bool panels = true;
+  // Where scales are apart: their place after `data`, and that of factors of scales, in bytes; and log2 of the units
+  // that share a scale or, where there are such, factors.
+  int64_t scales_at = 0;
+  int64_t factors_at = 0;
+  int32_t group_shift = 0;
 
   constexpr int64_t Units() const { return CeilDiv(in, kPanelChannels); }
 };

@@ -1,9 +1,12 @@
 #include "kernels/linear/cuda/gpu_linear_group.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "base/math.h"
+#include "kvanta/error.h"
 
 namespace kvanta::kernels {
 
@@ -14,6 +17,12 @@ GpuLinearGroup::GpuLinearGroup(std::shared_ptr<GpuLinearContext> context, std::v
   std::vector<const uint8_t*> data;
   std::vector<const float*> biases;
   for (size_t member = 0; member < layers_.size(); ++member) {
+    const auto* layer = dynamic_cast<const GpuLinear*>(layers_[member].get());  // or of several storages
+    if (layer == nullptr || layer->weight().kind != Weight(0).kind || layer->weight().panels != Weight(0).panels) {
+      throw InputError(
+          fmt::format("{} takes experts whose matrices are stored alike; --weight-dtype bf16 makes them so",
+                      context_->gpu->Name()));
+    }
     data.push_back(Weight(member).data);
     biases.push_back(Weight(member).bias);
   }

@@ -197,7 +197,7 @@ class GpuBackend final : public Backend {
     const LayerShape shape{.work = WorkShapeOf(config_.layers[index]),
                            .group = pool_.Layout().layers[index].group,
                            .partition = {.small_blocks = blocks(kernels::cuda::kRowsPerMma),
-                                         .large_blocks = blocks(kernels::cuda::kQueryRows),
+                                         .large_blocks = blocks(MaxTileRows(WorkShapeOf(config_.layers[index]))),
                                          .max_result_rows = max_result_rows_}};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));

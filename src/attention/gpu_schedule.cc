@@ -15,8 +15,9 @@ static_assert(kernels::cuda::kSplitTokens == kSplitTokens);
 
 void AddTiles(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
               GpuSchedule& schedule) {
-  const int heads = std::min(shape.Group(), kQueryRows);  // per tile
-  const int tile_tokens = shape.Group() > kQueryRows ? 1 : kQueryRows / shape.Group();
+  const int max_rows = MaxTileRows(shape);
+  const int heads = std::min(shape.Group(), max_rows);  // per tile
+  const int tile_tokens = shape.Group() > max_rows ? 1 : max_rows / shape.Group();
   for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
       const SequenceRows& sequence = batch.sequences[s];
@@ -146,12 +147,17 @@ class Division {
 
 }  // namespace
 
+// Wide heads leave shared memory for few rows.
+int32_t MaxTileRows(const WorkShape& shape) {
+  return shape.head_dim > kernels::cuda::kMaxTiledHeadDim ? kernels::cuda::kRowsPerMma : kQueryRows;
+}
+
 int64_t TilesPerToken(const WorkShape& shape) {
-  return shape.kv_heads * CeilDiv(shape.Group(), kQueryRows);
+  return shape.kv_heads * CeilDiv(shape.Group(), MaxTileRows(shape));
 }
 
 int32_t TileRowsOfToken(const WorkShape& shape) {
-  return std::min(shape.Group(), kQueryRows);
+  return std::min(shape.Group(), MaxTileRows(shape));
 }
 
 void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,

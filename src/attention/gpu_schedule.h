@@ -31,6 +31,8 @@ struct GpuSchedule {
   int32_t tile_rows = 0;  // query rows of the largest tile, and the stride from one result to the next
 };
 
+// Query rows of the largest tile.
+int32_t MaxTileRows(const WorkShape& shape);
 // Tiles of a sequence with one new token, and their query rows (a bound).
 int64_t TilesPerToken(const WorkShape& shape);
 int32_t TileRowsOfToken(const WorkShape& shape);

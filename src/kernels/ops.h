@@ -50,8 +50,6 @@ class Ops {
   // Combines layers made by MakeLinear() into a few launches; null on the CPU, which runs them one by one.
   virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& layers) = 0;
 
-  // Throws InputError for experts that the device does not support.
-  virtual void CheckExperts(const MoeConfig& moe) const = 0;
   // A layer of experts, of linear layers that MakeLinear gave: this rank's part. Throws ResourceError.
   virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                                    const RouterVectors& router, const ExpertDivision& division) = 0;
@@ -61,8 +59,6 @@ class Ops {
   // out = x / sqrt(mean(x^2) + eps) * weight; x, out: f32 [rows][width], row strides in floats; may alias.
   virtual void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                        float* out, int64_t out_stride) noexcept = 0;
-  // Throws InputError if the device does not support LayerNorm().
-  virtual void CheckLayerNorm() const = 0;
   // out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, as RmsNorm(); bias may be null.
   virtual void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps,
                          int64_t rows, int64_t width, float* out, int64_t out_stride) noexcept = 0;
@@ -84,12 +80,8 @@ class Ops {
   // [rows][width].
   virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
                            float* out) noexcept = 0;
-  // Throws InputError if the device does not support MLPs without a gate: SquaredRelu().
-  virtual void CheckUngatedMlp() const = 0;
   // x = max(x, 0)^2, f32 [n].
   virtual void SquaredRelu(float* x, int64_t n) noexcept = 0;
-  // Throws InputError if the device does not support gates of the attention's output: MulSigmoid().
-  virtual void CheckOutputGate() const = 0;
   // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats.
   virtual void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                           int64_t width) noexcept = 0;

@@ -82,7 +82,7 @@ class Decoder final : public Model {
       }
     }
     if (is_last_) {  // dividing its output divides the logits
-      final_norm_ = Norm(reader, ops, config, fmt::format("{}{}", prefix, config.names.final_norm), config.hidden, 0,
+      final_norm_ = Norm(reader, config, fmt::format("{}{}", prefix, config.names.final_norm), config.hidden, 0,
                          1 / config.logits_divisor);
     } else {
       reader.SkipTensors(fmt::format("{}{}.", prefix, config.names.final_norm));
@@ -242,7 +242,7 @@ class Decoder final : public Model {
     const ModelConfig& config = source.config;
     const auto read_norm = [&](const std::string& module, std::string_view name) {
       if (name.empty()) return Norm();
-      return Norm(source.reader, source.ops, config, fmt::format("{}{}", module, name), config.hidden);
+      return Norm(source.reader, config, fmt::format("{}{}", module, name), config.hidden);
     };
     Layer layer;
     if (!spec.shares_input) layer.pre_attention_norm = read_norm(prefix, config.names.pre_attention_norm);

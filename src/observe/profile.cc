@@ -94,7 +94,6 @@ class ProfiledOps final : public kernels::Ops {
     ProfileRow& row = profile_->Row(LinearName(stacked));
     return std::make_unique<ProfiledLinear>(inner_->MakeLinear(stacked, bias, kind), row);
   }
-  void CheckExperts(const kernels::MoeConfig& moe) const override { inner_->CheckExperts(moe); }
   std::unique_ptr<kernels::ExpertLayer> MakeExperts(std::vector<kernels::ExpertWeights>&& experts,
                                                     const kernels::MoeConfig& moe, const kernels::RouterVectors& router,
                                                     const kernels::ExpertDivision& division) override {
@@ -123,7 +122,6 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(norm_);
     inner_->RmsNorm(x, x_stride, weight, eps, rows, width, out, out_stride);
   }
-  void CheckLayerNorm() const override { inner_->CheckLayerNorm(); }
   void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
                  int64_t width, float* out, int64_t out_stride) noexcept override {
     const Timer timer(norm_);
@@ -134,12 +132,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(copy_);
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
-  void CheckUngatedMlp() const override { inner_->CheckUngatedMlp(); }
   void SquaredRelu(float* x, int64_t n) noexcept override {
     const Timer timer(activation_);
     inner_->SquaredRelu(x, n);
   }
-  void CheckOutputGate() const override { inner_->CheckOutputGate(); }
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                   int64_t width) noexcept override {
     const Timer timer(activation_);

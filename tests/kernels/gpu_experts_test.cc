@@ -38,11 +38,11 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
     return values;
   }
 
-  ExpertWeights MakeExpert(WeightType store, uint32_t seed) {
+  ExpertWeights MakeExpert(WeightType store, uint32_t seed, bool has_bias = false) {
     const auto make = [&](int64_t out, int64_t in, uint32_t w_seed) {
       const std::vector<float> w = RandomValues(out * in, w_seed);
       const weights::WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
-      return ops_->MakeLinear({&view, 1}, {}, store);
+      return ops_->MakeLinear({&view, 1}, has_bias ? RandomValues(out, w_seed + 7) : std::vector<float>{}, store);
     };
     return {.gate_up = make(2 * kIntermediateSize, kHidden, seed), .down = make(kHidden, kIntermediateSize, seed + 1)};
   }
@@ -81,7 +81,24 @@ const ExpertCase kExpertCases[] = {
      20},
     {{.num_experts = 5, .num_experts_per_tok = 2}, WeightType::kF32, 530},  // more rows than one pass takes
     {{.num_experts = 3, .num_experts_per_tok = 3}, WeightType::kF16, 33},   // every row goes to every expert
+    {{.num_experts = 6, .num_experts_per_tok = 2, .activation = Activation::kSwigluOai, .bias = true},
+     WeightType::kF32,
+     21},
+    {{.num_experts = 5,
+      .num_experts_per_tok = 1,
+      .scoring_func = ScoringFunc::kSigmoid,
+      .apply_router_weight_on_input = true},
+     WeightType::kF32,
+     30},
+    {{.num_experts = 8, .num_experts_per_tok = 3, .has_expert_scales = true}, WeightType::kInt8, 12},
 #endif
+    {{.num_experts = 4,
+      .num_experts_per_tok = 2,
+      .activation = Activation::kSwigluOai,
+      .bias = true,
+      .has_expert_scales = true},
+     WeightType::kBf16,
+     23},
 };
 
 TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
@@ -93,6 +110,8 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
                              logits = RandomValues(rows * moe.num_experts, seed + 1);
     const std::vector<float> e_score_correction_bias =
         moe.scoring_func == ScoringFunc::kSigmoid ? RandomValues(moe.num_experts, seed + 2) : std::vector<float>{};
+    const std::vector<float> scales =
+        moe.has_expert_scales ? RandomValues(moe.num_experts, seed + 3) : std::vector<float>{};
     const Buffer device_x = Upload(x), device_logits = Upload(logits);
     seed += 3;
     std::vector<ExpertWeights> experts;
@@ -102,27 +121,38 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
       weights.push_back(RoutingWeights(logits.data() + row * moe.num_experts, e_score_correction_bias, moe));
       ASSERT_EQ(std::count_if(weights.back().begin(), weights.back().end(), [](double w) { return w != 0; }),
                 moe.num_experts_per_tok);
+      for (size_t i = 0; i < scales.size(); ++i) weights.back()[i] *= double{scales[i]};
     }
     for (int expert = 0; expert < moe.num_experts; ++expert, seed += 2) {
-      experts.push_back(MakeExpert(store, seed));
+      experts.push_back(MakeExpert(store, seed, moe.bias));
       const Buffer gate_up = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
       const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))),
                    expert_out = Upload(x);
-      experts.back().gate_up->Forward(device_x.as<float>(), rows, gate_up.as<float>(), 2 * kIntermediateSize);
-      ops_->ActivateMul(Activation::kSilu, gate_up.as<float>(), rows, kIntermediateSize, gated.as<float>());
+      std::vector<float> inputs = x;
+      if (moe.apply_router_weight_on_input) {
+        for (size_t i = 0; i < x.size(); ++i) {
+          inputs[i] *= static_cast<float>(weights[i / kHidden][static_cast<size_t>(expert)]);
+        }
+      }
+      const Buffer device_inputs = Upload(inputs);
+      experts.back().gate_up->Forward(device_inputs.as<float>(), rows, gate_up.as<float>(), 2 * kIntermediateSize);
+      ops_->ActivateMul(moe.activation, gate_up.as<float>(), rows, kIntermediateSize, gated.as<float>());
       experts.back().down->Forward(gated.as<float>(), rows, expert_out.as<float>(), kHidden);
       const std::vector<float> own = Download(expert_out);
       for (size_t i = 0; i < own.size(); ++i) {
-        const double part = double{own[i]} * weights[i / kHidden][static_cast<size_t>(expert)];
+        const double weight = weights[i / kHidden][static_cast<size_t>(expert)];
+        const double part = double{own[i]} * (moe.apply_router_weight_on_input && weight != 0 ? 1 : weight);
         expected[i] += part;
         magnitudes[i] += std::abs(part);
       }
     }
-    const std::unique_ptr<ExpertLayer> layer =
-        ops_->MakeExperts(std::move(experts), moe, {.e_score_correction_bias = e_score_correction_bias}, {});
+    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(
+        std::move(experts), moe, {.e_score_correction_bias = e_score_correction_bias, .per_expert_scale = scales}, {});
     const std::vector<float> found = Forward(*layer, device_x, device_logits, moe.num_experts, 0, rows);
+    // The error of a weight on the input is squared by gate times up, whose sums may cancel.
+    const double tolerance = (moe.apply_router_weight_on_input ? 4 : 1) * testing::kGpuRowTolerance;
     for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
+      ASSERT_NEAR(found[i], expected[i], tolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
     }
     for (int64_t first = 0; first < std::min<int64_t>(rows, 45);) {  // batches of growing size
       const int64_t count = std::min(1 + first / 3, rows - first);

@@ -267,6 +267,22 @@ TEST_P(GpuOpsTest, NormsAndCopiesMatchTheCpu) {
                   out.as<float>(), width);
     EXPECT_EQ(std::memcmp(Download(out).data(), all.data() + 3 * width, static_cast<size_t>(width) * 4), 0);
 
+    const Buffer device_bias = Upload(x);
+    for (const bool has_bias : {false, true}) {
+      const auto norm = [&](Ops& ops, const float* input, const float* weights, const float* bias, int64_t rows,
+                            float* to) {
+        ops.LayerNorm(input, stride, weights, has_bias ? bias : nullptr, 1e-5F, rows, width, to, width);
+      };
+      norm(*cpu_, x.data(), weight.data(), x.data(), kRowCount, expected.data());
+      gpu_->device().Fill(out.data(), 0xFF, out.bytes());
+      norm(*ops_, device_x.as<float>(), device_weight.as<float>(), device_bias.as<float>(), kRowCount, out.as<float>());
+      const std::vector<float> normed = Download(out);
+      ExpectClose(normed, expected);
+      norm(*ops_, device_x.as<float>() + 3 * stride, device_weight.as<float>(), device_bias.as<float>(), 1,
+           out.as<float>());
+      EXPECT_EQ(std::memcmp(Download(out).data(), normed.data() + 3 * width, static_cast<size_t>(width) * 4), 0);
+    }
+
     cpu_->Copy(x.data(), stride, kRowCount, width, expected.data(), width);
     ops_->Copy(device_x.as<float>(), stride, kRowCount, width, out.as<float>(), width);
     EXPECT_EQ(Download(out), expected);
@@ -323,6 +339,18 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
 
   cpu_->AddGated(expected.data(), x.data(), x.data() + 7, kRowCount, stride);
   ops_->AddGated(sum.as<float>(), gate.as<float>(), gate.as<float>() + 7, kRowCount, stride);
+  ExpectClose(Download(sum), expected);
+
+  cpu_->SquaredRelu(expected.data(), std::ssize(x));
+  ops_->SquaredRelu(sum.as<float>(), std::ssize(x));
+  ExpectClose(Download(sum), expected);
+
+  cpu_->MulSigmoid(expected.data(), stride, x.data() + 3, stride, kRowCount, width);
+  ops_->MulSigmoid(sum.as<float>(), stride, gate.as<float>() + 3, stride, kRowCount, width);
+  ExpectClose(Download(sum), expected);
+
+  cpu_->ScaleColumns(expected.data() + 1, stride, kRowCount, width, 0.75F);
+  ops_->ScaleColumns(sum.as<float>() + 1, stride, kRowCount, width, 0.75F);
   ExpectClose(Download(sum), expected);
 
   cpu_->ScaleRows(expected.data(), stride, kRowCount, width, table.data(), positions.data());

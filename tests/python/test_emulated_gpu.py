@@ -23,29 +23,17 @@ from kvanta.checkpoint.resolve import resolve_model
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
-EXPERTS_WITH_BIASES = "does not support experts with biases; device cpu does"
-EXPERTS_WITH_SCALED_INPUTS = "does not support experts whose inputs are multiplied by the router's weights; device cpu"
-LAYER_NORM = "does not support LayerNorm; device cpu does"
-UNGATED = "does not support MLPs without a gate; device cpu does"
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
 MAMBA2 = "does not support Mamba-2 layers; device cpu does"
 REFUSED = {
-    "ArceeForCausalLM": UNGATED,
     "BambaForCausalLM": MAMBA2,
-    "Cohere2ForCausalLM": LAYER_NORM,
-    "CohereForCausalLM": LAYER_NORM,
     "FalconH1ForCausalLM": MAMBA2,
-    "GptOssForCausalLM": EXPERTS_WITH_BIASES,
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
     "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
     "NemotronHForCausalLM": MAMBA2,
-    "Llama4ForCausalLM": EXPERTS_WITH_SCALED_INPUTS,
-    "Llama4ForConditionalGeneration": EXPERTS_WITH_SCALED_INPUTS,
-    "NemotronForCausalLM": LAYER_NORM,
     "Qwen3NextForCausalLM": RECURRENT,
-    "StableLmForCausalLM": LAYER_NORM,
     "Qwen3_5ForCausalLM": RECURRENT,
     "Qwen3_5ForConditionalGeneration": RECURRENT,
     "Qwen3_5MoeForCausalLM": RECURRENT,
@@ -86,13 +74,12 @@ def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support
     record_support(tmp_path, "BF16", "gpu_emulated")
 
 
-def test_a_gate_without_recurrent_layers_is_refused(tmp_path: Path) -> None:
+def test_a_gate_without_recurrent_layers(tmp_path: Path) -> None:
     layers = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
     model = tiny_classes.make_of_class("Qwen3NextForCausalLM", **tiny_classes.experts(4, 2), **layers)
     tiny_models.save(model, tmp_path, torch.bfloat16)
-    done = run(tmp_path, "float32", "fp32")
-    assert done.returncode == 1
-    assert "does not support gates of the attention's output; device cpu does" in done.stderr
+    _, difference = divergence(tmp_path, "float32", "fp32")
+    assert difference < tolerance.F32_LOGITS
 
 
 @pytest.mark.parametrize("layout", ["fp8_blocks", "awq", "modelopt_nvfp4"])
@@ -101,6 +88,9 @@ def test_quantized_weights(layout: str, tmp_path: Path, record_support: RecordSu
     layouts.write(tmp_path / "source", tmp_path / "quantized", tmp_path / "twin", layouts.LAYOUTS[layout])
     _, difference = divergence(tmp_path / "quantized", "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
+    # Kept as they are, with activations of 11 bits.
+    mean, _ = divergence(tmp_path / "quantized", "float16", "fp32")
+    assert mean < tolerance.ACTIVATIONS_OF_11_BITS
     record_support(tmp_path / "quantized", layout, "gpu_emulated")
 
 

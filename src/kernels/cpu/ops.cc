@@ -64,8 +64,6 @@ class CpuOps final : public Ops {
             [&](int64_t row) { rows_.rms_norm(x + row * x_stride, weight, eps, width, out + row * out_stride); });
   }
 
-  void CheckLayerNorm() const override {}
-
   void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
                  int64_t width, float* out, int64_t out_stride) noexcept override {
     ForRows(rows, width, [&](int64_t row) {
@@ -106,13 +104,9 @@ class CpuOps final : public Ops {
     });
   }
 
-  void CheckUngatedMlp() const override {}
-
   void SquaredRelu(float* x, int64_t n) noexcept override {
     ForChunks(n, [&](int64_t first, int64_t count) { SquaredReluRow(x + first, count); });
   }
-
-  void CheckOutputGate() const override {}
 
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                   int64_t width) noexcept override {
@@ -138,8 +132,6 @@ class CpuOps final : public Ops {
       rows_.add_scaled(x + row * width, y + row * width, factor, width);
     });
   }
-
-  void CheckExperts(const MoeConfig& /*moe*/) const override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router, const ExpertDivision& division) override {

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/cuda/cuda_context.h"
@@ -25,41 +26,43 @@ class GpuOps final : public Ops {
     return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
   }
 
-  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> /*stacked*/,
-                                              std::span<const float> /*bias*/) override {
-    return nullptr;
+  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const weights::QuantizedView> stacked,
+                                              std::span<const float> bias) override {
+    const auto format_of = [](const weights::QuantizedView& view) {
+      return view.weight->Order().empty() ? weights::FindKernelFormat(view.weight->Format(), view.weight->In()) : -1;
+    };
+    const int format = format_of(stacked.front());
+    const bool is_one = std::ranges::all_of(stacked, [&](const auto& view) { return format_of(view) == format; });
+    if (format < 0 || !is_one || !cuda::PanelKindOf(weights::kKernelFormats[format])) return nullptr;
+    return std::make_unique<GpuLinear>(context_, stacked, bias, weights::kKernelFormats[format]);
   }
 
   std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& layers) override {
     return std::make_unique<GpuLinearGroup>(context_, std::move(layers));
   }
 
-  void CheckExperts(const MoeConfig& moe) const override {
-    if (!moe.bias && !moe.apply_router_weight_on_input && !moe.has_expert_scales) return;
-    const char* kind = moe.bias                ? "with biases"
-                       : moe.has_expert_scales ? "with scales"
-                                               : "whose inputs are multiplied by the router's weights";
-    throw InputError(fmt::format("{} does not support experts {}; device cpu does", context_->gpu->Name(), kind));
+  void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
+                 int64_t width, float* out, int64_t out_stride) noexcept override {
+    Run(rows * width, cuda::NormOp{.x = x,
+                                   .x_stride = x_stride,
+                                   .weight = weight,
+                                   .bias = bias,
+                                   .subtracts_mean = true,
+                                   .eps = eps,
+                                   .rows = rows,
+                                   .width = width,
+                                   .out = out,
+                                   .out_stride = out_stride});
   }
 
-  void CheckLayerNorm() const override {
-    throw InputError(fmt::format("{} does not support LayerNorm; device cpu does", context_->gpu->Name()));
-  }
-  void LayerNorm(const float* /*x*/, int64_t /*x_stride*/, const float* /*weight*/, const float* /*bias*/,
-                 float /*eps*/, int64_t /*rows*/, int64_t /*width*/, float* /*out*/,
-                 int64_t /*out_stride*/) noexcept override {}
+  void SquaredRelu(float* x, int64_t n) noexcept override { Run(n, cuda::SquaredReluOp{.x = x, .count = n}); }
 
-  void CheckUngatedMlp() const override {
-    throw InputError(fmt::format("{} does not support MLPs without a gate; device cpu does", context_->gpu->Name()));
+  void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
+                  int64_t width) noexcept override {
+    Run(rows * width,
+        cuda::MulSigmoidOp{
+            .x = x, .x_stride = x_stride, .gate = gate, .gate_stride = gate_stride, .rows = rows, .width = width});
   }
-  void SquaredRelu(float* /*x*/, int64_t /*n*/) noexcept override {}
-
-  void CheckOutputGate() const override {
-    throw InputError(
-        fmt::format("{} does not support gates of the attention's output; device cpu does", context_->gpu->Name()));
-  }
-  void MulSigmoid(float* /*x*/, int64_t /*x_stride*/, const float* /*gate*/, int64_t /*gate_stride*/, int64_t /*rows*/,
-                  int64_t /*width*/) noexcept override {}
 
   void CheckGatedDeltaNet() const override {
     throw InputError(fmt::format("{} does not support Gated DeltaNet layers; device cpu does", context_->gpu->Name()));
@@ -79,7 +82,7 @@ class GpuOps final : public Ops {
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,
                                            const ExpertDivision& /*division: one process*/) override {
-    return MakeGpuExperts(context_, std::move(experts), moe, router.e_score_correction_bias);
+    return MakeGpuExperts(context_, std::move(experts), moe, router);
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
@@ -89,14 +92,14 @@ class GpuOps final : public Ops {
 
   void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                float* out, int64_t out_stride) noexcept override {
-    Run(rows * width, cuda::RmsNormOp{.x = x,
-                                      .x_stride = x_stride,
-                                      .weight = weight,
-                                      .eps = eps,
-                                      .rows = rows,
-                                      .width = width,
-                                      .out = out,
-                                      .out_stride = out_stride});
+    Run(rows * width, cuda::NormOp{.x = x,
+                                   .x_stride = x_stride,
+                                   .weight = weight,
+                                   .eps = eps,
+                                   .rows = rows,
+                                   .width = width,
+                                   .out = out,
+                                   .out_stride = out_stride});
   }
 
   void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
@@ -146,7 +149,7 @@ class GpuOps final : public Ops {
   }
 
   void ScaleColumns(float* x, int64_t stride, int64_t rows, int64_t width, float factor) noexcept override {
-    for (int64_t row = 0; row < rows; ++row) Scale(x + row * stride, factor, width);
+    Run(rows * width, cuda::ScaleOp{.x = x, .factor = factor, .count = rows * width, .stride = stride, .width = width});
   }
 
   void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,

@@ -20,8 +20,22 @@ inline constexpr int kPanelRows = 16;      // rows of W in a panel: M of a matri
 inline constexpr int kPanelChannels = 32;  // channels loaded together; one scale per row where W has scales
 inline constexpr int kRowTile = 8;         // rows of x: N of a matrix product
 
-// Element type of packed weights (fragment_layout.h).
-enum class PanelKind : uint8_t { kBf16, kF16, kInt8, kInt4 };
+// Storage of packed weights (fragment_layout.h): elements; blocks of 32 with fp16 scales among their codes; and codes
+// with their scales apart, as quantized checkpoints and GGUF's blocks have them.
+enum class PanelKind : uint8_t {
+  kBf16,
+  kF16,
+  kInt8,
+  kInt4,
+  kE4m3Groups,  // groups of 32 codes or more with an f32 scale
+  kInt8Groups,
+  kInt4Groups,  // ... and a zero point
+  kMxfp4,
+  kMxfp8,
+  kNvfp4,
+  kBlocks4,  // integer codes whose scales and offsets are integers times those of a block
+  kBlocks8,
+};
 
 // W in panels of 16 rows, the last ones zero-padded; or f32 [out][in] if `panels` is false.
 struct Weight {
@@ -31,6 +45,11 @@ struct Weight {
   int64_t out = 0;
   PanelKind kind = PanelKind::kBf16;
   bool panels = true;
+  // Where scales are apart: their place after `data`, and that of factors of scales, in bytes; and log2 of the units
+  // that share a scale or, where there are such, factors.
+  int64_t scales_at = 0;
+  int64_t factors_at = 0;
+  int32_t group_shift = 0;
 
   constexpr int64_t Units() const { return CeilDiv(in, kPanelChannels); }
 };
@@ -52,10 +71,13 @@ struct EmbedOp {
   float* out = nullptr;  // f32 [rows][in]
 };
 
-struct RmsNormOp {
+// RMSNorm, or LayerNorm if `subtracts_mean`.
+struct NormOp {
   const float* x = nullptr;
   int64_t x_stride = 0;
   const float* weight = nullptr;
+  const float* bias = nullptr;  // [width], or null
+  bool subtracts_mean = false;
   float eps = 0;
   int64_t rows = 0;
   int64_t width = 0;
@@ -103,7 +125,24 @@ struct ActivateMulOp {
   float* out = nullptr;
 };
 
-// x *= factor, or, with factors, x[r] *= factors[positions[r]] for rows of `width` values.
+// x = max(x, 0)^2.
+struct SquaredReluOp {
+  float* x = nullptr;
+  int64_t count = 0;
+};
+
+// x[r] *= sigmoid(gate[r]) for rows of `width` values.
+struct MulSigmoidOp {
+  float* x = nullptr;
+  int64_t x_stride = 0;
+  const float* gate = nullptr;
+  int64_t gate_stride = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+};
+
+// x *= factor, or, for rows of `width` values, x[r] *= factors[positions[r]], without positions factors[r], without
+// factors `factor`.
 struct ScaleOp {
   float* x = nullptr;
   float factor = 1;
@@ -160,9 +199,10 @@ struct LinearOp {
   int64_t rows = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
-  // Grouped layers, whose weights differ in `data` only and have no bias: data of each layer. A tile's layer comes from
+  // Grouped layers, whose weights differ in `data` and bias only: those of each layer. A tile's layer comes from
   // tile_members (-1: skip the tile) or `grouped`.
   const uint8_t* const* group = nullptr;
+  const float* const* group_bias = nullptr;  // null: no biases
   const int32_t* tile_members = nullptr;
   GroupedRows grouped = {};
   int64_t y_member_stride = 0;
@@ -174,6 +214,7 @@ struct TopKOp {
   int64_t rows = 0;
   MoeConfig moe;
   const float* e_score_correction_bias = nullptr;  // [experts], or null
+  const float* per_expert_scale = nullptr;         // [experts], or null
   int32_t* experts = nullptr;
   float* weights = nullptr;
 };
@@ -181,6 +222,7 @@ struct TopKOp {
 // MoE permutation: orders (row, expert) pairs by expert, padded so that each tile of rows has one expert.
 struct PermuteOp {
   const int32_t* experts = nullptr;  // TopKOp's
+  const float* weights = nullptr;    // TopKOp's
   int64_t rows = 0;
   int32_t expert_count = 0;
   int32_t top_k = 0;
@@ -188,14 +230,17 @@ struct PermuteOp {
   int32_t max_tiles = 0;
   int32_t* permuted_rows = nullptr;  // [rows][top_k]: index of each pair's permuted row
   int64_t* source_rows = nullptr;    // [max_tiles * tile_rows]: source of each permuted row; any row for padding
+  float* row_weights = nullptr;      // [max_tiles * tile_rows]: weight of each permuted row, 0 for padding; or null
   int32_t* tile_experts = nullptr;   // [max_tiles]: LinearOp's tile_members
 };
 
-// MoE combination: out[r] = sum over i of expert_out[permuted_rows[r][i]] * weights[r][i].
+// MoE combination: out[r] = sum over i of expert_out[permuted_rows[r][i]] * weights[r][i]. Experts of weight 0 add
+// nothing.
 struct CombineOp {
   const float* expert_out = nullptr;  // f32 [permuted rows][width]
   const int32_t* permuted_rows = nullptr;
   const float* weights = nullptr;
+  bool weighted_before = false;  // the weights multiplied the experts' inputs: outputs are summed as they are
   int64_t rows = 0;
   int32_t top_k = 0;
   int64_t width = 0;
@@ -219,7 +264,7 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp = std::variant<EmbedOp, RmsNormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ScaleOp, SoftcapOp, PackOp,
-                             LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
+using ModelOp = std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, SquaredReluOp, MulSigmoidOp,
+                             ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
 
 }  // namespace kvanta::kernels::cuda

@@ -41,11 +41,21 @@ KVANTA_DEVICE void RunBlock(const EmbedOp& op) {
 // Rows up to this width take a warp, wider ones a block.
 inline constexpr int kWarpRow = 256;
 
-inline LaunchShape ShapeOf(const RmsNormOp& op) {
+inline LaunchShape ShapeOf(const NormOp& op) {
   const bool narrow = op.width <= kWarpRow;
   return {narrow ? CeilDiv(op.rows, kRowWarps) : op.rows, kRowThreads, 4 * kRowWarps};
 }
-KVANTA_DEVICE void RunBlock(const RmsNormOp& op) {
+// Sum over a row's threads: a warp, or the block.
+KVANTA_DEVICE float SumOfRow(float sum, bool narrow) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
+  if (narrow) return sum;
+  if (ThreadIndex() % kWarp == 0) StoreShared(4 * (ThreadIndex() / kWarp), sum);
+  SyncBlock();
+  sum = 0;
+  for (int other = 0; other < kRowWarps; ++other) sum += LoadShared<float>(4 * other);
+  return sum;
+}
+KVANTA_DEVICE void RunBlock(const NormOp& op) {
   const bool narrow = op.width <= kWarpRow;
   const int warp = ThreadIndex() / kWarp;
   const int64_t row = narrow ? int64_t{BlockIndex()} * kRowWarps + warp : BlockIndex();
@@ -53,18 +63,21 @@ KVANTA_DEVICE void RunBlock(const RmsNormOp& op) {
   const int first = narrow ? ThreadIndex() % kWarp : ThreadIndex();
   const int step = narrow ? kWarp : kRowThreads;
   const float* x = op.x + row * op.x_stride;
-  float sum = 0;
-  for (int64_t i = first; i < op.width; i += step) sum = MultiplyAdd(x[i], x[i], sum);
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
-  if (!narrow) {
-    if (ThreadIndex() % kWarp == 0) StoreShared(4 * warp, sum);
-    SyncBlock();
-    sum = 0;
-    for (int other = 0; other < kRowWarps; ++other) sum += LoadShared<float>(4 * other);
+  const auto width = static_cast<float>(op.width);
+  float mean = 0;
+  if (op.subtracts_mean) {
+    for (int64_t i = first; i < op.width; i += step) mean += x[i];
+    mean = SumOfRow(mean, narrow) / width;
+    if (!narrow) SyncBlock();  // before the sums in shared memory are replaced
   }
-  const float factor = 1.0F / SquareRoot(sum / static_cast<float>(op.width) + op.eps);
+  float squares = 0;
+  for (int64_t i = first; i < op.width; i += step) squares = MultiplyAdd(x[i] - mean, x[i] - mean, squares);
+  const float factor = 1.0F / SquareRoot(SumOfRow(squares, narrow) / width + op.eps);
   float* out = op.out + row * op.out_stride;
-  for (int64_t i = first; i < op.width; i += step) out[i] = x[i] * factor * op.weight[i];
+  for (int64_t i = first; i < op.width; i += step) {
+    const float value = (x[i] - mean) * factor * op.weight[i];
+    out[i] = op.bias == nullptr ? value : value + op.bias[i];
+  }
 }
 
 // ---- element-wise
@@ -132,17 +145,39 @@ KVANTA_DEVICE void RunBlock(const ActivateMulOp& op) {
   });
 }
 
+inline LaunchShape ShapeOf(const SquaredReluOp& op) {
+  return ValuesShape(op.count);
+}
+KVANTA_DEVICE void RunBlock(const SquaredReluOp& op) {
+  ForValues(op.count, [&](int64_t index) {
+    const float x = op.x[index] > 0 ? op.x[index] : 0.0F;
+    op.x[index] = x * x;
+  });
+}
+
+inline LaunchShape ShapeOf(const MulSigmoidOp& op) {
+  return ValuesShape(op.rows * op.width);
+}
+KVANTA_DEVICE void RunBlock(const MulSigmoidOp& op) {
+  ForValues(op.rows * op.width, [&](int64_t index) {
+    const int64_t row = index / op.width, column = index % op.width;
+    op.x[row * op.x_stride + column] /= 1.0F + Exp2(-op.gate[row * op.gate_stride + column] * kLog2E);
+  });
+}
+
 inline LaunchShape ShapeOf(const ScaleOp& op) {
   return ValuesShape(op.count);
 }
 KVANTA_DEVICE void RunBlock(const ScaleOp& op) {
   ForValues(op.count, [&](int64_t index) {
-    if (op.factors == nullptr) {
+    if (op.width == 0) {
       op.x[index] *= op.factor;
       return;
     }
     const int64_t row = index / op.width;
-    op.x[row * op.stride + index % op.width] *= op.factors[op.positions[row]];
+    float factor = op.factor;
+    if (op.factors != nullptr) factor = op.factors[op.positions == nullptr ? row : op.positions[row]];
+    op.x[row * op.stride + index % op.width] *= factor;
   });
 }
 

@@ -21,12 +21,11 @@ class GroupedAttention final : public AttentionBlock {
         kv_heads_(spec.kv_layer >= 0 ? 0 : spec.kv_heads / source.ranks.Size()),
         gathered_(source.ranks, int64_t{source.config.heads} * spec.head_dim) {
     const std::string module = fmt::format("{}{}.", prefix, source.config.names.attention);
-    if (config_.attn_output_gate) ops_.CheckOutputGate();
     if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
     if (config_.qk_norm != QkNorm::kNone) {
       const bool all = config_.qk_norm == QkNorm::kAllHeads;
       const auto read_norm = [&](std::string_view name, int heads) {
-        return Norm(source.reader, ops_, config_, fmt::format("{}{}", module, name),
+        return Norm(source.reader, config_, fmt::format("{}{}", module, name),
                     all ? int64_t{heads} * spec_.head_dim : spec_.head_dim,
                     config_.qk_norm == QkNorm::kOwnWeights ? heads : 0);
       };

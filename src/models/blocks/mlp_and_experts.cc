@@ -14,9 +14,8 @@ class MlpAndExperts final : public MlpBlock {
  public:
   MlpAndExperts(const BlockSource& source, const LayerSpec& spec, const std::string& prefix)
       : ops_(source.ops), config_(source.config), moe_(source.config.moe) {
-    ops_.CheckExperts(moe_);
     const int64_t hidden = config_.hidden;
-    const auto read_norm = [&](const char* name) { return Norm(source.reader, ops_, config_, prefix + name, hidden); };
+    const auto read_norm = [&](const char* name) { return Norm(source.reader, config_, prefix + name, hidden); };
     pre_mlp_norm_ = read_norm("pre_feedforward_layernorm");
     post_mlp_norm_ = read_norm("post_feedforward_layernorm_1");
     pre_experts_norm_ = read_norm("pre_feedforward_layernorm_2");

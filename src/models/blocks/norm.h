@@ -14,15 +14,13 @@ class Norm {
  public:
   Norm() = default;  // none
   // `module` with weights [width], or [heads][width] if heads != 0. Weights and biases are multiplied by `scale`.
-  // Throws InputError for a norm that the device does not support.
-  Norm(WeightReader& reader, kernels::Ops& ops, const ModelConfig& config, const std::string& module, int64_t width,
-       int heads = 0, double scale = 1)
+  Norm(WeightReader& reader, const ModelConfig& config, const std::string& module, int64_t width, int heads = 0,
+       double scale = 1)
       : layer_norm_(config.norm != NormKind::kRms),
         eps_(static_cast<float>(config.rms_eps)),
         width_(width),
         heads_(heads),
         weight_(reader.Vector(module + ".weight", width, config.norm_weight_offset, scale, heads)) {
-    if (layer_norm_) ops.CheckLayerNorm();
     if (config.norm == NormKind::kLayerWithBias) bias_ = reader.Vector(module + ".bias", width, 0, scale);
   }
 

@@ -17,7 +17,7 @@ PerLayerInputs::PerLayerInputs(const BlockSource& source, const std::string& pre
   embedding_ = reader.Linear({{prefix + "embed_tokens_per_layer", config_.vocab_size_per_layer_input}}, all, false,
                              embedding_kind);
   projection_ = reader.Linear({{prefix + "per_layer_model_projection", all}}, config_.hidden, false, {source.store});
-  norm_ = Norm(reader, ops_, config_, prefix + "per_layer_projection_norm", width_);
+  norm_ = Norm(reader, config_, prefix + "per_layer_projection_norm", width_);
 }
 
 void PerLayerInputs::ReadLayer(const BlockSource& source, const std::string& prefix) {

@@ -14,7 +14,6 @@ class SquaredReluMlp final : public MlpBlock {
       : ops_(source.ops),
         width_(source.ranks.PartitionOf(source.config.intermediate_size).Size(source.ranks.Rank())),
         gathered_(source.ranks, source.config.intermediate_size) {
-    ops_.CheckUngatedMlp();
     const int64_t hidden = source.config.hidden, intermediate_size = source.config.intermediate_size;
     const bool bias = source.config.mlp.bias;
     up_ = source.reader.Linear({{module + "up_proj", intermediate_size}}, hidden, bias, source.store);

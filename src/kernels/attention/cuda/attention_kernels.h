@@ -42,7 +42,7 @@ struct StaticKernel {
   static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
 };
 
-// Any pair of formats, head_dim up to 256, outlier channels and pages of 16 tokens.
+// Any pair of formats, head_dim up to 512, outlier channels and pages of 16 tokens.
 template <int kRowTiles>
 struct RuntimeKernel {
   template <DecodeKind... kDecodeKinds>

@@ -6,10 +6,10 @@
 
 namespace kvanta::kernels::cuda {
 
-// f32 [head_dim] at byte `row` of shared memory, head_dim at most 256; matrix: as for formats::MultiplyRow. Needs a
-// warp barrier before; ends with one.
+// f32 [head_dim] at byte `row` of shared memory, head_dim at most kMaxHeadDim; matrix: as for formats::MultiplyRow.
+// Needs a warp barrier before; ends with one.
 KVANTA_DEVICE void MultiplyRow(int row, const float* matrix, int head_dim, int lane) {
-  constexpr int kMaxPerLane = 256 / kWarp;
+  constexpr int kMaxPerLane = kMaxHeadDim / kWarp;
   const int64_t stride = formats::MatrixStride(head_dim);
   float sums[kMaxPerLane] = {};
   for (int j = 0; j < head_dim; ++j) {

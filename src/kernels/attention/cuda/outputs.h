@@ -31,7 +31,7 @@ template <int kTiles>
 struct SharedOutputs {
   static constexpr bool kUnrolled = false;
   static constexpr int kRowTiles = kTiles;
-  static constexpr int kMaxBlocks = 8;
+  static constexpr int kMaxBlocks = kMaxHeadDim / 32;
   int base;  // the lane's base: 16 bytes of each tile
 
   KVANTA_DEVICE void Load(int block, float (&to)[kRowTiles][2][4]) const {

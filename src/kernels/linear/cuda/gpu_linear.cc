@@ -1,17 +1,12 @@
 #include "kernels/linear/cuda/gpu_linear.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstring>
+#include <bit>
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/math.h"
 #include "kernels/linear/cpu/packed_linear.h"
-#include "kernels/linear/cuda/fragment_layout.h"
-#include "kvanta/error.h"
-#include "weights/weight_blocks.h"
+#include "kernels/linear/cuda/panel_writer.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -20,7 +15,9 @@ using cuda::kPanelChannels;
 using cuda::kPanelRows;
 using cuda::kRowTile;
 using cuda::PanelKind;
+using cuda::PanelWriter;
 using cuda::ProductTile;
+using cuda::RowSource;
 
 // Panels are packed and uploaded in pieces of about this size.
 constexpr int64_t kUploadPieceBytes = int64_t{16} << 20;
@@ -41,20 +38,22 @@ PanelKind PanelKindOf(WeightType type) {
   return PanelKind::kBf16;
 }
 
-// Type that keeps what the views store, where a GPU has one: blocks of 8 and 4 bits with fp16 scales, or elements. All
-// other blocks become bf16.
-WeightType KeptType(std::span<const weights::WeightView> stacked) {
+// Panels that keep what the views store, where a GPU has such.
+PanelKind StoredKind(std::span<const weights::WeightView> stacked) {
   const auto all = [&](auto is_kept) { return std::ranges::all_of(stacked, is_kept); };
   for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
-    if (all([type](const weights::WeightView& view) { return KeepsBlocks(type, view.blocks); })) return type;
+    if (all([type](const weights::WeightView& view) { return KeepsBlocks(type, view.blocks); })) {
+      return PanelKindOf(type);
+    }
   }
-  const weights::WeightView& first = stacked.front();
-  if (all([&](const weights::WeightView& view) {
-        return view.blocks == weights::BlockFormat::kNone && view.dtype == first.dtype;
-      })) {
-    return WeightTypeOf(first.dtype);
+  for (const PanelKind kind : {PanelKind::kMxfp4, PanelKind::kBlocks4, PanelKind::kBlocks8}) {
+    if (all([kind](const weights::WeightView& view) { return cuda::KeepsBlocks(kind, view.blocks); })) return kind;
   }
-  return WeightType::kBf16;
+  const DType dtype = stacked.front().dtype;
+  const bool elements = all([dtype](const weights::WeightView& view) {
+    return view.blocks == weights::BlockFormat::kNone && view.dtype == dtype;
+  });
+  return elements ? PanelKindOf(WeightTypeOf(dtype)) : PanelKind::kBf16;
 }
 
 // A row of stacked weights: its view, and its index in the view.
@@ -68,75 +67,6 @@ StackedRow FindRow(std::span<const weights::WeightView> stacked, int64_t index) 
   return {&stacked[view], index};
 }
 
-// Packs rows of W into panel units.
-class UnitWriter {
- public:
-  UnitWriter(PanelKind kind, int64_t in) : kind_(kind), in_(in) {
-    for (int row = 0; row < kPanelRows; ++row) {
-      for (int k = 0; k < kPanelChannels; ++k) offsets_[row][k] = cuda::FragmentOffsetOf(kind, row, k);
-    }
-  }
-
-  // `values`: workspace, f32 [in]. `panel`: the panel's bytes, initially zero.
-  void Write(const StackedRow& from, int row, float* values, uint8_t* panel) {
-    const bool blocks = kind_ == PanelKind::kInt8 || kind_ == PanelKind::kInt4;
-    const WeightType type = kind_ == PanelKind::kInt8 ? WeightType::kInt8 : WeightType::kInt4;
-    const bool as_stored = blocks && KeepsBlocks(type, from.view->blocks);
-    if (!as_stored) weights::ReadWeightRow(*from.view, from.index, values);
-    const int64_t units = CeilDiv(in_, kPanelChannels);
-    for (int64_t unit = 0; unit < units; ++unit) {
-      uint8_t* to = panel + unit * cuda::UnitBytesOf(kind_).total;
-      const int n = static_cast<int>(std::min<int64_t>(kPanelChannels, in_ - unit * kPanelChannels));
-      if (blocks) {
-        WriteBlock(as_stored ? StoredBlock(from, unit) : Quantize(values + unit * kPanelChannels, n), row, to);
-      } else {
-        WriteElements(values + unit * kPanelChannels, n, row, to);
-      }
-    }
-  }
-
-  bool HasNonFinite() const noexcept { return non_finite_; }
-
- private:
-  static weights::WeightBlock StoredBlock(const StackedRow& from, int64_t block) {
-    const weights::WeightView& view = *from.view;
-    return weights::ReadBlock(view.RowData(from.index) + block * weights::BlockBytes(view.blocks), view.blocks);
-  }
-  weights::WeightBlock Quantize(const float* x, int n) const {
-    return kind_ == PanelKind::kInt8 ? weights::QuantizeInt8(x, n) : weights::QuantizeInt4(x, n);
-  }
-
-  void WriteElements(const float* x, int n, int row, uint8_t* unit) const {
-    for (int k = 0; k < n; ++k) {
-      const uint16_t code = kind_ == PanelKind::kBf16 ? FloatToBf16(x[k]) : FloatToFp16(x[k]);
-      std::memcpy(unit + offsets_[row][k].byte, &code, sizeof(code));
-    }
-  }
-
-  void WriteBlock(weights::WeightBlock block, int row, uint8_t* unit) {
-    // Unsigned codes: 8-bit ones plus 128, which the kernel subtracts again; 4-bit ones from 0 on, with the shift moved
-    // into the offset (8 times the scale is exact in fp16).
-    int offset = kind_ == PanelKind::kInt8 ? 128 : 0;
-    if (kind_ == PanelKind::kInt4 && *std::min_element(block.codes, block.codes + weights::kBlockWeights) < 0) {
-      offset = 8;
-      block.offset = FloatToFp16(-8 * Fp16ToFloat(block.scale));
-    }
-    if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.offset))) non_finite_ = true;
-    for (int k = 0; k < kPanelChannels; ++k) {
-      const cuda::FragmentOffset offset_in_unit = offsets_[row][k];
-      unit[offset_in_unit.byte] |= static_cast<uint8_t>((block.codes[k] + offset) << offset_in_unit.bit);
-    }
-    uint8_t* scale = unit + cuda::ScaleOffset(kind_, row);
-    std::memcpy(scale, &block.scale, sizeof(block.scale));
-    if (kind_ == PanelKind::kInt4) std::memcpy(scale + 4, &block.offset, sizeof(block.offset));
-  }
-
-  PanelKind kind_;
-  int64_t in_;
-  cuda::FragmentOffset offsets_[kPanelRows][kPanelChannels];
-  std::atomic<bool> non_finite_ = false;
-};
-
 }  // namespace
 
 GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const weights::WeightView> stacked,
@@ -145,22 +75,52 @@ GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const 
   weights::CheckWeights(stacked, bias);
   weight_.in = stacked.front().in;
   for (const weights::WeightView& view : stacked) weight_.out += view.out;
-  const WeightType type = kind.weights == WeightType::kStored ? KeptType(stacked) : kind.weights;
-  weight_.kind = PanelKindOf(type);
-  weight_.panels = type != WeightType::kF32;
-  Device& device = context_->gpu->device();
-  if (!bias.empty()) {
-    bias_ = device.Allocate(bias.size_bytes());
-    device.CopyIn(bias_.data(), bias.data(), bias.size_bytes());
-    weight_.bias = bias_.as<float>();
+  const bool stored = kind.weights == WeightType::kStored;
+  weight_.kind = stored ? StoredKind(stacked) : PanelKindOf(kind.weights);
+  const bool is_f32 = stored && stacked.front().blocks == weights::BlockFormat::kNone &&
+                      std::ranges::all_of(stacked, [](const auto& view) { return view.dtype == DType::kF32; });
+  weight_.panels = kind.weights != WeightType::kF32 && !is_f32;
+  const bool large_blocks = std::ranges::all_of(
+      stacked, [](const auto& view) { return weights::BlockWeights(view.blocks) == weights::kMaxBlockWeights; });
+  if (cuda::IsBlocks(weight_.kind) && large_blocks) {
+    weight_.group_shift = std::countr_zero(static_cast<uint32_t>(weights::kMaxBlockWeights / kPanelChannels));
   }
+  UploadBias(bias);
   if (weight_.panels) {
-    PackPanels(stacked);
+    PackPanels([&](int64_t row) -> RowSource {
+      const StackedRow from = FindRow(stacked, row);
+      return {.view = from.view, .index = from.index};
+    });
     ReserveRows();
   } else {
     PackUnquantized(stacked);
   }
   weight_.data = data_.data();
+}
+
+GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const weights::QuantizedView> stacked,
+                     std::span<const float> bias, const weights::KernelFormat& format)
+    : context_(std::move(context)) {
+  weight_.in = stacked.front().weight->In();
+  for (const weights::QuantizedView& view : stacked) weight_.out += view.weight->Out();
+  weight_.kind = *cuda::PanelKindOf(format);
+  weight_.group_shift = std::countr_zero(static_cast<uint32_t>(std::max(format.group / kPanelChannels, 1)));
+  UploadBias(bias);
+  PackPanels([&](int64_t row) -> RowSource {
+    size_t view = 0;
+    for (; row >= stacked[view].weight->Out(); ++view) row -= stacked[view].weight->Out();
+    return {.quantized = stacked[view].weight, .index = row};
+  });
+  ReserveRows();
+  weight_.data = data_.data();
+}
+
+void GpuLinear::UploadBias(std::span<const float> bias) {
+  if (bias.empty()) return;
+  Device& device = context_->gpu->device();
+  bias_ = device.Allocate(bias.size_bytes());
+  device.CopyIn(bias_.data(), bias.data(), bias.size_bytes());
+  weight_.bias = bias_.as<float>();
 }
 
 void GpuLinear::PackUnquantized(std::span<const weights::WeightView> stacked) {
@@ -181,35 +141,42 @@ void GpuLinear::PackUnquantized(std::span<const weights::WeightView> stacked) {
   }
 }
 
-void GpuLinear::PackPanels(std::span<const weights::WeightView> stacked) {
+void GpuLinear::PackPanels(const std::function<RowSource(int64_t row)>& row_of) {
   Device& device = context_->gpu->device();
-  const int64_t panels = CeilDiv(weight_.out, kPanelRows);
-  const int64_t panel_bytes = weight_.Units() * cuda::UnitBytesOf(weight_.kind).total;
-  weight_bytes_ = panels * panel_bytes;
+  const int64_t panels = CeilDiv(weight_.out, kPanelRows), padded = RoundUp(panels, cuda::kPanelMultiple);
+  PanelWriter writer(weight_);
+  const PanelWriter::Sections bytes = writer.BytesOfPanel();
+  weight_.scales_at = padded * bytes.codes;
+  weight_.factors_at = weight_.scales_at + padded * bytes.scales;
+  weight_bytes_ = panels * (bytes.codes + bytes.scales + bytes.factors);
   // Allocate returns zeros: the padding panels are zero weights.
-  data_ = device.Allocate(static_cast<size_t>(RoundUp(panels, cuda::kPanelMultiple) * panel_bytes));
-  const int64_t panels_at_once = std::clamp<int64_t>(kUploadPieceBytes / panel_bytes, 1, panels);
-  std::vector<uint8_t> piece(static_cast<size_t>(panels_at_once * panel_bytes));
-  const auto workers = static_cast<size_t>(context_->threads->Threads());
-  std::vector<float> values(workers * static_cast<size_t>(weight_.in));
-  UnitWriter writer(weight_.kind, weight_.in);
+  data_ = device.Allocate(static_cast<size_t>(weight_.factors_at + padded * bytes.factors));
+  const int64_t panels_at_once = std::clamp<int64_t>(kUploadPieceBytes / bytes.codes, 1, panels);
+  std::vector<uint8_t> codes(static_cast<size_t>(panels_at_once * bytes.codes));
+  std::vector<uint8_t> scales(static_cast<size_t>(panels_at_once * bytes.scales));
+  std::vector<uint8_t> factors(static_cast<size_t>(panels_at_once * bytes.factors));
+  const auto upload = [&](const std::vector<uint8_t>& from, int64_t at, int64_t size) {
+    if (size > 0) device.CopyIn(data_.data() + at, from.data(), static_cast<size_t>(size));
+  };
   for (int64_t first = 0; first < panels; first += panels_at_once) {
     const int64_t count = std::min(panels_at_once, panels - first);
-    std::fill(piece.begin(), piece.end(), uint8_t{0});
-    auto pack = [&](int64_t panel, int worker) {
+    for (std::vector<uint8_t>* section : {&codes, &scales, &factors}) {
+      std::fill(section->begin(), section->end(), uint8_t{0});
+    }
+    auto pack = [&](int64_t panel, int) {
+      const PanelWriter::Panel to{codes.data() + panel * bytes.codes, scales.data() + panel * bytes.scales,
+                                  factors.data() + panel * bytes.factors};
       for (int row = 0; row < kPanelRows; ++row) {
         const int64_t out = (first + panel) * kPanelRows + row;
-        if (out >= weight_.out) break;
-        writer.Write(FindRow(stacked, out), row, values.data() + worker * weight_.in,
-                     piece.data() + panel * panel_bytes);
+        if (out < weight_.out) writer.Write(row_of(out), row, to);
       }
     };
     context_->threads->ForEach(count, pack);
-    device.CopyIn(data_.data() + first * panel_bytes, piece.data(), static_cast<size_t>(count * panel_bytes));
+    upload(codes, first * bytes.codes, count * bytes.codes);
+    upload(scales, weight_.scales_at + first * bytes.scales, count * bytes.scales);
+    upload(factors, weight_.factors_at + first * bytes.factors, count * bytes.factors);
   }
-  if (writer.HasNonFinite()) {
-    throw InputError("a block of weights has a scale or offset that is not finite in float16; use bf16 weights");
-  }
+  writer.CheckFinite();
 }
 
 void GpuLinear::ReserveRows() {
@@ -267,18 +234,7 @@ void GpuLinear::DequantizeRow(int64_t index, float* out) const noexcept {
 }
 
 std::string_view GpuLinear::Kind() const noexcept {
-  if (!weight_.panels) return "f32";
-  switch (weight_.kind) {
-    case PanelKind::kF16:
-      return "f16";
-    case PanelKind::kInt8:
-      return "int8";
-    case PanelKind::kInt4:
-      return "int4";
-    case PanelKind::kBf16:
-      break;
-  }
-  return "bf16";
+  return weight_.panels ? Name(weight_.kind) : "f32";
 }
 
 }  // namespace kvanta::kernels

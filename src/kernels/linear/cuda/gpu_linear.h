@@ -1,11 +1,13 @@
 // Linear layers on a GPU; weights are packed into panels on the host (fragment_layout.h) and uploaded once.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 
 #include "base/thread_pool.h"
 #include "kernels/cuda/cuda_context.h"
+#include "kernels/linear/cuda/panel_writer.h"
 #include "kernels/linear/linear.h"
 
 namespace kvanta::kernels {
@@ -16,7 +18,8 @@ inline constexpr int64_t kRowBlock = 2048;
 // Workspace of MoE layers (gpu_experts.h, model_ops.h).
 struct ExpertBuffers {
   Buffer experts, weights, permuted_rows, source_rows, tile_experts;
-  Buffer rows, gate_up, gated;  // f32 [permuted rows]
+  Buffer row_weights;           // f32 [permuted rows]
+  Buffer rows, gate_up, gated;  // f32 [permuted rows][...]
 };
 
 // Shared by the layers of one Ops; their launches are in one stream.
@@ -38,6 +41,9 @@ class GpuLinear final : public Linear {
   // Throws InputError, ResourceError.
   GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const weights::WeightView> stacked,
             std::span<const float> bias, LinearKind kind);
+  // Weights of one format, which PanelKindOf() knows, with columns in order.
+  GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const weights::QuantizedView> stacked,
+            std::span<const float> bias, const weights::KernelFormat& format);
 
   int64_t In() const noexcept override { return weight_.in; }
   int64_t Out() const noexcept override { return weight_.out; }
@@ -50,7 +56,8 @@ class GpuLinear final : public Linear {
 
  private:
   void PackUnquantized(std::span<const weights::WeightView> stacked);
-  void PackPanels(std::span<const weights::WeightView> stacked);
+  void UploadBias(std::span<const float> bias);
+  void PackPanels(const std::function<cuda::RowSource(int64_t row)>& row_of);
   void ReserveRows();
   cuda::ProductTile TileFor(int64_t rows) const noexcept;
 

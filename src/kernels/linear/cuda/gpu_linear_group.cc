@@ -1,9 +1,12 @@
 #include "kernels/linear/cuda/gpu_linear_group.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "base/math.h"
+#include "kvanta/error.h"
 
 namespace kvanta::kernels {
 
@@ -12,10 +15,25 @@ using cuda::ProductTile;
 GpuLinearGroup::GpuLinearGroup(std::shared_ptr<GpuLinearContext> context, std::vector<std::unique_ptr<Linear>> layers)
     : context_(std::move(context)), layers_(std::move(layers)) {
   std::vector<const uint8_t*> data;
-  for (size_t member = 0; member < layers_.size(); ++member) data.push_back(Weight(member).data);
+  std::vector<const float*> biases;
+  for (size_t member = 0; member < layers_.size(); ++member) {
+    const auto* layer = dynamic_cast<const GpuLinear*>(layers_[member].get());  // or of several storages
+    if (layer == nullptr || layer->weight().kind != Weight(0).kind || layer->weight().panels != Weight(0).panels) {
+      throw InputError(
+          fmt::format("{} takes experts whose matrices are stored alike; --weight-dtype bf16 makes them so",
+                      context_->gpu->Name()));
+    }
+    data.push_back(Weight(member).data);
+    biases.push_back(Weight(member).bias);
+  }
   Device& device = context_->gpu->device();
-  data_ = device.Allocate(data.size() * sizeof(data[0]));
-  device.CopyIn(data_.data(), data.data(), data_.bytes());
+  const auto upload = [&](const auto& pointers) {
+    Buffer buffer = device.Allocate(pointers.size() * sizeof(pointers[0]));
+    device.CopyIn(buffer.data(), pointers.data(), buffer.bytes());
+    return buffer;
+  };
+  data_ = upload(data);
+  if (biases.front() != nullptr) biases_ = upload(biases);
   const auto unquantized_bytes = static_cast<size_t>(kRowBlock * In()) * sizeof(float);
   if (!Weight(0).panels && context_->f32_rows.bytes() < unquantized_bytes)
     context_->f32_rows = device.Allocate(unquantized_bytes);
@@ -26,6 +44,7 @@ void GpuLinearGroup::Multiply(const float* x, int64_t count, ProductTile tile, c
   const cuda::Weight& weight = Weight(0);
   cuda::LinearOp op{.weight = weight, .tile = tile, .x = context_->Packed()};
   op.group = data_.as<const uint8_t*>();
+  op.group_bias = biases_.as<const float*>();
   op.y_stride = weight.out;
   for (int64_t row = 0; row < count; row += kRowBlock) {
     op.rows = std::min(kRowBlock, count - row);
@@ -55,6 +74,7 @@ void GpuLinearGroup::Forward(const MemberRows& x, int64_t rows, const MemberOutp
     for (int64_t member = 0; member < count; member += at_once) {
       op.rows = std::min(at_once, count - member) * op.grouped.padded_rows;
       op.group = data_.as<const uint8_t*>() + member;
+      if (biases_) op.group_bias = biases_.as<const float*>() + member;
       op.y = y.first + row * y.stride + member * y.member;
       context_->gpu->Run(cuda::PackOp{.x = x.first + row * x.stride + member * x.member,
                                       .x_stride = x.stride,

@@ -29,7 +29,8 @@ class GpuLinearGroup final : public LinearGroup {
 
   std::shared_ptr<GpuLinearContext> context_;
   std::vector<std::unique_ptr<Linear>> layers_;
-  Buffer data_;  // pointers to each layer's W
+  Buffer data_;    // pointers to each layer's W
+  Buffer biases_;  // pointers to each layer's bias; empty without biases
 };
 
 }  // namespace kvanta::kernels

@@ -12,12 +12,21 @@ namespace kvanta::kernels::cuda {
 
 inline constexpr int kLinearWarps = 8;
 
+// Layer of row tile `tile` in a group; -1 if the tile is not used.
+KVANTA_DEVICE int64_t MemberOf(const LinearOp& op, int64_t tile) {
+  if (op.tile_members != nullptr) return op.tile_members[tile];
+  return tile * RowsOf(op.tile) / op.grouped.padded_rows;
+}
 // W for row tile `tile`; null if the tile is not used.
 KVANTA_DEVICE const uint8_t* WeightsFor(const LinearOp& op, int64_t tile) {
   if (op.group == nullptr) return op.weight.data;
-  if (op.tile_members == nullptr) return op.group[tile * RowsOf(op.tile) / op.grouped.padded_rows];
-  const int32_t member = op.tile_members[tile];
+  const int64_t member = MemberOf(op, tile);
   return member < 0 ? nullptr : op.group[member];
+}
+// Bias for row tile `tile`, which is used; null without one.
+KVANTA_DEVICE const float* BiasFor(const LinearOp& op, int64_t tile) {
+  if (op.group == nullptr) return op.weight.bias;
+  return op.group_bias == nullptr ? nullptr : op.group_bias[MemberOf(op, tile)];
 }
 
 // Row `row` of y; null for padding.
@@ -28,17 +37,29 @@ KVANTA_DEVICE float* OutputRow(const LinearOp& op, int64_t row) {
   return op.y + row / op.grouped.padded_rows * op.y_member_stride + in_member * op.y_stride;
 }
 
-// Adds scaled products of the panel's rows g (elements 0, 1) and g + 8 (2, 3) with two rows of x.
+// Adds the products of a unit's panel rows g (elements 0, 1) and g + 8 (2, 3) with two rows of x. a: operands of both
+// steps of 16 channels; x: those of x.
 template <class Panel>
-KVANTA_DEVICE void AddScaled(const typename Panel::Raw& raw, const Vec2& row_sums, const float (&dots)[4],
-                             float (&sums)[4]) {
-  const uint32_t scales = Panel::Scales(raw);
-  const float scale[2] = {LowF16(scales), HighF16(scales)};
-  KVANTA_UNROLL
-  for (int i = 0; i < 4; ++i) sums[i] = MultiplyAdd(scale[i / 2], dots[i], sums[i]);
+KVANTA_DEVICE void AddProducts(const typename Panel::Raw& raw, const Vec4 (&a)[2], const Vec4& x, const Vec2& row_sums,
+                               float (&sums)[4]) {
+  if constexpr (!Panel::kScaled) {
+    Panel::Multiply(sums, a[0], x.word[0], x.word[1]);
+    Panel::Multiply(sums, a[1], x.word[2], x.word[3]);
+  } else {
+    KVANTA_UNROLL
+    for (int part = 0; part < Panel::kScales; ++part) {
+      float dots[4] = {};
+      KVANTA_UNROLL
+      for (int step = part; step < (Panel::kScales == 1 ? 2 : part + 1); ++step) {
+        Panel::Multiply(dots, a[step], x.word[2 * step], x.word[2 * step + 1]);
+      }
+      const float scale[2] = {Panel::Scale(raw, part, 0), Panel::Scale(raw, part, 1)};
+      KVANTA_UNROLL
+      for (int i = 0; i < 4; ++i) sums[i] = MultiplyAdd(scale[i / 2], dots[i], sums[i]);
+    }
+  }
   if constexpr (Panel::kHasMinimum) {
-    const uint32_t minimums = Panel::Minimums(raw);
-    const float minimum[2] = {LowF16(minimums), HighF16(minimums)};
+    const float minimum[2] = {Panel::Minimum(raw, 0), Panel::Minimum(raw, 1)};
     KVANTA_UNROLL
     for (int i = 0; i < 4; ++i) {
       sums[i] = MultiplyAdd(minimum[i / 2], std::bit_cast<float>(row_sums.word[i % 2]), sums[i]);
@@ -61,7 +82,7 @@ struct LinearBlock {
   static constexpr int kWarpBytes = 4 * kRoundRows * kStride;
   static constexpr int kSharedBytes = kLinearWarps * kWarpBytes;
   // Units in flight per warp: about 2 KiB in decode; large tiles have no registers for more.
-  static constexpr int kAhead = kPanels > 2 ? 1 : kPanels > 1 ? 2 : Panel::kKind == PanelKind::kInt4 ? 8 : 4;
+  static constexpr int kAhead = kPanels > 2 ? 1 : kPanels > 1 ? 2 : CodeBitsOf(Panel::kKind) == 4 ? 8 : 4;
   static constexpr bool kRowsAhead = kRowTiles == 1;
 
   struct Loaded {
@@ -84,6 +105,7 @@ struct LinearBlock {
     const int64_t first_tile = int64_t{BlockIndex() % row_blocks} * kRowTiles;
     const uint8_t* data = WeightsFor(op, BlockIndex() % row_blocks);
     if (data == nullptr) return;
+    const float* bias = BiasFor(op, BlockIndex() % row_blocks);
     const int64_t units = op.weight.Units();
     const int64_t share = CeilDiv(units, kLinearWarps);
     const int64_t begin = warp * share;
@@ -108,7 +130,7 @@ struct LinearBlock {
       if (round > 0) SyncBlock();
       StoreSums(sums, round, warp, lane);
       SyncBlock();
-      ReduceSums(op, first_panel * kPanelRows, first_tile * kRowTile + round * kRoundRows);
+      ReduceSums(op, data, bias, first_panel * kPanelRows, first_tile * kRowTile + round * kRoundRows);
     }
   }
 
@@ -119,10 +141,9 @@ struct LinearBlock {
 
   static KVANTA_DEVICE void Load(const LinearOp& op, const uint8_t* data, int64_t first_panel, int64_t first_tile,
                                  int64_t units, int64_t unit, int lane, Loaded& to) {
-    constexpr int kUnitBytes = UnitBytesOf(Panel::kKind).total;
     KVANTA_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
-      to.w[panel] = Panel::Load(data + ((first_panel + panel) * units + unit) * kUnitBytes, lane);
+      to.w[panel] = Panel::Load({op.weight, data, first_panel + panel, unit}, lane);
     }
     if constexpr (kRowsAhead) to.x[0] = LoadVec4(RowsAt(op, first_tile, units, unit, lane));
   }
@@ -146,15 +167,7 @@ struct LinearBlock {
       }
       KVANTA_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        if constexpr (!Panel::kScaled) {
-          Panel::Multiply(sums[panel][tile], a[panel][0], x.word[0], x.word[1]);
-          Panel::Multiply(sums[panel][tile], a[panel][1], x.word[2], x.word[3]);
-        } else {
-          float dots[4] = {};
-          Panel::Multiply(dots, a[panel][0], x.word[0], x.word[1]);
-          Panel::Multiply(dots, a[panel][1], x.word[2], x.word[3]);
-          AddScaled<Panel>(loaded.w[panel], row_sums, dots, sums[panel][tile]);
-        }
+        AddProducts<Panel>(loaded.w[panel], a[panel], x, row_sums, sums[panel][tile]);
       }
     }
   }
@@ -177,7 +190,8 @@ struct LinearBlock {
     }
   }
 
-  static KVANTA_DEVICE void ReduceSums(const LinearOp& op, int64_t first_out, int64_t first_row) {
+  static KVANTA_DEVICE void ReduceSums(const LinearOp& op, const uint8_t* data, const float* bias, int64_t first_out,
+                                       int64_t first_row) {
     for (int i = ThreadIndex(); i < kRoundRows * kOuts; i += kLinearWarps * kWarp) {
       const int64_t out = first_out + i % kOuts;
       const int64_t row = first_row + i / kOuts;
@@ -188,7 +202,8 @@ struct LinearBlock {
       KVANTA_UNROLL
       for (int warp = 1; warp < kLinearWarps; ++warp) sum += LoadShared<float>(SumAt(warp, i / kOuts, i % kOuts));
       sum *= op.x.factors[row];
-      y[out] = op.weight.bias == nullptr ? sum : sum + op.weight.bias[out];
+      if constexpr (Panel::kKind == PanelKind::kNvfp4) sum *= RowFactor(op.weight, data, out);
+      y[out] = bias == nullptr ? sum : sum + bias[out];
     }
   }
 };
@@ -209,6 +224,7 @@ struct F32Linear {
     for (int64_t first = 0; first < op.rows; first += kRows) {
       const uint8_t* data = WeightsFor(op, first / RowsOf(op.tile));
       if (data == nullptr) continue;
+      const float* bias = BiasFor(op, first / RowsOf(op.tile));
       const float* w = reinterpret_cast<const float*>(data) + out * in;
       float sums[kRows] = {};
       for (int64_t k = lane; k < in; k += kWarp) {
@@ -223,7 +239,7 @@ struct F32Linear {
         float sum = sums[row];
         for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
         if (lane != 0 || first + row >= op.rows) continue;
-        op.y[(first + row) * op.y_stride + out] = op.weight.bias == nullptr ? sum : sum + op.weight.bias[out];
+        op.y[(first + row) * op.y_stride + out] = bias == nullptr ? sum : sum + bias[out];
       }
     }
   }

@@ -33,6 +33,22 @@ void LaunchLinearKernel(const LinearOp& op, Launcher launcher) {
       return LaunchTiles<Int8Panel>(op, launcher);
     case PanelKind::kInt4:
       return LaunchTiles<Int4Panel>(op, launcher);
+    case PanelKind::kE4m3Groups:
+      return LaunchTiles<GroupPanel<PanelKind::kE4m3Groups>>(op, launcher);
+    case PanelKind::kInt8Groups:
+      return LaunchTiles<GroupPanel<PanelKind::kInt8Groups>>(op, launcher);
+    case PanelKind::kInt4Groups:
+      return LaunchTiles<GroupPanel<PanelKind::kInt4Groups>>(op, launcher);
+    case PanelKind::kMxfp4:
+      return LaunchTiles<GroupPanel<PanelKind::kMxfp4>>(op, launcher);
+    case PanelKind::kMxfp8:
+      return LaunchTiles<GroupPanel<PanelKind::kMxfp8>>(op, launcher);
+    case PanelKind::kNvfp4:
+      return LaunchTiles<GroupPanel<PanelKind::kNvfp4>>(op, launcher);
+    case PanelKind::kBlocks4:
+      return LaunchTiles<GroupPanel<PanelKind::kBlocks4>>(op, launcher);
+    case PanelKind::kBlocks8:
+      return LaunchTiles<GroupPanel<PanelKind::kBlocks8>>(op, launcher);
   }
 }
 

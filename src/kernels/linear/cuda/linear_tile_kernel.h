@@ -69,7 +69,7 @@ struct LinearTileBlock {
       WaitForCopies<kStages - 2>();
       SyncBlock();
       fetch(unit + kStages - 1);
-      Multiply(unit % kStages * kStageBytes, warp_panel, warp_tile, lane, sums);
+      Multiply(op, first_panel, unit, warp_panel, warp_tile, lane, sums);
       if (++in_share == share && unit + 1 < units) {
         AddTotals(totals, has_totals, sums);
         StoreTotals(totals, sums);
@@ -95,11 +95,15 @@ struct LinearTileBlock {
     }
   }
 
-  static KVANTA_DEVICE void Multiply(int stage, int first_panel, int first_tile, int lane, Sums& sums) {
+  // block_panel: the block's first panel; first_panel, first_tile: the warp's in the block.
+  static KVANTA_DEVICE void Multiply(const LinearOp& op, int64_t block_panel, int unit, int first_panel, int first_tile,
+                                     int lane, Sums& sums) {
+    const int stage = unit % kStages * kStageBytes;
     typename Panel::Raw w[kWarpPanels];
     KVANTA_UNROLL
     for (int panel = 0; panel < kWarpPanels; ++panel) {
-      w[panel] = Panel::FromShared(stage + (first_panel + panel) * kUnitBytes, lane);
+      const UnitAt at{op.weight, op.weight.data, block_panel + first_panel + panel, unit};
+      w[panel] = Panel::FromShared(stage + (first_panel + panel) * kUnitBytes, at, lane);
     }
     if constexpr (!Panel::kScaled) {
       KVANTA_UNROLL
@@ -129,10 +133,7 @@ struct LinearTileBlock {
         }
         KVANTA_UNROLL
         for (int panel = 0; panel < kWarpPanels; ++panel) {
-          float dots[4] = {};
-          Panel::Multiply(dots, a[panel][0], x.word[0], x.word[1]);
-          Panel::Multiply(dots, a[panel][1], x.word[2], x.word[3]);
-          AddScaled<Panel>(w[panel], row_sums, dots, sums[panel][tile]);
+          AddProducts<Panel>(w[panel], a[panel], x, row_sums, sums[panel][tile]);
         }
       }
     }
@@ -186,6 +187,7 @@ struct LinearTileBlock {
           float sum = sums[i / 2][tile][i % 2 * 2 + q];
           if (empty_shares) sum += 0.0F;
           sum *= factor;
+          if constexpr (Panel::kKind == PanelKind::kNvfp4) sum *= RowFactor(op.weight, op.weight.data, out);
           y[out] = op.weight.bias == nullptr ? sum : sum + op.weight.bias[out];
         }
       }

@@ -92,7 +92,8 @@ KVANTA_DEVICE void RunBlock(const TopKOp& op) {
     if (index >= moe.num_experts_per_tok) continue;  // NaN scores may select more than top_k
     const auto score = LoadShared<float>(scores + 4 * i);
     op.experts[row * moe.num_experts_per_tok + index] = i;
-    op.weights[row * moe.num_experts_per_tok + index] = RoutingWeight(moe, score, total);
+    const float scale = op.per_expert_scale == nullptr ? 1.0F : op.per_expert_scale[i];
+    op.weights[row * moe.num_experts_per_tok + index] = RoutingWeight(moe, score, total) * scale;
   }
 }
 
@@ -100,6 +101,10 @@ KVANTA_DEVICE void RunBlock(const TopKOp& op) {
 
 inline LaunchShape ShapeOf(const PermuteOp& op) {
   return {1, kRowThreads, 4 * op.expert_count};
+}
+KVANTA_DEVICE void PadRow(const PermuteOp& op, int permuted) {
+  op.source_rows[permuted] = 0;
+  if (op.row_weights != nullptr) op.row_weights[permuted] = 0;
 }
 KVANTA_DEVICE void RunBlock(const PermuteOp& op) {
   const auto entries = static_cast<int>(op.rows * op.top_k);
@@ -117,16 +122,17 @@ KVANTA_DEVICE void RunBlock(const PermuteOp& op) {
     for (int i = 0; permuted < end * op.tile_rows && i < entries; ++i) {
       if (op.experts[i] != expert) continue;
       op.permuted_rows[i] = permuted;
+      if (op.row_weights != nullptr) op.row_weights[permuted] = op.weights[i];
       op.source_rows[permuted++] = i / op.top_k;
     }
-    for (; permuted < end * op.tile_rows; ++permuted) op.source_rows[permuted] = 0;
+    for (; permuted < end * op.tile_rows; ++permuted) PadRow(op, permuted);
     for (; tile < end; ++tile) op.tile_experts[tile] = expert;
   }
   int used = 0;
   for (int expert = 0; expert < op.expert_count; ++expert) used += LoadShared<int>(4 * expert);
   for (int tile = used + ThreadIndex(); tile < op.max_tiles; tile += kRowThreads) {
     op.tile_experts[tile] = -1;
-    for (int i = 0; i < op.tile_rows; ++i) op.source_rows[tile * op.tile_rows + i] = 0;
+    for (int i = 0; i < op.tile_rows; ++i) PadRow(op, tile * op.tile_rows + i);
   }
 }
 
@@ -142,7 +148,8 @@ KVANTA_DEVICE void RunBlock(const CombineOp& op) {
     for (int i = 0; i < op.top_k; ++i) {
       const float weight = op.weights[row * op.top_k + i];
       if (weight == 0) continue;
-      sum += op.expert_out[op.permuted_rows[row * op.top_k + i] * op.width + index % op.width] * weight;
+      const float value = op.expert_out[op.permuted_rows[row * op.top_k + i] * op.width + index % op.width];
+      sum += op.weighted_before ? value : value * weight;
     }
     op.out[index] = sum;
   });

@@ -23,17 +23,14 @@ std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
 class GpuExperts final : public ExpertLayer {
  public:
   GpuExperts(std::shared_ptr<GpuLinearContext> context, std::vector<ExpertWeights> experts, const MoeConfig& moe,
-             std::span<const float> e_score_correction_bias)
+             const RouterVectors& router)
       : context_(std::move(context)),
         moe_(moe),
         gate_up_(context_, Take(experts, &ExpertWeights::gate_up)),
-        down_(context_, Take(experts, &ExpertWeights::down)) {
+        down_(context_, Take(experts, &ExpertWeights::down)),
+        e_score_correction_bias_(Upload(router.e_score_correction_bias)),
+        per_expert_scale_(Upload(router.per_expert_scale)) {
     Device& device = context_->gpu->device();
-    if (!e_score_correction_bias.empty()) {
-      e_score_correction_bias_ = device.Allocate(e_score_correction_bias.size_bytes());
-      device.CopyIn(e_score_correction_bias_.data(), e_score_correction_bias.data(),
-                    e_score_correction_bias.size_bytes());
-    }
     int64_t tiles = 0, permuted = 0;
     for (int64_t rows = 1; rows <= kMaxRows; ++rows) {
       tiles = std::max(tiles, MaxTiles(rows));
@@ -48,6 +45,7 @@ class GpuExperts final : public ExpertLayer {
     reserve(buffers.weights, kMaxRows * moe.num_experts_per_tok, sizeof(float));
     reserve(buffers.permuted_rows, kMaxRows * moe.num_experts_per_tok, sizeof(int32_t));
     reserve(buffers.source_rows, permuted, sizeof(int64_t));
+    if (moe.apply_router_weight_on_input) reserve(buffers.row_weights, permuted, sizeof(float));
     reserve(buffers.tile_experts, tiles, sizeof(int32_t));
     reserve(buffers.rows, permuted * gate_up_.In(), sizeof(float));
     reserve(buffers.gate_up, permuted * gate_up_.Out(), sizeof(float));
@@ -62,6 +60,12 @@ class GpuExperts final : public ExpertLayer {
   }
 
  private:
+  Buffer Upload(std::span<const float> values) const {
+    if (values.empty()) return {};
+    Buffer buffer = context_->gpu->device().Allocate(values.size_bytes());
+    context_->gpu->device().CopyIn(buffer.data(), values.data(), values.size_bytes());
+    return buffer;
+  }
   // The tile does not affect results; large tiles read an expert's W less often if it has enough rows.
   ProductTile TileFor(int64_t rows) const noexcept {
     return rows * moe_.num_experts_per_tok > cuda::kRowTile * moe_.num_experts ? ProductTile::k2x4 : ProductTile::k1x1;
@@ -86,11 +90,13 @@ class GpuExperts final : public ExpertLayer {
     gpu.Run(cuda::TopKOp{.logits = logits,
                          .rows = rows,
                          .moe = moe_,
-                         .e_score_correction_bias =
-                             e_score_correction_bias_.bytes() == 0 ? nullptr : e_score_correction_bias_.as<float>(),
+                         .e_score_correction_bias = e_score_correction_bias_.as<float>(),
+                         .per_expert_scale = per_expert_scale_.as<float>(),
                          .experts = experts,
                          .weights = weights});
+    auto* const row_weights = moe_.apply_router_weight_on_input ? buffers.row_weights.as<float>() : nullptr;
     gpu.Run(cuda::PermuteOp{.experts = experts,
+                            .weights = weights,
                             .rows = rows,
                             .expert_count = moe_.num_experts,
                             .top_k = moe_.num_experts_per_tok,
@@ -98,6 +104,7 @@ class GpuExperts final : public ExpertLayer {
                             .max_tiles = static_cast<int32_t>(tiles),
                             .permuted_rows = permuted_rows,
                             .source_rows = source_rows,
+                            .row_weights = row_weights,
                             .tile_experts = tile_experts});
     gpu.Run(cuda::CopyOp{.x = x,
                          .x_stride = gate_up_.In(),
@@ -106,6 +113,13 @@ class GpuExperts final : public ExpertLayer {
                          .width = gate_up_.In(),
                          .out = expert_rows,
                          .out_stride = gate_up_.In()});
+    if (row_weights != nullptr) {
+      gpu.Run(cuda::ScaleOp{.x = expert_rows,
+                            .count = permuted * gate_up_.In(),
+                            .factors = row_weights,
+                            .stride = gate_up_.In(),
+                            .width = gate_up_.In()});
+    }
     gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, buffers.gate_up.as<float>());
     gpu.Run(cuda::ActivateMulOp{.activation = moe_.activation,
                                 .gate_up = buffers.gate_up.as<float>(),
@@ -116,6 +130,7 @@ class GpuExperts final : public ExpertLayer {
     gpu.Run(cuda::CombineOp{.expert_out = expert_rows,
                             .permuted_rows = permuted_rows,
                             .weights = weights,
+                            .weighted_before = moe_.apply_router_weight_on_input,
                             .rows = rows,
                             .top_k = moe_.num_experts_per_tok,
                             .width = down_.Out(),
@@ -125,15 +140,15 @@ class GpuExperts final : public ExpertLayer {
   std::shared_ptr<GpuLinearContext> context_;
   const MoeConfig moe_;
   GpuLinearGroup gate_up_, down_;
-  Buffer e_score_correction_bias_;
+  const Buffer e_score_correction_bias_, per_expert_scale_;  // [num_experts], or empty
 };
 
 }  // namespace
 
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
                                             std::vector<ExpertWeights> experts, const MoeConfig& moe,
-                                            std::span<const float> e_score_correction_bias) {
-  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), moe, e_score_correction_bias);
+                                            const RouterVectors& router) {
+  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), moe, router);
 }
 
 }  // namespace kvanta::kernels

@@ -14,6 +14,6 @@ namespace kvanta::kernels {
 // The experts have one shape and kind and were made by `context`'s Ops. Throws ResourceError.
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
                                             std::vector<ExpertWeights> experts, const MoeConfig& moe,
-                                            std::span<const float> e_score_correction_bias);
+                                            const RouterVectors& router);
 
 }  // namespace kvanta::kernels

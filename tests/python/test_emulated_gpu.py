@@ -29,13 +29,16 @@ LAYER_NORM = "does not support LayerNorm; device cpu does"
 UNGATED = "does not support MLPs without a gate; device cpu does"
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
+SPARSE = "does not support sparse attention; device cpu does"
 MAMBA2 = "does not support Mamba-2 layers; device cpu does"
 REFUSED = {
     "ArceeForCausalLM": UNGATED,
     "BambaForCausalLM": MAMBA2,
     "Cohere2ForCausalLM": LAYER_NORM,
     "CohereForCausalLM": LAYER_NORM,
+    "DeepseekV32ForCausalLM": SPARSE,
     "FalconH1ForCausalLM": MAMBA2,
+    "GlmMoeDsaForCausalLM": SPARSE,
     "GptOssForCausalLM": EXPERTS_WITH_BIASES,
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,

@@ -147,4 +147,17 @@ CACHE_TABLES = {
             ("int4", "users.int4", "d"),
         ),
     ),
+    "sparse-capacity": Table(
+        "python benchmarks/sparse_capacity.py --json docs/results/sparse-capacity.json",
+        "rows",
+        (
+            ("model", "model", ""),
+            ("latents", "latents", ""),
+            ("keys of indexers", "keys", ""),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("1 user (GiB)", "users_gib.1", ".1f"),
+            ("8 users (GiB)", "users_gib.8", ".1f"),
+            ("64 users (GiB)", "users_gib.64", ".1f"),
+        ),
+    ),
 }

@@ -27,6 +27,9 @@ struct EngineConfig {
   std::vector<std::string> kv_cache_dtype_skip_layers;  // layers kept at the model's dtype: indices, "sliding_window"
   std::string quantization_param_path;                  // scale file, two schemas (docs/scales.md)
   bool calculate_kv_scales = false;                     // static scales from a probe at the start
+  // Scheme text of the keys of indexers (sparse attention, docs/models.md); "auto": unquantized where latents are, else
+  // "fp8". Quantized keys are rotated (+hadamard) unless the text says -hadamard.
+  std::string indexer_cache_dtype = "auto";
   // Code of the states of recurrent layers at multiples of state_grid tokens, where prefix hits continue: "float32"
   // (states are never rounded), "bfloat16", "int8", "int4" (docs/formats.md). With a code, every run rounds there.
   std::string state_cache_dtype = "float32";
@@ -124,6 +127,7 @@ struct EngineConfig {
     visit("kv_cache_dtype_skip_layers", &EngineConfig::kv_cache_dtype_skip_layers);
     visit("quantization_param_path", &EngineConfig::quantization_param_path);
     visit("calculate_kv_scales", &EngineConfig::calculate_kv_scales);
+    visit("indexer_cache_dtype", &EngineConfig::indexer_cache_dtype);
     visit("state_cache_dtype", &EngineConfig::state_cache_dtype);
     visit("state_grid", &EngineConfig::state_grid, 1);
     visit("dtype", &EngineConfig::dtype);

@@ -21,10 +21,13 @@ namespace kvanta::attention {
 
 // Attention parameters of a layer; constant for a model.
 struct AttentionSpec {
-  int heads = 0;            // query heads; a multiple of kv_heads
-  int kv_heads = 0;         // 0: a recurrent layer, which has no attention (States)
-  int head_dim = 0;         // a multiple of 8, at most the backend's kMaxHeadDim; MLA: rank of the latents, 8..512
-  int rope_dim = 0;         // 0: separate K and V; else MLA: K and V share one latent, K has these channels in addition
+  int heads = 0;     // query heads; a multiple of kv_heads
+  int kv_heads = 0;  // 0: a recurrent layer, which has no attention (States)
+  int head_dim = 0;  // a multiple of 8, at most the backend's kMaxHeadDim; MLA: rank of the latents, 8..512
+  int rope_dim = 0;  // 0: separate K and V; else MLA: K and V share one latent, K has these channels in addition
+  // Above 0, sparse attention: of latents, to the tokens that the step's last Select chose; of keys without V
+  // (formats::LayerShape::keys_only), the number of tokens that Select chooses. The same in all layers that have one.
+  int index_topk = 0;
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
   float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)
   cache::Visibility visibility = {};
@@ -86,6 +89,16 @@ class Backend {
   // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write. MLA: k is
   // f32 [rows][head_dim + rope_dim], the latent followed by the RoPE channels; v is not read.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
+
+  // Chooses the tokens of each row for the Run calls that follow: of those that it sees, the index_topk with the
+  // largest scores, of equal ones the earlier, or all if there are no more. The score of a key k is the sum over the
+  // layer's heads, in their order, of weight * max(<q, k>, 0); one that is not a number comes last. `layer`: of keys
+  // without V. q: f32 [rows][heads * head_dim], row stride `q_stride` floats; weights: f32 [rows][heads]. Only of
+  // backends on the host.
+  virtual void Select(Plan& /*plan*/, int /*layer*/, const float* /*q*/, int64_t /*q_stride*/,
+                      const float* /*weights*/) noexcept {}
+  // Positions that the step's last Select chose for a row, ascending; empty: all that it sees.
+  virtual std::span<const int32_t> Selected(const Plan& /*plan*/, int64_t /*row*/) const noexcept { return {}; }
 
   // q: f32 [rows][heads * KeyDim()], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim],
   // dense.

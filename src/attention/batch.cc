@@ -194,6 +194,11 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
   }
 }
 
+int TopkOf(std::span<const AttentionSpec> layers) noexcept {
+  const auto sparse = std::ranges::find_if(layers, [](const AttentionSpec& layer) { return layer.index_topk > 0; });
+  return sparse == layers.end() ? 0 : sparse->index_topk;
+}
+
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout, BackendLimit limit) {
   if (config.layers.size() != layout.layers.size()) {
     throw InputError(
@@ -208,6 +213,14 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
     const AttentionSpec& layer = config.layers[i];
     const formats::LayerScheme& scheme = layout.layers[i];
     if (layer.kv_heads == 0 && scheme.IsRecurrent()) continue;
+    if ((layer.index_topk != 0 || scheme.keys_only) &&
+        (layer.index_topk < 1 || layer.index_topk != TopkOf(config.layers) || !scheme.SharesCell() ||
+         !layer.visibility.IsFull() || !layer.sinks.empty())) {
+      throw InputError(
+          fmt::format("layer {}: sparse attention to {} tokens: it is of latents without a window or sinks, to as many "
+                      "tokens in all layers ({})",
+                      i, layer.index_topk, TopkOf(config.layers)));
+    }
     if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim ||
         layer.rope_dim != scheme.rope_dim) {
       throw InputError(fmt::format("layer {}: attention has {} KV heads of {} + {}, the cache {} of {} + {}", i,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -69,6 +70,9 @@ struct BackendLimit {
 
 // Checks shapes and scales against the layout and the backend's limit; absent scales become 1.0. Throws InputError.
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout, BackendLimit limit);
+
+// Tokens of a query in layers with sparse attention; 0: there are none.
+int TopkOf(std::span<const AttentionSpec> layers) noexcept;
 
 // Page rule of a layer.
 inline cache::ExactPageRule ExactPagesOf(const formats::LayerScheme& layer) noexcept {

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "attention/cache_writer.h"
+#include "attention/gathered_attention.h"
 #include "attention/tile_attention.h"
+#include "attention/token_selector.h"
 #include "attention/work_list.h"
 #include "kernels/cpu/select.h"
 #include "kernels/ops.h"
@@ -21,6 +23,8 @@ using cache::PageKind;
 class CpuPlan final : public Plan {
  public:
   Batch batch;
+  Batch dense;                  // of layers with sparse attention: the rows that attend to all they see
+  ChosenTokens chosen;          // of the other rows
   std::vector<WorkList> lists;  // one per distinct layer shape
   std::vector<SoftmaxState> split_states;
   std::vector<float> split_out;
@@ -43,7 +47,7 @@ class CpuBackend final : public Backend {
       const formats::LayerScheme& scheme = pool.Layout().layers[i];
       layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
       list_of_layer_.push_back(0);
-      if (scheme.IsRecurrent()) continue;
+      if (scheme.IsRecurrent() || scheme.keys_only) continue;
       const WorkShape shape = WorkShapeOf(config_.layers[i]);
       const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
       list_of_layer_.back() = static_cast<size_t>(known - shapes_.begin());
@@ -51,6 +55,10 @@ class CpuBackend final : public Backend {
       rows = std::max(rows, shape.Group());
     }
     for (TileWorkspace& workspace : workspaces_) workspace.Reserve(pool.device(), rows, layers_, kernels_);
+    if (const int top_k = TopkOf(config_.layers); top_k != 0) {
+      selector_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
+      gathered_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
+    }
   }
 
   BackendInfo Info() const override {
@@ -63,12 +71,17 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) override {
     auto& cpu_plan = ReuseOrMake<CpuPlan>(plan);
     MakeBatch(batch, pool_, spec_, cpu_plan.batch);
+    if (selector_) {
+      selector_->MakePlan(cpu_plan.batch, cpu_plan.chosen);
+      cpu_plan.dense.sequences = DenseRows(cpu_plan.batch, cpu_plan.chosen.top_k);
+    }
     cpu_plan.lists.resize(shapes_.size());
     size_t rows = 0;
     size_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       WorkList& list = cpu_plan.lists[i];
-      MakeWorkList(shapes_[i], cpu_plan.batch, pool_.Layout().page_size, threads_->Threads(), list);
+      MakeWorkList(shapes_[i], shapes_[i].is_sparse ? cpu_plan.dense : cpu_plan.batch, pool_.Layout().page_size,
+                   threads_->Threads(), list);
       rows = std::max(rows, static_cast<size_t>(list.split_rows));
       floats = std::max(floats, static_cast<size_t>(list.split_rows * shapes_[i].head_dim));
     }
@@ -120,6 +133,7 @@ class CpuBackend final : public Backend {
       }
     };
     threads_->ForEach(list.Batches(), attend);
+    if (list.shape.is_sparse) gathered_->Run(cpu_plan.batch, cpu_plan.chosen, layer, q, q_stride, out, workspaces_);
     if (list.combines.empty()) return;
     auto combine = [&](int64_t index, int worker) {
       const CombineTask& task = list.combines[static_cast<size_t>(index)];
@@ -129,6 +143,14 @@ class CpuBackend final : public Backend {
                          cpu_plan.split_out.data() + tile.split_slot * list.shape.head_dim);
     };
     threads_->ForEach(static_cast<int64_t>(list.combines.size()), combine);
+  }
+
+  void Select(Plan& plan, int layer, const float* q, int64_t q_stride, const float* weights) noexcept override {
+    CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
+    selector_->Select(cpu_plan.batch, layer, {q, q_stride, weights}, cpu_plan.chosen);
+  }
+  std::span<const int32_t> Selected(const Plan& plan, int64_t row) const noexcept override {
+    return static_cast<const CpuPlan&>(plan).chosen.OfRow(row);
   }
 
   cache::StateStep States(const Plan& plan, int layer) const noexcept override {
@@ -154,6 +176,8 @@ class CpuBackend final : public Backend {
   std::vector<WorkShape> shapes_;
   std::vector<size_t> list_of_layer_;
   std::vector<TileWorkspace> workspaces_;
+  std::optional<TokenSelector> selector_;  // with the next one: of models with sparse attention
+  std::optional<GatheredAttention> gathered_;
 };
 
 }  // namespace

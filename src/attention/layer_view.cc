@@ -39,14 +39,22 @@ CellSide SideOfUnquantized(const formats::LayerScheme& scheme, int64_t cell) {
 
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
                      const formats::LayerScales& of_scales, const cache::PagePool& pool)
+    : LayerView(of_scheme, of_attention, of_scales,
+                LayerRecords{.quantized_base = pool.Base(of_scheme.group, cache::PageKind::kQuantized),
+                             .exact_base = pool.Base(of_scheme.group, cache::PageKind::kExact),
+                             .quantized_bytes = pool.RecordBytes(of_scheme.group, cache::PageKind::kQuantized),
+                             .exact_bytes = pool.RecordBytes(of_scheme.group, cache::PageKind::kExact)}) {}
+
+LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
+                     const formats::LayerScales& of_scales, const LayerRecords& records)
     : scheme(&of_scheme),
       exact_pages(ExactPagesOf(of_scheme)),
       attention(&of_attention),
       scales(&of_scales),
-      quantized_base(pool.Base(scheme->group, cache::PageKind::kQuantized)),
-      exact_base(pool.Base(scheme->group, cache::PageKind::kExact)),
-      quantized_bytes(pool.RecordBytes(scheme->group, cache::PageKind::kQuantized)),
-      exact_bytes(pool.RecordBytes(scheme->group, cache::PageKind::kExact)),
+      quantized_base(records.quantized_base),
+      exact_base(records.exact_base),
+      quantized_bytes(records.quantized_bytes),
+      exact_bytes(records.exact_bytes),
       quantized{.k = SideOf(scheme->k, scheme->shape, scheme->KCell(0)),
                 .v = SideOf(scheme->v, scheme->shape, scheme->VCell(0)),
                 .unquantized = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),

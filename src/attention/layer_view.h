@@ -2,6 +2,8 @@
 // page rule selects for a query.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "attention/batch.h"
@@ -68,12 +70,43 @@ struct PageView {
   bool exact;
 };
 
+// Pages of copies of chosen tokens, in the order of their positions. A page has tokens of one kind of record: first
+// those of the exact first pages of the sequence, then quantized ones, then those of the exact pages up to the query's
+// own.
+struct GatheredPages {
+  int page_size = 0;
+  std::array<int32_t, 3> tokens = {};  // of each of the three
+  std::array<int32_t, 3> ends = {};    // page after their last one
+
+  int64_t Pages() const noexcept { return ends[2]; }
+  bool IsExact(int64_t page) const noexcept { return page < ends[0] || page >= ends[1]; }
+  int TokensOf(int64_t page) const noexcept {
+    const size_t kind = page < ends[0] ? 0 : page < ends[1] ? 1 : 2;
+    const int64_t first = kind == 0 ? 0 : ends[kind - 1];
+    return static_cast<int>(std::min<int64_t>(page_size, tokens[kind] - (page - first) * page_size));
+  }
+};
+
+// Start and bytes of the records of quantized and exact pages.
+struct LayerRecords {
+  const uint8_t* quantized_base = nullptr;
+  const uint8_t* exact_base = nullptr;
+  int64_t quantized_bytes = 0, exact_bytes = 0;  // per record
+};
+
 struct LayerView {
+  LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
+            const LayerRecords& records);
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
             const cache::PagePool& pool);
 
+  // True if a query in page `own_page` reads the exact record of `page`.
+  bool ReadsExact(int64_t own_page, int64_t page) const noexcept {
+    return gathered == nullptr ? exact_pages.Reads(own_page, page) : gathered->IsExact(page);
+  }
+
   PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
-    const bool reads_exact = exact_pages.Reads(own_page, page);
+    const bool reads_exact = ReadsExact(own_page, page);
     const PageCells& cells = reads_exact ? exact : quantized;
     const uint8_t* record = reads_exact ? exact_base + ref.exact * exact_bytes  // forms no pointer to an absent record
                                         : quantized_base + ref.quantized * quantized_bytes;
@@ -90,6 +123,7 @@ struct LayerView {
   int64_t exact_bytes;
   PageCells quantized;
   PageCells exact;
+  const GatheredPages* gathered = nullptr;  // null: the pages are a sequence's own
 };
 
 }  // namespace kvanta::attention

@@ -36,7 +36,7 @@ PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_
                            first_split * kSplitTokens / page_size_)),
       last_page_(std::min(own_page_ + 1, last_split * kSplitTokens / page_size_)),
       whole_{RangesOf(layer.quantized, page_size_), RangesOf(layer.exact, page_size_)},
-      own_(RangesOf(layer.exact_pages.Reads(own_page_, own_page_) ? layer.exact : layer.quantized,
+      own_(RangesOf(layer.ReadsExact(own_page_, own_page_) ? layer.exact : layer.quantized,
                     tile.first + tile.tokens - own_page_ * page_size_)) {}
 
 const float* PrefetchPlan::QueryOf(int head, int token, int of_head) const noexcept {

@@ -1,6 +1,7 @@
 #include "attention/reference_backend.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -17,6 +18,7 @@ namespace reference = kernels::reference;
 class ReferencePlan final : public Plan {
  public:
   Batch batch;
+  std::vector<std::vector<int32_t>> chosen;  // [rows], by Select; empty: all
 };
 
 // Decoded keys or values of one KV head of a sequence, from quantized and from exact records: f32 [tokens][width]. K's
@@ -56,6 +58,7 @@ class ReferenceBackend final : public Backend {
   std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) override {
     auto& reference_plan = ReuseOrMake<ReferencePlan>(plan);
     MakeBatch(batch, pool_, spec_, reference_plan.batch);
+    reference_plan.chosen.assign(static_cast<size_t>(reference_plan.batch.rows), {});
     return plan;
   }
 
@@ -65,9 +68,28 @@ class ReferenceBackend final : public Backend {
 
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const AttentionSpec& attention = config_.layers[static_cast<size_t>(layer)];
-    for (const SequenceRows& sequence : static_cast<ReferencePlan&>(plan).batch.sequences) {
-      for (int head = 0; head < attention.kv_heads; ++head) RunHead(sequence, layer, head, q, q_stride, out);
+    const auto& reference_plan = static_cast<ReferencePlan&>(plan);
+    for (const SequenceRows& sequence : reference_plan.batch.sequences) {
+      for (int head = 0; head < attention.kv_heads; ++head) {
+        RunHead(sequence, reference_plan.chosen, layer, head, q, q_stride, out);
+      }
     }
+  }
+
+  void Select(Plan& plan, int layer, const float* q, int64_t q_stride, const float* weights) noexcept override {
+    auto& reference_plan = static_cast<ReferencePlan&>(plan);
+    for (const SequenceRows& sequence : reference_plan.batch.sequences) {
+      const DecodedSide keys = Decode(sequence, layer, 0, true);
+      for (int token = 0; token < sequence.span.tokens; ++token) {
+        const int64_t row = sequence.first_row + token;
+        const int heads = config_.layers[static_cast<size_t>(layer)].heads;
+        SelectRow(keys, layer, sequence.span.start + token, q + row * q_stride, weights + row * heads,
+                  reference_plan.chosen[static_cast<size_t>(row)]);
+      }
+    }
+  }
+  std::span<const int32_t> Selected(const Plan& plan, int64_t row) const noexcept override {
+    return static_cast<const ReferencePlan&>(plan).chosen[static_cast<size_t>(row)];
   }
 
   cache::StateStep States(const Plan& plan, int layer) const noexcept override {
@@ -147,7 +169,35 @@ class ReferenceBackend final : public Backend {
     return decoded;
   }
 
-  void RunHead(const SequenceRows& sequence, int layer, int head, const float* q, int64_t q_stride, float* out) {
+  void SelectRow(const DecodedSide& keys, int layer, int64_t position, const float* q, const float* weights,
+                 std::vector<int32_t>& chosen) const {
+    const AttentionSpec& attention = config_.layers[static_cast<size_t>(layer)];
+    const formats::LayerScheme& scheme = Scheme(layer);
+    if (position < attention.index_topk) return;
+    std::vector<double> scores(static_cast<size_t>(position + 1));
+    std::vector<double> query(static_cast<size_t>(attention.head_dim));
+    for (int head = 0; head < attention.heads; ++head) {
+      std::copy_n(q + int64_t{head} * attention.head_dim, attention.head_dim, query.begin());
+      if (scheme.k.hadamard) reference::Hadamard(query);
+      for (int64_t t = 0; t <= position; ++t) {
+        const bool exact = ExactPagesOf(scheme).Reads(position / scheme.shape.tokens, t / scheme.shape.tokens);
+        const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
+        double dot = 0;
+        for (size_t c = 0; c < query.size(); ++c) dot += query[c] * double{key[c]};
+        scores[static_cast<size_t>(t)] += double{weights[head]} * std::max(dot, 0.0);
+      }
+    }
+    chosen.resize(scores.size());
+    std::iota(chosen.begin(), chosen.end(), 0);
+    std::stable_sort(chosen.begin(), chosen.end(), [&](int32_t a, int32_t b) {
+      return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
+    });
+    chosen.resize(static_cast<size_t>(attention.index_topk));
+    std::sort(chosen.begin(), chosen.end());
+  }
+
+  void RunHead(const SequenceRows& sequence, const std::vector<std::vector<int32_t>>& chosen_of_rows, int layer,
+               int head, const float* q, int64_t q_stride, float* out) {
     const formats::LayerScheme& scheme = Scheme(layer);
     const AttentionSpec& attention = config_.layers[static_cast<size_t>(layer)];
     const int64_t head_dim = attention.head_dim;
@@ -168,7 +218,10 @@ class ReferenceBackend final : public Backend {
       const int64_t first = attention.visibility.First(position);
       row_keys.clear();
       row_values.clear();
+      const std::vector<int32_t>& chosen = chosen_of_rows[static_cast<size_t>(sequence.first_row + token)];
+      const bool is_sparse = attention.index_topk != 0 && !chosen.empty();
       for (int64_t t = first; t <= position; ++t) {
+        if (is_sparse && !std::ranges::binary_search(chosen, static_cast<int32_t>(t))) continue;
         const bool exact = exact_pages.Reads(position / page_size, t / page_size);
         const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
         const float* value = (exact ? values.exact : values.quantized).data() + t * head_dim;
@@ -192,7 +245,8 @@ class ReferenceBackend final : public Backend {
         row_q = rest;
         for (const int channel : transform.outliers) row_q.push_back(double{row[channel]});
         row_q.insert(row_q.end(), row + head_dim, row + attention.KeyDim());
-        reference::Attend(row_q, row_keys.data(), row_values.data(), position + 1 - first, logits, row_out);
+        reference::Attend(row_q, row_keys.data(), row_values.data(), std::ssize(row_values) / head_dim, logits,
+                          row_out);
         if (scheme.v.hadamard) reference::Hadamard(row_out);
         float* result = out + (sequence.first_row + token) * attention.heads * head_dim + query_head * head_dim;
         std::transform(row_out.begin(), row_out.end(), result, [](double x) { return static_cast<float>(x); });

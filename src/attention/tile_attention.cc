@@ -29,17 +29,17 @@ constexpr int Index(formats::ElementType code) {
   return static_cast<int>(code);
 }
 
-const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::ElementType code,
-                                      const formats::Scaling& scaling) noexcept {
-  return (scaling.token_group != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
-}
-
 // The kernel of the unquantized channels next to quantized ones.
 const kernels::KeyKernel& UnquantizedKeyKernel(const AttentionKernels& kernels, formats::ElementType code) noexcept {
   return code == formats::ElementType::kBf16 ? kernels.exact_keys : kernels.keys[Index(code)];
 }
 
 }  // namespace
+
+const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::ElementType code,
+                                      const formats::Scaling& scaling) noexcept {
+  return (scaling.token_group != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
+}
 
 bool Attends(const AttentionKernels& kernels, const formats::LayerScheme& layer) noexcept {
   const formats::Format& keys = *layer.k.format;
@@ -154,7 +154,7 @@ void TileAttention::PlanPasses(bool exact) noexcept {
 void TileAttention::PrepareQueries() noexcept {
   bool reads[2] = {};  // quantized records, exact ones
   for (int64_t page = reads_.first_page(); page < reads_.last_page() && !(reads[0] && reads[1]); ++page) {
-    reads[layer_.exact_pages.Reads(reads_.own_page(), page)] = true;
+    reads[layer_.ReadsExact(reads_.own_page(), page)] = true;
   }
   if (std::exchange(work_.prepared_, &tile_) != &tile_) work_.prepared_for_[0] = work_.prepared_for_[1] = false;
   for (int kind = 0; kind < 2; ++kind) {
@@ -240,7 +240,9 @@ void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
 // the tile.
 void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept {
   const CellSide& latents = view.cells->k;
-  const int64_t seen = std::min<int64_t>(page_size_, tile_.first + tokens - page * page_size_);
+  const int64_t seen = layer_.gathered != nullptr
+                           ? layer_.gathered->TokensOf(page)
+                           : std::min<int64_t>(page_size_, tile_.first + tokens - page * page_size_);
   const int bits = formats::CodeBits(latents.code);
   kernels_.transpose({.keys = view.record + latents.codes,
                       .row_bytes = int64_t{latents.head_dim} * bits / 8,
@@ -274,6 +276,7 @@ void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
     return static_cast<int>(std::max<int64_t>(0, visibility_.First(tile_.first + token) - start));
   };
   const auto end_of = [&](int token) {
+    if (layer_.gathered != nullptr) return layer_.gathered->TokensOf(page);
     return static_cast<int>(std::min<int64_t>(page_size_, tile_.first + token + 1 - start));
   };
   // Processes rows that see the same slots together; tokens differ only in their own page and at the window's edge.

@@ -19,6 +19,10 @@ using kernels::SoftmaxState;
 // True if `kernels` has those of the layer's formats.
 bool Attends(const kernels::AttentionKernels& kernels, const formats::LayerScheme& layer) noexcept;
 
+// The kernel of keys in a format's codes.
+const kernels::KeyKernel& KeyKernelOf(const kernels::AttentionKernels& kernels, formats::ElementType code,
+                                      const formats::Scaling& scaling) noexcept;
+
 // Per-thread scratch memory for one query tile.
 class TileWorkspace {
  public:

@@ -23,13 +23,18 @@ struct WorkShape {
   int kv_heads = 0;
   int head_dim = 0;
   cache::Visibility visibility = {};
+  bool is_sparse = false;  // rows that see more tokens than they attend to are left out
 
   bool operator==(const WorkShape&) const = default;
   int Group() const noexcept { return heads / kv_heads; }
 };
 
 inline WorkShape WorkShapeOf(const AttentionSpec& spec) noexcept {
-  return {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim, .visibility = spec.visibility};
+  return {.heads = spec.heads,
+          .kv_heads = spec.kv_heads,
+          .head_dim = spec.head_dim,
+          .visibility = spec.visibility,
+          .is_sparse = spec.index_topk != 0};
 }
 
 // Query tile: tokens [first, first + tokens) of a sequence, all in one page, for KV heads [kv_head, kv_head +

@@ -83,6 +83,7 @@ void LoadScales(const EngineConfig& config, const models::ModelConfig& model, co
                                     Quote(config.quantization_param_path)));
     }
   }
+  components.scales.resize(components.layout.layers.size());  // keys of indexers have none
 }
 
 // Joins the other ranks, and reduces layout and scales to this rank's part.

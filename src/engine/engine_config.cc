@@ -8,11 +8,13 @@
 #include <cmath>
 #include <initializer_list>
 #include <map>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
 #include "base/quote.h"
 #include "engine/speculative_config.h"
+#include "formats/format.h"
 #include "kvanta/error.h"
 #include "models/weight_count.h"
 #include "store/redis_server.h"
@@ -125,6 +127,22 @@ KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig
   return KvScheme::Parse(model.declared_kv_cache.empty() ? UnquantizedScheme(dtype) : model.declared_kv_cache, mla);
 }
 
+KvScheme ResolveIndexerScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
+  const auto is_quantized = [](const KvScheme& scheme) {
+    return formats::Find(scheme.k.format).latents == formats::MlaSupport::kRequired;
+  };
+  std::string text = config.indexer_cache_dtype;
+  if (text == "auto") {
+    const KvScheme latents = ResolveBaseScheme(config, model, dtype);
+    text = is_quantized(latents) ? "fp8" : latents.k.format;
+  }
+  KvScheme scheme = KvScheme::Parse(text, true);
+  if (is_quantized(scheme) && text.find("hadamard") == std::string::npos) {
+    scheme.k.hadamard = scheme.v.hadamard = true;
+  }
+  return scheme;
+}
+
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
   const std::string unquantized(UnquantizedScheme(dtype));
   std::vector<int> attention_layers;
@@ -154,6 +172,8 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   for (size_t layer = 0; layer < schemes.size(); ++layer) {
     if (model.layer_specs[layer].IsRecurrent()) schemes[layer] = KvScheme::Parse(unquantized);
   }
+  const size_t cached = model.CachedLayers().size();
+  if (cached > schemes.size()) schemes.resize(cached, ResolveIndexerScheme(config, model, dtype));
   return schemes;
 }
 
@@ -161,6 +181,17 @@ std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model)
   std::vector<cache::Visibility> layers;
   for (const models::LayerSpec& layer : model.CachedLayers()) layers.push_back(layer.visibility);
   return layers;
+}
+
+std::vector<int> GroupsOf(const std::vector<KvScheme>& schemes, const models::ModelConfig& model) {
+  const std::vector<cache::Visibility> layers = LayerVisibility(model);
+  const auto with_kv = static_cast<size_t>(model.KvLayers());
+  std::vector<int> groups = cache::GroupLayers(std::span(schemes).first(with_kv), std::span(layers).first(with_kv));
+  const int first = *std::ranges::max_element(groups) + 1;
+  for (const int group : cache::GroupLayers(std::span(schemes).subspan(with_kv), std::span(layers).subspan(with_kv))) {
+    groups.push_back(first + group);
+  }
+  return groups;
 }
 
 formats::StateRounding StateRoundingOf(const EngineConfig& config) {
@@ -179,12 +210,13 @@ formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const mode
   for (const models::LayerSpec& layer : model.CachedLayers()) {
     if (layer.IsRecurrent()) {
       shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state = model.State(layer)});
+    } else if (layer.keys_only) {
+      shapes.push_back({.kv_heads = layer.kv_heads, .head_dim = layer.head_dim, .keys_only = true});
     } else {
       shapes.push_back({layer.kv_heads, layer.head_dim, model.mla.qk_rope_head_dim});
     }
   }
-  return formats::PlanCache(schemes, shapes, page_size,
-                            groups.empty() ? cache::GroupLayers(schemes, LayerVisibility(model)) : groups, states);
+  return formats::PlanCache(schemes, shapes, page_size, groups.empty() ? GroupsOf(schemes, model) : groups, states);
 }
 
 std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {
@@ -342,7 +374,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
   info.max_position = model.max_position;
   info.sliding_window = model.SlidingWindows();
   info.sliding_window.resize(static_cast<size_t>(info.layers));
-  for (const models::LayerSpec& layer : model.CachedLayers()) {
+  for (const models::LayerSpec& layer : model.LayersWithKv()) {
     info.layer_heads.emplace_back(layer.kv_heads, layer.head_dim);
   }
   info.eos_token_ids = model.eos_token_ids;

@@ -33,12 +33,19 @@ std::string_view UnquantizedScheme(DType dtype) noexcept;
 // Scheme of layers without an override of their own. Throws InputError.
 KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
 
-// One scheme per layer: base ("auto": declared by the checkpoint, else the dtype's), layer overrides, skipped layers.
+// Scheme of the keys of indexers, rotated where they are quantized. Throws InputError.
+KvScheme ResolveIndexerScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
+
+// One scheme per layer of the cache: base ("auto": declared by the checkpoint, else the dtype's), layer overrides,
+// skipped layers; then those of indexers.
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
 
-// groups: each layer's KV cache group; empty: those of cache::GroupLayers.
+// groups: each layer's KV cache group; empty: GroupsOf().
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size,
                                 const formats::StateRounding& states, const std::vector<int>& groups = {});
+
+// Each layer's KV cache group: by visibility and page rule, keys of indexers apart from the others.
+std::vector<int> GroupsOf(const std::vector<KvScheme>& schemes, const models::ModelConfig& model);
 
 // Throws InputError.
 formats::StateRounding StateRoundingOf(const EngineConfig& config);

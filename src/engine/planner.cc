@@ -62,10 +62,10 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
     plan.draft_exact_bytes = draft->spec.MaxBytes(config.page_size) - draft->layout.page_bytes;
   }
   plan.draft_state_bytes = engine::MaxDraftRows(config) * model.StateInputBytes();
-  double elements = 0;  // elements per token; latents are K and V as one
+  double elements = 0;  // elements per token; latents are K and V as one, keys of indexers included
   for (const formats::LayerScheme& layer : layout.layers) {
     if (layer.IsRecurrent()) continue;
-    elements += model.UsesMla() ? layer.shape.head_dim + layer.rope_dim : 2 * layer.kv_heads * layer.shape.head_dim;
+    elements += layer.SharesCell() ? layer.shape.head_dim + layer.rope_dim : 2 * layer.kv_heads * layer.shape.head_dim;
   }
   plan.bits_per_element = plan.bytes_per_token * 8 / elements;
   return plan;

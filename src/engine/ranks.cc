@@ -165,6 +165,12 @@ void CheckPipelineParallel(const EngineConfig& config, const models::ModelConfig
                     "divided among ranks yet; use 1",
                     model.architecture));
   }
+  if (model.indexer.topk != 0) {
+    refuse(
+        fmt::format("layers of {} have indexers, whose keys are not divided among the ranks of a pipeline yet; use "
+                    "1, or tensor_parallel_size",
+                    model.architecture));
+  }
   if (DividesLayers(config, model, size)) return;
   std::vector<int> sizes;
   for (int each = 1; each <= parallel::kMaxRanks; ++each) {
@@ -248,7 +254,7 @@ RankPart PartOfRank(const EngineConfig& config, const models::ModelConfig& model
     return part;
   }
   const models::LayerRange own = LayersOfRank(model, config.pipeline_parallel_size, rank);
-  const std::vector<int> groups = cache::GroupLayers(schemes, LayerVisibility(model));
+  const std::vector<int> groups = GroupsOf(schemes, model);
   return {.model = models::ConfigOfLayers(model, own.first, own.count),
           .schemes = {schemes.begin() + own.first, schemes.begin() + own.End()},
           .groups = {groups.begin() + own.first, groups.begin() + own.End()},

@@ -81,6 +81,24 @@ void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellSec
   });
 }
 
+void CopyKeyRow(const Format& format, CellShape shape, const CellSections& sections, int from_token,
+                const uint8_t* from_cell, int to_token, uint8_t* to_cell) noexcept {
+  const auto first_unit = [&](int token) {
+    return sections.codes + token / kKeyTokens * (kKeyTokens * sections.row_bytes) + token % kKeyTokens * kKeyUnit;
+  };
+  const uint8_t* from = from_cell + first_unit(from_token);
+  uint8_t* to = to_cell + first_unit(to_token);
+  for (int64_t unit = 0; unit < sections.row_bytes / kKeyUnit; ++unit) {
+    std::memcpy(to + unit * (kKeyTokens * kKeyUnit), from + unit * (kKeyTokens * kKeyUnit), kKeyUnit);
+  }
+  ForEachRowSection<RowSections>(format, sections.blocks, [&](auto offset, auto /*section*/, int elements, int bytes) {
+    for (int element = 0; element < elements; ++element) {
+      const auto at = [&](int token) { return sections.*offset + (int64_t{element} * shape.tokens + token) * bytes; };
+      std::memcpy(to_cell + at(to_token), from_cell + at(from_token), static_cast<size_t>(bytes));
+    }
+  });
+}
+
 void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellSections& sections,
                  const uint8_t* cell, uint8_t* canonical) noexcept {
   for (int token = 0; token < shape.tokens; ++token) {

@@ -27,6 +27,10 @@ void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellSe
 void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellSections& sections, int token,
              const uint8_t* cell, RowSections row) noexcept;
 
+// Copies a token's row of a K cell in cache layout to another cell of the same format and shape.
+void CopyKeyRow(const Format& format, CellShape shape, const CellSections& sections, int from_token,
+                const uint8_t* from_cell, int to_token, uint8_t* to_cell) noexcept;
+
 // Whole-cell bijections: cache layout <-> canonical bytes, both sections.bytes long.
 void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellSections& sections,
                  const uint8_t* cell, uint8_t* canonical) noexcept;

@@ -64,7 +64,9 @@ Json LayersJson(const CacheLayout& layout) {
                        {"head_dim", layer.shape.head_dim},
                        {"k", SideJson(layer.k, layer.shape.head_dim)}});
     if (layout.groups.size() > 1) entries.back()["group"] = layer.group;
-    if (layer.SharesCell()) {
+    if (layer.keys_only) {
+      entries.back()["keys_only"] = true;
+    } else if (layer.SharesCell()) {
       entries.back()["rope_dim"] = layer.rope_dim;
     } else {
       entries.back()["v"] = SideJson(layer.v, layer.shape.head_dim);
@@ -173,7 +175,8 @@ CacheLayout ReadLayout(const Json& root) {
         .rope_dim = entry.contains("rope_dim")
                         ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
                         : 0,
-        .state = {.others = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) / 4 : 0}};
+        .state = {.others = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) / 4 : 0},
+        .keys_only = entry.contains("keys_only")};
     const int group =
         entry.contains("group") ? static_cast<int>(Integer(entry.at("group"), "group", 0, kMaxLayers - 1)) : 0;
     groups.insert(groups.end(), static_cast<size_t>(last - next + 1), group);

@@ -91,6 +91,23 @@ void CheckApart(const KvScheme& scheme) {
   }
 }
 
+void CheckIndexKeys(const KvScheme& scheme, const LayerShape& shape) {
+  const Format& format = Find(scheme.k.format);
+  if (scheme.k.format != scheme.v.format || format.latents == MlaSupport::kNo) {
+    throw InputError(fmt::format("scheme {}: keys of an indexer are one row per token; formats for them: {}",
+                                 scheme.ToString(),
+                                 NamesOf([](const Format& each) { return each.latents != MlaSupport::kNo; })));
+  }
+  if (scheme.k.mean || scheme.k.query || scheme.k.outliers != 0) {
+    throw InputError(
+        fmt::format("scheme {}: keys of an indexer take no +mean, +query or +outliers", scheme.ToString()));
+  }
+  if (shape.kv_heads != 1 || shape.head_dim > kMaxLatentRank || shape.rope_dim != 0) {
+    throw InputError(fmt::format("{} keys of {} channels of an indexer: one of up to {} is supported", shape.kv_heads,
+                                 shape.head_dim, kMaxLatentRank));
+  }
+}
+
 void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
   const Format& format = Find(scheme.k.format);
   if (scheme.k.format != scheme.v.format || format.latents == MlaSupport::kNo) {
@@ -135,6 +152,7 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.shape = {.tokens = page_size, .head_dim = shapes[i].head_dim};
     layer.kv_heads = shapes[i].kv_heads;
     layer.rope_dim = shapes[i].rope_dim;
+    layer.keys_only = shapes[i].keys_only;
     layer.state = shapes[i].state;
     layer.state_bytes = RoundUp(layer.state.Bytes(), kStateAlignment);
     const bool is_coded = layer.IsRecurrent() && states.code != StateCode::kFloat32;
@@ -142,7 +160,9 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
       throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
     }
     try {
-      if (layer.SharesCell()) {
+      if (layer.keys_only) {
+        CheckIndexKeys(layer.scheme, shapes[i]);
+      } else if (layer.SharesCell()) {
         CheckLatents(layer.scheme, shapes[i]);
       } else {
         CheckApart(layer.scheme);
@@ -201,7 +221,8 @@ size_t CacheLayout::RunEnd(size_t first) const {
   const auto same = [&](const LayerScheme& layer) {
     return layer.scheme == layers[first].scheme && layer.shape == layers[first].shape &&
            layer.kv_heads == layers[first].kv_heads && layer.rope_dim == layers[first].rope_dim &&
-           layer.state == layers[first].state && layer.group == layers[first].group;
+           layer.keys_only == layers[first].keys_only && layer.state == layers[first].state &&
+           layer.group == layers[first].group;
   };
   size_t end = first + 1;
   while (end < layers.size() && same(layers[end])) ++end;
@@ -222,7 +243,11 @@ std::string CacheLayout::Identity() const {
       text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
                           layer.kv_heads, layer.shape.head_dim);
     }
-    if (layer.SharesCell()) text += fmt::format(" rope_dim={}", layer.rope_dim);
+    if (layer.keys_only) {
+      text += " keys_only";
+    } else if (layer.SharesCell()) {
+      text += fmt::format(" rope_dim={}", layer.rope_dim);
+    }
     if (groups.size() > 1) text += fmt::format(" group={}", layer.group);
     first = end;
   }

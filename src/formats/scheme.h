@@ -34,7 +34,8 @@ struct Side {
 // One layer's cache: scheme, shape, and offsets of its cells in the page record.
 //
 // Page record (one page of the layers of one KV cache group): for each layer, for each KV head: K cell | K's
-// unquantized channels | V cell. The latents of MLA are K and V in one: V is the K cell, stored once.
+// unquantized channels | V cell. The latents of MLA are K and V in one: V is the K cell, stored once. Keys of an
+// indexer have no V.
 struct LayerScheme {
   KvScheme scheme;
   Side k;
@@ -42,6 +43,7 @@ struct LayerScheme {
   CellShape shape{};
   int kv_heads = 0;
   int rope_dim = 0;                            // as in LayerShape
+  bool keys_only = false;                      // as in LayerShape
   StateShape state;                            // of a recurrent layer, which has no cells
   int64_t state_bytes = 0;                     // f32 state of a recurrent layer; 0: not recurrent
   const Format* unquantized_format = nullptr;  // bf16, or the latents' own format if that is a float without scales
@@ -55,8 +57,8 @@ struct LayerScheme {
   int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open; of a coded state: its f32 form
 
   bool IsRecurrent() const { return state_bytes != 0; }
-  // K and V are one cell, in K's layout: the latents of MLA.
-  bool SharesCell() const { return rope_dim != 0; }
+  // A token is one cell, in K's layout: the latents of MLA are K and V in one, and keys of an indexer have no V.
+  bool SharesCell() const { return rope_dim != 0 || keys_only; }
   int64_t HeadBytes() const { return k.sections.bytes + UnquantizedBytes() + (SharesCell() ? 0 : v.sections.bytes); }
   int64_t KCell(int head) const { return offset + head * HeadBytes(); }
   int64_t KUnquantized(int head) const { return KCell(head) + k.sections.bytes; }
@@ -111,6 +113,7 @@ struct LayerShape {
   int rope_dim = 0;
   // Recurrent layers, which have no K and V (kv_heads is 0): a sequence's state.
   StateShape state = {};
+  bool keys_only = false;  // one key per token without V: those of an indexer, which selects tokens for another layer
 };
 
 // Code of states, and the positions at which they are rounded.

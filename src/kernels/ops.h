@@ -91,6 +91,8 @@ class Ops {
   // Throws InputError if the device does not support gated short convolutions.
   virtual void CheckShortConv() const = 0;
   virtual void ShortConv(const ShortConvOp& op) noexcept = 0;
+  // Throws InputError if the device does not support sparse attention (attention::Backend::Select).
+  virtual void CheckSparseAttention() const = 0;
   // Throws InputError if the device does not support Mamba-2 layers.
   virtual void CheckMamba2() const = 0;
   virtual void Mamba2(const Mamba2Op& op) noexcept = 0;

@@ -109,10 +109,18 @@ class Decoder final : public Model {
                         .kv_heads = config_.UsesMla() ? spec.kv_heads : spec.kv_heads / ranks_.Size(),
                         .head_dim = spec.head_dim,
                         .rope_dim = config_.mla.qk_rope_head_dim,
+                        .index_topk = spec.selection == TokenSelection::kAll ? 0 : config_.indexer.topk,
                         .softmax_scale = static_cast<float>(config_.softmax_scale),
                         .softcap = static_cast<float>(config_.attn_logit_softcapping),
                         .visibility = spec.visibility,
                         .sinks = layers_[i].attention->Sinks()});
+    }
+    for (size_t i = layers.size(), all = config_.CachedLayers().size(); i < all; ++i) {
+      layers.push_back({.heads = config_.indexer.heads,
+                        .kv_heads = 1,
+                        .head_dim = config_.indexer.head_dim,
+                        .index_topk = config_.indexer.topk,
+                        .softmax_scale = 1});
     }
     return layers;
   }
@@ -123,12 +131,16 @@ class Decoder final : public Model {
     if (is_first_) Embed(batch.tokens, hidden);
     if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
     if (per_layer_) per_layer_->Prepare(batch.tokens, hidden);
-    AttentionStep step{
-        .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
+    AttentionStep step{.index_layer = config_.KvLayers() - 1,
+                       .rows = rows,
+                       .positions = batch.positions.data(),
+                       .backend = &backend,
+                       .plan = &plan};
     for (; step.layer < config_.layers; ++step.layer) {
       Layer& layer = layers_[step.layer];
       ropes_->Set(config_, step);
       const LayerSpec& spec = config_.layer_specs[step.layer];
+      if (spec.selection == TokenSelection::kIndexer) ++step.index_layer;
       const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
       layer.attention->Forward(step, x, block_out_);
       AddResidual(layer.post_attention_norm, spec.attention_scale, rows, hidden);

@@ -10,13 +10,13 @@ namespace kvanta::models {
 
 // NOLINTBEGIN(readability-redundant-declaration): tools/lint.py puts definitions and this list in one unit
 extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, kQwen2, kQwen3, kPhi3, kGlm, kGlm4,
-    kGranite, kOlmo2, kOlmo3, kSmolLm3, kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGemma3Multimodal, kGemma4,
-    kGemma4Multimodal, kGemma4Unified, kGemma4UnifiedMultimodal, kQwen3Moe, kMixtral, kQwen2Moe, kGptOss, kGlm4Moe,
-    kGlm4vMoe, kGlm4MoeLite, kMinimaxM2, kErnie45Moe, kOlmoe, kFlexOlmo, kGraniteMoe, kGraniteMoeShared, kDots1,
-    kSolarOpen, kExaoneMoe, kQwen3VlMoe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35, kQwen35Multimodal, kQwen35Moe,
-    kQwen35MoeMultimodal, kGemma, kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm, kYoutu, kHyperClovaX, kQwen2Vl,
-    kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2, kLfm2Moe, kGraniteMoeHybrid, kBamba,
-    kFalconH1, kNemotronH;
+    kGranite, kOlmo2, kOlmo3, kSmolLm3, kDeepseekV2, kDeepseekV3, kDeepseekV32, kGlmMoeDsa, kGemma2, kGemma3,
+    kGemma3Multimodal, kGemma4, kGemma4Multimodal, kGemma4Unified, kGemma4UnifiedMultimodal, kQwen3Moe, kMixtral,
+    kQwen2Moe, kGptOss, kGlm4Moe, kGlm4vMoe, kGlm4MoeLite, kMinimaxM2, kErnie45Moe, kOlmoe, kFlexOlmo, kGraniteMoe,
+    kGraniteMoeShared, kDots1, kSolarOpen, kExaoneMoe, kQwen3VlMoe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35,
+    kQwen35Multimodal, kQwen35Moe, kQwen35MoeMultimodal, kGemma, kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm,
+    kYoutu, kHyperClovaX, kQwen2Vl, kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2,
+    kLfm2Moe, kGraniteMoeHybrid, kBamba, kFalconH1, kNemotronH;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -36,6 +36,8 @@ std::span<const Architecture* const> Architectures() {
                                       &kSmolLm3,
                                       &kDeepseekV2,
                                       &kDeepseekV3,
+                                      &kDeepseekV32,
+                                      &kGlmMoeDsa,
                                       &kGemma2,
                                       &kGemma3,
                                       &kGemma3Multimodal,

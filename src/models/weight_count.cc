@@ -93,6 +93,15 @@ BlockCount CountLatentAttention(const ModelConfig& config) {
   return count;
 }
 
+// An indexer's projections; that of the heads' weights and the norm stay as they are stored.
+BlockCount CountIndexer(const ModelConfig& config) {
+  const int64_t width = int64_t{config.indexer.heads} * config.indexer.head_dim;
+  BlockCount count{.matrices = config.mla.q_lora_rank * width + config.hidden * config.indexer.head_dim};
+  count.kept = count.matrices;
+  count.vectors = config.hidden * config.indexer.heads + 2 * config.indexer.head_dim;
+  return count;
+}
+
 BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias, bool gated = true) {
   const int64_t inputs = gated ? 2 : 1;
   return {.matrices = (inputs + 1) * hidden * intermediate_size,
@@ -134,7 +143,15 @@ BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
     case RecurrentKind::kMamba2:
       return CountMamba2(config);
   }
-  return config.UsesMla() ? CountLatentAttention(config) : CountGroupedAttention(config, spec);
+  if (!config.UsesMla()) return CountGroupedAttention(config, spec);
+  BlockCount count = CountLatentAttention(config);
+  if (spec.selection == TokenSelection::kIndexer) {
+    const BlockCount indexer = CountIndexer(config);
+    count.matrices += indexer.matrices;
+    count.kept += indexer.kept;
+    count.vectors += indexer.vectors;
+  }
+  return count;
 }
 
 // A matrix of a layer's attention, or of the block in its place, for all of them.

@@ -24,6 +24,13 @@ class ForwardingBackend : public attention::Backend {
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     inner_->Run(plan, layer, q, q_stride, out);
   }
+  void Select(attention::Plan& plan, int layer, const float* q, int64_t q_stride,
+              const float* weights) noexcept override {
+    inner_->Select(plan, layer, q, q_stride, weights);
+  }
+  std::span<const int32_t> Selected(const attention::Plan& plan, int64_t row) const noexcept override {
+    return inner_->Selected(plan, row);
+  }
   cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
     return inner_->States(plan, layer);
   }

@@ -89,7 +89,7 @@ KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& mak
   KvStatistics result;
   result.tokens = static_cast<int64_t>(tokens.size());
   result.layers = config.KvLayers();
-  const std::span<const models::LayerSpec> layers = config.CachedLayers();
+  const std::span<const models::LayerSpec> layers = config.LayersWithKv();
   for (const models::LayerSpec& layer : layers) {
     result.kv_heads = std::max(result.kv_heads, layer.kv_heads);
     result.head_dim = std::max(result.head_dim, layer.head_dim);

@@ -151,6 +151,7 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(conv_);
     inner_->ShortConv(op);
   }
+  void CheckSparseAttention() const override { inner_->CheckSparseAttention(); }
   void CheckMamba2() const override { inner_->CheckMamba2(); }
   void Mamba2(const kernels::Mamba2Op& op) noexcept override {
     const Timer timer(mamba2_);
@@ -220,6 +221,7 @@ class ProfiledBackend final : public ForwardingBackend {
         profile_(std::move(profile)),
         plan_(profile_->Row("attention plan")),
         append_(profile_->Row("append")),
+        select_(profile_->Row("token selection")),
         run_(profile_->Row("attention")) {}
 
   std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
@@ -231,6 +233,11 @@ class ProfiledBackend final : public ForwardingBackend {
     const Timer timer(append_);
     ForwardingBackend::Append(plan, layer, k, v, kv_stride);
   }
+  void Select(attention::Plan& plan, int layer, const float* q, int64_t q_stride,
+              const float* weights) noexcept override {
+    const Timer timer(select_);
+    ForwardingBackend::Select(plan, layer, q, q_stride, weights);
+  }
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const Timer timer(run_);
     ForwardingBackend::Run(plan, layer, q, q_stride, out);
@@ -238,7 +245,7 @@ class ProfiledBackend final : public ForwardingBackend {
 
  private:
   std::shared_ptr<StepProfile> profile_;
-  ProfileRow &plan_, &append_, &run_;
+  ProfileRow &plan_, &append_, &select_, &run_;
 };
 
 }  // namespace

@@ -92,6 +92,13 @@ def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
     writer.add_value_length_mla(config["v_head_dim"])
     writer.add_rope_dimension_count(rope)
+    if "index_topk" in config:
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
+        writer.add_indexer_top_k(config["index_topk"])
+        if "indexer_types" in config:
+            types = [kind == "full" for kind in config["indexer_types"]]
+            writer.add_array(f"{writer.arch}.attention.indexer.types", types)
 
 
 def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

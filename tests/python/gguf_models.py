@@ -61,6 +61,8 @@ ARCHITECTURES = {
     "phi3": "PHI3",
     "deepseek_v2": "DEEPSEEK2",
     "deepseek_v3": "DEEPSEEK2",
+    "deepseek_v32": "GLM_DSA",  # by another name
+    "glm_moe_dsa": "GLM_DSA",
     "ministral3": "MISTRAL3",
     "glm4": "GLM4",
     "glm4_moe": "GLM4_MOE",
@@ -277,7 +279,8 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
     The checkpoint's tensors become the rounded values, in its folder as well.
     """
     arch = gguf.MODEL_ARCH[source.arch]
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    is_deepseek32 = source.config["model_type"] == "deepseek_v32"
+    writer = gguf.GGUFWriter(path, "deepseek32" if is_deepseek32 else gguf.MODEL_ARCH_NAMES[arch])
     add_config(writer, source.config, source.arch)
     write_tokenizer(writer, source.config["vocab_size"])
     names = gguf.get_tensor_name_map(arch, source.config["num_hidden_layers"])

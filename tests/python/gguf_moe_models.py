@@ -18,6 +18,7 @@ LATENTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.7,
 }
+SPARSE_LATENTS = LATENTS | {"index_topk": 16, "index_n_heads": 16, "index_head_dim": 32}
 SIGMOID_EXPERTS = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -36,6 +37,9 @@ MODELS_WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeLite",
         {key: value for key, value in LATENTS.items() if key != "first_k_dense_replace"},
     ),
+    "deepseek_v32": ("DeepseekV32", SPARSE_LATENTS | {"n_group": 4, "topk_group": 2}),
+    "glm_moe_dsa": ("GlmMoeDsa", SPARSE_LATENTS),
+    "glm_moe_dsa_shared": ("GlmMoeDsa", SPARSE_LATENTS | {"indexer_types": ["full", "shared", "full"]}),
     "minimax_m2": ("MiniMaxM2", {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3}),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",

@@ -164,8 +164,11 @@ _FUSED_EXPERTS = re.compile(r"(.+\.(?:feed_forward|language_model\.layers\.\d+\.
 
 
 def is_quantized(name: str, tensor: torch.Tensor) -> bool:
-    """Linear layers of the language model's layers, except for routers and small projections of recurrent layers."""
-    linear = re.search(r"(_proj|_proj_qkvz?|_proj_z|\.w[123]|put_linear)\.weight$", name) is not None
+    """Linear layers of the language model's layers, except for routers and small projections of recurrent layers and
+    of indexers."""
+    linear = (
+        re.search(r"((?<!weights)_proj|_proj_qkvz?|_proj_z|\.w[123]|\.wq_b|\.wk|put_linear)\.weight$", name) is not None
+    )
     return ".layers." in name and "vision" not in name and linear and tensor.dim() == 2
 
 

@@ -18,7 +18,7 @@ from logits_oracle import TOKENS, largest_error, logits
 
 ARCHITECTURES = [
     *tiny_models.FIRST,
-    *("DeepseekV2", "DeepseekV3", "Youtu"),
+    *("DeepseekV2", "DeepseekV3", "DeepseekV32", "GlmMoeDsa", "Youtu"),
     *tiny_models.DENSE,
     *tiny_models.WITH_EXPERTS,
     *tiny_models.HYBRIDS,

@@ -25,10 +25,13 @@ PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulat
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
+SPARSE = "does not support sparse attention; device cpu does"
 MAMBA2 = "does not support Mamba-2 layers; device cpu does"
 REFUSED = {
     "BambaForCausalLM": MAMBA2,
+    "DeepseekV32ForCausalLM": SPARSE,
     "FalconH1ForCausalLM": MAMBA2,
+    "GlmMoeDsaForCausalLM": SPARSE,
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
     "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,

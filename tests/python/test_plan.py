@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sizing
+import sparse_capacity
 import tiny_checkpoints
 
 from kvanta import LLM, InputError, ResourceError, SamplingParams, formats
@@ -21,10 +22,12 @@ GIB = 2**30
 # As published; Gemma 3 and Ministral 3 without their vision towers.
 PARAMETERS = {
     "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3.2": 671_877_944_064,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-4b": 3_880_263_168,
     "gemma-3-27b": 27_009_346_304,
     "glm-4-9b": 9_400_279_040,
+    "glm-5": 743_911_218_432,
     "granite-3.3-8b": 8_170_864_640,
     "llama-2-7b": 6_738_415_616,
     "llama-3.1-8b": 8_030_261_248,
@@ -61,10 +64,13 @@ def engine(folder: Path, name: str, **options: Any) -> LLM:
 def test_every_example_config_has_the_published_size() -> None:
     assert example_configs() == sorted(PARAMETERS)
     for name, parameters in PARAMETERS.items():
-        report = plan(name, 256 * GIB)
+        report = plan(name, 2048 * GIB)
         assert report["parameters"] == parameters, name
         if name == "gpt-oss-20b":
             assert 13.7e9 < report["weight_bytes"] < 13.8e9, "experts in MXFP4"
+            continue
+        if name == "deepseek-v3.2":
+            assert parameters < report["weight_bytes"] < 1.02 * parameters, "FP8 in blocks"
             continue
         assert 2 * parameters <= report["weight_bytes"] < 2.001 * parameters, "16 bits, norms and biases 32"
 
@@ -90,8 +96,23 @@ def test_latents_are_counted_once() -> None:
         plan("llama-3.1-8b", 64 * GIB, formats=["mla_fp8"])
 
 
+@pytest.mark.parametrize(("name", "layers"), [("deepseek-v3.2", 61), ("glm-5", 78)])
+def test_keys_of_indexers_are_counted(name: str, layers: int) -> None:
+    found = rows(plan(name, 2048 * GIB, formats=["bf16", "fp8", "int8", "int4", "nvfp4"]))
+    keys = {"bf16": 256, "fp8": 132, "int8": 132, "int4": 132, "nvfp4": 132}
+    latents = {"bf16": 1152, "fp8": 656, "int8": 672, "int4": 416, "nvfp4": 416}
+    assert {row: found[row]["bytes_per_token"] / layers for row in found} == {
+        row: latents[row] + keys[row] for row in latents
+    }
+    narrow = rows(plan(name, 2048 * GIB, formats=["int4"], options={"indexer_cache_dtype": "int4"}))
+    assert narrow["int4"]["bytes_per_token"] / layers == 416 + 64 + 8
+
+
 @pytest.mark.parametrize(
-    "name", sorted(PARAMETERS.keys() - {"deepseek-v2-lite", "gemma-2-9b", "gemma-3-4b", "gpt-oss-20b"})
+    "name",
+    sorted(
+        PARAMETERS.keys() - {"deepseek-v2-lite", "deepseek-v3.2", "glm-5", "gemma-2-9b", "gemma-3-4b", "gpt-oss-20b"}
+    ),
 )
 def test_known_ratios_to_bf16(name: str) -> None:
     # Only layers in this format count: some names keep the first and last in bf16.
@@ -256,7 +277,8 @@ def test_faults_are_named(tmp_path: Path) -> None:
     assert resolve_config("LLAMA-3.1-8B").path.name == "llama-3.1-8b.json"
 
 
-def test_the_table_of_sizes_is_what_plan_says() -> None:
-    file = Path(__file__).resolve().parents[2] / "docs/results/sizing.json"
+@pytest.mark.parametrize(("name", "module"), [("sizing", sizing), ("sparse-capacity", sparse_capacity)])
+def test_the_tables_of_sizes_are_what_plan_says(name: str, module: Any) -> None:
+    file = Path(__file__).resolve().parents[2] / f"docs/results/{name}.json"
     report = json.loads(file.read_text())
-    assert report == {"context": sizing.CONTEXT, "rows": sizing.rows()}
+    assert report == {"context": module.CONTEXT, "rows": module.rows()}

@@ -79,6 +79,9 @@ WHOLE_GROUPS: dict[str, Any] = {
     "qk_nope_head_dim": 48,
     "qk_rope_head_dim": 16,
     "v_head_dim": 48,
+    "index_head_dim": 64,
+    "index_n_heads": 16,
+    "index_topk": 64,  # most tokens: rounding changes which of the others are selected
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 32,
@@ -99,7 +102,7 @@ def experts(count: int, chosen: int) -> dict[str, int]:
 def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
     """A model of a class of config.json's "architectures", in WHOLE_GROUPS; `settings` of its language model."""
     settings = {**WHOLE_GROUPS, **settings}
-    if name.startswith(("Deepseek", "Glm4MoeLite", "Youtu")):
+    if name.startswith(("Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Youtu")):
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
     if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid")):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0

@@ -63,7 +63,12 @@ LATENTS: dict[str, Any] = {
 }
 # The same attention, without experts.
 DENSE_LATENTS = {key: size for key, size in LATENTS.items() if key.endswith(("_rank", "_head_dim", "value_heads"))}
+# Attention to the tokens that indexers select, fewer than most positions see. With few heads, scores that are exactly 0
+# tie at the threshold, where torch chooses any of them.
+SPARSE_LATENTS = LATENTS | {"index_topk": 16, "index_n_heads": 16, "index_head_dim": 32}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "DeepseekV32": SPARSE_LATENTS | {"n_group": 4, "topk_group": 2},
+    "GlmMoeDsa": SPARSE_LATENTS,
     "DeepseekV2": LATENTS,
     "DeepseekV3": LATENTS | {"n_group": 4, "topk_group": 2},
     "Qwen3Moe": EXPERTS | {"norm_topk_prob": True},

@@ -87,6 +87,13 @@ class EngineOptions(BatchingOptions):
     )
     quantization_param_path: str = option("", "file with scales, or matrices of +query", metavar="FILE", group="cache")
     calculate_kv_scales: bool = option(False, "measure static scales when the model is loaded", group="cache")
+    indexer_cache_dtype: str = option(
+        "auto",
+        "keys of indexers, which select the tokens of sparse attention (DeepSeek V3.2, GLM-5): auto (unquantized where "
+        "latents are, else fp8), fp8, int8, int4, nvfp4, bf16, fp16, fp32",
+        metavar="FORMAT",
+        group="cache",
+    )
     state_cache_dtype: str = option(
         "float32",
         "states of recurrent layers, rounded so at every --state-grid tokens, where prefix hits continue: float32 "

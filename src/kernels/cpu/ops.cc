@@ -122,6 +122,7 @@ class CpuOps final : public Ops {
   void CheckShortConv() const override {}
 
   void ShortConv(const ShortConvOp& op) noexcept override { CpuShortConv(op, context_->isa, *context_->threads); }
+  void CheckSparseAttention() const override {}
   void CheckMamba2() const override {}
 
   void Mamba2(const Mamba2Op& op) noexcept override { CpuMamba2(op, context_->isa, *context_->threads); }

@@ -74,6 +74,9 @@ class GpuOps final : public Ops {
         fmt::format("{} does not support gated short convolutions; device cpu does", context_->gpu->Name()));
   }
   void ShortConv(const ShortConvOp& /*op*/) noexcept override {}
+  void CheckSparseAttention() const override {
+    throw InputError(fmt::format("{} does not support sparse attention; device cpu does", context_->gpu->Name()));
+  }
   void CheckMamba2() const override {
     throw InputError(fmt::format("{} does not support Mamba-2 layers; device cpu does", context_->gpu->Name()));
   }

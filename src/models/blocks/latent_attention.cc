@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "models/blocks/indexer.h"
 #include "models/blocks/layer_blocks.h"
 
 namespace kvanta::models {
@@ -55,7 +56,7 @@ class HeadLayers {
 
 class LatentAttention final : public AttentionBlock {
  public:
-  LatentAttention(const BlockSource& source, const std::string& prefix)
+  LatentAttention(const BlockSource& source, const LayerSpec& spec, const std::string& prefix)
       : ops_(source.ops),
         config_(source.config),
         mla_(source.config.mla),
@@ -65,6 +66,7 @@ class LatentAttention final : public AttentionBlock {
     ReadQueries(source, module);
     ReadLatents(source, module);
     ReadHeads(source, module);
+    if (spec.selection == TokenSelection::kIndexer) indexer_.emplace(source, module + "indexer.");
     out_.emplace(
         source.ranks,
         source.reader.Linear({{module + "o_proj", config_.hidden}}, ValuesOfAllHeads(), config_.o_bias, source.store),
@@ -81,6 +83,7 @@ class LatentAttention final : public AttentionBlock {
     values_ = scratch.Take(rows * heads_ * mla_.v_head_dim);
     gathered_.Place(scratch, rows);
     out_->Place(scratch, rows);
+    if (indexer_) indexer_->Place(scratch, rows);
   }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
@@ -88,6 +91,7 @@ class LatentAttention final : public AttentionBlock {
     ProjectLatents(step, x);
     ProjectQueries(step, x);
     step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
+    if (indexer_) indexer_->Select(step, x, low_);
     step.backend->Run(*step.plan, step.layer, queries_, heads_ * KeyDim(), attended_);
     const int64_t value = mla_.v_head_dim;
     from_latent_.Forward(ops_, {attended_, heads_ * rank, rank}, rows, {values_, heads_ * value, value}, part_);
@@ -196,6 +200,7 @@ class LatentAttention final : public AttentionBlock {
   Buffer latent_norm_;                           // f32 [rank]
   HeadLayers to_latent_space_;                   // nope -> rank: W_UK transposed
   HeadLayers from_latent_;                       // rank -> value: W_UV
+  std::optional<Indexer> indexer_;               // of layers that select tokens
   GatheredColumns gathered_;                     // all ranks' heads * value
   std::optional<ColumnParallelLinear> out_;      // all ranks' heads * value -> hidden
   // f32 [rows][...]:
@@ -210,9 +215,9 @@ class LatentAttention final : public AttentionBlock {
 
 }  // namespace
 
-std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const LayerSpec& /*spec*/,
+std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const LayerSpec& spec,
                                                     const std::string& prefix) {
-  return std::make_unique<LatentAttention>(source, prefix);
+  return std::make_unique<LatentAttention>(source, spec, prefix);
 }
 
 }  // namespace kvanta::models

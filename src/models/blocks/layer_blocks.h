@@ -49,6 +49,7 @@ class Scratch {
 
 struct AttentionStep {
   int layer = 0;
+  int index_layer = 0;  // layer of the cache with the keys of its indexer, if it has one
   int64_t rows = 0;
   const int64_t* positions = nullptr;  // [rows]
   const RopeSpec* rope = nullptr;      // the layer's

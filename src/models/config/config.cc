@@ -222,6 +222,19 @@ int ModelConfig::KvLayers() const {
   return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
 }
 
+std::vector<LayerSpec> ModelConfig::CachedLayers() const {
+  const std::span<const LayerSpec> with_kv = LayersWithKv();
+  std::vector<LayerSpec> cached(with_kv.begin(), with_kv.end());
+  for (const LayerSpec& layer : with_kv) {
+    if (layer.selection != TokenSelection::kIndexer) continue;
+    LayerSpec& keys = cached.emplace_back();
+    keys.kv_heads = 1;
+    keys.head_dim = indexer.head_dim;
+    keys.keys_only = true;
+  }
+  return cached;
+}
+
 formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
   switch (layer.recurrent) {
     case RecurrentKind::kNone:

@@ -60,6 +60,16 @@ struct MlaConfig {
   bool operator==(const MlaConfig&) const = default;
 };
 
+// Indexer of sparse attention (DeepSeek Sparse Attention, DSA): scores all tokens by keys of its own, which its heads
+// share, and selects those that a layer attends to.
+struct IndexerConfig {
+  int topk = 0;                  // tokens of a query; 0: no indexer, attention to all tokens
+  int heads = 0, head_dim = 0;   // the first channels of a head are rotated, MlaConfig::qk_rope_head_dim
+  bool rope_interleave = false;  // as in MlaConfig
+
+  bool operator==(const IndexerConfig&) const = default;
+};
+
 struct Mamba2Config {
   kernels::Mamba2Shape shape;
   bool conv_bias = true, in_bias = false, out_bias = false;  // of the convolution and of the projections
@@ -110,6 +120,13 @@ enum class ExpertOrder : uint8_t {
 // Block with a state in place of attention.
 enum class RecurrentKind : uint8_t { kNone, kGatedDeltaNet, kMamba2, kShortConv };
 
+// Selection of the tokens that a layer attends to.
+enum class TokenSelection : uint8_t {
+  kAll,
+  kIndexer,   // those of its own indexer (ModelConfig::indexer)
+  kPrevious,  // those of the nearest earlier layer with an indexer
+};
+
 // A layer's blocks, as far as they may differ between the layers of a model.
 struct LayerSpec {
   RecurrentKind recurrent = RecurrentKind::kNone;
@@ -121,7 +138,9 @@ struct LayerSpec {
   int kv_heads = 0, head_dim = 0, intermediate_size = 0;
   bool k_eq_v = false;  // values are the projected keys, before their norm
   int kv_layer = -1;    // an earlier layer, whose K and V it attends to; -1: its own
-  bool has_mlp = true;  // else attention, or the block in its place, alone
+  TokenSelection selection = TokenSelection::kAll;
+  bool keys_only = false;  // in CachedLayers(): keys of an indexer
+  bool has_mlp = true;     // else attention, or the block in its place, alone
   // Attention has the normed input of that of the layer before, which has no MLP: they are side by side.
   bool shares_input = false;
   // Layers of the checkpoint with its attention and with its MLP, where blocks are counted otherwise; -1: the layer's
@@ -173,6 +192,7 @@ struct ModelConfig {
   TensorNames names;
   MlpSpec mlp;
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
+  IndexerConfig indexer;
   kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers
   kernels::ShortConvShape short_conv;
   bool short_conv_bias = false;  // of its projections and of the convolution
@@ -225,9 +245,11 @@ struct ModelConfig {
   int64_t StateInputBytes() const noexcept;
   // Layers with K and V (or a state) of their own in the cache: the first ones.
   int KvLayers() const;
-  std::span<const LayerSpec> CachedLayers() const {
+  std::span<const LayerSpec> LayersWithKv() const {
     return std::span(layer_specs).first(static_cast<size_t>(KvLayers()));
   }
+  // Layers of the cache: LayersWithKv(), then one for the keys of each layer's indexer.
+  std::vector<LayerSpec> CachedLayers() const;
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;
 };

@@ -1,5 +1,7 @@
 #include "models/config/mla_config.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "formats/scheme.h"
@@ -32,6 +34,20 @@ void ReadMla(const JsonObject& json, ModelConfig& config) {
                             : 1.0;
   config.softmax_scale = mscale * mscale / std::sqrt(static_cast<double>(mla.qk_nope_head_dim + mla.qk_rope_head_dim));
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
+}
+
+void ReadIndexer(const JsonObject& json, ModelConfig& config) {
+  constexpr int64_t kMaxTopk = 1 << 16, kMaxIndexHeads = 1024;
+  IndexerConfig& indexer = config.indexer;
+  if (config.mla.q_lora_rank == 0) json.Fail("q_lora_rank", "a rank: an indexer's queries are projected from there");
+  indexer.topk = static_cast<int>(json.Int("index_topk", 1, kMaxTopk));
+  indexer.heads = static_cast<int>(json.Int("index_n_heads", 1, kMaxIndexHeads));
+  indexer.head_dim = static_cast<int>(json.Int("index_head_dim", 8, formats::kMaxLatentRank));
+  if (indexer.head_dim % 8 != 0 || indexer.head_dim < config.mla.qk_rope_head_dim) {
+    json.Fail("index_head_dim",
+              fmt::format("a multiple of 8, at least qk_rope_head_dim ({})", config.mla.qk_rope_head_dim));
+  }
+  for (LayerSpec& layer : config.layer_specs) layer.selection = TokenSelection::kIndexer;
 }
 
 }  // namespace kvanta::models

@@ -1,0 +1,274 @@
+#include "attention/token_selector.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "attention/tile_attention.h"
+#include "base/math.h"
+
+namespace kvanta::attention {
+namespace {
+
+using kernels::kMaxHeadDim;
+using kernels::kMaxPageTokens;
+using kernels::kPassRows;
+using kernels::WorkspaceUse;
+
+constexpr size_t kTaskRows = 4;           // rows that share the loads of a page
+constexpr int64_t kTaskTokens = 1024;     // tokens that a task scores
+constexpr int64_t kWaveScores = 1 << 22;  // floats
+constexpr int kGroup = 16;                // tokens of a group of scores
+
+// A vector of floats: this file is compiled without the optimizations that would make vectors of loops.
+using Float4 = float __attribute__((vector_size(16)));
+
+Float4 Load(const float* from) noexcept {
+  Float4 values;
+  std::memcpy(&values, from, sizeof(values));
+  return values;
+}
+
+// out[t] += weight * max(scores[t], 0) for each row in turn: one chain per token. NaN counts as 0.
+void AddWeighted(const float* scores, const float* weights, int rows, int groups, float* out) noexcept {
+  static_assert(kGroup == 4 * sizeof(Float4) / sizeof(float));
+  constexpr Float4 kZero = {};
+  for (int group = 0; group < groups; ++group, out += kGroup, scores += kGroup) {
+    Float4 a = Load(out), b = Load(out + 4), c = Load(out + 8), d = Load(out + 12);
+    const float* of_row = scores;
+    for (int row = 0; row < rows; ++row, of_row += kMaxPageTokens) {
+      const Float4 w = Load(of_row), x = Load(of_row + 4), y = Load(of_row + 8), z = Load(of_row + 12);
+      const float weight = weights[row];
+      a += weight * (w > kZero ? w : kZero);
+      b += weight * (x > kZero ? x : kZero);
+      c += weight * (y > kZero ? y : kZero);
+      d += weight * (z > kZero ? z : kZero);
+    }
+    const Float4 sums[4] = {a, b, c, d};
+    std::memcpy(out, sums, sizeof(sums));
+  }
+}
+
+// Unsigned integers in the order of floats; zeros of both signs are equal, NaN is as -infinity.
+uint32_t OrderOf(float score) noexcept {
+  if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
+  const auto bits = std::bit_cast<uint32_t>(score + 0.0F);  // -0 + 0 is 0
+  constexpr uint32_t kSign = uint32_t{1} << 31;
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
+}  // namespace
+
+std::span<const int32_t> ChosenTokens::OfRow(int64_t row) const noexcept {
+  const auto found = std::ranges::lower_bound(rows, row, {}, &SparseRow::row);
+  if (found == rows.end() || found->row != row) return {};
+  return Of(static_cast<size_t>(found - rows.begin()));
+}
+
+std::vector<SequenceRows> DenseRows(const Batch& batch, int top_k) {
+  std::vector<SequenceRows> dense = batch.sequences;
+  for (SequenceRows& sequence : dense) {
+    const int64_t left = std::clamp<int64_t>(top_k - sequence.span.start, 0, sequence.span.tokens);
+    sequence.span.tokens = static_cast<int>(left);
+  }
+  return dense;
+}
+
+void ChooseLargest(std::span<const float> scores, int count, uint32_t* scratch, int32_t* positions) noexcept {
+  constexpr int kBinShift = 20;
+  std::array<int32_t, size_t{1} << (32 - kBinShift)> bins{};
+  for (const float score : scores) ++bins[OrderOf(score) >> kBinShift];
+  // The bin of the smallest score that is chosen, and the number of chosen ones in it.
+  size_t bin = bins.size() - 1;
+  int64_t left = count;
+  while (bins[bin] < left) left -= bins[bin--];
+  uint32_t* end = scratch;
+  for (const float score : scores) {
+    const uint32_t order = OrderOf(score);
+    if (order >> kBinShift == bin) *end++ = order;
+  }
+  std::nth_element(scratch, scratch + left - 1, end, std::greater<>());
+  const uint32_t threshold = scratch[left - 1];
+  // Tokens of exactly that score that are left to choose.
+  int64_t equal = left - std::count_if(scratch, scratch + left, [&](uint32_t order) { return order > threshold; });
+  for (size_t position = 0; position < scores.size(); ++position) {
+    const uint32_t order = OrderOf(scores[position]);
+    if (order < threshold || (order == threshold && equal-- <= 0)) continue;
+    *positions++ = static_cast<int32_t>(position);
+  }
+}
+
+TokenSelector::TokenSelector(Device& device, const std::vector<LayerView>& layers, int top_k,
+                             const kernels::AttentionKernels& kernels, ThreadPool& threads)
+    : layers_(layers),
+      top_k_(top_k),
+      kernels_(kernels),
+      threads_(threads),
+      workspaces_(static_cast<size_t>(threads.Threads())) {
+  for (const LayerView& layer : layers) {
+    if (!layer.scheme->keys_only) continue;
+    page_size_ = layer.scheme->shape.tokens;
+    heads_ = std::max(heads_, layer.attention->heads);
+    const int head_dim = layer.scheme->shape.head_dim;
+    query_stride_ = std::max(
+        {query_stride_, KeyKernelOf(kernels, layer.quantized.k.code, layer.quantized.k.scaling).query_bytes(head_dim),
+         kernels.exact_keys.query_bytes(head_dim)});
+  }
+  constexpr int64_t kAlignment = 64;
+  const int64_t rows = int64_t{heads_} * static_cast<int64_t>(kTaskRows);
+  const int64_t query_bytes = rows * query_stride_, scale_bytes = RoundUp(rows * int64_t{sizeof(float)}, kAlignment),
+                score_bytes = int64_t{sizeof(float)} * kPassRows * kMaxPageTokens;
+  for (Workspace& workspace : workspaces_) {
+    workspace.memory =
+        device.Allocate(static_cast<size_t>(2 * (query_bytes + scale_bytes) + score_bytes + kernels::kWorkspaceBytes));
+    uint8_t* next = workspace.memory.data();
+    for (int kind = 0; kind < 2; ++kind) {
+      workspace.queries[kind] = next;
+      workspace.row_scale[kind] = reinterpret_cast<float*>(next + query_bytes);
+      next += query_bytes + scale_bytes;
+    }
+    workspace.scores = reinterpret_cast<float*>(next);
+    workspace.kernel = next + score_bytes;
+  }
+}
+
+void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
+  chosen.top_k = top_k_;
+  chosen.rows.clear();
+  chosen.tasks.clear();
+  chosen.waves.clear();
+  int64_t longest = 0;
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const SequenceRows& sequence = batch.sequences[s];
+    for (int64_t position = std::max<int64_t>(sequence.span.start, top_k_); position < sequence.End(); ++position) {
+      chosen.rows.push_back(
+          {.sequence = s, .row = sequence.first_row + position - sequence.span.start, .position = position});
+      longest = std::max(longest, position + 1);
+    }
+  }
+  if (chosen.rows.empty()) return;
+  chosen.score_stride = RoundUp(longest, page_size_);
+  const auto wave_rows = static_cast<size_t>(
+      std::max<int64_t>(kWaveScores / chosen.score_stride, static_cast<int64_t>(kTaskRows * workspaces_.size())));
+  for (size_t first = 0; first < chosen.rows.size();) {
+    const SparseRow& row = chosen.rows[first];
+    size_t last = first + 1;
+    while (last < chosen.rows.size() && last < first + kTaskRows && chosen.rows[last].sequence == row.sequence &&
+           chosen.rows[last].position / page_size_ == row.position / page_size_) {
+      ++last;
+    }
+    if (chosen.waves.empty() || last - chosen.waves.back().first_row > wave_rows) {
+      chosen.waves.push_back({.first_row = first, .first_task = chosen.tasks.size()});
+    }
+    const int64_t pages = chosen.rows[last - 1].position / page_size_ + 1;
+    for (int64_t page = 0; page < pages; page += kTaskTokens / page_size_) {
+      chosen.tasks.push_back({.first_row = first,
+                              .last_row = last,
+                              .first_page = page,
+                              .last_page = std::min(pages, page + kTaskTokens / page_size_)});
+    }
+    chosen.waves.back().last_row = last;
+    chosen.waves.back().last_task = chosen.tasks.size();
+    first = last;
+  }
+  const size_t max_rows = std::min(wave_rows, chosen.rows.size()), stride = static_cast<size_t>(chosen.score_stride);
+  if (chosen.scores.size() < max_rows * stride) chosen.scores.resize(max_rows * stride);
+  if (chosen.orders.size() < workspaces_.size() * stride) chosen.orders.resize(workspaces_.size() * stride);
+  const size_t positions = chosen.rows.size() * static_cast<size_t>(top_k_);
+  if (chosen.positions.size() < positions) chosen.positions.resize(positions);
+}
+
+void TokenSelector::Select(const Batch& batch, int layer, const Queries& queries, ChosenTokens& chosen) noexcept {
+  const LayerView& view = layers_[static_cast<size_t>(layer)];
+  for (const ScoreWave& wave : chosen.waves) {
+    const auto scores_of = [&](size_t row) {
+      return chosen.scores.data() + (row - wave.first_row) * static_cast<size_t>(chosen.score_stride);
+    };
+    auto score = [&](int64_t index, int worker) {
+      const kernels::KernelScope scope(kernels_);
+      const ScoreTask& task = chosen.tasks[wave.first_task + static_cast<size_t>(index)];
+      const SequenceRows& sequence = batch.sequences[chosen.rows[task.first_row].sequence];
+      Score(view, sequence.span.pages[view.scheme->group], task, queries, chosen, scores_of(task.first_row),
+            workspaces_[static_cast<size_t>(worker)]);
+    };
+    threads_.ForEach(static_cast<int64_t>(wave.last_task - wave.first_task), score);
+    auto choose = [&](int64_t index, int worker) {
+      const size_t row = wave.first_row + static_cast<size_t>(index);
+      ChooseLargest({scores_of(row), static_cast<size_t>(chosen.rows[row].position + 1)}, top_k_,
+                    chosen.orders.data() + static_cast<size_t>(worker) * static_cast<size_t>(chosen.score_stride),
+                    chosen.positions.data() + row * static_cast<size_t>(top_k_));
+    };
+    threads_.ForEach(static_cast<int64_t>(wave.last_row - wave.first_row), choose);
+  }
+}
+
+void TokenSelector::PrepareQueries(const LayerView& layer, const ScoreTask& task, const Queries& queries,
+                                   const ChosenTokens& chosen, Workspace& workspace) const noexcept {
+  const int heads = layer.attention->heads, head_dim = layer.scheme->shape.head_dim;
+  const int64_t own_page = chosen.rows[task.first_row].position / page_size_;
+  bool reads[2] = {};  // quantized records, exact ones
+  for (int64_t page = task.first_page; page < task.last_page; ++page) reads[layer.ReadsExact(own_page, page)] = true;
+  const kernels::KeyKernel* key_kernels[2] = {&KeyKernelOf(kernels_, layer.quantized.k.code, layer.quantized.k.scaling),
+                                              &kernels_.exact_keys};
+  const int blocks[2] = {formats::BlockChannels(layer.quantized.k.scaling, head_dim), 0};
+  alignas(64) float rotated[kMaxHeadDim];
+  for (size_t row = task.first_row; row < task.last_row; ++row) {
+    for (int head = 0; head < heads; ++head) {
+      const float* query = queries.q + chosen.rows[row].row * queries.q_stride + int64_t{head} * head_dim;
+      if (layer.scheme->k.hadamard) {
+        kernels_.transform(query, head_dim, rotated);
+        query = rotated;
+      }
+      const int64_t at = static_cast<int64_t>(row - task.first_row) * heads + head;
+      for (int kind = 0; kind < 2; ++kind) {
+        if (!reads[kind]) continue;
+        workspace.row_scale[kind][at] =
+            key_kernels[kind]->prepare(query, head_dim, blocks[kind], workspace.queries[kind] + at * query_stride_);
+      }
+    }
+  }
+}
+
+// scores: [task's rows][score_stride].
+void TokenSelector::Score(const LayerView& layer, const cache::PageRef* table, const ScoreTask& task,
+                          const Queries& queries, const ChosenTokens& chosen, float* scores,
+                          Workspace& workspace) const noexcept {
+  PrepareQueries(layer, task, queries, chosen, workspace);
+  const int heads = layer.attention->heads;
+  const int64_t last_position = chosen.rows[task.last_row - 1].position, own_page = last_position / page_size_;
+  for (int64_t page = task.first_page; page < task.last_page; ++page) {
+    const PageView view = layer.View(own_page, page, table[page], 0);
+    const CellSide& side = view.cells->k;
+    const kernels::KeyKernel& kernel =
+        view.exact ? kernels_.exact_keys : KeyKernelOf(kernels_, side.code, side.scaling);
+    kernels::KeyPass pass{.cell = side.View(),
+                          .groups = static_cast<int>(
+                              CeilDiv(std::min<int64_t>(page_size_, last_position + 1 - page * page_size_), kGroup)),
+                          .query_stride = query_stride_,
+                          .scores = workspace.scores,
+                          .workspace = workspace.kernel,
+                          .workspace_use = WorkspaceUse::kFill};
+    side.MoveTo(view.record, pass.cell);
+    for (size_t row = task.first_row; row < task.last_row; ++row) {
+      const auto of_task = static_cast<int64_t>(row - task.first_row);
+      float* out = scores + of_task * chosen.score_stride + page * page_size_;
+      std::fill_n(out, pass.groups * kGroup, 0.0F);
+      for (int head = 0; head < heads; head += kPassRows) {
+        const int64_t at = of_task * heads + head;
+        pass.rows = std::min(kPassRows, heads - head);
+        pass.query = workspace.queries[view.exact] + at * query_stride_;
+        pass.row_scale = workspace.row_scale[view.exact] + at;
+        kernel.score(pass);
+        pass.workspace_use = WorkspaceUse::kReuse;
+        AddWeighted(workspace.scores, queries.weights + chosen.rows[row].row * heads + head, pass.rows, pass.groups,
+                    out);
+      }
+    }
+  }
+}
+
+}  // namespace kvanta::attention

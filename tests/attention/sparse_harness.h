@@ -1,0 +1,180 @@
+// Test harness of sparse attention: a layer of latents and one of the keys of its indexer, over sequences of random
+// rows, in steps of any chunks and batches. Pages are allocated in shuffled order, unused slots and freed records are
+// NaN.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/backend.h"
+#include "attention/cache_harness.h"
+#include "attention/cpu_backend.h"
+#include "attention/reference_backend.h"
+#include "formats/scheme.h"
+#include "normal_floats.h"
+
+namespace kvanta::attention {
+
+struct SparseOptions {
+  std::string latents = "fp32", keys = "fp32";  // schemes
+  int heads = 4, rank = 32, rope_dim = 16;
+  int index_heads = 4, index_head_dim = 32;
+  int top_k = 16;
+  int page_size = 16;
+  std::vector<int> lengths = {100};
+};
+
+class SparseHarness {
+ public:
+  static constexpr int kLatents = 0, kKeys = 1;  // layers, and their groups
+
+  SparseHarness(const SparseOptions& options, uint32_t seed)
+      : options_(options),
+        layout_(formats::PlanCache({KvScheme::Parse(options.latents, true), KvScheme::Parse(options.keys, true)},
+                                   {{.kv_heads = 1, .head_dim = options.rank, .rope_dim = options.rope_dim},
+                                    {.kv_heads = 1, .head_dim = options.index_head_dim, .keys_only = true}},
+                                   options.page_size, {kLatents, kKeys})) {
+    std::mt19937 random(seed);
+    int64_t pages = 0;
+    for (const int length : options.lengths) {
+      Sequence& sequence = sequences_.emplace_back();
+      for (size_t i = 0; i < sequence.rows.size(); ++i) {
+        sequence.rows[i] = Normal(random, int64_t{length} * Widths()[i]);
+      }
+      sequence.out.resize(static_cast<size_t>(int64_t{length} * options.heads * options.rank));
+      sequence.chosen.resize(static_cast<size_t>(length));
+      pages += (length + options.page_size - 1) / options.page_size;
+    }
+    pool_.emplace(Cpu(), layout_,
+                  cache::PagePoolConfig{.budget_bytes = (pages + 2) * (layout_.page_bytes + layout_.exact_page_bytes),
+                                        .poison_unused = true});
+    for (const int group : {kLatents, kKeys}) {
+      std::vector<cache::PageId> ids;
+      for (int64_t i = 0; i < pages; ++i) ids.push_back(pool_->Allocate(group, cache::PageKind::kQuantized));
+      std::shuffle(ids.begin(), ids.end(), random);
+      for (size_t s = 0; s < sequences_.size(); ++s) {
+        cache::BlockTable& table = sequences_[s].tables[static_cast<size_t>(group)];
+        table.resize(static_cast<size_t>((options.lengths[s] + options.page_size - 1) / options.page_size));
+        for (cache::PageRef& page : table) {
+          page.quantized = ids.back();
+          ids.pop_back();
+        }
+      }
+    }
+    config_.layers = {{.heads = options.heads,
+                       .kv_heads = 1,
+                       .head_dim = options.rank,
+                       .rope_dim = options.rope_dim,
+                       .index_topk = options.top_k,
+                       .softmax_scale = 1.0F / std::sqrt(static_cast<float>(options.rank + options.rope_dim))},
+                      {.heads = options.index_heads,
+                       .kv_heads = 1,
+                       .head_dim = options.index_head_dim,
+                       .index_topk = options.top_k,
+                       .softmax_scale = 1}};
+  }
+
+  struct Sequence {
+    // By position: latents, keys, queries, queries of the indexer, weights of its heads.
+    std::array<std::vector<float>, 5> rows;
+    std::vector<float> out;
+    std::vector<std::vector<int32_t>> chosen;
+    std::array<cache::BlockTable, 2> tables;
+    std::array<const cache::PageRef*, 2> table_data = {};
+    int64_t start = 0;
+  };
+  std::vector<Sequence>& sequences() { return sequences_; }
+  const BackendConfig& config() const { return config_; }
+  cache::PagePool& pool() { return *pool_; }
+
+  std::unique_ptr<Backend> CpuBackend(const kernels::IsaTable& isa, int threads = 1) {
+    return MakeCpuBackend(*pool_, config_, std::make_shared<ThreadPool>(threads), isa);
+  }
+  std::unique_ptr<Backend> Reference() { return MakeReferenceBackend(*pool_, config_); }
+
+  // Append, Select and Run of one step.
+  void RunStep(Backend& backend, const Step& step) {
+    std::array<std::vector<float>, 5> rows;
+    std::vector<SequenceSpan> spans;
+    for (const Part& part : step) {
+      Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      for (const int group : {kLatents, kKeys}) ProvideExact(sequence, group, part.tokens);
+      for (size_t group = 0; group < 2; ++group) sequence.table_data[group] = sequence.tables[group].data();
+      spans.push_back({.start = sequence.start, .tokens = part.tokens, .pages = sequence.table_data.data()});
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const auto first = sequence.rows[i].begin() + sequence.start * Widths()[i];
+        rows[i].insert(rows[i].end(), first, first + part.tokens * Widths()[i]);
+      }
+    }
+    const int64_t out_width = int64_t{options_.heads} * options_.rank;
+    std::vector<float> out(rows[0].size() / static_cast<size_t>(Widths()[0]) * static_cast<size_t>(out_width),
+                           std::nanf(""));
+    plan_ = backend.MakePlan({.sequences = spans}, std::move(plan_));
+    backend.Append(*plan_, kLatents, rows[0].data(), nullptr, Widths()[0]);
+    backend.Append(*plan_, kKeys, rows[1].data(), nullptr, Widths()[1]);
+    backend.Select(*plan_, kKeys, rows[3].data(), Widths()[3], rows[4].data());
+    backend.Run(*plan_, kLatents, rows[2].data(), Widths()[2], out.data());
+    int64_t row = 0;
+    for (const Part& part : step) {
+      Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      for (int token = 0; token < part.tokens; ++token, ++row) {
+        const int64_t position = sequence.start + token;
+        std::copy_n(out.begin() + row * out_width, out_width, sequence.out.begin() + position * out_width);
+        const std::span<const int32_t> chosen = backend.Selected(*plan_, row);
+        sequence.chosen[static_cast<size_t>(position)].assign(chosen.begin(), chosen.end());
+      }
+      sequence.start += part.tokens;
+      for (const int group : {kLatents, kKeys}) ReleaseExact(sequence, group);
+    }
+  }
+
+ private:
+  std::array<int64_t, 5> Widths() const {
+    const int64_t key = options_.rank + options_.rope_dim;
+    return {key, options_.index_head_dim, options_.heads * key, int64_t{options_.index_heads} * options_.index_head_dim,
+            options_.index_heads};
+  }
+
+  static std::vector<float> Normal(std::mt19937& random, int64_t count) {
+    NormalFloats normal;
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = normal(random);
+    return values;
+  }
+
+  void ProvideExact(Sequence& sequence, int group, int tokens) {
+    if (!layout_.layers[static_cast<size_t>(group)].exact_open) return;
+    for (int64_t page = sequence.start / options_.page_size; page * options_.page_size < sequence.start + tokens;
+         ++page) {
+      cache::PageId& exact = sequence.tables[static_cast<size_t>(group)][static_cast<size_t>(page)].exact;
+      if (exact == cache::kNoPage) exact = pool_->Allocate(group, cache::PageKind::kExact);
+    }
+  }
+
+  void ReleaseExact(Sequence& sequence, int group) {
+    const formats::LayerScheme& layer = layout_.layers[static_cast<size_t>(group)];
+    if (!layer.exact_open) return;
+    for (int64_t page = layer.sink_pages; (page + layer.exact_pages) * options_.page_size <= sequence.start; ++page) {
+      cache::PageId& exact = sequence.tables[static_cast<size_t>(group)][static_cast<size_t>(page)].exact;
+      if (exact != cache::kNoPage) pool_->Release(group, cache::PageKind::kExact, exact);
+      exact = cache::kNoPage;
+    }
+  }
+
+  const SparseOptions options_;
+  formats::CacheLayout layout_;
+  std::optional<cache::PagePool> pool_;
+  BackendConfig config_;
+  std::vector<Sequence> sequences_;
+  std::unique_ptr<Plan> plan_;
+};
+
+}  // namespace kvanta::attention

@@ -1,0 +1,262 @@
+"""DeepSeek V3.2 and GLM-5, whose indexers select the tokens that attention reads: logits against transformers, and the
+bits of every way to a token."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+import tolerance
+import torch
+from logits_oracle import (
+    TOKENS,
+    Fault,
+    assert_noticed,
+    divergence,
+    edit_config,
+    edit_tensor,
+    largest_error,
+    logits,
+    rms_error,
+)
+from model_support import RecordSupport
+
+from kvanta import LLM, SamplingParams
+from kvanta.checkpoint.resolve import SHIPPED
+from kvanta.errors import InputError
+from kvanta.fleet.plan import plan
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v32": ("DeepseekV32", {}),
+    "deepseek_v32_yarn": ("DeepseekV32", {"rope_parameters": YARN, "attention_bias": True}),
+    "deepseek_v32_one_token": ("DeepseekV32", {"index_topk": 1, "index_n_heads": 20}),
+    "deepseek_v32_below_the_threshold": ("DeepseekV32", {"index_topk": len(TOKENS)}),
+    "deepseek_v32_wide_keys": ("DeepseekV32", {"index_topk": 100, "index_head_dim": 64}),
+    "glm_moe_dsa": ("GlmMoeDsa", {}),
+    "glm_moe_dsa_shared": ("GlmMoeDsa", {"indexer_types": ["full", "shared", "full"], "index_topk": 40}),
+    "glm_moe_dsa_shared_to_the_end": ("GlmMoeDsa", {"indexer_types": ["full", "shared", "shared"]}),
+}
+LAYER = "model.layers.1.self_attn.indexer."
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_support: RecordSupport) -> None:
+    architecture, settings = MODELS[name]
+    model = tiny_models.make_model(architecture, **settings)
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    found = logits(tmp_path)
+    assert largest_error(found, expected) < tolerance.F32_LOGITS
+    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    record_support(tmp_path, "F32")
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512fp16", "zen4", "amx", "neon", "dotprod", "i8mm"])
+def test_every_instruction_set(isa: str, tmp_path: Path) -> None:
+    model = tiny_models.make_model("DeepseekV32")
+    tiny_models.save(model, tmp_path)
+    try:
+        found = logits(tmp_path, isa=isa)
+    except InputError as error:
+        pytest.skip(str(error))
+    assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV32", "GlmMoeDsa"])
+def test_bf16_is_no_farther_from_float32_than_transformers(
+    architecture: str, tmp_path: Path, record_support: RecordSupport
+) -> None:
+    found, transformers = [], []
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        model = tiny_models.make_model(architecture, seed)
+        tiny_models.save(model, folder, torch.bfloat16)
+        exact = tiny_models.expected_logits(model, TOKENS)
+        rounded = tiny_models.expected_logits(tiny_models.load(folder, torch.bfloat16), TOKENS)
+        found.append(rms_error(logits(folder, "auto", "bf16"), exact))
+        transformers.append(rms_error(rounded, exact))
+    assert np.linalg.norm(found) < np.linalg.norm(transformers)
+    record_support(folder, "BF16")
+
+
+FAULTS: dict[str, Fault] = {
+    "one token less": ("DeepseekV32", {}, edit_config(index_topk=15)),
+    "heads' weights": ("DeepseekV32", {}, edit_tensor(LAYER + "weights_proj.weight", lambda x: x.flip(0))),
+    "queries": ("DeepseekV32", {}, edit_tensor(LAYER + "wq_b.weight", lambda x: x.roll(32, 0))),
+    "keys": ("DeepseekV32", {}, edit_tensor(LAYER + "wk.weight", lambda x: x.roll(1, 0))),
+    "bias of the keys' norm": ("DeepseekV32", {}, edit_tensor(LAYER + "k_norm.bias", torch.zeros_like)),
+    "rotated pairs": ("DeepseekV32", {}, edit_config(indexer_rope_interleave=True)),
+    "rotated halves": ("GlmMoeDsa", {}, edit_config(indexer_rope_interleave=False)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_noticed(name: str, tmp_path: Path) -> None:
+    assert_noticed(FAULTS[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "types"),
+    [
+        ({"index_topk_pattern": "FSF"}, ["full", "shared", "full"]),
+        ({"index_topk_pattern": ["full", "full", "shared"]}, ["full", "full", "shared"]),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, ["full", "shared", "full"]),
+        ({"index_topk_freq": 2}, ["full", "full", "shared"]),
+        ({}, ["full", "full", "full"]),
+    ],
+)
+def test_layers_with_indexers_by_other_keys(changes: dict[str, Any], types: list[str], tmp_path: Path) -> None:
+    model = tiny_models.make_model("GlmMoeDsa", indexer_types=types)
+    tiny_models.save(model, tmp_path)
+    tiny_models.edit_config(tmp_path, indexer_types=..., **changes)
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+def test_predicted_layers_are_left_out(tmp_path: Path) -> None:
+    model = tiny_models.make_model("DeepseekV32", num_hidden_layers=4)
+    tiny_models.save(model, tmp_path)
+    tiny_models.edit_config(tmp_path, num_hidden_layers=3, num_nextn_predict_layers=1, mlp_layer_types=...)
+    assert np.isfinite(logits(tmp_path)).all()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("DeepseekV32", {"q_lora_rank": None}, "q_lora_rank"),
+        ("DeepseekV32", {"index_topk": 0}, "index_topk"),
+        ("DeepseekV32", {"index_head_dim": 12}, "index_head_dim"),
+        ("DeepseekV32", {"index_head_dim": 8}, "at least qk_rope_head_dim"),
+        ("DeepseekV32", {"rope_interleave": False}, "rope_interleave"),
+        ("GlmMoeDsa", {"indexer_types": ["shared", "full", "full"]}, "an indexer in the first layer"),
+        ("GlmMoeDsa", {"indexer_types": ["full"]}, "for each of 3 layers"),
+        ("GlmMoeDsa", {"indexer_types": ..., "index_topk_pattern": "FX"}, "F or S for each of 3 layers"),
+    ],
+)
+def test_bad_configs(architecture: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model(architecture), tmp_path)
+    tiny_models.edit_config(tmp_path, **changes)
+    with pytest.raises(InputError, match=message):
+        logits(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV32", "GlmMoeDsa"])
+def test_plan_counts_the_parameters(architecture: str, tmp_path: Path) -> None:
+    settings = {"indexer_types": ["full", "shared", "full"]} if architecture == "GlmMoeDsa" else {}
+    model = tiny_models.make_model(architecture, **settings)
+    tiny_models.save(model, tmp_path)
+    biases = sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
+    expected = sum(parameter.numel() for parameter in model.parameters()) + biases
+    assert plan(str(tmp_path), 2**30)["parameters"] == expected
+
+
+# ---- the cache of indexers
+
+
+@pytest.fixture(scope="module", params=["DeepseekV32", "GlmMoeDsa"])
+def sparse(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the tokenizer of stories260k, and rows that every format takes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    settings: dict[str, Any] = {"vocab_size": 512, "max_position_embeddings": 1024, "kv_lora_rank": 128}
+    if request.param == "GlmMoeDsa":
+        settings["indexer_types"] = ["full", "shared", "full"]
+    tiny_models.save(tiny_models.make_model(request.param, **settings), folder, torch.bfloat16)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
+    return folder
+
+
+OPTIONS: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "16MiB", "threads": 2}
+GREEDY = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
+CACHES = [("bf16", "auto"), ("fp8", "auto"), ("int8", "int8"), ("int4", "int4"), ("nvfp4", "nvfp4"), ("int4", "fp8")]
+
+
+def generate(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
+
+
+def options_of(cache: tuple[str, str], **others: Any) -> dict[str, Any]:
+    return {**OPTIONS, "kv_cache_dtype": cache[0], "indexer_cache_dtype": cache[1], **others}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("chunk", [64, 128])
+def test_chunks_and_decode_give_the_bits_of_one_pass(sparse: Path, cache: tuple[str, str], chunk: int) -> None:
+    whole = LLM(sparse, **options_of(cache, max_num_batched_tokens=512))
+    parts = LLM(sparse, **options_of(cache, max_num_batched_tokens=chunk))
+    tokens = np.random.default_rng(3).integers(3, 512, 400).astype(np.int32)
+    np.testing.assert_array_equal(parts.logits(tokens), whole.logits(tokens))
+    (output,) = generate(parts, [tokens[:130].tolist()])
+    row = whole.logits(np.array(tokens[:130].tolist() + list(output)))
+    assert [int(x) for x in row[129:-1].argmax(-1)] == list(output)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_prefix_hits_and_preemptions_give_the_bits_of_a_cold_run(sparse: Path, cache: tuple[str, str]) -> None:
+    random = np.random.default_rng(5)
+    system = random.integers(3, 512, 200).tolist()
+    prompts = [system + random.integers(3, 512, 110 + 50 * i).tolist() for i in range(3)]
+    cold = LLM(sparse, **options_of(cache, enable_prefix_caching=False))
+    warm = LLM(sparse, **options_of(cache))
+    expected = [generate(cold, [prompt])[0] for prompt in prompts]
+    assert [generate(warm, [prompt])[0] for prompt in prompts] == expected
+    assert warm.stats()["cached_tokens"] >= 2 * 128
+    longer = prompts[0] + list(expected[0]) + random.integers(3, 512, 30).tolist()
+    of_longer = generate(cold, [longer])
+    assert generate(warm, [longer]) == of_longer
+    # All at once, in a cache that makes them wait and be computed again.
+    planned = plan(str(sparse), 1 << 30, [cache[0]], 1024, options={"indexer_cache_dtype": cache[1]})
+    most = planned["formats"][0]["sequence_bytes"]
+    small = LLM(sparse, **options_of(cache, kv_cache_memory_bytes=int(1.1 * most)))
+    many = [*prompts, longer] * 3
+    assert generate(small, many) == [*expected, *of_longer] * 3
+    assert small.stats()["preemptions"] > 0
+
+
+def test_keys_of_indexers_are_a_group_of_their_own(sparse: Path) -> None:
+    indexers = 2 if sparse.name.startswith("GlmMoeDsa") else 3
+    stats = LLM(sparse, **options_of(("fp8", "auto"))).stats()
+    latents, keys = stats["groups"]
+    assert latents["layers"] == [0, 1, 2]
+    assert keys["layers"] == list(range(3, 3 + indexers))
+    assert keys["page_bytes"] == 64 * indexers * (32 + 4), "32 channels and a scale"
+    assert {layer["scheme"] for layer in stats["layers"][3:]} == {"mla_fp8+hadamard"}
+    exact = LLM(sparse, **options_of(("bf16", "auto"))).stats()
+    assert {layer["scheme"] for layer in exact["layers"][3:]} == {"bf16"}
+    plain = LLM(sparse, **options_of(("fp8", "fp8-hadamard"))).stats()
+    assert {layer["scheme"] for layer in plain["layers"][3:]} == {"mla_fp8"}
+    with pytest.raises(InputError, match="keys of an indexer"):
+        LLM(sparse, **options_of(("fp8", "kivi4")))
+
+
+@pytest.mark.parametrize("cache", [("fp8", "auto"), ("int4", "int4")])
+def test_pages_are_found_on_disk_after_a_restart(sparse: Path, cache: tuple[str, str], tmp_path: Path) -> None:
+    prompt = np.random.default_rng(6).integers(3, 512, 330).tolist()
+    options = options_of(cache, kv_cache_dir=str(tmp_path))
+    [cold] = LLM(sparse, **options).generate([prompt], GREEDY)
+    history = prompt + list(cold.outputs[0].token_ids) + [7, 8, 9]
+    [found] = LLM(sparse, **options).generate([history], GREEDY)
+    assert found.num_cached_tokens >= 320
+    [expected] = LLM(sparse, **options_of(cache, enable_prefix_caching=False)).generate([history], GREEDY)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_formats_of_indexers_differ_little(sparse: Path) -> None:
+    """Keys of 8 bits select nearly the same tokens; the cost of 4 bits is larger, and that of no indexer is far off."""
+    tokens = np.random.default_rng(8).integers(3, 512, 300).astype(np.int32)
+    exact = LLM(sparse, **options_of(("bf16", "fp32"))).logits(tokens)
+    loss = {}
+    for name in ("bf16", "fp8", "int8", "int4", "nvfp4"):
+        loss[name] = divergence(LLM(sparse, **options_of(("bf16", name))).logits(tokens), exact)
+    assert max(loss["bf16"], loss["fp8"], loss["int8"]) < max(loss["int4"], loss["nvfp4"]), loss

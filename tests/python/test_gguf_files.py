@@ -15,6 +15,7 @@ from tiny_gguf import TinyModel, byte_vocabulary, rewrite, write_gguf
 
 from kvanta import LLM, InputError
 from kvanta.checkpoint.facts import model_facts
+from kvanta.checkpoint.generation_config import AUTO, default_sampling
 from kvanta.checkpoint.resolve import resolve_model
 from kvanta.text.tokenizer import Tokenizer
 
@@ -251,4 +252,18 @@ def test_files_that_belong_to_a_model(changes: dict[str, Any], message: str, tmp
     file = tiny(tmp_path / "m.gguf")
     rewrite(file, changes)
     with pytest.raises(InputError, match=message):
+        resolve_model(file)
+
+
+def test_sampling_that_the_file_recommends(tmp_path: Path) -> None:
+    file = tiny(tmp_path / "m.gguf")
+    keys: dict[str, Any] = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "penalty_last_n": 64, "mirostat": 0}
+    rewrite(file, {f"general.sampling.{key}": value for key, value in keys.items()})
+    assert default_sampling(resolve_model(file).path, AUTO, {}) == {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+
+
+def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
+    file = tiny(tmp_path / "m.gguf")
+    rewrite(file, {"llama.attention.causal": False})
+    with pytest.raises(InputError, match="attention in both directions"):
         resolve_model(file)

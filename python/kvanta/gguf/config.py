@@ -118,4 +118,6 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
     if not family.is_latent and not by_layer:
         _check_heads(metadata, config, rotated)
     family.complete(metadata, config)
+    if not metadata.flag(f"{architecture}.attention.causal", True):
+        config["is_causal"] = False  # which the engine refuses
     return config

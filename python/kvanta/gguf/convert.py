@@ -43,11 +43,28 @@ def _write_texts(metadata: Metadata, folder: Path) -> tuple[Weights, list[str]]:
     config.update(vocabulary.special_ids())
 
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", vocabulary.special_ids())
+    _write_json(folder / "generation_config.json", {**vocabulary.special_ids(), **_sampling(metadata)})
     _write_json(folder / "tokenizer.json", vocabulary.tokenizer, indent=None)
     _write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
     _write_templates(metadata, folder)
     return weights, [name for name in weights.weights if not (tied and name == "lm_head.weight")]
+
+
+# Defaults of requests that the file's maker recommends, under transformers' names.
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def _sampling(metadata: Metadata) -> dict[str, float]:
+    values = {name: metadata.value(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    # Stored as f32: 0.699999988 means 0.7.
+    return {name: value if isinstance(value, int) else float(f"{value:.6g}") for name, value in numbers.items()}
 
 
 def _write_templates(metadata: Metadata, folder: Path) -> None:

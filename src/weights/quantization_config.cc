@@ -248,11 +248,15 @@ QuantizationConfig ReadQuantizationConfig(const JsonObject& quantization) {
   }
   QuantizationConfig config;
   config.method = method->method;
-  method->read(quantization, config);
+  // Early releases of ModelOpt have the content of hf_quant_config.json here.
+  constexpr const char* kNested = "quantization";
+  const bool nested = config.method == QuantMethod::kModelOpt && quantization.Has(kNested);
+  const JsonObject settings = nested ? quantization.Object(kNested) : quantization;
+  method->read(settings, config);
   if (config.format.codes == CodeType::kNone && config.method != QuantMethod::kMxfp4 && config.bits == 0) {
     config.method = QuantMethod::kNone;  // only the cache is declared
   }
-  ReadDeclaredCache(config, [&] { ReadKvCache(quantization, config); });
+  ReadDeclaredCache(config, [&] { ReadKvCache(settings, config); });
   return config;
 }
 

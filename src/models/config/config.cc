@@ -40,14 +40,16 @@ const Architecture& ReadArchitecture(const JsonObject& json) {
     if (found != all.end()) return **found;
   }
   if (names == nullptr || !names->is_array() || names->empty() || !(*names)[0].is_string()) {
-    json.Fail(kKey, fmt::format("a list with one of {}", fmt::join(known, ", ")));
+    json.Fail(kKey, fmt::format("a list with a class, such as {}; docs/support.md has all", Quote(known.front())));
   }
   for (const Json& name : *names) {  // some lists begin with a class of the publisher's own
     if (!name.is_string()) continue;
     if (const Architecture* architecture = FindArchitecture(name.get_ref<const std::string&>())) return *architecture;
   }
-  throw InputError(fmt::format("{}: unknown architecture {}; known: {}", json.File(),
-                               Quote((*names)[0].get_ref<const std::string&>()), fmt::join(known, ", ")));
+  const std::string& first = (*names)[0].get_ref<const std::string&>();
+  throw InputError(
+      fmt::format("{}: unknown architecture {}; the nearest of the {} known ones: {}; docs/support.md has all",
+                  json.File(), Quote(first), known.size(), fmt::join(Nearest(first, known), ", ")));
 }
 
 void ReadHeads(const JsonObject& json, ModelConfig& config) {

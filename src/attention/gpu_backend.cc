@@ -194,7 +194,7 @@ class GpuBackend final : public Backend {
       params.tile_rows = tile_rows;
       return gpu_->AttentionBlocks(layer.attend_kernel, params);
     };
-    const LayerShape shape{.work = WorkShapeOf(config_.layers[index]),
+    const LayerShape shape{.work = WorkShapeOf(config_.layers[index], pool_.Layout().layers[index]),
                            .group = pool_.Layout().layers[index].group,
                            .partition = {.small_blocks = blocks(kernels::cuda::kRowsPerMma),
                                          .large_blocks = blocks(kernels::cuda::kQueryRows),

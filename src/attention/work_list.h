@@ -21,15 +21,18 @@ inline constexpr int kTileRows = 64;  // query rows per tile; a single token may
 struct WorkShape {
   int heads = 0;
   int kv_heads = 0;
-  int head_dim = 0;
+  int head_dim = 0;  // of V's cells: channels of a split result
   cache::Visibility visibility = {};
 
   bool operator==(const WorkShape&) const = default;
   int Group() const noexcept { return heads / kv_heads; }
 };
 
-inline WorkShape WorkShapeOf(const AttentionSpec& spec) noexcept {
-  return {.heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim, .visibility = spec.visibility};
+inline WorkShape WorkShapeOf(const AttentionSpec& spec, const formats::LayerScheme& scheme) noexcept {
+  return {.heads = spec.heads,
+          .kv_heads = spec.kv_heads,
+          .head_dim = scheme.v.shape.head_dim,
+          .visibility = spec.visibility};
 }
 
 // Query tile: tokens [first, first + tokens) of a sequence, all in one page, for KV heads [kv_head, kv_head +

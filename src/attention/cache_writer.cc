@@ -45,7 +45,7 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
 void EncodeRow(const formats::Format& format, const float* x, int head_dim, formats::HeadParameters head,
                const RowKernels& kernels, const formats::RowSections& out, SideCounts& counts) noexcept {
   if (formats::IsTrellis(format.code)) {
-    return formats::EncodeTrellisRow(format.code_bits, x, head_dim, out, counts, kernels.search_trellis);
+    return formats::EncodeTrellisRow(format.code_bits, x, head_dim, head, out, counts, kernels.search_trellis);
   }
   if (formats::IsAllocated(format.code) && head.allocation != nullptr) {
     return formats::EncodeKltRow(*head.allocation, x, out, counts, kernels.search_klt);
@@ -56,9 +56,9 @@ void EncodeRow(const formats::Format& format, const float* x, int head_dim, form
 // Quantizes a closed page's exact cell into its quantized cell.
 class PageQuantizer {
  public:
-  PageQuantizer(SideKind kind, const formats::Side& side, formats::CellShape shape, formats::HeadParameters head,
-                const RowKernels& kernels, SideCounts& counts) noexcept
-      : kind_(kind), side_(side), shape_(shape), head_(head), kernels_(kernels), counts_(counts) {}
+  PageQuantizer(SideKind kind, const formats::Side& side, formats::HeadParameters head, const RowKernels& kernels,
+                SideCounts& counts) noexcept
+      : kind_(kind), side_(side), shape_(side.shape), head_(head), kernels_(kernels), counts_(counts) {}
 
   void Close(const formats::CellSections& exact_sections, const uint8_t* exact, uint8_t* quantized) noexcept {
     const formats::Format& format = *side_.format;
@@ -158,7 +158,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   const formats::SideScales& scales =
       is_key ? config_.scales[static_cast<size_t>(layer)].k : config_.scales[static_cast<size_t>(layer)].v;
   const formats::HeadParameters parameters{scales.scale[static_cast<size_t>(head)],
-                                           side.query ? scales.query->Allocation(head) : nullptr};
+                                           side.query ? scales.query->Allocation(head) : nullptr, side.unused_channels};
   formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
   transform.multiply = kernels_.multiply;
   uint8_t* quantized = nullptr;
@@ -171,7 +171,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
     unquantized = record + scheme.KUnquantized(head);
   }
   uint8_t* exact = nullptr;
-  const formats::CellSections exact_sections = formats::Bf16Sections(scheme.shape);
+  const formats::CellSections exact_sections = formats::Bf16Sections(side.shape);
   if (scheme.exact_open) {
     uint8_t* record = pool_.Record(scheme.group, PageKind::kExact, write.page.exact);
     exact = record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
@@ -188,9 +188,9 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
     // Scalar, unlike the queries' transform: the NaN payload of an operation on two NaNs depends on the ISA.
     transform.Forward(row, x, outlier_values);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
-    EncodeRow(format, x, scheme.shape.head_dim, parameters, kernels_, buffer.Sections(), counts);
-    if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Sections(), counts);
-    formats::StoreRow(kind, format, scheme.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
+    EncodeRow(format, x, side.shape.head_dim, parameters, kernels_, buffer.Sections(), counts);
+    if (!exact) CountZeroScales(format, side.shape.head_dim, buffer.Sections(), counts);
+    formats::StoreRow(kind, format, side.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
                       exact ? exact : quantized);
     if (unquantized_shape.head_dim == 0) continue;
     const float* channels = scheme.SharesCell() ? row + scheme.shape.head_dim : outlier_values;
@@ -199,11 +199,12 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
     formats::StoreRow(kind, *scheme.unquantized_format, unquantized_shape, scheme.UnquantizedSections(), slot,
                       buffer.Sections(), unquantized);
   }
+  counts.values = int64_t{write.last_slot - write.first_slot} * scheme.shape.head_dim;  // padding does not count
   if (!scheme.SharesCell()) unquantized_counts.values = 0;  // outliers are already counted with the row
   counts += unquantized_counts;
   if (exact && quantized && write.last_slot == scheme.shape.tokens) {
     SideCounts closing;
-    PageQuantizer(kind, side, scheme.shape, parameters, kernels_, closing).Close(exact_sections, exact, quantized);
+    PageQuantizer(kind, side, parameters, kernels_, closing).Close(exact_sections, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted on write
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;

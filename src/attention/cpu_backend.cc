@@ -48,7 +48,7 @@ class CpuBackend final : public Backend {
       layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
       list_of_layer_.push_back(0);
       if (scheme.IsRecurrent() || scheme.keys_only) continue;
-      const WorkShape shape = WorkShapeOf(config_.layers[i]);
+      const WorkShape shape = WorkShapeOf(config_.layers[i], scheme);
       const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
       list_of_layer_.back() = static_cast<size_t>(known - shapes_.begin());
       if (known == shapes_.end()) shapes_.push_back(shape);

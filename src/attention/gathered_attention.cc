@@ -36,7 +36,7 @@ GatheredAttention::GatheredAttention(Device& device, const std::vector<LayerView
     if (layer.attention->index_topk == 0 || scheme.keys_only) continue;
     page_size_ = scheme.shape.tokens;
     rows_ = std::max(rows_, layer.attention->heads);
-    head_dim_ = std::max(head_dim_, scheme.shape.head_dim);
+    head_dim_ = std::max(head_dim_, scheme.v.shape.head_dim);
     const int64_t full = CeilDiv(top_k, page_size_);
     // Pages of each kind may be partly filled.
     const int64_t exact = scheme.exact_open ? std::min(full + 2, int64_t{scheme.sink_pages} + scheme.exact_pages) : 0;
@@ -60,7 +60,7 @@ void GatheredAttention::Gather(const LayerView& layer, const cache::PageRef* tab
                                Workspace& workspace) const noexcept {
   const formats::LayerScheme& scheme = *layer.scheme;
   const formats::CellShape unquantized_shape = scheme.UnquantizedShape();
-  const formats::CellSections exact_sections = formats::Bf16Sections(scheme.shape),
+  const formats::CellSections exact_sections = formats::Bf16Sections(scheme.k.shape),
                               unquantized_sections = scheme.UnquantizedSections();
   const int64_t own_page = row.position / page_size_;
   const size_t first_of_kind[] = {0, static_cast<size_t>(pages.tokens[0]),
@@ -84,7 +84,7 @@ void GatheredAttention::Gather(const LayerView& layer, const cache::PageRef* tab
       const int from_slot = chosen[slot] % page_size_;
       const uint8_t* cell = layer.View(own_page, from_page, table[from_page], 0).record +
                             (exact ? scheme.ExactKCell(0) : scheme.KCell(0));
-      formats::CopyKeyRow(format, scheme.shape, sections, from_slot, cell, slot, to);
+      formats::CopyKeyRow(format, scheme.k.shape, sections, from_slot, cell, slot, to);
       formats::CopyKeyRow(*scheme.unquantized_format, unquantized_shape, unquantized_sections, from_slot,
                           cell + sections.bytes, slot, to + sections.bytes);
     }
@@ -137,7 +137,7 @@ void GatheredAttention::Run(const Batch& batch, const ChosenTokens& chosen, int 
     return threads_.ForEach(static_cast<int64_t>(chosen.rows.size()), attend);
   }
   const auto states_of = [&](int64_t task) { return split_states_.data() + task * heads; };
-  const auto out_of = [&](int64_t task) { return split_out_.data() + task * heads * scheme.shape.head_dim; };
+  const auto out_of = [&](int64_t task) { return split_out_.data() + task * heads * scheme.v.shape.head_dim; };
   auto attend = [&](int64_t task, int worker) {
     const kernels::KernelScope scope(kernels_);
     const int64_t split = task % max_splits_;

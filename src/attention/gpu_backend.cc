@@ -194,11 +194,13 @@ class GpuBackend final : public Backend {
       params.tile_rows = tile_rows;
       return gpu_->AttentionBlocks(layer.attend_kernel, params);
     };
-    const LayerShape shape{.work = WorkShapeOf(config_.layers[index]),
-                           .group = pool_.Layout().layers[index].group,
-                           .partition = {.small_blocks = blocks(kernels::cuda::kRowsPerMma),
-                                         .large_blocks = blocks(MaxTileRows(WorkShapeOf(config_.layers[index]))),
-                                         .max_result_rows = max_result_rows_}};
+    const LayerShape shape{
+        .work = WorkShapeOf(config_.layers[index], pool_.Layout().layers[index]),
+        .group = pool_.Layout().layers[index].group,
+        .partition = {
+            .small_blocks = blocks(kernels::cuda::kRowsPerMma),
+            .large_blocks = blocks(MaxTileRows(WorkShapeOf(config_.layers[index], pool_.Layout().layers[index]))),
+            .max_result_rows = max_result_rows_}};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
     if (known == shapes_.end()) shapes_.push_back(shape);

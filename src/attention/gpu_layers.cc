@@ -38,6 +38,9 @@ CellOffsets MakeOffsets(const formats::CellSections& sections, int64_t first_cel
 std::string FindUnsupported(const formats::LayerScheme& scheme) {
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
     if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
+    if (std::string padding = formats::DescribePadding(*format, scheme.shape.head_dim); !padding.empty()) {
+      return fmt::format("padded rows ({})", padding);
+    }
   }
   if (FindAttend(scheme) < 0) {
     return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);

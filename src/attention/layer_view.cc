@@ -3,11 +3,11 @@
 namespace kvanta::attention {
 namespace {
 
-CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) {
+CellSide SideOf(const formats::Side& side, int64_t cell) {
   const formats::CellSections& sections = side.sections;
   return {.code = side.format->code,
-          .tokens = shape.tokens,
-          .head_dim = shape.head_dim,
+          .tokens = side.shape.tokens,
+          .head_dim = side.shape.head_dim,
           .bytes = sections.bytes,
           .codes = cell + sections.codes,
           .scaling = side.format->scaling,
@@ -19,11 +19,11 @@ CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cel
           .channel_offsets = cell + sections.channel_offsets};
 }
 
-CellSide SideOfBf16(formats::CellShape shape, int64_t bytes, int64_t cell) {
+CellSide ExactSideOf(const formats::Side& side, int64_t cell) {
   return {.code = formats::ElementType::kBf16,
-          .tokens = shape.tokens,
-          .head_dim = shape.head_dim,
-          .bytes = bytes,
+          .tokens = side.shape.tokens,
+          .head_dim = side.shape.head_dim,
+          .bytes = formats::LayerScheme::ExactCellBytes(side),
           .codes = cell};
 }
 
@@ -55,14 +55,13 @@ LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec&
       exact_base(records.exact_base),
       quantized_bytes(records.quantized_bytes),
       exact_bytes(records.exact_bytes),
-      quantized{.k = SideOf(scheme->k, scheme->shape, scheme->KCell(0)),
-                .v = SideOf(scheme->v, scheme->shape, scheme->VCell(0)),
+      quantized{.k = SideOf(scheme->k, scheme->KCell(0)),
+                .v = SideOf(scheme->v, scheme->VCell(0)),
                 .unquantized = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),
                 .head_bytes = scheme->HeadBytes()} {
   if (!scheme->exact_open) return;
-  const int64_t bytes = scheme->ExactCellBytes();
-  exact = {.k = SideOfBf16(scheme->shape, bytes, scheme->ExactKCell(0)),
-           .v = SideOfBf16(scheme->shape, bytes, scheme->ExactVCell(0)),
+  exact = {.k = ExactSideOf(scheme->k, scheme->ExactKCell(0)),
+           .v = ExactSideOf(scheme->v, scheme->ExactVCell(0)),
            .unquantized = SideOfUnquantized(*scheme, scheme->ExactKUnquantized(0)),
            .head_bytes = scheme->ExactHeadBytes()};
 }

@@ -108,12 +108,12 @@ class ReferenceBackend final : public Backend {
 
   // Decodes a cell and the `unquantized` channels after it: rows f32 [tokens][head_dim + unquantized].
   static void DecodeRows(formats::SideKind kind, const formats::LayerScheme& scheme, const formats::Format& format,
-                         const formats::CellSections& sections, const uint8_t* cell, formats::HeadParameters parameters,
-                         int tokens, int unquantized, float* rows) {
-    const int head_dim = scheme.shape.head_dim;
+                         formats::CellShape shape, const formats::CellSections& sections, const uint8_t* cell,
+                         formats::HeadParameters parameters, int tokens, int unquantized, float* rows) {
+    const int head_dim = shape.head_dim;
     std::vector<float> main(static_cast<size_t>(tokens * head_dim));
     std::vector<float> channels(static_cast<size_t>(tokens * unquantized));
-    reference::DecodeCell(kind, format, scheme.shape, sections, cell, parameters, tokens, main.data());
+    reference::DecodeCell(kind, format, shape, sections, cell, parameters, tokens, main.data());
     reference::DecodeCell(kind, *scheme.unquantized_format, scheme.UnquantizedShape(), scheme.UnquantizedSections(),
                           cell + sections.bytes, 1.0f, unquantized == 0 ? 0 : tokens, channels.data());
     for (int token = 0; token < tokens; ++token) {
@@ -142,7 +142,7 @@ class ReferenceBackend final : public Backend {
                                              side.query ? of_side.query->Allocation(head) : nullptr};
     const int64_t page_size = scheme.shape.tokens;
     DecodedSide decoded;
-    decoded.width = scheme.shape.head_dim + unquantized;
+    decoded.width = side.shape.head_dim + unquantized;
     const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
     std::vector<uint8_t> copy;
     decoded.quantized.resize(size);
@@ -155,13 +155,13 @@ class ReferenceBackend final : public Backend {
       const bool closed = tokens == page_size;
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
         const uint8_t* record = Record(scheme.group, PageKind::kQuantized, ref.quantized, copy);
-        DecodeRows(kind, scheme, *side.format, side.sections,
+        DecodeRows(kind, scheme, *side.format, side.shape, side.sections,
                    record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), parameters, tokens, unquantized,
                    decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
         const uint8_t* record = Record(scheme.group, PageKind::kExact, ref.exact, copy);
-        DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Sections(scheme.shape),
+        DecodeRows(kind, scheme, ExactFormat(), side.shape, formats::Bf16Sections(side.shape),
                    record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, unquantized,
                    decoded.exact.data() + offset);
       }
@@ -175,9 +175,11 @@ class ReferenceBackend final : public Backend {
     const formats::LayerScheme& scheme = Scheme(layer);
     if (position < attention.index_topk) return;
     std::vector<double> scores(static_cast<size_t>(position + 1));
-    std::vector<double> query(static_cast<size_t>(attention.head_dim));
+    std::vector<double> query;
     for (int head = 0; head < attention.heads; ++head) {
-      std::copy_n(q + int64_t{head} * attention.head_dim, attention.head_dim, query.begin());
+      const float* row = q + int64_t{head} * attention.head_dim;
+      query.assign(row, row + attention.head_dim);
+      query.resize(static_cast<size_t>(scheme.k.shape.head_dim), 0.0);
       if (scheme.k.hadamard) reference::Hadamard(query);
       for (int64_t t = 0; t <= position; ++t) {
         const bool exact = ExactPagesOf(scheme).Reads(position / scheme.shape.tokens, t / scheme.shape.tokens);
@@ -209,7 +211,8 @@ class ReferenceBackend final : public Backend {
     std::vector<float> row_keys, row_values;
     // Unquantized channels multiply the query's original channels; the others multiply the transformed query, in which
     // outlier channels are zero.
-    std::vector<double> rest(static_cast<size_t>(head_dim)), row_q, row_out(static_cast<size_t>(head_dim));
+    const auto key_dim = static_cast<size_t>(scheme.k.shape.head_dim);  // of cells, as values.width is
+    std::vector<double> rest, row_q, row_out(static_cast<size_t>(values.width));
     const formats::RowTransform transform =
         formats::TransformOf(scheme.k, config_.scales[static_cast<size_t>(layer)].k, head, attention.head_dim);
     const cache::ExactPageRule exact_pages = ExactPagesOf(scheme);
@@ -224,14 +227,14 @@ class ReferenceBackend final : public Backend {
         if (is_sparse && !std::ranges::binary_search(chosen, static_cast<int32_t>(t))) continue;
         const bool exact = exact_pages.Reads(position / page_size, t / page_size);
         const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
-        const float* value = (exact ? values.exact : values.quantized).data() + t * head_dim;
+        const float* value = (exact ? values.exact : values.quantized).data() + t * values.width;
         row_keys.insert(row_keys.end(), key, key + keys.width);
-        row_values.insert(row_values.end(), value, value + head_dim);
+        row_values.insert(row_values.end(), value, value + values.width);
       }
       for (int g = 0; g < group; ++g) {
         const int64_t query_head = int64_t{head} * group + g;
         const float* row = q + (sequence.first_row + token) * q_stride + query_head * attention.KeyDim();
-        std::copy_n(row, head_dim, rest.begin());
+        rest.assign(row, row + head_dim);
         reference::Logits logits{.scale = attention.softmax_scale, .softcap = attention.softcap};
         if (!attention.sinks.empty()) logits.sink = double{attention.sinks[static_cast<size_t>(query_head)]};
         if (scheme.k.mean) {
@@ -240,8 +243,9 @@ class ReferenceBackend final : public Backend {
           }
         }
         for (const int channel : transform.outliers) rest[static_cast<size_t>(channel)] = 0;
-        if (scheme.k.hadamard) reference::Hadamard(rest);
         if (scheme.k.query) MultiplyQuery(*config_.scales[static_cast<size_t>(layer)].k.query, head, rest);
+        rest.resize(key_dim, 0.0);
+        if (scheme.k.hadamard) reference::Hadamard(rest);
         row_q = rest;
         for (const int channel : transform.outliers) row_q.push_back(double{row[channel]});
         row_q.insert(row_q.end(), row + head_dim, row + attention.KeyDim());
@@ -249,7 +253,8 @@ class ReferenceBackend final : public Backend {
                           row_out);
         if (scheme.v.hadamard) reference::Hadamard(row_out);
         float* result = out + (sequence.first_row + token) * attention.heads * head_dim + query_head * head_dim;
-        std::transform(row_out.begin(), row_out.end(), result, [](double x) { return static_cast<float>(x); });
+        std::transform(row_out.begin(), row_out.begin() + head_dim, result,
+                       [](double x) { return static_cast<float>(x); });
       }
     }
   }

@@ -53,15 +53,16 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   int64_t query_bytes = 0, latent_bytes = 0;
   int head_dim = 0;
   for (const LayerView& layer : layers) {
-    head_dim = std::max(head_dim, layer.scheme->shape.head_dim);
+    head_dim = std::max(head_dim, layer.scheme->v.shape.head_dim);
     const formats::LayerScheme& scheme = *layer.scheme;
     const kernels::KeyKernel& quantized = KeyKernelOf(kernels, scheme.k.format->code, scheme.k.format->scaling);
     const kernels::KeyKernel& unquantized = UnquantizedKeyKernel(kernels, scheme.unquantized_format->code);
-    query_bytes = std::max({query_bytes, quantized.query_bytes(scheme.shape.head_dim),
-                            kernels.exact_keys.query_bytes(scheme.shape.head_dim),
+    query_bytes = std::max({query_bytes, quantized.query_bytes(scheme.k.shape.head_dim),
+                            kernels.exact_keys.query_bytes(scheme.k.shape.head_dim),
                             unquantized.query_bytes(scheme.UnquantizedShape().head_dim)});
     if (!scheme.SharesCell()) continue;
-    latent_bytes = std::max({latent_bytes, scheme.k.sections.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
+    latent_bytes =
+        std::max({latent_bytes, scheme.k.sections.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes(scheme.k)});
   }
   if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
   rows_ = rows;
@@ -107,6 +108,8 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       work_(workspace),
       group_(layer.attention->heads / layer.attention->kv_heads),
       head_dim_(layer.scheme->shape.head_dim),
+      key_dim_(layer.scheme->k.shape.head_dim),
+      value_dim_(layer.scheme->v.shape.head_dim),
       page_size_(layer.scheme->shape.tokens),
       visibility_(layer.attention->visibility),
       shares_cell_(layer.scheme->SharesCell()),
@@ -146,7 +149,7 @@ void TileAttention::PlanPasses(bool exact) noexcept {
   passes.values = {.cell = cells.v.View(),
                    .p = packs ? nullptr : work_.scores_,
                    .rescale = work_.rescale_,
-                   .out_stride = head_dim_,
+                   .out_stride = value_dim_,
                    .workspace = work_.workspace_};
 }
 
@@ -174,7 +177,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
   const kernels::KeyKernel& unquantized = UnquantizedKeyKernel(kernels_, layer_.scheme->unquantized_format->code);
   const float static_scale =
       side.format->scaling.per_head ? layer_.scales->k.scale[static_cast<size_t>(kv_head)] : 1.0f;
-  const int block = formats::BlockChannels(side.format->scaling, head_dim_);
+  const int block = formats::BlockChannels(side.format->scaling, key_dim_);
   formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, kv_head, head_dim_);
   const float* mean = std::exchange(transform.mean, nullptr);
   const bool rotated = std::exchange(transform.hadamard, false);
@@ -192,21 +195,21 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
       work_.bias_[row] = static_cast<float>(dot * double{softmax_scale});
     }
     const float* x = query;
-    if (!transform.outliers.empty() || side.query) {
+    if (!transform.outliers.empty() || side.query || transform.padding != 0) {
       transform.Forward(query, transformed, outlier_values);
       x = transformed;
     }
     if (rotated) {
-      kernels_.transform(x, head_dim_, transformed);
+      kernels_.transform(x, key_dim_, transformed);
       x = transformed;
     }
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
     if (for_quantized) {
-      work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
+      work_.row_scale_[0][row] = quantized.prepare(x, key_dim_, block, prepared) * (softmax_scale * static_scale);
     }
     if (for_exact) {
       prepared = work_.queries_[1] + row * work_.query_stride_;
-      work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
+      work_.row_scale_[1][row] = exact.prepare(x, key_dim_, 0, prepared) * softmax_scale;
     }
     if (const int unquantized_dim = layer_.quantized.unquantized.head_dim; unquantized_dim != 0) {
       prepared = work_.queries_[2] + row * work_.query_stride_;
@@ -219,7 +222,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
 template <class AfterHead>
 void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
   std::fill_n(work_.split_state_, Rows(), kEmpty);
-  std::memset(work_.split_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
+  std::memset(work_.split_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(value_dim_));
   const int64_t pages_of_split = kSplitTokens / page_size_;
   const int64_t last = std::min(reads_.last_page(), (split + 1) * pages_of_split);
   for (int64_t page = std::max(reads_.first_page(), split * pages_of_split); page < last; ++page) {
@@ -322,7 +325,7 @@ void TileAttention::AttendRows(Passes& passes, int begin, int end, int first_row
   values.begin = begin;
   values.end = end;
   values.rows = rows;
-  values.out = work_.split_out_ + int64_t{first_row} * head_dim_;
+  values.out = work_.split_out_ + int64_t{first_row} * value_dim_;
   values.workspace_use = workspace_use;
   if (passes.value_kernel->load != nullptr) passes.value_kernel->load(values);
   kernels::SoftmaxPass& softmax = passes.softmax;
@@ -341,7 +344,7 @@ void TileAttention::Finish() noexcept {
   if (last_split_ - first_split_ == 1) {  // nothing to combine
     AttendSplit(first_split_, [this](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
-        WriteRow(row, work_.split_state_[row], work_.split_out_ + int64_t{row} * head_dim_);
+        WriteRow(row, work_.split_state_[row], work_.split_out_ + int64_t{row} * value_dim_);
       }
     });
     return;
@@ -350,9 +353,9 @@ void TileAttention::Finish() noexcept {
   for (int64_t split = first_split_; split < last_split_; ++split) {
     AttendSplit(split, [this, split](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
-        float* total = work_.total_out_ + int64_t{row} * head_dim_;
+        float* total = work_.total_out_ + int64_t{row} * value_dim_;
         kernels_.combine(work_.total_state_[row], total, work_.split_state_[row],
-                         work_.split_out_ + int64_t{row} * head_dim_, head_dim_);
+                         work_.split_out_ + int64_t{row} * value_dim_, value_dim_);
         if (split + 1 == last_split_) WriteRow(row, work_.total_state_[row], total);
       }
     });
@@ -364,7 +367,7 @@ void TileAttention::StoreSplitResult(SoftmaxState* states, float* out) noexcept 
   PrepareQueries();
   AttendSplit(first_split_, [](int) {});
   std::copy_n(work_.split_state_, Rows(), states);
-  std::memcpy(out, work_.split_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
+  std::memcpy(out, work_.split_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(value_dim_));
 }
 
 void TileAttention::CombineSplits(int head, const SoftmaxState* states, const float* split_out) noexcept {
@@ -373,7 +376,7 @@ void TileAttention::CombineSplits(int head, const SoftmaxState* states, const fl
     total = kEmpty;
     for (int64_t split = 0; split < last_split_ - first_split_; ++split) {
       const int64_t slot = split * Rows() + row;
-      kernels_.combine(total, work_.total_out_, states[slot], split_out + slot * head_dim_, head_dim_);
+      kernels_.combine(total, work_.total_out_, states[slot], split_out + slot * value_dim_, value_dim_);
     }
     WriteRow(row, total, work_.total_out_);
   }
@@ -388,8 +391,10 @@ void TileAttention::WriteRow(int row, SoftmaxState state, const float* sums) noe
   float* result = reads_.ResultOf(row / HeadRows(), of_head / group_, of_head % group_);
   if (!layer_.scheme->v.hadamard) return kernels_.normalize(state, sums, head_dim_, result);
   alignas(64) float rotated[kMaxHeadDim];  // temporary: `result` is not in L1, write it once
-  kernels_.normalize(state, sums, head_dim_, rotated);
-  kernels_.transform(rotated, head_dim_, result);
+  kernels_.normalize(state, sums, value_dim_, rotated);
+  if (value_dim_ == head_dim_) return kernels_.transform(rotated, head_dim_, result);
+  kernels_.transform(rotated, value_dim_, rotated);
+  std::copy_n(rotated, head_dim_, result);
 }
 
 }  // namespace kvanta::attention

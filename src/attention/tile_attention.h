@@ -46,7 +46,7 @@ class TileWorkspace {
   float* bias_ = nullptr;  // q.mean, used with a softcap or sinks
   SoftmaxState* split_state_ = nullptr;
   SoftmaxState* total_state_ = nullptr;
-  float* split_out_ = nullptr;  // [rows][head_dim]
+  float* split_out_ = nullptr;  // [rows][head_dim of V's cells]
   float* total_out_ = nullptr;
   float* rescale_ = nullptr;  // [kPassRows]
   float* scores_ = nullptr;   // [kPassRows][kMaxPageTokens]
@@ -68,7 +68,7 @@ class TileAttention {
   // Processes the splits in ascending order, combines their results and writes the output rows.
   void Finish() noexcept;
 
-  // Processes the only split and stores its result: states [rows], out [rows][head_dim].
+  // Processes the only split and stores its result: states [rows], out [rows][head_dim of V's cells].
   void StoreSplitResult(SoftmaxState* states, float* out) noexcept;
 
   // Combines the split results, [split][rows], in ascending order and writes the output rows of the tile's KV head
@@ -114,8 +114,10 @@ class TileAttention {
   TileWorkspace& work_;
   // Properties of the layer that every page asks for, side by side: looked up in its scheme and attention each time, it
   // took 1 % of the time of 4-bit codes.
-  const int group_;  // query heads per KV head
-  const int head_dim_;
+  const int group_;      // query heads per KV head
+  const int head_dim_;   // of query and output rows
+  const int key_dim_;    // of cells, which may have padding
+  const int value_dim_;  // likewise
   const int page_size_;
   const cache::Visibility visibility_;
   const bool shares_cell_;

@@ -113,7 +113,7 @@ TokenSelector::TokenSelector(Device& device, const std::vector<LayerView>& layer
     if (!layer.scheme->keys_only) continue;
     page_size_ = layer.scheme->shape.tokens;
     heads_ = std::max(heads_, layer.attention->heads);
-    const int head_dim = layer.scheme->shape.head_dim;
+    const int head_dim = layer.scheme->k.shape.head_dim;
     query_stride_ = std::max(
         {query_stride_, KeyKernelOf(kernels, layer.quantized.k.code, layer.quantized.k.scaling).query_bytes(head_dim),
          kernels.exact_keys.query_bytes(head_dim)});
@@ -209,25 +209,30 @@ void TokenSelector::Select(const Batch& batch, int layer, const Queries& queries
 void TokenSelector::PrepareQueries(const LayerView& layer, const ScoreTask& task, const Queries& queries,
                                    const ChosenTokens& chosen, Workspace& workspace) const noexcept {
   const int heads = layer.attention->heads, head_dim = layer.scheme->shape.head_dim;
+  const int key_dim = layer.scheme->k.shape.head_dim;  // of cells, which may have padding
   const int64_t own_page = chosen.rows[task.first_row].position / page_size_;
   bool reads[2] = {};  // quantized records, exact ones
   for (int64_t page = task.first_page; page < task.last_page; ++page) reads[layer.ReadsExact(own_page, page)] = true;
   const kernels::KeyKernel* key_kernels[2] = {&KeyKernelOf(kernels_, layer.quantized.k.code, layer.quantized.k.scaling),
                                               &kernels_.exact_keys};
-  const int blocks[2] = {formats::BlockChannels(layer.quantized.k.scaling, head_dim), 0};
-  alignas(64) float rotated[kMaxHeadDim];
+  const int blocks[2] = {formats::BlockChannels(layer.quantized.k.scaling, key_dim), 0};
+  alignas(64) float padded[kMaxHeadDim], rotated[kMaxHeadDim];
   for (size_t row = task.first_row; row < task.last_row; ++row) {
     for (int head = 0; head < heads; ++head) {
       const float* query = queries.q + chosen.rows[row].row * queries.q_stride + int64_t{head} * head_dim;
+      if (key_dim != head_dim) {
+        std::fill(std::copy_n(query, head_dim, padded), padded + key_dim, 0.0F);
+        query = padded;
+      }
       if (layer.scheme->k.hadamard) {
-        kernels_.transform(query, head_dim, rotated);
+        kernels_.transform(query, key_dim, rotated);
         query = rotated;
       }
       const int64_t at = static_cast<int64_t>(row - task.first_row) * heads + head;
       for (int kind = 0; kind < 2; ++kind) {
         if (!reads[kind]) continue;
         workspace.row_scale[kind][at] =
-            key_kernels[kind]->prepare(query, head_dim, blocks[kind], workspace.queries[kind] + at * query_stride_);
+            key_kernels[kind]->prepare(query, key_dim, blocks[kind], workspace.queries[kind] + at * query_stride_);
       }
     }
   }

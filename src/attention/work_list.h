@@ -21,7 +21,7 @@ inline constexpr int kTileRows = 64;  // query rows per tile; a single token may
 struct WorkShape {
   int heads = 0;
   int kv_heads = 0;
-  int head_dim = 0;
+  int head_dim = 0;  // of V's cells: channels of a split result
   cache::Visibility visibility = {};
   bool is_sparse = false;  // rows that see more tokens than they attend to are left out
 
@@ -29,10 +29,10 @@ struct WorkShape {
   int Group() const noexcept { return heads / kv_heads; }
 };
 
-inline WorkShape WorkShapeOf(const AttentionSpec& spec) noexcept {
+inline WorkShape WorkShapeOf(const AttentionSpec& spec, const formats::LayerScheme& scheme) noexcept {
   return {.heads = spec.heads,
           .kv_heads = spec.kv_heads,
-          .head_dim = spec.head_dim,
+          .head_dim = scheme.v.shape.head_dim,
           .visibility = spec.visibility,
           .is_sparse = spec.index_topk != 0};
 }

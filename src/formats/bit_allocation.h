@@ -28,7 +28,8 @@ struct BitAllocation {
 float AllocatedRms(int bits) noexcept;
 
 // `deviations` [head_dim]: standard deviations of a key's transformed channels in units of what an error weighs, above
-// 0, never rising. Spends `mean_bits` * head_dim bits one at a time where they lower the sum of squared errors most.
+// 0 (of padding: 0), never rising. Spends `mean_bits` * head_dim bits one at a time where they lower the sum of squared
+// errors most.
 BitAllocation AllocateBits(std::span<const float> deviations, int mean_bits) noexcept;
 
 // Bits for deviations 1 / (1 + 15 i / head_dim): for keys without a calibration, which caches refuse.

@@ -26,6 +26,13 @@ std::string FormatsFor(int head_dim, bool latents) {
   });
 }
 
+void CheckHeadDim(int head_dim) {
+  if (head_dim < kMinHeadDim || head_dim > kMaxHeadDim || head_dim % 8 != 0) {
+    throw InputError(
+        fmt::format("head_dim {}: must be a multiple of 8 from {} to {}", head_dim, kMinHeadDim, kMaxHeadDim));
+  }
+}
+
 // Sections of the row of `token`, as RowSections or ConstRowSections.
 template <class Sections, class Byte>
 Sections RowAt(const Format& format, const CellSections& sections, int token, Byte* cell) noexcept {
@@ -49,6 +56,21 @@ Sections TokenGroupAt(const Format& format, const CellSections& sections, int he
 
 }  // namespace
 
+CellShape PaddedShape(const Format& format, CellShape shape) {
+  CheckHeadDim(shape.head_dim);
+  return {.tokens = shape.tokens,
+          .head_dim = static_cast<int>(RoundUp(shape.head_dim, ChannelStep(format, shape.head_dim)))};
+}
+
+std::string DescribePadding(const Format& format, int head_dim) {
+  const int step = ChannelStep(format, head_dim);
+  if (head_dim % step == 0) return "";
+  return fmt::format(
+      "{} has {} of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that take it: {}", format.name,
+      step == format.scaling.channels ? "blocks" : "units", step, head_dim, head_dim, step, head_dim % step,
+      FormatsFor(head_dim, format.latents == MlaSupport::kRequired));
+}
+
 CellSections PlanCell(const Format& format, CellShape shape) {
   if (shape.tokens != 16 && shape.tokens != 32 && shape.tokens != 64 && shape.tokens != 128) {
     throw InputError(fmt::format("page size {}: must be 16, 32, 64 or 128 tokens", shape.tokens));
@@ -58,18 +80,8 @@ CellSections PlanCell(const Format& format, CellShape shape) {
 
 CellSections PlanRows(const Format& format, CellShape shape) {
   if (shape.tokens < 1) throw InputError(fmt::format("{} tokens: at least one is needed", shape.tokens));
-  if (shape.head_dim < kMinHeadDim || shape.head_dim > kMaxHeadDim || shape.head_dim % 8 != 0) {
-    throw InputError(
-        fmt::format("head_dim {}: must be a multiple of 8 from {} to {}", shape.head_dim, kMinHeadDim, kMaxHeadDim));
-  }
-  const int step = ChannelStep(format, shape.head_dim);
-  if (shape.head_dim % step != 0) {
-    throw InputError(fmt::format(
-        "{} has {} of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that "
-        "take it: {}",
-        format.name, step == format.scaling.channels ? "blocks" : "units", step, shape.head_dim, shape.head_dim, step,
-        shape.head_dim % step, FormatsFor(shape.head_dim, format.latents == MlaSupport::kRequired)));
-  }
+  CheckHeadDim(shape.head_dim);
+  if (const std::string padding = DescribePadding(format, shape.head_dim); !padding.empty()) throw InputError(padding);
   const Scaling& scaling = format.scaling;
   if (scaling.token_group != 0 && shape.tokens % scaling.token_group != 0) {
     throw InputError(fmt::format("{} has scales over {} tokens, which do not divide the page of {}; take pages of {}",

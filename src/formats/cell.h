@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "formats/format.h"
 
@@ -54,9 +55,17 @@ constexpr void ForEachRowSection(const Format& format, int blocks, Visit visit) 
   if (scaling.token_offset) visit(&CellSections::token_offsets, &Sections::token_offsets, 1, kOffsetBytes);
 }
 
+// Shape of the cells of `shape`'s rows: head_dim rounded up to whole blocks of scales and whole units of codes. A row's
+// channels beyond its head_dim are padding (ADR 0086). Throws InputError if head_dim is not a multiple of 8 in range.
+CellShape PaddedShape(const Format& format, CellShape shape);
+
+// "int4 has blocks of 32 channels, which do not divide head_dim 80 (80 % 32 = 16); formats that take it: ..."; empty if
+// rows of the format have no padding.
+std::string DescribePadding(const Format& format, int head_dim);
+
 // Lays out a cell of a page. Throws InputError with the value and the alternatives if the format does not support the
-// shape: block or code do not divide head_dim, the token group does not divide the page, head_dim is not a multiple of
-// 8 in range, or tokens is not 16, 32, 64 or 128.
+// shape: it would have padding (PaddedShape has none), the token group does not divide the page, head_dim is not a
+// multiple of 8 in range, or tokens is not 16, 32, 64 or 128.
 CellSections PlanCell(const Format& format, CellShape shape);
 
 // The same for rows outside a page: any number of tokens from 1, in whole token groups.

@@ -58,8 +58,9 @@ void CheckParameters(const CellParameters& parameters, const KvSide& side, CellS
   }
 }
 
-RowTransform TransformOf(const KvSide& side, const CellParameters& parameters, CellShape shape) {
+RowTransform TransformOf(const KvSide& side, const CellParameters& parameters, CellShape shape, CellShape padded) {
   return {.head_dim = shape.head_dim,
+          .padding = padded.head_dim - shape.head_dim,
           .hadamard = side.hadamard && !side.query,
           .mean = parameters.mean.empty() ? nullptr : parameters.mean.data(),
           .outliers = parameters.outliers,
@@ -67,8 +68,9 @@ RowTransform TransformOf(const KvSide& side, const CellParameters& parameters, C
           .query_matrix = side.query ? parameters.query->QueryMatrix(0) : nullptr};
 }
 
-HeadParameters HeadOf(const CellParameters& parameters) {
-  return {parameters.static_scale, parameters.query != nullptr ? parameters.query->Allocation(0) : nullptr};
+HeadParameters HeadOf(const CellParameters& parameters, const RowTransform& transform) {
+  return {parameters.static_scale, parameters.query != nullptr ? parameters.query->Allocation(0) : nullptr,
+          transform.hadamard ? 0 : transform.padding};
 }
 
 float ThroughBf16(float x) {
@@ -92,39 +94,42 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
                                 const CellParameters& parameters, EncodeCounts* counts) {
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
-  const CellSections sections = PlanRows(format, shape);
+  const CellShape padded = PaddedShape(format, shape);
+  const CellSections sections = PlanRows(format, padded);
   CheckParameters(parameters, side, shape);
   const auto head_dim = static_cast<size_t>(shape.head_dim);
+  const auto width = static_cast<size_t>(padded.head_dim);
   if (x.size() != static_cast<size_t>(shape.tokens) * head_dim) {
     throw InputError(fmt::format("{} values for {} tokens of head_dim {}", x.size(), shape.tokens, shape.head_dim));
   }
   std::vector<uint8_t> bytes(static_cast<size_t>(sections.bytes + OutlierBytes(side, shape)), 0);
-  std::vector<float> rows(x.size());
+  std::vector<float> rows(static_cast<size_t>(shape.tokens) * width);
   std::vector<float> outlier_values(parameters.outliers.size());
-  const RowTransform transform = TransformOf(side, parameters, shape);
+  const RowTransform transform = TransformOf(side, parameters, shape, padded);
   uint8_t* const outliers = bytes.data() + sections.bytes;
   EncodeCounts outlier_counts;
   for (int token = 0; token < shape.tokens; ++token) {
-    float* row = rows.data() + static_cast<size_t>(token) * head_dim;
+    float* row = rows.data() + static_cast<size_t>(token) * width;
     transform.Forward(x.data() + static_cast<size_t>(token) * head_dim, row, outlier_values.data());
-    if (parameters.via_bf16) std::transform(row, row + head_dim, row, ThroughBf16);
+    if (parameters.via_bf16) std::transform(row, row + width, row, ThroughBf16);
     Bf16::EncodeRow(outlier_values.data(), side.outliers, 1.0F,
                     {.codes = outliers + int64_t{2} * token * side.outliers}, outlier_counts);
   }
   EncodeCounts total;
   const int step = std::max(1, format.scaling.token_group);
   for (int token = 0; token < shape.tokens; token += step) {
-    const float* first = rows.data() + static_cast<size_t>(token) * head_dim;
+    const float* first = rows.data() + static_cast<size_t>(token) * width;
     if (format.encode_token_group != nullptr) {
-      format.encode_token_group(first, shape.head_dim,
-                                CanonicalTokenGroup(format, sections, shape.head_dim, token / step, bytes.data()),
+      format.encode_token_group(first, padded.head_dim,
+                                CanonicalTokenGroup(format, sections, padded.head_dim, token / step, bytes.data()),
                                 total);
     } else {
-      format.encode_row(first, shape.head_dim, HeadOf(parameters), CanonicalRow(format, sections, token, bytes.data()),
-                        total);
+      format.encode_row(first, padded.head_dim, HeadOf(parameters, transform),
+                        CanonicalRow(format, sections, token, bytes.data()), total);
     }
   }
-  total.saturated += outlier_counts.saturated;  // as values they count among the row's
+  total.values = static_cast<int64_t>(x.size());  // padding does not count
+  total.saturated += outlier_counts.saturated;    // as values they count among the row's
   total.nan += outlier_counts.nan;
   if (counts != nullptr) *counts += total;
   return bytes;
@@ -134,7 +139,8 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
                               const CellParameters& parameters) {
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
-  const CellSections sections = PlanRows(format, shape);
+  const CellShape padded = PaddedShape(format, shape);
+  const CellSections sections = PlanRows(format, padded);
   CheckParameters(parameters, side, shape);
   const int64_t expected = sections.bytes + OutlierBytes(side, shape);
   if (bytes.size() != static_cast<size_t>(expected)) {
@@ -142,23 +148,28 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
                                  format.name, shape.tokens, shape.head_dim, expected));
   }
   const auto head_dim = static_cast<size_t>(shape.head_dim);
-  std::vector<float> x(static_cast<size_t>(shape.tokens) * head_dim);
+  const auto width = static_cast<size_t>(padded.head_dim);
+  const RowTransform transform = TransformOf(side, parameters, shape, padded);
+  std::vector<float> rows(static_cast<size_t>(shape.tokens) * width);
   const int step = std::max(1, format.scaling.token_group);
   for (int token = 0; token < shape.tokens; token += step) {
-    float* first = x.data() + static_cast<size_t>(token) * head_dim;
+    float* first = rows.data() + static_cast<size_t>(token) * width;
     if (format.decode_token_group != nullptr) {
-      format.decode_token_group(CanonicalTokenGroup(format, sections, shape.head_dim, token / step, bytes.data()),
-                                shape.head_dim, first);
+      format.decode_token_group(CanonicalTokenGroup(format, sections, padded.head_dim, token / step, bytes.data()),
+                                padded.head_dim, first);
     } else {
-      format.decode_row(CanonicalRow(format, sections, token, bytes.data()), shape.head_dim, HeadOf(parameters), first);
+      format.decode_row(CanonicalRow(format, sections, token, bytes.data()), padded.head_dim,
+                        HeadOf(parameters, transform), first);
     }
   }
+  std::vector<float> x(static_cast<size_t>(shape.tokens) * head_dim);
   std::vector<float> outlier_values(parameters.outliers.size());
-  const RowTransform transform = TransformOf(side, parameters, shape);
   for (int token = 0; token < shape.tokens; ++token) {
     Bf16::DecodeRow({.codes = bytes.data() + sections.bytes + int64_t{2} * token * side.outliers}, side.outliers, 1.0F,
                     outlier_values.data());
-    transform.Inverse(x.data() + static_cast<size_t>(token) * head_dim, outlier_values.data());
+    float* row = rows.data() + static_cast<size_t>(token) * width;
+    transform.Inverse(row, outlier_values.data());
+    std::copy_n(row, head_dim, x.data() + static_cast<size_t>(token) * head_dim);
   }
   return x;
 }

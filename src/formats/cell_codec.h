@@ -27,8 +27,9 @@ struct CellParameters {
 };
 
 // x: f32 [tokens][head_dim], in the original space; mean and transform are applied here. Returns the canonical bytes:
-// the cell, then a bf16 cell of the outlier channels. Any number of tokens from 1; sections are padded with zeros to
-// 16 bytes. Throws InputError if the format does not support head_dim, or sizes disagree.
+// the cell, with rows padded to whole blocks, then a bf16 cell of the outlier channels. Any number of tokens from 1;
+// sections are padded with zeros to 16 bytes. Throws InputError if the format does not support head_dim, or sizes
+// disagree.
 std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span<const float> x, CellShape shape,
                                 const CellParameters& parameters = {}, EncodeCounts* counts = nullptr);
 

@@ -70,10 +70,11 @@ struct BitAllocation;
 struct HeadParameters {
   float static_scale = 1;                     // where scaling.per_head: stored value = x / static_scale
   const BitAllocation* allocation = nullptr;  // where IsAllocated(code); null: DefaultAllocation()
+  int unused_channels = 0;                    // a row's last channels, which are zeros that no scale depends on
 
   // NOLINTNEXTLINE(google-explicit-constructor): of most formats, the scale is all
-  KVANTA_HD constexpr HeadParameters(float scale, const BitAllocation* bits = nullptr) noexcept
-      : static_scale(scale), allocation(bits) {}
+  KVANTA_HD constexpr HeadParameters(float scale, const BitAllocation* bits = nullptr, int unused = 0) noexcept
+      : static_scale(scale), allocation(bits), unused_channels(unused) {}
 };
 
 // Support for the latents of MLA: K and V in one cell, followed by the rotated channels of K in bf16.

@@ -36,10 +36,11 @@ Json SideJson(const Side& side, int head_dim) {
     json["channel_scale"] = "fp16";
     json["channel_zero"] = "fp16";
   }
-  json["hadamard_block"] = side.hadamard ? HadamardBlock(head_dim) : 0;
+  json["hadamard_block"] = side.hadamard ? HadamardBlock(side.shape.head_dim) : 0;
   json["mean"] = side.mean;
   if (side.query) json["query"] = "f32";
   if (side.outliers != 0) json["outliers"] = side.outliers;
+  if (side.shape.head_dim != head_dim) json["padded_head_dim"] = side.shape.head_dim;
   return json;
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <span>
 
+#include "base/math.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -91,7 +92,7 @@ QueryTransform::QueryTransform(std::vector<float> matrices, int kv_heads, int he
   }
   uint64_t hash = XXH64(matrices_.data(), matrices_.size() * sizeof(float), 0);
   for (const BitAllocation& allocation : allocations_) {
-    const auto channels = static_cast<size_t>(head_dim);
+    const auto channels = static_cast<size_t>(allocation.head_dim);
     hash = XXH64(allocation.bits, channels / kAllocationBlock, hash);
     hash = XXH64(allocation.weight, channels * sizeof(float), hash);
     hash = XXH64(allocation.gain, channels * sizeof(int16_t), hash);
@@ -122,6 +123,8 @@ std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& chan
     throw InputError(fmt::format("klt{}: {} values and {} deviations for {} matrices of {} x {}", mean_bits,
                                  matrices.size(), channels.deviations.size(), kv_heads, head_dim, head_dim));
   }
+  const int step = CodeChannels(mean_bits == 3 ? ElementType::kKlt3 : ElementType::kKlt2);
+  const auto padded = static_cast<size_t>(RoundUp(head_dim, step));
   std::vector<BitAllocation> allocations;
   for (size_t head = 0; head < static_cast<size_t>(kv_heads); ++head) {
     const std::span<const float> deviations(channels.deviations.data() + head * size, size);
@@ -133,7 +136,9 @@ std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& chan
                       "above that of the channel before",
                       mean_bits, deviations[i], i, head));
     }
-    allocations.push_back(AllocateBits(deviations, mean_bits));
+    std::vector<float> with_padding(deviations.begin(), deviations.end());
+    with_padding.resize(padded, 0.0F);
+    allocations.push_back(AllocateBits(with_padding, mean_bits));
     for (size_t i = 0; i < size; ++i) {
       const float rms = AllocatedRms(allocations.back().bits[i / kAllocationBlock]);
       for (size_t j = 0; j < size; ++j) matrices[(head * size + i) * size + j] *= rms;

@@ -16,12 +16,16 @@ constexpr int64_t kStateAlignment = 64;  // bytes of a cache line
 
 Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
   const Format& format = OnSide(Find(side.format), is_key);
+  const CellShape padded = PaddedShape(format, shape);
+  const bool hadamard = side.hadamard && !side.query;
   return Side{.format = &format,
-              .hadamard = side.hadamard && !side.query,
+              .hadamard = hadamard,
               .mean = side.mean || side.query,
               .query = side.query,
               .outliers = side.outliers,
-              .sections = PlanCell(format, shape)};
+              .shape = padded,
+              .unused_channels = hadamard ? 0 : padded.head_dim - shape.head_dim,
+              .sections = PlanCell(format, padded)};
 }
 
 void CheckQuery(const KvScheme& scheme) {
@@ -200,7 +204,7 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
 }
 
 RowTransform TransformOf(const Side& side, const SideScales& scales, int head, int head_dim) noexcept {
-  RowTransform transform{.head_dim = head_dim, .hadamard = side.hadamard};
+  RowTransform transform{.head_dim = head_dim, .padding = side.shape.head_dim - head_dim, .hadamard = side.hadamard};
   if (side.mean) transform.mean = scales.mean.data() + int64_t{head} * head_dim;
   if (side.query) {
     transform.key_matrix = scales.query->KeyMatrix(head);
@@ -242,6 +246,9 @@ std::string CacheLayout::Identity() const {
     } else {
       text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
                           layer.kv_heads, layer.shape.head_dim);
+      for (const auto& [name, side] : {std::pair("k", &layer.k), {"v", &layer.v}}) {
+        if (side->shape != layer.shape) text += fmt::format(" {}_cells={}", name, side->shape.head_dim);
+      }
     }
     if (layer.keys_only) {
       text += " keys_only";

@@ -20,7 +20,9 @@ struct Side {
   bool hadamard = false;  // false with `query`, whose matrix includes the rotation
   bool mean = false;      // +mean or +query: the key mean is subtracted first
   bool query = false;
-  int outliers = 0;  // channels per head in a bf16 cell after the side's; their codes are zero
+  int outliers = 0;         // channels per head in a bf16 cell after the side's; their codes are zero
+  CellShape shape{};        // of a cell: the layer's, with head_dim padded to whole blocks
+  int unused_channels = 0;  // last channels of a cell's rows that are zero: the padding, unless `hadamard` fills it
   CellSections sections;
 
   // True if the side's bytes depend on calibrated parameters (SideScales).
@@ -40,7 +42,7 @@ struct LayerScheme {
   KvScheme scheme;
   Side k;
   Side v;
-  CellShape shape{};
+  CellShape shape{};  // of rows; cells have that of their side
   int kv_heads = 0;
   int rope_dim = 0;                            // as in LayerShape
   bool keys_only = false;                      // as in LayerShape
@@ -64,16 +66,18 @@ struct LayerScheme {
   int64_t KUnquantized(int head) const { return KCell(head) + k.sections.bytes; }
   int64_t VCell(int head) const { return SharesCell() ? KCell(head) : KUnquantized(head) + UnquantizedBytes(); }
   // Cells of the exact record: [head][K, K's unquantized channels, V], all in the bf16 cache layout.
-  int64_t ExactHeadBytes() const { return (SharesCell() ? 1 : 2) * ExactCellBytes() + UnquantizedBytes(); }
+  int64_t ExactHeadBytes() const {
+    return ExactCellBytes(k) + UnquantizedBytes() + (SharesCell() ? 0 : ExactCellBytes(v));
+  }
   int64_t ExactKCell(int head) const { return exact_offset + head * ExactHeadBytes(); }
-  int64_t ExactKUnquantized(int head) const { return ExactKCell(head) + ExactCellBytes(); }
+  int64_t ExactKUnquantized(int head) const { return ExactKCell(head) + ExactCellBytes(k); }
   int64_t ExactVCell(int head) const {
     return SharesCell() ? ExactKCell(head) : ExactKUnquantized(head) + UnquantizedBytes();
   }
   // K's unquantized channels (its outliers, or the rotated part of a latent's key) are a cell of `unquantized_format`,
   // the same in both records.
   CellShape UnquantizedShape() const { return {.tokens = shape.tokens, .head_dim = k.outliers + rope_dim}; }
-  int64_t ExactCellBytes() const { return Bf16Sections(shape).bytes; }
+  static int64_t ExactCellBytes(const Side& side) { return Bf16Sections(side.shape).bytes; }
   CellSections UnquantizedSections() const {
     return formats::UnquantizedSections(unquantized_format->code_bits, UnquantizedShape());
   }

@@ -118,7 +118,8 @@ void RowTransform::Forward(const float* row, float* x, float* outlier_values) co
     *outlier_values++ = x[channel];
     x[channel] = 0;
   }
-  if (hadamard) Hadamard(x, head_dim);
+  std::fill_n(x + head_dim, padding, 0.0F);
+  if (hadamard) Hadamard(x, head_dim + padding);
   if (key_matrix != nullptr) {
     alignas(64) float product[kMaxHeadDim];
     multiply(x, key_matrix, head_dim, product);
@@ -128,7 +129,7 @@ void RowTransform::Forward(const float* row, float* x, float* outlier_values) co
 }
 
 void RowTransform::Inverse(float* x, const float* outlier_values) const noexcept {
-  if (hadamard) Hadamard(x, head_dim);
+  if (hadamard) Hadamard(x, head_dim + padding);
   if (query_matrix != nullptr) {  // the inverse: its rows, where queries take its columns
     float stored[kMaxHeadDim];
     std::copy_n(x, head_dim, stored);

@@ -30,6 +30,7 @@ void MultiplyRow(const float* x, const float* matrix, int head_dim, float* out) 
 // become 0), rotates the rest. A query is transformed alike, without the mean, and by query_matrix.
 struct RowTransform {
   int head_dim = 0;
+  int padding = 0;  // channels of a cell's row beyond head_dim: 0 before the Hadamard transform, which fills them
   bool hadamard = false;
   const float* mean = nullptr;         // [head_dim], or none
   std::span<const int> outliers = {};  // channels
@@ -38,9 +39,9 @@ struct RowTransform {
   const float* query_matrix = nullptr;
   MultiplyRowFn multiply = MultiplyRow;  // or an instruction set's own
 
-  // row, x: [head_dim]; outlier_values: [outliers].
+  // row: [head_dim]; x: [head_dim + padding]; outlier_values: [outliers].
   void Forward(const float* row, float* x, float* outlier_values) const noexcept;
-  // The inverse, in place.
+  // The inverse, in place: x [head_dim + padding], of which the first head_dim channels are the row.
   void Inverse(float* x, const float* outlier_values) const noexcept;
 };
 

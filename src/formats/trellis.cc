@@ -89,9 +89,10 @@ void PortableTrellisSearch(int bits, const int16_t* targets, int head_dim, uint8
   SearchTrellis<PortableSteps>(bits, targets, head_dim, codes);
 }
 
-void EncodeTrellisRow(int bits, const float* x, int head_dim, RowSections out, EncodeCounts& counts,
-                      TrellisSearch search) noexcept {
+void EncodeTrellisRow(int bits, const float* x, int head_dim, HeadParameters head, RowSections out,
+                      EncodeCounts& counts, TrellisSearch search) noexcept {
   const int64_t saturated_before = counts.saturated;
+  const int channels = head_dim - head.unused_channels;
   CountRow(x, head_dim, kMaxTrellisValue, counts);
   float values[kLongestRow];
   for (int i = 0; i < head_dim; ++i) values[i] = ClampOrZero(x[i], kMaxTrellisValue);
@@ -99,7 +100,7 @@ void EncodeTrellisRow(int bits, const float* x, int head_dim, RowSections out, E
   int32_t largest = 0;
   for (int i = 0; i < head_dim; ++i) largest = std::max(largest, MagnitudeBits(values[i]));
   // Values per level: the root mean square has its place, unless the largest value would pass 255 levels.
-  const double step = std::max(std::sqrt(square / head_dim) / double{TableOf(bits).rms},
+  const double step = std::max(std::sqrt(square / channels) / double{TableOf(bits).rms},
                                double{std::bit_cast<float>(largest)} / double{kMaxTrellisTarget / kTrellisUnit});
   uint16_t scale = 0;
   if (step >= kMinTrellisStep) {
@@ -116,7 +117,7 @@ void EncodeTrellisRow(int bits, const float* x, int head_dim, RowSections out, E
     LevelsOf(bits, out.codes, head_dim, levels);
     const double product = SumOf(head_dim, [&](int i) { return double{values[i]} * static_cast<double>(levels[i]); });
     int32_t energy = 0;
-    for (int i = 0; i < head_dim; ++i) energy += levels[i] * levels[i];
+    for (int i = 0; i < channels; ++i) energy += levels[i] * levels[i];
     bool saturated = false;
     scale = RoundScale(static_cast<float>(product / std::max(1, energy)), saturated);
     if (saturated && counts.saturated == saturated_before) ++counts.saturated;

@@ -25,8 +25,8 @@ using TrellisSearch = void (*)(int bits, const int16_t* targets, int head_dim, u
 void PortableTrellisSearch(int bits, const int16_t* targets, int head_dim, uint8_t* codes) noexcept;
 
 // As Format::encode_row and Format::decode_row, with codes of `bits` bits.
-void EncodeTrellisRow(int bits, const float* x, int head_dim, RowSections out, EncodeCounts& counts,
-                      TrellisSearch search) noexcept;
+void EncodeTrellisRow(int bits, const float* x, int head_dim, HeadParameters head, RowSections out,
+                      EncodeCounts& counts, TrellisSearch search) noexcept;
 void DecodeTrellisRow(int bits, ConstRowSections in, int head_dim, float* x) noexcept;
 
 // Formats of trellis codes, trellis.h's and klt.h's.
@@ -45,9 +45,9 @@ struct TrellisRow : TrellisTraits<kTrellisCode> {
       "codes: the trellis search below at the row's root mean square; s = fp16(sum(x level) / sum(level level)); x_hat "
       "= s * level";
 
-  static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
+  static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                         EncodeCounts& counts) noexcept {
-    EncodeTrellisRow(CodeBits(kTrellisCode), x, head_dim, out, counts, PortableTrellisSearch);
+    EncodeTrellisRow(CodeBits(kTrellisCode), x, head_dim, head, out, counts, PortableTrellisSearch);
   }
   static void DecodeRow(ConstRowSections in, int head_dim, HeadParameters /*head*/, float* x) noexcept {
     DecodeTrellisRow(CodeBits(kTrellisCode), in, head_dim, x);

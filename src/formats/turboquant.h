@@ -21,33 +21,36 @@ struct LloydRow : FormatTraits {
       "K: code = nearest Lloyd-Max level to x / rms(x); s = fp16(|x| / |levels of the codes|); V: s = fp16((max - min) "
       "/ (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                                   EncodeCounts& counts) noexcept {
     constexpr int kCount = 1 << CodeBits(kElementType);
     constexpr CodeLevels kTable = Levels(kElementType);
     const int64_t saturated_before = counts.saturated;
-    CountRow(x, head_dim, kFp16Max, counts);
+    const int channels = head_dim - head.unused_channels;
+    CountRow(x, channels, kFp16Max, counts);
     double square = 0;  // in channel order: the order is part of the format
-    for (int i = 0; i < head_dim; ++i) {
+    for (int i = 0; i < channels; ++i) {
       const double value = ClampOrZero(x[i], kFp16Max);
       square += value * value;
     }
-    const double step = std::sqrt(square / head_dim) * double{kTable.unit};
+    const double step = std::sqrt(square / channels) * double{kTable.unit};
     uint8_t fields[kLongestRow];
     double level_square = 0;
-    for (int i = 0; i < head_dim; ++i) {
+    for (int i = 0; i < channels; ++i) {
       const double steps = square == 0 ? 0 : ClampOrZero(x[i], kFp16Max) / step;
       int field = 0;
       while (field + 1 < kCount && steps > 0.5 * (kTable.level[field] + kTable.level[field + 1])) ++field;
       fields[i] = static_cast<uint8_t>(field);
       level_square += kTable.level[field] * kTable.level[field];
     }
+    constexpr auto kZero = static_cast<uint8_t>(kCount / 2 - 1);  // field of a row of zeros
+    for (int i = channels; i < head_dim; ++i) fields[i] = kZero;
     bool saturated = false;
     const uint16_t scale =
         RoundScale(static_cast<float>(std::sqrt(square / level_square) / double{kTable.unit}), saturated);
     // The values can pass while the norm correction makes their scale grow: one counts.
     if (saturated && counts.saturated == saturated_before) ++counts.saturated;
-    if (scale == 0) std::fill_n(fields, head_dim, static_cast<uint8_t>(kCount / 2 - 1));  // as of a row of zeros
+    if (scale == 0) std::fill_n(fields, head_dim, kZero);
     StoreBytes(out.token_scales, scale);
     PackFields<kElementType>(fields, head_dim, out.codes);
   }

@@ -57,10 +57,12 @@ struct UnsignedRow : FormatTraits {
   static constexpr std::string_view kRule =
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
-    const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x, head_dim, 1, fields, counts);
+    const int channels = head_dim - head.unused_channels;
+    const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x, channels, 1, fields, counts);
+    for (int i = channels; i < head_dim; ++i) fields[i] = 0;
     StoreBytes(out.token_scales, scale.scale);
     StoreBytes(out.token_offsets, scale.offset);
     PackFields<kElementType>(fields, head_dim, out.codes);
@@ -82,14 +84,14 @@ struct UnsignedBlock : FormatTraits {
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of 32 channels; code = clamp(rne((x - z) / s), 0, 2^bits - "
       "1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters /*head*/, RowSections out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, HeadParameters head, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
-    for (int begin = 0; begin < head_dim; begin += kBlock) {
-      const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x + begin, kBlock, 1, fields + begin, counts);
-      StoreBytes(out.block_scales + begin / kBlock * 2, scale.scale);
-      StoreBytes(out.block_offsets + begin / kBlock * 2, scale.offset);
-    }
+    const int channels = head_dim - head.unused_channels;
+    int begin = 0;
+    for (; begin + kBlock <= channels; begin += kBlock) EncodeBlock(x, begin, kBlock, fields, out, counts);
+    if (begin < channels) EncodeBlock(x, begin, channels - begin, fields, out, counts);
+    for (int i = channels; i < head_dim; ++i) fields[i] = 0;
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
@@ -98,6 +100,16 @@ struct UnsignedBlock : FormatTraits {
     for (int i = 0; i < head_dim; ++i) {
       x[i] = DecodeAsymmetric(x[i], in.block_scales + i / kBlock * 2, in.block_offsets + i / kBlock * 2);
     }
+  }
+
+ private:
+  // Inline, so that whole blocks have a constant number of channels.
+  KVANTA_HD __attribute__((always_inline)) static inline void EncodeBlock(const float* x, int begin, int channels,
+                                                                          uint8_t* fields, RowSections out,
+                                                                          EncodeCounts& counts) noexcept {
+    const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x + begin, channels, 1, fields + begin, counts);
+    StoreBytes(out.block_scales + begin / kBlock * 2, scale.scale);
+    StoreBytes(out.block_offsets + begin / kBlock * 2, scale.offset);
   }
 };
 

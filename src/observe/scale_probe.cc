@@ -60,7 +60,7 @@ class Probe final : public KvObserver {
         float& amax = probe.amax[static_cast<size_t>(head)];
         const float scale = scales.scale.empty() ? 1.0F : scales.scale[static_cast<size_t>(head)];
         const float largest = limits.largest * scale, zero = limits.zero * scale;
-        for (int c = 0; c < head_dim; ++c) {
+        for (int c = 0; c < side.shape.head_dim; ++c) {
           const float magnitude = std::abs(x[c]);
           probe.finite = probe.finite && std::isfinite(magnitude);
           amax = std::max(amax, magnitude);

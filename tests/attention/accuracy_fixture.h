@@ -54,9 +54,9 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       const testing::RowSizes q = Sizes(harness, sequence.q, true), k = Sizes(harness, sequence.k, false);
       const double bias =
           layer.k.mean ? q.Norm() * LargestNorm(harness.config().scales[0].k.mean, options.head_dim) : 0;
-      const double logit_error =
-          testing::LogitError(queries, harness.KeyDim(), q, k, layer.k.format->scaling.token_group != 0, bias,
-                              double{harness.config().layers[0].softmax_scale}, options.softcap);
+      const double logit_error = testing::LogitError(queries, layer.k.shape.head_dim + options.rope_dim, q, k,
+                                                     layer.k.format->scaling.token_group != 0, bias,
+                                                     double{harness.config().layers[0].softmax_scale}, options.softcap);
       const double v_norm = LargestNorm(values, v_head_dim);
       const double largest = kGrowth * (layer.v.hadamard ? v_norm : LargestMagnitude(values));
       const double tolerance =
@@ -133,7 +133,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     const auto head_dim = static_cast<size_t>(options.head_dim), width = static_cast<size_t>(harness.KeyDim());
     const auto heads = static_cast<size_t>(queries ? options.heads : options.kv_heads);
     testing::RowSizes sizes;
-    std::vector<float> x(head_dim), unquantized;
+    std::vector<float> x(static_cast<size_t>(side.shape.head_dim)), unquantized;
     for (size_t row = 0; row * width < rows.size(); ++row) {
       const size_t head = row % heads * static_cast<size_t>(options.kv_heads) / heads;
       formats::RowTransform transform =
@@ -147,7 +147,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       transform.Forward(channels, x.data(), unquantized.data());
       unquantized.insert(unquantized.end(), channels + head_dim, channels + width);
       sizes.max = std::max(sizes.max, LargestMagnitude(x));
-      sizes.norm = std::max(sizes.norm, LargestNorm(x, options.head_dim));
+      sizes.norm = std::max(sizes.norm, LargestNorm(x, side.shape.head_dim));
       sizes.unquantized_norm =
           std::max(sizes.unquantized_norm, LargestNorm(unquantized, static_cast<int>(unquantized.size())));
     }

@@ -8,6 +8,7 @@
 #include "attention/array_attention.h"
 #include "attention/backends.h"
 #include "attention/cache_harness.h"
+#include "attention/gpu_layers.h"
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
 #include "kernels/attention/cpu/table.h"
@@ -48,6 +49,18 @@ TEST(BackendsTest, ListsTheMachinesUnitsAndTheReference) {
   }
   EXPECT_THAT(ErrorOf([&] { MakeBackend("cuda", harness.store(), harness.config(), std::make_shared<ThreadPool>(1)); }),
               HasSubstr(last + ", reference"));
+}
+
+TEST(BackendsTest, PaddedRowsAreRefusedOnAGpuByTheirReason) {
+  const auto refusal = [](const char* scheme, int head_dim) {
+    return FindUnsupported(formats::PlanCache({KvScheme::Parse(scheme)}, {{2, head_dim}}, 64).layers[0]);
+  };
+  EXPECT_THAT(refusal("k=int8,v=int4", 80),
+              AllOf(HasSubstr("padded rows (int4 has blocks of 32 channels, which do not divide head_dim 80 (80 % 32 = "
+                              "16); formats that take it: "),
+                    HasSubstr(" nvfp4,")));
+  EXPECT_EQ(refusal("k=int8,v=int4", 96), "");
+  EXPECT_EQ(refusal("nvfp4", 80), "");
 }
 
 // Trellis codes have no encoder on a GPU; every other format runs on every backend.

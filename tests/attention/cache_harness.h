@@ -259,7 +259,7 @@ class CacheHarness {
     std::vector<formats::BitAllocation> allocations;
     const formats::Format& format = *layout_.layers[0].k.format;
     for (int head = 0; formats::IsAllocated(format.code) && head < options_.kv_heads; ++head) {
-      std::vector<float> deviations(size);
+      std::vector<float> deviations(static_cast<size_t>(layout_.layers[0].k.shape.head_dim));  // 0 of padding
       for (size_t i = 0; i < size; ++i) {
         deviations[i] =
             std::exp2(-4.0F * static_cast<float>(head + 1) * static_cast<float>(i) / static_cast<float>(size));

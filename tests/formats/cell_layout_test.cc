@@ -200,10 +200,10 @@ CacheLayout Plan(const std::vector<std::string>& schemes, LayerShape shape, int 
   return PlanCache(parsed, std::vector<LayerShape>(parsed.size(), shape), page_size);
 }
 
-TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
+void ExpectTiledRecords(int head_dim) {
   const CacheLayout layout =
       Plan({"bf16", "k=int8,v=int4", "int4+exact=none+outliers=6", "int4+outliers=2", "fp8", "turboquant_k3v4_nc"},
-           {3, 64}, 64);
+           {3, head_dim}, 64);
   std::vector<int> covered(static_cast<size_t>(layout.page_bytes), 0);
   std::vector<int> exact_covered(static_cast<size_t>(layout.exact_page_bytes), 0);
   const auto cover = [](std::vector<int>& bytes, int64_t begin, int64_t n) {
@@ -215,14 +215,53 @@ TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
       cover(covered, layer.KUnquantized(head), layer.UnquantizedBytes());
       cover(covered, layer.VCell(head), layer.v.sections.bytes);
       if (!layer.exact_open) continue;
-      cover(exact_covered, layer.ExactKCell(head), layer.ExactCellBytes());
+      cover(exact_covered, layer.ExactKCell(head), LayerScheme::ExactCellBytes(layer.k));
       cover(exact_covered, layer.ExactKUnquantized(head), layer.UnquantizedBytes());
-      cover(exact_covered, layer.ExactVCell(head), layer.ExactCellBytes());
+      cover(exact_covered, layer.ExactVCell(head), LayerScheme::ExactCellBytes(layer.v));
     }
   }
   EXPECT_THAT(covered, testing::Each(1));
   EXPECT_THAT(exact_covered, testing::Each(1));
-  EXPECT_EQ(layout.exact_page_bytes, 2 * 3 * 2 * 64 * 64 * 2 + 3 * 2 * 64 * 2);  // two layers keep exact pages
+  // Two layers keep exact pages: K in int8 and V in int4, and both in int4.
+  const int padded = (head_dim + 31) / 32 * 32;
+  EXPECT_EQ(layout.exact_page_bytes, 3 * 64 * 2 * (head_dim + padded + 2 * padded + 2));
+}
+
+TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
+  ExpectTiledRecords(64);
+  ExpectTiledRecords(40);
+}
+
+TEST(PlanCache, RowsArePaddedToWholeBlocks) {
+  const auto sides = [](const char* scheme, int head_dim) {
+    const LayerScheme layer = Plan({scheme}, {1, head_dim}, 64).layers[0];
+    return std::vector<int>{layer.k.shape.head_dim, layer.k.unused_channels, layer.v.shape.head_dim,
+                            layer.v.unused_channels};
+  };
+  using Sides = std::vector<int>;
+  EXPECT_EQ(sides("int4", 80), (Sides{96, 0, 96, 0})) << "the transform fills the padding";
+  EXPECT_EQ(sides("int4-hadamard", 80), (Sides{96, 16, 96, 16}));
+  EXPECT_EQ(sides("int4+query", 80), (Sides{96, 16, 96, 0})) << "the matrices do not";
+  EXPECT_EQ(sides("k=int8,v=int4", 80), (Sides{80, 0, 96, 0}));
+  EXPECT_EQ(sides("kivi4", 72), (Sides{72, 0, 96, 24}));
+  EXPECT_EQ(sides("nvfp4", 40), (Sides{48, 8, 48, 8}));
+  EXPECT_EQ(sides("t2", 40), (Sides{48, 0, 48, 0})) << "a unit of codes";
+  EXPECT_EQ(sides("int4", 96), (Sides{96, 0, 96, 0}));
+  EXPECT_EQ(Plan({"int4"}, {3, 80}, 64).page_bytes, Plan({"int4"}, {3, 96}, 64).page_bytes);
+  const LayerScheme latents = Plan({"mla_fp8"}, {1, 192, 64}, 64).layers[0];
+  EXPECT_EQ(latents.k.shape.head_dim, 256);
+  EXPECT_EQ(latents.HeadBytes(), 64 * (256 + 2 * 4 + 128));
+  for (const Format& format : All()) {
+    if (format.latents == MlaSupport::kRequired) continue;
+    for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+      const LayerScheme layer = Plan({std::string(format.name)}, {1, head_dim}, 64).layers[0];
+      for (const Side* side : {&layer.k, &layer.v}) {
+        EXPECT_TRUE(Takes(*side->format, side->shape)) << format.name << " " << head_dim;
+        EXPECT_EQ(side->shape.head_dim == head_dim, Takes(*side->format, {64, head_dim})) << format.name;
+        EXPECT_LT(side->shape.head_dim, head_dim + 32) << format.name << " " << head_dim;
+      }
+    }
+  }
 }
 
 std::string Refused(const std::string& scheme, LayerShape shape) {
@@ -259,7 +298,6 @@ TEST(PlanCache, RefusesWhatLatentsCannotTake) {
   EXPECT_THAT(Refused("mla_fp8", {3, 64}),
               testing::HasSubstr("mla_fp8 stores the latents of MLA, but this model's "
                                  "layers have K and V apart; formats for them: fp32, bf16"));
-  EXPECT_THAT(Refused("mla_fp8", {1, 192, 64}), testing::HasSubstr("blocks of 128 channels"));
   EXPECT_THAT(Refused("mla_int4+hadamard", {1, 512, 64}), testing::HasSubstr("stored as they are"));
   EXPECT_THAT(Refused("k=bf16,v=fp16", {1, 512, 64}), testing::HasSubstr("as one latent"));
   EXPECT_THAT(Refused("bf16+hadamard", {1, 512, 64}), testing::HasSubstr("stored as they are"));
@@ -279,10 +317,13 @@ TEST(PlanCache, IdentityTellsApartWhatChangesBytes) {
   }
   EXPECT_EQ(identities.size(), 7U * 3U * 2U);
   EXPECT_NE(Plan({"int4", "int8"}, {3, 64}, 64).Identity(), Plan({"int8", "int4"}, {3, 64}, 64).Identity());
+  EXPECT_EQ(Plan({"int4"}, {3, 64}, 64).Identity(), "kvanta-cells-1;page=64;layers 0-0: int4 kv_heads=3 head_dim=64");
+  EXPECT_EQ(Plan({"k=int8,v=int4"}, {3, 80}, 64).Identity(),
+            "kvanta-cells-1;page=64;layers 0-0: k=int8,v=int4 kv_heads=3 head_dim=80 v_cells=96");
 }
 
 TEST(PlanCache, RefusesWhatALayerCannotTake) {
-  EXPECT_THROW(Plan({"int4"}, {3, 80}, 64), InputError);
+  EXPECT_THROW(Plan({"int4"}, {3, 12}, 64), InputError);
   EXPECT_THROW(Plan({"int8"}, {0, 64}, 64), InputError);
   EXPECT_THROW(Plan({"int8"}, {3, 64}, 63), InputError);
   EXPECT_THROW(Plan({}, {3, 64}, 64), InputError);
@@ -301,7 +342,6 @@ TEST(PlanCache, RefusesWhatALayerCannotTake) {
   scheme.sink_pages = 1;
   EXPECT_THROW(PlanCache({scheme}, {{3, 64}}, 64), InputError);
   EXPECT_THROW(Plan({"kivi4"}, {3, 64}, 16), InputError);
-  EXPECT_THROW(Plan({"kivi4"}, {3, 80}, 64), InputError);  // V
 }
 
 TEST(PlanCache, TokenGroupsNeedExactOpenPages) {

@@ -135,6 +135,23 @@ TEST(Klt, RowsAtTheEdges) {
   for (const float x : encoded.decoded) EXPECT_TRUE(std::isfinite(x));
 }
 
+TEST(KltTransform, PaddingHasNoShareInTheBits) {
+  EigenChannels channels{.matrices = std::vector<float>(40 * 40, 0.0F), .deviations = Falling(40, 3)};
+  for (size_t i = 0; i < 40; ++i) channels.matrices[41 * i] = 1;
+  for (const auto& [mean_bits, padded] : {std::pair{3, 64}, {2, 48}}) {
+    const auto transform = MakeKltTransform(channels, 1, 40, mean_bits);
+    EXPECT_EQ(transform->head_dim(), 40);
+    const BitAllocation& allocation = *transform->Allocation(0);
+    EXPECT_EQ(allocation.head_dim, padded);
+    EXPECT_EQ(allocation.coded_blocks, 5);
+    EXPECT_EQ(BitsOf(allocation), mean_bits * padded / kAllocationBlock) << "those of the padded row's bytes";
+    std::vector<float> x(static_cast<size_t>(padded), 0.0F);
+    for (size_t i = 0; i < 40; ++i) x[i] = 30 * std::sin(static_cast<float>(i));
+    const Encoded encoded = EncodeOf(allocation, x);
+    for (size_t i = 40; i < x.size(); ++i) EXPECT_EQ(encoded.decoded[i], 0);
+  }
+}
+
 TEST(KltTransform, RefusesWhatIsNotACalibration) {
   EigenChannels channels{.matrices = std::vector<float>(256, 0.0F), .deviations = Falling(16, 3)};
   for (size_t i = 0; i < 16; ++i) channels.matrices[17 * i] = 1;

@@ -180,6 +180,19 @@ TEST(PageHeader, HeaderSpellsOutOffsetsTokenGroupsAndHeadScales) {
                                 R"("hadamard_block":0,"mean":false})");
 }
 
+TEST(PageHeader, HeaderSpellsOutPadding) {
+  const PageHeader header = Header({"k=int8,v=int4"}, {1, 80});
+  Json json = HeaderJson(header);
+  EXPECT_EQ(json["layers"][0]["k"].dump(), R"({"format":"int8","code":"int8","code_bits":8,"token_scale":"fp16",)"
+                                           R"("hadamard_block":16,"mean":false})");
+  EXPECT_EQ(json["layers"][0]["v"].dump(),
+            R"({"format":"int4","code":"int4","code_bits":4,"block":32,"block_scale":"fp16",)"
+            R"("hadamard_block":32,"mean":false,"padded_head_dim":96})");
+  EXPECT_TRUE(Fits(ReadBack(header), header));
+  json["layers"][0]["v"]["padded_head_dim"] = 128;
+  EXPECT_THAT(Refusal(json.dump()), HasSubstr("encodings"));
+}
+
 TEST(PageHeader, HostileHeadersAreRefusedWithTheReason) {
   PageHeader header = Header({"fp8", "int4", "int4"});
   header.scales.resize(3);
@@ -209,7 +222,7 @@ TEST(PageHeader, HostileHeadersAreRefusedWithTheReason) {
   EXPECT_THAT(refusal("/layers/0/scheme", "mla_fp8"), HasSubstr("stores the latents of MLA"));
   EXPECT_THAT(refusal("/layers/0/kv_heads", 65537), HasSubstr("kv_heads"));
   EXPECT_THAT(refusal("/layers/0/head_dim", 33), HasSubstr("33"));
-  EXPECT_THAT(refusal("/layers/1/head_dim", 80), HasSubstr("80"));
+  EXPECT_THAT(refusal("/layers/1/head_dim", 80), HasSubstr("encodings")) << "rows would be padded";
   EXPECT_THAT(refusal("/layers/1/k/block", 16), HasSubstr("encodings"));
   EXPECT_THAT(refusal("/layers/1/k/code", "u4"), HasSubstr("encodings"));
   EXPECT_THAT(refusal("/scales", 0), HasSubstr("scales"));

@@ -24,17 +24,20 @@ void ForEachCell(const CacheLayout& layout, int group, RecordKind kind, Visit vi
   const Format& bf16 = Find("bf16");
   for (const LayerScheme& layer : layout.layers) {
     if (layer.group != group) continue;
-    const CellSections exact = Bf16Sections(layer.shape), unquantized = layer.UnquantizedSections();
+    const CellSections exact_k = Bf16Sections(layer.k.shape), exact_v = Bf16Sections(layer.v.shape);
+    const CellSections unquantized = layer.UnquantizedSections();
     for (int head = 0; head < layer.kv_heads; ++head) {
       if (kind == RecordKind::kQuantized) {
-        visit(SideKind::kK, *layer.k.format, layer.shape, layer.k.sections, layer.KCell(head));
+        visit(SideKind::kK, *layer.k.format, layer.k.shape, layer.k.sections, layer.KCell(head));
         visit(SideKind::kK, *layer.unquantized_format, layer.UnquantizedShape(), unquantized, layer.KUnquantized(head));
-        if (!layer.SharesCell()) visit(SideKind::kV, *layer.v.format, layer.shape, layer.v.sections, layer.VCell(head));
+        if (!layer.SharesCell()) {
+          visit(SideKind::kV, *layer.v.format, layer.v.shape, layer.v.sections, layer.VCell(head));
+        }
       } else if (layer.exact_open) {
-        visit(SideKind::kK, bf16, layer.shape, exact, layer.ExactKCell(head));
+        visit(SideKind::kK, bf16, layer.k.shape, exact_k, layer.ExactKCell(head));
         visit(SideKind::kK, *layer.unquantized_format, layer.UnquantizedShape(), unquantized,
               layer.ExactKUnquantized(head));
-        if (!layer.SharesCell()) visit(SideKind::kV, bf16, layer.shape, exact, layer.ExactVCell(head));
+        if (!layer.SharesCell()) visit(SideKind::kV, bf16, layer.v.shape, exact_v, layer.ExactVCell(head));
       }
     }
   }

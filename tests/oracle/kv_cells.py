@@ -46,6 +46,7 @@ class Format:
     token_group: int = 0
     per_head: bool = False
     hadamard: bool = False
+    unused: int = 0  # last channels of the rows, which are zeros that no scale depends on
 
     @property
     def row_bits(self) -> int:
@@ -56,14 +57,14 @@ class Format:
         return min(self.block, head_dim) if self.allow_partial_block else self.block
 
     def head_dim_step(self, head_dim: int) -> int:
-        """Divisor of head_dim."""
+        """Channels of which a row has a multiple."""
         narrowest = min(FIELD_PLANES.get(self.row_bits, (8,)))
         return max(8, self.block_of(head_dim), 32 // narrowest)
 
-    def takes(self, tokens: int, head_dim: int) -> bool:
-        return head_dim % self.head_dim_step(head_dim) == 0 and (
-            self.token_group == 0 or tokens % self.token_group == 0
-        )
+    def padded(self, x: F32) -> F32:
+        """Rows with zeros after their channels, up to the next multiple of the step."""
+        head_dim = x.shape[1]
+        return np.pad(x, ((0, 0), (0, -head_dim % self.head_dim_step(head_dim))))
 
 
 @dataclass

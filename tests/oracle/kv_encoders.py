@@ -183,11 +183,15 @@ def _unsigned(x: F32, form: Format, _: np.float32) -> Cell:
         groups = groups.reshape(-1, form.token_group, head_dim).transpose(0, 2, 1)
     else:
         groups = groups.reshape(tokens, -1, form.block or head_dim)
-    low, high = groups.min(axis=2), groups.max(axis=2)
+    used = np.ones(groups.shape, bool)
+    if not form.token_group:
+        used = np.broadcast_to(np.arange(head_dim) < head_dim - form.unused, x.shape).reshape(groups.shape)
+    low = groups.min(axis=2, where=used, initial=np.inf)
+    high = groups.max(axis=2, where=used, initial=-np.inf)
     scale, _above = fp16_scale((high - low) / top)
     zero, _above = fp16_scale(low)
     steps = np.rint((groups - zero.astype(np.float32)[..., None]) / _divisor(scale)[..., None])
-    fields = np.clip(steps, 0, top).astype(np.uint8)
+    fields = np.where(used, np.clip(steps, 0, top), 0).astype(np.uint8)
     if form.token_group:
         fields = fields.transpose(0, 2, 1)
     cell = Cell(pack_fields(fields.reshape(x.shape), form.bits), saturated=saturated, nan=nan)
@@ -269,7 +273,7 @@ def lloyd_max(bits: int) -> tuple[tuple[int, ...], np.float32]:
 def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
     levels, step = lloyd_max(form.bits)
     saturated, nan = _count(x, FP16_MAX)
-    y = _clean(x, FP16_MAX).astype(np.float64)
+    y = _clean(x, FP16_MAX).astype(np.float64)[:, : x.shape[1] - form.unused]
     square = np.zeros(len(y))
     for channel in range(y.shape[1]):
         square = square + y[:, channel] * y[:, channel]
@@ -282,7 +286,8 @@ def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
     scale, above = fp16_scale((np.sqrt(square / level_square) / np.float64(step)).astype(np.float32))
     saturated += int(np.sum(above & ~np.any(np.abs(x) > FP16_MAX, axis=1)))
     fields[scale == 0] = len(levels) // 2 - 1  # as of a row of zeros
-    codes = pack_fields(fields.astype(np.uint8), form.bits)
+    padding = np.full((len(x), form.unused), len(levels) // 2 - 1)
+    codes = pack_fields(np.concatenate([fields, padding], axis=1).astype(np.uint8), form.bits)
     return Cell(codes, token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
 
 
@@ -293,7 +298,7 @@ def _trellis(x: F32, form: Format, _: np.float32) -> Cell:
     if form.rule == "klt":
         packed, unrounded = klt.encode(values, klt.default_allocation(x.shape[1], form.bits))
     else:
-        packed, unrounded = trellis.encode(values, form.bits)
+        packed, unrounded = trellis.encode(values, form.bits, form.unused)
     scale, above = fp16_scale(unrounded)
     saturated += int(np.sum(above & ~np.any(np.abs(x) > largest, axis=1)))
     packed[scale == 0] = 0

@@ -5,6 +5,7 @@ Rows in, canonical cell bytes out, and back. What this and src/formats agree on 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import klt
@@ -126,9 +127,12 @@ def on_side(name: str, side: str) -> Format:
     return FORMATS[name]["kv".index(side)]
 
 
-def encode(name: str, x: F32, *, side: str = "k", static_scale: float = 1.0) -> Cell:
-    """Encodes transformed rows, f32 [tokens, head_dim], in the format that the name means on that side."""
-    form = on_side(name, side)
+def encode(name: str, x: F32, *, side: str = "k", static_scale: float = 1.0, unused: int = 0) -> Cell:
+    """Encodes transformed rows, f32 [tokens, padded head_dim], in the format that the name means on that side.
+
+    `unused`: last channels, zeros that no scale depends on.
+    """
+    form = replace(on_side(name, side), unused=unused)
     # Division by the scale may overflow to infinity, which saturates; casts of NaN are meant.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         return ENCODERS[form.rule](np.ascontiguousarray(x, np.float32), form, np.float32(static_scale))

@@ -97,16 +97,20 @@ def sum_of(terms: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(parts[:, 0] + parts[:, 1])
 
 
-def encode(values: F32, bits: int) -> tuple[U8, F32]:
-    """Packed codes and scales, not rounded, of clamped rows; both zero where a row is too small for any scale."""
+def encode(values: F32, bits: int, unused: int = 0) -> tuple[U8, F32]:
+    """Packed codes and scales, not rounded, of clamped rows; both zero where a row is too small for any scale.
+
+    `unused`: last channels, zeros that scales do not depend on.
+    """
     wide = values.astype(np.float64)
-    rms = np.sqrt(sum_of(wide * wide) / values.shape[1]) / tables()[bits][0]
+    channels = values.shape[1] - unused
+    rms = np.sqrt(sum_of(wide * wide) / channels) / tables()[bits][0]
     step = np.maximum(rms, np.abs(wide).max(axis=1) / 255)
     factor = (128 / np.where(step < 2.0**-30, np.inf, step)).astype(np.float32)
     targets = np.rint(np.clip(values * factor[:, None], np.float32(-32640), np.float32(32640)))
     packed = pack(search(targets.astype(np.int64), bits), bits)
     levels = levels_of(packed, bits)
-    energy = np.maximum((levels * levels).sum(axis=1), 1)
+    energy = np.maximum((levels * levels)[:, :channels].sum(axis=1), 1)
     scale = (sum_of(wide * levels) / energy).astype(np.float32)
     small = step < 2.0**-30
     packed[small] = 0

@@ -182,7 +182,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "prompt too long": (["generate", "stories260k", "a " * 600, *SMALL], "512"),
     "not a size": (["plan", "stories260k", "--memory", "lots"], "lots"),
     "context too long": (["plan", "stories260k", "--context", "4096"], "4096"),
-    "format that does not fit": (["plan", "stories260k", "--formats", "int4"], "int4"),
+    "format that does not fit": (["plan", "stories260k", "--formats", "mla_int4"], "mla_int4 stores the latents"),
     "formats twice": (["plan", "stories260k", "--formats", "int8", "--kv-cache-dtype", "fp8"], "give one of them"),
     "not a GGUF": (["convert", "/etc/hostname", "out"], "GGUF"),
     "nothing to convert": (["convert", "nowhere.gguf", "out"], "nowhere.gguf"),

@@ -29,8 +29,8 @@ def test_the_demo_on_the_shipped_model(tmp_path: Path) -> None:
     assert (list(seconds), seconds["build"]) == (["build", "all", "demo"], 150)
     assert seconds["all"] == pytest.approx(170 + seconds["demo"])
     rows = {row["format"]: row for row in report["formats"]}
-    assert list(rows) == ["bf16", "fp8", "int8"]  # int4 does not fit heads of 8
-    assert "left out" in done.stdout
+    assert list(rows) == ["bf16", "fp8", "int8", "int4"]
+    assert rows["int4"]["bits_per_element"] == 18, "heads of 8 are stored as 32 channels"
     assert (rows["bf16"]["equal_tokens"], rows["bf16"]["mean_kl"]) == (1.0, 0.0)
     assert 0 < rows["int8"]["mean_kl"] < rows["fp8"]["mean_kl"] < 0.1
     assert rows["int8"]["equal_top_tokens"] > 0.9

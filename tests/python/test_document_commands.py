@@ -37,7 +37,7 @@ TEXT = "One day, a little girl named Lily found a needle in her room. She knew i
 MODELS = ("smollm2", "MODEL", "./model", "./model/config.json", "./my-model", "M", "FILE")
 # Values in place of placeholders, for parsing.
 PLACEHOLDERS = {"SIZE": "1GiB", "BITS": "5", "N": "2", "NAMES": "int8", "URL": "http://127.0.0.1:8000", "...": "int8"}
-# Formats that heads of 8 channels take, in place of those that need 32, or a calibration.
+# Formats that save memory for heads of 8 channels, in place of those with blocks of 32, or with a calibration.
 SMALLER = ((r"int4\b(?!_per)", "t4"), (r"int[356]_g32", "int8"), (r"nvfp4", "int4_per_token_head"), (r"\+query", ""))
 # Less work than the documented command does, by command: options that replace those of the same name.
 LESS: dict[str, dict[str, str]] = {

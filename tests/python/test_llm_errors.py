@@ -12,9 +12,9 @@ import kvanta
 from kvanta import LLM, InputError, KvantaError, ResourceError, SamplingParams
 
 
-def test_a_format_that_the_heads_cannot_take() -> None:
-    with pytest.raises(InputError, match=r"int4.*32.*8"):
-        LLM("stories260k", kv_cache_dtype="int4", kv_cache_memory_bytes="8MiB")
+def test_a_format_that_the_layers_cannot_take() -> None:
+    with pytest.raises(InputError, match=r"layer 0: mla_int4 stores the latents of MLA.*formats for them: .*int4"):
+        LLM("stories260k", kv_cache_dtype="mla_int4", kv_cache_memory_bytes="8MiB")
 
 
 def changed(**fields: Any) -> SamplingParams:

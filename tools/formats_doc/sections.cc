@@ -120,7 +120,7 @@ std::string OfSides(const Format& format, TextOf text_of) {
 
 std::string FormatTable() {
   std::string text =
-      "| name | aliases | bits | scale | head_dim | hadamard | exact | sink | distortion |\n"
+      "| name | aliases | bits | scale | step | hadamard | exact | sink | distortion |\n"
       "|---|---|---|---|---|---|---|---|---|\n";
   for (const Format& format : formats::All()) {
     const std::string scaling =

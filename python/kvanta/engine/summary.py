@@ -116,7 +116,7 @@ def _next_smaller(config: _core.EngineConfig, sequence_bytes: int) -> tuple[str,
         other.kv_cache_dtype = each
         try:
             layout = _core.plan_cache_bytes(other)
-        except InputError:  # the heads of this model do not take it
+        except InputError:  # the layers of this model do not take it
             continue
         if layout.bits_per_element < bits and (needed := _sequence_bytes(other)) < sequence_bytes:
             return each, config.kv_cache_memory_bytes // needed

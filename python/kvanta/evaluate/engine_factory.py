@@ -17,6 +17,7 @@ from kvanta.options.scheme_file import is_scheme_file
 from kvanta.text.tokenizer import Tokenizer
 
 _NUMERIC = ("dtype", "weight_dtype", "quantization_param_path", "calculate_kv_scales", "device", "isa")
+_BF16_BITS = 16
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,11 @@ class EngineFactory:
         taken = []
         for name in names:
             try:
-                self.plan(name)
+                bits = self.plan(name).bits_per_element
             except InputError:
-                continue  # heads of a size that this format does not take
+                continue  # layers that this format does not take
+            if bits > _BF16_BITS:
+                continue  # heads so small that the padding of their rows costs more than the codes save
             if device in devices.get(name.partition("+")[0], [device]):
                 taken.append(name)
         return taken

@@ -95,7 +95,7 @@ def plan(
             if formats:
                 raise
             refusal = error
-            continue  # this model's heads do not take this format
+            continue  # this model's layers do not take this format
         if not formats and layout.kv_cache_dtype != name:
             continue  # another name of a format of latents
         exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes

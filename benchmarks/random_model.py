@@ -96,8 +96,10 @@ def _attention_shapes(config: Mapping[str, Any], module: str, is_hybrid: bool) -
     q, kv = (config[name] * head_dim for name in ("num_attention_heads", "num_key_value_heads"))
     gated = 2 * q if is_hybrid else q
     parts = {"q": (gated, hidden), "k": (kv, hidden), "v": (kv, hidden), "o": (hidden, q)}
-    norms = {f"{module}{part}_norm.weight": (head_dim,) for part in ("q", "k")} if is_hybrid else {}
-    return {f"{module}{part}_proj.weight": shape for part, shape in parts.items()} | norms
+    shapes: dict[str, tuple[int, ...]] = {f"{module}{part}_proj.weight": shape for part, shape in parts.items()}
+    if is_hybrid:
+        shapes |= {f"{module}{part}_norm.weight": (head_dim,) for part in ("q", "k")}
+    return shapes
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

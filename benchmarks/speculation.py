@@ -41,8 +41,9 @@ def random_workloads(tokens: int) -> dict[str, list[tuple[list[int], SamplingPar
     random = np.random.default_rng(4)
     prompts = [random.integers(300, 30000, 200).tolist() for _ in range(_PASSAGES)]
     greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    # The last token is by far the most likely one; at this temperature the others together are likelier.
     sampled = [
-        SamplingParams(temperature=1.0, seed=index, max_tokens=tokens, ignore_eos=True) for index in range(_PASSAGES)
+        SamplingParams(temperature=4.0, seed=index, max_tokens=tokens, ignore_eos=True) for index in range(_PASSAGES)
     ]
     return {
         "repetitive": [(prompt, greedy) for prompt in prompts],

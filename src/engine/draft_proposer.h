@@ -44,6 +44,19 @@ class DraftProposer {
   // Appends draft tokens that may follow the items' tokens. Throws std::bad_alloc.
   virtual void Propose(std::span<Item> items) = 0;
 
+  // Rows of a sequence that a step of the target has computed, and that stay in its cache.
+  struct TargetRows {
+    State& state;
+    std::span<const int32_t> tokens;  // prompt and output: at least those before `start`, of the rows, and the next one
+    int64_t start = 0;
+    int count = 0;
+    const float* hidden = nullptr;  // hidden states of the rows (models::Model::Forward), f32 [count][hidden]
+  };
+  // True if OnStep is to be called after each step.
+  virtual bool ReadsHiddenStates() const noexcept { return false; }
+  // Throws std::bad_alloc.
+  virtual void OnStep(std::span<const TargetRows> /*rows*/) {}
+
   // The cache of a draft model, which shares the engine's budget; null: there is none.
   virtual const cache::KvCacheSpec* CacheSpec() const noexcept { return nullptr; }
   // Called once before the first proposal. Throws ResourceError.

@@ -77,6 +77,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
       *cache_);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens,
                                              engine::MaxLogitRows(config), !config.enforce_eager);
+  if (spec_decode_ && spec_decode_->ReadsHiddenStates()) runner_->KeepHiddenStates();
   if (!components_.ranks->IsSingleRank()) {
     engine::ValueOfRank0(*components_.ranks, size.budget_bytes);
     const auto division =

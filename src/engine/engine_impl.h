@@ -98,6 +98,7 @@ class Engine::Impl {
              std::vector<RequestOutput>& outputs) noexcept;
   FinishReason Append(RequestState& request, runner::SampleRow& row, RequestOutput& output);
   void AdvanceStates(const StepBatch& batch) noexcept;
+  void PassHiddenStates(const StepBatch& batch) noexcept;
   void AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept;
   void Fail(RequestState& request, FinishReason finish, std::string error,
             std::vector<RequestOutput>& outputs) noexcept;

@@ -8,6 +8,7 @@
 #include "base/quote.h"
 #include "engine/draft_model.h"
 #include "engine/engine_config.h"
+#include "engine/mtp_proposer.h"
 #include "engine/ngram_proposer.h"
 #include "engine/ranks.h"
 #include "engine/spec_decode.h"
@@ -31,25 +32,9 @@ EngineConfig ConfigOfDraft(EngineConfig config, const SpeculativeConfig& specula
   return config;
 }
 
-}  // namespace
-
-std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target) {
-  if (config.speculative_config.empty()) return {};
-  if (HasRecurrentLayers(target) && config.pipeline_parallel_size > 1) {
-    throw InputError(
-        fmt::format("speculative_config: not supported for {}, which has recurrent layers, with pipeline_parallel_size "
-                    "= {}; there is: 1",
-                    target.architecture, config.pipeline_parallel_size));
-  }
-  const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
-  if (speculation.model.empty()) return {};
-  if (RankCount(config) > 1) {
-    throw InputError(
-        fmt::format("speculative_config: a draft model with {0} = {1} is not supported; there are: method ngram, "
-                    "{0} = 1",
-                    RankOption(config), RankCount(config)));
-  }
-  EngineConfig own = ConfigOfDraft(config, speculation);
+// Its model's config. Throws InputError.
+models::ModelConfig ReadDraftModel(const EngineConfig& own, const EngineConfig& config,
+                                   const models::ModelConfig& target) {
   models::ModelConfig model = models::ReadConfig(own.model);
   if (HasRecurrentLayers(model)) {
     throw InputError(fmt::format(
@@ -63,6 +48,54 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
                     "of {}; they must be equal",
                     Quote(own.model), model.vocab, Quote(config.model), target.vocab));
   }
+  return model;
+}
+
+models::ModelConfig PredictorOf(const EngineConfig& config, const models::ModelConfig& target) {
+  if (!target.names.predictor) {
+    throw InputError(fmt::format(
+        "speculative_config: method mtp: {} has no layers that predict tokens (num_nextn_predict_layers), or "
+        "they are not supported; there are: ngram, draft_model",
+        target.architecture));
+  }
+  if (config.device == "cuda") {
+    throw InputError("speculative_config: method mtp is not supported on device cuda; there are: ngram, draft_model");
+  }
+  if (weights::Checkpoint::Exists(config.model)) {
+    const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
+    const models::ModelConfig model = models::ConfigOfPredictor(target);
+    const std::string module = models::PredictorModule(model, models::DecoderNames(target, checkpoint));
+    const std::string norm = module + std::string(model.names.predictor.hidden_norm) + ".weight";
+    if (checkpoint.Find(norm) == nullptr) {
+      throw InputError(fmt::format(
+          "speculative_config: method mtp: {} has no tensor {}: the checkpoint was saved without the layers "
+          "that predict tokens; there are: ngram, draft_model",
+          Quote(config.model), norm));
+    }
+  }
+  return models::ConfigOfPredictor(target);
+}
+
+}  // namespace
+
+std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target) {
+  if (config.speculative_config.empty()) return {};
+  if (HasRecurrentLayers(target) && config.pipeline_parallel_size > 1) {
+    throw InputError(
+        fmt::format("speculative_config: not supported for {}, which has recurrent layers, with pipeline_parallel_size "
+                    "= {}; there is: 1",
+                    target.architecture, config.pipeline_parallel_size));
+  }
+  SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
+  if (speculation.model.empty() && !speculation.mtp) return {};
+  if (RankCount(config) > 1) {
+    throw InputError(
+        fmt::format("speculative_config: {0} with {1} = {2} is not supported; there are: method ngram, {1} = 1",
+                    speculation.mtp ? "method mtp" : "a draft model", RankOption(config), RankCount(config)));
+  }
+  if (speculation.mtp) speculation.model = config.model;
+  EngineConfig own = ConfigOfDraft(config, speculation);
+  models::ModelConfig model = speculation.mtp ? PredictorOf(config, target) : ReadDraftModel(own, config, target);
   formats::CacheLayout layout =
       PlanLayout(ResolveSchemes(own, model, ResolveDType(own.dtype, model)), model, config.page_size, {});
   if (layout.UsesScales()) {
@@ -99,18 +132,24 @@ void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan,
       .keep_quantized = KeepsQuantized(own.weight_dtype, dtype),
       .max_rows = own.max_num_batched_tokens,
       .max_positions = positions};
-  components.proposer =
-      std::make_unique<DraftModel>(DraftModelSetup{.model = models::Load(own.model, *components.ops, options),
-                                                   .layout = std::move(plan->layout),
-                                                   .visibility = LayerVisibility(plan->model),
-                                                   .scales = {},
-                                                   .make_backend = components.make_backend,
-                                                   .threads = components.threads,
-                                                   .positions = positions,
-                                                   .max_rows = own.max_num_batched_tokens,
-                                                   .max_logit_rows = MaxLogitRows(own),
-                                                   .prefix_caching = own.enable_prefix_caching,
-                                                   .graphs = !own.enforce_eager});
+  models::Model& target = *components.model;
+  DraftModelSetup setup{.model = speculation.mtp ? models::LoadPredictor(own.model, target, options)
+                                                 : models::Load(own.model, *components.ops, options),
+                        .layout = std::move(plan->layout),
+                        .visibility = LayerVisibility(plan->model),
+                        .scales = {},
+                        .make_backend = components.make_backend,
+                        .threads = components.threads,
+                        .positions = positions,
+                        .max_rows = own.max_num_batched_tokens,
+                        .max_logit_rows = MaxLogitRows(own),
+                        .prefix_caching = own.enable_prefix_caching,
+                        .graphs = !own.enforce_eager};
+  if (speculation.mtp) {
+    components.proposer = std::make_unique<MtpProposer>(std::move(setup));
+  } else {
+    components.proposer = std::make_unique<DraftModel>(std::move(setup));
+  }
 }
 
 }  // namespace kvanta::engine

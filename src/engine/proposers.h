@@ -9,7 +9,7 @@
 
 namespace kvanta::engine {
 
-// A draft model before its weights are loaded.
+// A draft model, or the model's own predictor (MTP), before its weights are loaded.
 struct DraftModelPlan {
   EngineConfig config;  // the engine's, for the draft model
   models::ModelConfig model;
@@ -17,7 +17,8 @@ struct DraftModelPlan {
   cache::KvCacheSpec spec;
 };
 
-// Checks speculative_config against `target`. Returns the plan of the draft model if it names one. Throws InputError.
+// Checks speculative_config against `target`. Returns the plan of the draft model or of MTP if it names one. Throws
+// InputError.
 std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target);
 
 // Draft tokens of a step, at most; 0 without speculative_config.

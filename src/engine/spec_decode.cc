@@ -96,6 +96,31 @@ void SpecDecode::Commit(RequestState& request, RequestOutput& output, int drafts
   for (int i = 0; i < output.accepted_tokens; ++i) ++accepted_per_position_[static_cast<size_t>(i)];
 }
 
+// A step works without drafts: without memory for them, there are none.
+void SpecDecode::AddRows(RequestState& request, const scheduler::Chunk& chunk, int accepted,
+                         const float* hidden) noexcept {
+  if (request.pooler || request.request.constraint) return;
+  try {
+    Speculation& speculation = request.speculation;
+    if (!speculation.state) speculation.state = proposer_.MakeState(request.request.cache_salt);
+    target_rows_.push_back({.state = *speculation.state,
+                            .tokens = request.tokens,
+                            .start = chunk.start,
+                            .count = chunk.tokens + accepted,
+                            .hidden = hidden});
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+void SpecDecode::PassRows() noexcept {
+  try {
+    proposer_.OnStep(target_rows_);
+  } catch (const std::bad_alloc&) {
+  } catch (const ResourceError&) {
+  }
+  target_rows_.clear();
+}
+
 void SpecDecode::RecordStep(int64_t rows, double seconds) noexcept {
   if (rows > kMaxStepRows) return;
   row_seconds_.Add(seconds / PassCost(rows));

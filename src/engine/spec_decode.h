@@ -40,6 +40,11 @@ class SpecDecode {
   float Propose(std::span<scheduler::Chunk> chunks, const scheduler::Scheduler& scheduler);
   // Commits and counts a verified draft of `drafts` tokens: all but the last of the output's tokens are in the cache.
   void Commit(RequestState& request, RequestOutput& output, int drafts, float min_acceptance) noexcept;
+  // For a proposer that reads hidden states: AddRows for each chunk of a finished step whose request goes on, then
+  // PassRows. `hidden`: f32 [chunk.tokens + drafts][hidden].
+  bool ReadsHiddenStates() const noexcept { return proposer_.ReadsHiddenStates(); }
+  void AddRows(RequestState& request, const scheduler::Chunk& chunk, int accepted, const float* hidden) noexcept;
+  void PassRows() noexcept;
   // Measures the target by a step of `rows` rows, which took `seconds` in it. Large steps say nothing.
   void RecordStep(int64_t rows, double seconds) noexcept;
 
@@ -60,6 +65,7 @@ class SpecDecode {
   // Scratch of a step.
   std::vector<DraftProposer::Item> items_;
   std::vector<scheduler::Chunk*> chunks_;  // chunks of items_
+  std::vector<DraftProposer::TargetRows> target_rows_;
 };
 
 }  // namespace kvanta::engine

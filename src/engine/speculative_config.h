@@ -6,8 +6,9 @@
 namespace kvanta::engine {
 
 struct SpeculativeConfig {
-  std::string model;                    // folder of the draft model; "": n-grams
-  std::string kv_cache_dtype = "int8";  // format of the draft model's cache
+  bool mtp = false;                     // the checkpoint's own layers predict tokens (MTP)
+  std::string model;                    // folder of the draft model; "": n-grams, or `mtp`
+  std::string kv_cache_dtype = "int8";  // format of the cache of a draft model or of MTP
   int num_speculative_tokens = 0;       // maximum draft tokens of a sequence in a step
   int prompt_lookup_min = 2;            // shortest n-gram that is looked up
   int prompt_lookup_max = 4;            // longest

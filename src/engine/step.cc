@@ -80,6 +80,7 @@ void Engine::Impl::FinishStep(StepBatch& batch, std::vector<RequestOutput>& outp
   const int64_t generated = counters_.generated_tokens;
   AcceptRows(batch, outputs);
   AdvanceStates(batch);
+  PassHiddenStates(batch);
   if (!saturation_warned_) WarnOfSaturation();
   RecordStepTime(batch);
   batch.requests.clear();
@@ -280,6 +281,19 @@ void Engine::Impl::AdvanceStates(const StepBatch& batch) noexcept {
   const double start = Now();
   runner_->AcceptDrafts(batch.accepted_drafts, *backend_);
   counters_.seconds_forward += Now() - start;
+}
+
+// Gives the proposer the hidden states of rows that stay in the cache, where it reads them.
+void Engine::Impl::PassHiddenStates(const StepBatch& batch) noexcept {
+  if (!spec_decode_ || !spec_decode_->ReadsHiddenStates()) return;
+  const float* hidden = runner_->AllHiddenStates();
+  for (size_t item = 0; item < batch.chunks.size(); ++item) {
+    const scheduler::Chunk& chunk = batch.chunks[item];
+    RequestState& request = *batch.requests[item];
+    if (!request.has_ended) spec_decode_->AddRows(request, chunk, batch.accepted_drafts[item], hidden);
+    hidden += std::ssize(batch.items[item].tokens) * components_.info.hidden;
+  }
+  spec_decode_->PassRows();
 }
 
 void Engine::Impl::AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept {

@@ -13,6 +13,7 @@
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/per_layer_inputs.h"
+#include "models/blocks/predictor_input.h"
 #include "models/rope_tables.h"
 #include "models/weight_count.h"
 #include "models/weights.h"
@@ -35,6 +36,7 @@ class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, const weights::Checkpoint& checkpoint, Ops& ops, const LoadOptions& options)
       : ops_(ops),
+        target_(options.predicts_for),
         ranks_(options.ranks == nullptr ? alone_ : *options.ranks),
         vocab_(ranks_.PartitionOf(config.vocab)) {
     const LayerRange own = options.layers.value_or(LayerRange{.first = 0, .count = config.layers});
@@ -46,7 +48,7 @@ class Decoder final : public Model {
     const std::string prefix(names.prefix), head(names.lm_head), embedding = prefix + std::string(names.embedding);
     const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};
     // The largest matrices first: while one is packed, it is in memory twice.
-    if (is_first_) {
+    if (is_first_ && target_ == nullptr) {
       const std::string embeddings = EmbeddingModule(config, names, checkpoint);
       embedding_ = reader.Linear({{embeddings, config.vocab}}, config.hidden, false, embedding_kind);
       if (!config.tied_embeddings && config.has_lm_head) {
@@ -64,6 +66,8 @@ class Decoder final : public Model {
                              .ranks = ranks_,
                              .expert_parallel = options.expert_parallel,
                              .max_draft_rows = options.max_draft_rows};
+    const std::string predictor = target_ == nullptr ? "" : PredictorModule(config, names);
+    if (target_ != nullptr) predictor_input_ = std::make_unique<PredictorInput>(source, predictor);
     if (config.hidden_size_per_layer_input != 0) {
       const auto width = static_cast<double>(config.hidden_size_per_layer_input);
       per_layer_ = std::make_unique<PerLayerInputs>(source, prefix, embedding_kind,
@@ -82,13 +86,15 @@ class Decoder final : public Model {
       }
     }
     if (is_last_) {  // dividing its output divides the logits
-      final_norm_ = Norm(reader, config, fmt::format("{}{}", prefix, config.names.final_norm), config.hidden, 0,
-                         1 / config.logits_divisor);
+      const std::string norm = target_ == nullptr ? fmt::format("{}{}", prefix, config.names.final_norm)
+                                                  : fmt::format("{}{}", predictor, config.names.predictor.final_norm);
+      final_norm_ = Norm(reader, config, norm, config.hidden, 0, 1 / config.logits_divisor);
     } else {
       reader.SkipTensors(fmt::format("{}{}.", prefix, config.names.final_norm));
     }
-    reader.CheckUnusedTensors(names, config.stored_layers == 0 ? config.layers : config.stored_layers,
-                              config.num_nextn_predict_layers);
+    if (target_ == nullptr)
+      reader.CheckUnusedTensors(names, config.stored_layers == 0 ? config.layers : config.stored_layers,
+                                config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
     if (std::ranges::any_of(config_.layer_specs, &LayerSpec::IsRecurrent)) max_draft_rows_ = options.max_draft_rows;
     ropes_.emplace(ops, config_, options.max_positions == 0 ? config.max_position : options.max_positions);
@@ -128,8 +134,12 @@ class Decoder final : public Model {
   void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                float* hidden) noexcept override {
     auto rows = static_cast<int64_t>(batch.tokens.size());
-    if (is_first_) Embed(batch.tokens, hidden);
-    if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
+    if (target_ != nullptr) {
+      target_->Embed(batch.tokens, normed_);
+      predictor_input_->Forward(normed_, rows, hidden);
+    } else if (is_first_) {
+      Embed(batch.tokens, hidden);
+    }
     if (per_layer_) per_layer_->Prepare(batch.tokens, hidden);
     AttentionStep step{.index_layer = config_.KvLayers() - 1,
                        .rows = rows,
@@ -144,7 +154,7 @@ class Decoder final : public Model {
       const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
       layer.attention->Forward(step, x, block_out_);
       AddResidual(layer.post_attention_norm, spec.attention_scale, rows, hidden);
-      if (batch.output_rows && step.layer + 1 == config_.layers) {
+      if (batch.output_rows && batch.all_hidden == nullptr && step.layer + 1 == config_.layers) {
         if (config_.parallel_blocks) SelectOutputRows(*batch.output_rows, normed_);
         rows = SelectOutputRows(*batch.output_rows, hidden);
         if (per_layer_) per_layer_->SelectOutputRows(*batch.output_rows);
@@ -162,6 +172,9 @@ class Decoder final : public Model {
       if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
     if (is_last_) Apply(final_norm_, hidden, rows, hidden);
+    if (batch.all_hidden == nullptr) return;
+    ops_.Copy(hidden, config_.hidden, rows, config_.hidden, batch.all_hidden, config_.hidden);
+    if (batch.output_rows) SelectOutputRows(*batch.output_rows, hidden);
   }
 
   void AdvanceStates(attention::Backend& backend, attention::Plan& plan) noexcept override {
@@ -170,6 +183,7 @@ class Decoder final : public Model {
   }
 
   void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
+    if (target_ != nullptr) return target_->Logits(hidden, rows, out, argmaxes);
     const Linear& head = lm_head_ ? *lm_head_ : *embedding_;
     const auto softcap = static_cast<float>(config_.final_logit_softcapping);
     // Rank 0 computes its columns in their place, the others side by side, to be sent.
@@ -184,9 +198,14 @@ class Decoder final : public Model {
     if (softcap != 0) ops_.Softcap(out, rows, config_.vocab, softcap, argmaxes);
   }
 
+  void Embed(std::span<const int32_t> tokens, float* hidden) noexcept override {
+    EmbedTokens(tokens, hidden);
+    if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, std::ssize(tokens) * config_.hidden);
+  }
+
  private:
   // Embeddings of all tokens, each from the rank that has its row.
-  void Embed(std::span<const int32_t> tokens, float* hidden) noexcept {
+  void EmbedTokens(std::span<const int32_t> tokens, float* hidden) noexcept {
     const auto rows = static_cast<int64_t>(tokens.size());
     if (ranks_.IsSingleRank()) return ops_.Embed(*embedding_, tokens.data(), rows, hidden);
     const int64_t width = config_.hidden;
@@ -305,6 +324,7 @@ class Decoder final : public Model {
       per_layer_->PlaceInputs(shared, rows);
       shared.OverlapScratch(*per_layer_, rows);
     }
+    if (predictor_input_) shared.OverlapScratch(*predictor_input_, rows);
     for (Layer& layer : layers_) {
       shared.OverlapScratch(*layer.attention, rows);
       if (layer.mlp) shared.OverlapScratch(*layer.mlp, rows);
@@ -332,6 +352,7 @@ class Decoder final : public Model {
   }
 
   Ops& ops_;
+  Model* target_;  // the model that a predictor continues; null: this is no predictor
   parallel::Communicator alone_;
   parallel::Communicator& ranks_;
   parallel::Partition vocab_;
@@ -342,7 +363,8 @@ class Decoder final : public Model {
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
   float embedding_scale_ = 1;
   std::optional<RopeTables> ropes_;
-  std::unique_ptr<PerLayerInputs> per_layer_;  // null: none
+  std::unique_ptr<PerLayerInputs> per_layer_;        // null: none
+  std::unique_ptr<PredictorInput> predictor_input_;  // with target_
   // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
   // of all ranks, and argmaxes of each rank's columns.
   std::vector<int32_t> own_tokens_;

@@ -23,6 +23,8 @@ struct ForwardBatch {
   // Rows whose hidden states are returned, in ascending order; absent: all. Where it lacks rows, the last layer's MLP
   // and the final norm are not computed for them.
   std::optional<std::span<const int64_t>> output_rows = {};
+  // The hidden states of all rows, too, f32 [rows][hidden], whatever the output rows; null: not needed.
+  float* all_hidden = nullptr;
 };
 
 class Model {
@@ -37,9 +39,12 @@ class Model {
   virtual kernels::Ops& ops() const noexcept = 0;
   // One per layer, for the attention backend: with this rank's heads.
   virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
+  // Inputs of the first layer: f32 [tokens][hidden].
+  virtual void Embed(std::span<const int32_t> tokens, float* hidden) noexcept = 0;
   // Final hidden states after the last norm of the output rows, divided by config.logits_divisor, f32
   // [output rows][hidden]; `hidden` has [rows][hidden].
   // In a pipeline, `hidden` goes in with the states that the rank before gave, and comes out with those for the next.
+  // Of a predictor (LoadPredictor), it goes in with the hidden states before the tokens, f32 [rows][hidden].
   // rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
@@ -76,11 +81,18 @@ struct LoadOptions {
   // Layers of this rank of a pipeline; absent: all. The first rank has the embedding and the output head, too, and the
   // last one the norm before the head.
   std::optional<LayerRange> layers = {};
+  Model* predicts_for = nullptr;  // set by LoadPredictor
 };
 
 // Loads a folder in Hugging Face layout. Throws InputError: unknown architecture (lists the known), missing or
 // misshapen tensor (names it, expected and found shape), NaN or infinite weight, unreadable file.
 std::unique_ptr<Model> Load(const std::string& folder, kernels::Ops& ops, const LoadOptions& options);
+
+// Loads a folder's predictor of further tokens (TensorNames::Predictor) as a model of one layer: its row of a token
+// takes the hidden state of the position before, and gives one from which the next token is predicted. It shares
+// embeddings and output matrix with `target`, which was loaded from the same folder and must outlive it. Throws what
+// Load throws.
+std::unique_ptr<Model> LoadPredictor(const std::string& folder, Model& target, const LoadOptions& options);
 
 // Supported names of config.json's "architectures".
 std::vector<std::string> KnownArchitectures();

@@ -117,4 +117,11 @@ std::unique_ptr<Model> Load(const std::string& folder, kernels::Ops& ops, const 
   return LoadDecoder(config, checkpoint, ops, options);
 }
 
+std::unique_ptr<Model> LoadPredictor(const std::string& folder, Model& target, const LoadOptions& options) {
+  LoadOptions own = options;
+  own.predicts_for = &target;
+  const weights::Checkpoint checkpoint = weights::Checkpoint::Open(folder);
+  return LoadDecoder(ConfigOfPredictor(ReadConfig(folder)), checkpoint, target.ops(), own);
+}
+
 }  // namespace kvanta::models

@@ -60,6 +60,15 @@ Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, b
   argmaxes_.resize(static_cast<size_t>(max_logit_rows));
 }
 
+void Runner::KeepHiddenStates() {
+  assert(!SamplesOnDevice() && !sender_);
+  all_hidden_ = AllocateArray<float>(model_.ops().device(), HiddenFloats(max_rows_));
+}
+
+void Runner::SetHiddenState(int64_t row, std::span<const float> values) noexcept {
+  std::ranges::copy(values, hidden_ + HiddenFloats(row));
+}
+
 void Runner::SetStepSender(std::unique_ptr<StepSender> sender) {
   sender_ = std::move(sender);
   if (!sender_->IsPipeline()) return;
@@ -124,9 +133,17 @@ Runner::Ticket Runner::Begin(std::span<const RunItem> items, attention::Backend&
       .tokens = std::span(reinterpret_cast<const int32_t*>(numbers.data() + numbers.size()), tokens_.size()),
       .positions = numbers.first(tokens_.size())};
   if (!keeps_all) batch.output_rows = numbers.subspan(tokens_.size());
+  if (all_hidden_) batch.all_hidden = all_hidden_.as<float>();
   Slot& slot = SlotOf(next_);
   slot = {.output_rows = output_rows, .arrived = last, .hidden = std::move(slot.hidden)};
   auto* hidden = slot.hidden.as<float>();
+  int64_t first_row = 0;
+  for (const RunItem& item : items) {
+    if (item.hidden != nullptr) {
+      std::copy_n(item.hidden, HiddenFloats(std::ssize(item.tokens)), hidden + HiddenFloats(first_row));
+    }
+    first_row += std::ssize(item.tokens);
+  }
   if (!first) pipeline_->Receive(pipeline_->Rank() - 1, hidden, BytesOfRows(std::ssize(tokens_)));
   const auto forward = [&] { model_.Forward(batch, backend, *plan_, hidden); };
   if (decodes) {

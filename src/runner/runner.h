@@ -25,6 +25,9 @@ struct RunItem {
   cache::BlockTables pages = nullptr;
   int64_t first_output = 0;  // first of `tokens` with logits; tokens.size(): none has
   int drafts = 0;            // the last of `tokens`, which may be rejected (AcceptDrafts)
+  // Inputs of a predictor (models::LoadPredictor): the hidden states before the tokens, f32 [tokens][hidden], on the
+  // host.
+  const float* hidden = nullptr;
 };
 
 class Runner {
@@ -39,6 +42,11 @@ class Runner {
   void SetStepSender(std::unique_ptr<StepSender> sender);
   // A pipeline's rank above 0: hidden states come from the rank before it, and go to the next one.
   void SetPipeline(parallel::Communicator& pipeline) noexcept { pipeline_ = &pipeline; }
+
+  // Keeps the hidden states of all rows from now on. Only on the host, without other ranks.
+  void KeepHiddenStates();
+  // Hidden states of all rows of the last Begin, after KeepHiddenStates, f32 [rows][hidden].
+  const float* AllHiddenStates() const noexcept { return all_hidden_.as<float>(); }
 
   // A batch that Begin has taken.
   using Ticket = int64_t;
@@ -69,6 +77,8 @@ class Runner {
   // Hidden states of output rows [first, first + count) of the last Forward, as Model::Forward gives them, f32
   // [count][hidden], valid until the next call.
   std::span<const float> HiddenStates(int64_t first, int64_t count);
+  // Replaces the hidden state of an output row of the last Forward, on the host.
+  void SetHiddenState(int64_t row, std::span<const float> values) noexcept;
 
  private:
   // Computes logits on this rank, and on the others if they repeat its steps.
@@ -111,6 +121,7 @@ class Runner {
   // On the model's device:
   float* hidden_ = nullptr;  // hidden states in the slot of the last Forward
   Buffer logits_;            // f32 [max_logit_rows][vocab]
+  Buffer all_hidden_;        // f32 [max_rows][hidden] with KeepHiddenStates(); else empty
   Buffer inputs_;            // Forward's positions and output rows, int64 [2 * max_rows], then ids, int32 [max_rows]
   // With SamplesOnDevice():
   Buffer gathered_;       // f32 [max_logit_rows][hidden]

@@ -98,11 +98,13 @@ def plan(
             continue  # this model's layers do not take this format
         if not formats and layout.kv_cache_dtype != name:
             continue  # another name of a format of latents
-        exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes
+        exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes + layout.draft_exact_bytes
         free_bytes = max(0, cache_bytes - layout.draft_state_bytes)
-        tokens = max(0, free_bytes - exact_bytes) // layout.page_bytes * page_size
+        tokens = max(0, free_bytes - exact_bytes) // (layout.page_bytes + layout.draft_page_bytes) * page_size
+        drafts = layout.draft_page_bytes * -(-context // page_size) + layout.draft_exact_bytes  # of MTP
+        sequence_bytes = layout.sequence_bytes + drafts
         if any(group["visibility"] != "full" for group in layout.groups):
-            tokens = free_bytes * context // layout.sequence_bytes  # in sequences of `context` tokens
+            tokens = free_bytes * context // sequence_bytes  # in sequences of `context` tokens
         rows.append(
             {
                 "name": name,
@@ -110,9 +112,9 @@ def plan(
                 "bytes_per_token": layout.bytes_per_token,
                 "page_bytes": layout.page_bytes,
                 "exact_bytes_per_sequence": exact_bytes,
-                "sequence_bytes": layout.sequence_bytes,
+                "sequence_bytes": sequence_bytes,
                 "tokens": tokens,
-                "sequences": free_bytes // layout.sequence_bytes,
+                "sequences": free_bytes // sequence_bytes,
                 "ratio_to_bf16": reference.bytes_per_token / layout.bytes_per_token,
             }
         )

@@ -37,9 +37,9 @@ def _state_dtype(value: Any) -> str:
 
 
 def _method(value: Any) -> str:
-    """SGLang writes methods in capitals, and calls a draft model STANDALONE."""
+    """SGLang writes methods in capitals, and calls a draft model STANDALONE and MTP NEXTN, or EAGLE without a model."""
     name = str(value).lower()
-    return {"none": "", "standalone": "draft_model"}.get(name, name)
+    return {"none": "", "standalone": "draft_model", "nextn": "mtp", "eagle": "mtp"}.get(name, name)
 
 
 def _store_url(value: Any) -> str:
@@ -145,7 +145,8 @@ class EngineOptions(BatchingOptions):
     )
     speculative_config: Mapping[str, Any] | str | None = option(
         "",
-        'speculative decoding: JSON as {"method": "ngram"} or {"model": "SMALL_MODEL"}; keys: docs/speculation.md',
+        'speculative decoding: JSON as {"method": "ngram"}, {"method": "mtp"} or {"model": "SMALL_MODEL"}; keys: '
+        "docs/speculation.md",
         json_text,
         metavar="JSON",
         short_flag="-sc",
@@ -153,7 +154,7 @@ class EngineOptions(BatchingOptions):
     )
     speculative_algorithm: str | None = option(
         "",
-        "its method alone: ngram, draft_model (STANDALONE)",
+        "its method alone: ngram, mtp (NEXTN), draft_model (STANDALONE)",
         _method,
         aliases=("spec_method",),
         config_field="speculative_config",

@@ -41,6 +41,7 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
   ReadMla(json, config);
   config.mla.rope_interleave = json.BoolOrNull("rope_interleave", true);
   config.num_nextn_predict_layers = static_cast<int>(json.Int("num_nextn_predict_layers", 0, 64, 0));
+  if (config.num_nextn_predict_layers > 0) config.names.predictor = kNextnPredictor;
   ReadMoe(json, config);
   if (config.moe.num_experts == 0) return;
   if (json.String("scoring_func", "sigmoid") != "sigmoid") json.Fail("scoring_func", "sigmoid");

@@ -11,6 +11,7 @@ void ReadGlm4Moe(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = json.Bool("attention_bias", false);
   if (json.Bool("use_qk_norm", false)) config.qk_norm = QkNorm::kPerHead;
   config.num_nextn_predict_layers = static_cast<int>(json.Int("num_nextn_predict_layers", 0, 64, 0));
+  if (config.num_nextn_predict_layers > 0) config.names.predictor = kNextnPredictor;
   MarkSparseLayers(json.Int("first_k_dense_replace", 0, config.layers, 1), config);
   ReadSigmoidExperts(json, "n_routed_experts", "n_shared_experts", config);
 }

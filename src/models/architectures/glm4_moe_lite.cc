@@ -12,6 +12,7 @@ void ReadGlm4MoeLite(const JsonObject& json, ModelConfig& config) {
   ReadMla(json, config);
   config.mla.rope_interleave = json.Bool("rope_interleave", true);
   config.num_nextn_predict_layers = static_cast<int>(json.Int("num_nextn_predict_layers", 0, 64, 0));
+  if (config.num_nextn_predict_layers > 0) config.names.predictor = kNextnPredictor;
   ReadSigmoidExperts(json, "n_routed_experts", "n_shared_experts", config);
   // transformers does not read this key of the published file, which says what is the class's default.
   if (!json.Has("mlp_layer_types") && json.Int(kFirst, 0, int64_t{1} << 20, 1) != 1) {

@@ -12,6 +12,11 @@ void ReadHybrid(const JsonObject& json, ModelConfig& config) {
   config.qk_norm = QkNorm::kPerHead;
   config.attn_output_gate = true;
   config.norm_weight_offset = 1;
+  config.names.predictor = {.prefix = "mtp.",
+                            .embedding_norm = "pre_fc_norm_embedding",
+                            .hidden_norm = "pre_fc_norm_hidden",
+                            .projection = "fc",
+                            .final_norm = "norm"};
   ReadGatedDeltaNetLayers(json, config);
 }
 

@@ -369,6 +369,27 @@ ModelConfig ReadConfig(const std::string& path) {
   return config;
 }
 
+std::string PredictorModule(const ModelConfig& config, const TensorNames::Decoder& names) {
+  const TensorNames::Predictor& predictor = config.names.predictor;
+  if (!predictor.prefix.empty()) return std::string(predictor.prefix);
+  return fmt::format("{}layers.{}.", names.prefix, config.layer_specs.front().stored_attention);
+}
+
+// Its block is that of the model's last layer of attention.
+ModelConfig ConfigOfPredictor(ModelConfig config) {
+  const std::string_view prefix = config.names.predictor.prefix;
+  const auto last = std::find_if(config.layer_specs.rbegin(), config.layer_specs.rend(),
+                                 [](const LayerSpec& layer) { return !layer.IsRecurrent(); });
+  LayerSpec layer = *last;
+  layer.moe = config.layer_specs.back().moe;
+  layer.stored_attention = layer.stored_mlp = prefix.empty() ? config.layers : 0;
+  if (!prefix.empty()) config.names.decoders = {{.prefix = prefix}};
+  config.layer_specs = {layer};
+  config.declared_kv_cache_layers.clear();
+  config.layers = 1;
+  return config;
+}
+
 ModelConfig ConfigOfLayers(ModelConfig config, int first, int count) {
   const auto keep = [&](auto& of_layers) {
     if (!of_layers.empty()) of_layers = {of_layers.begin() + first, of_layers.begin() + first + count};

@@ -163,6 +163,15 @@ struct TensorNames {
     std::string_view embedding = "embed_tokens";
   };
   std::vector<Decoder> decoders = {{}};  // alternatives; the first one that the checkpoint has
+  // Multi-token prediction (MTP): a layer that continues the model's hidden states.
+  struct Predictor {
+    std::string_view prefix;  // of its modules and of its layers; "": it is the layer after the model's last one
+    // Norms of a token's embedding and of the hidden states before it, the projection of both, and the last norm.
+    std::string_view embedding_norm, hidden_norm, projection, final_norm;
+
+    explicit operator bool() const noexcept { return !projection.empty(); }
+  };
+  Predictor predictor = {};  // none: the architecture has no such layer
   // RMS norms of a layer, before and after its two blocks; "" where there is none.
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
@@ -201,7 +210,7 @@ struct ModelConfig {
   bool mlp_beside_experts = false;   // layers with experts have the MLP, too
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int stored_layers = 0;             // layers of the checkpoint, where blocks are counted otherwise; 0: `layers`
-  int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
+  int num_nextn_predict_layers = 0;  // layers at the checkpoint's end that predict further tokens: LoadPredictor
   NormKind norm = NormKind::kRms;
   double rms_eps = 1e-6;         // epsilon of any kind
   float norm_weight_offset = 0;  // added to the weights of all norms
@@ -256,6 +265,18 @@ struct ModelConfig {
 
 // Gives layers without sizes of their own the model's.
 void FillLayerSpecs(ModelConfig& config);
+
+inline constexpr TensorNames::Predictor kNextnPredictor = {.prefix = "",
+                                                           .embedding_norm = "enorm",
+                                                           .hidden_norm = "hnorm",
+                                                           .projection = "eh_proj",
+                                                           .final_norm = "shared_head.norm"};
+
+// The module of the predictor's tensors, "mtp." or "model.layers.46.".
+std::string PredictorModule(const ModelConfig& config, const TensorNames::Decoder& names);
+
+// The predictor of a model with config.names.predictor, as a model of one layer.
+ModelConfig ConfigOfPredictor(ModelConfig config);
 
 // The model with layers [first, first + count) alone.
 ModelConfig ConfigOfLayers(ModelConfig config, int first, int count);

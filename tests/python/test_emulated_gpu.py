@@ -38,6 +38,7 @@ REFUSED = {
     "FalconH1ForCausalLM": MAMBA2,
     "GptOssForCausalLM": EXPERTS_WITH_BIASES,
     "GraniteMoeHybridForCausalLM": MAMBA2,
+    "KimiLinearForCausalLM": RECURRENT,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
     "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
     "NemotronHForCausalLM": MAMBA2,

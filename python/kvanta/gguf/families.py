@@ -8,8 +8,11 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf.gemma4 import gemma4
+from kvanta.gguf.kimi_linear import kimi_linear
+from kvanta.gguf.latents import latent_sizes
 from kvanta.gguf.mamba2 import falcon_h1, granite_hybrid, nemotron_h
 from kvanta.gguf.metadata import Metadata
+from kvanta.gguf.predicted_layers import leave_out_predicted_layers
 from kvanta.gguf.recurrent_families import lfm2, lfm2_moe
 from kvanta.gguf.window_families import cohere2, command_r, every, exaone4, window_layers
 
@@ -111,7 +114,7 @@ def _dots1(metadata: Metadata, config: Config) -> None:
 
 
 def _exaone_moe(metadata: Metadata, config: Config) -> None:
-    _leave_out_predicted_layers(metadata, config)
+    leave_out_predicted_layers(metadata, config)
     window_layers(metadata, config, 4)
     _deepseek_experts(metadata, config)
     config["num_experts"] = config.pop("n_routed_experts")
@@ -119,19 +122,10 @@ def _exaone_moe(metadata: Metadata, config: Config) -> None:
     _deepseek_groups(metadata, config)
 
 
-def _leave_out_predicted_layers(metadata: Metadata, config: Config) -> None:
-    """Layers that predict several tokens, which the file counts as blocks."""
-    predicted, blocks = metadata.count("nextn_predict_layers"), config["num_hidden_layers"]
-    if predicted >= blocks:
-        raise InputError(f"{metadata.path} has {blocks} blocks, all of which predict further tokens")
-    config["num_nextn_predict_layers"] = predicted
-    config["num_hidden_layers"] -= predicted
-
-
 def _gated_delta_net(metadata: Metadata, config: Config) -> None:
     """Layers that have Gated DeltaNet in place of attention, and its sizes."""
     blocks = config["num_hidden_layers"]
-    _leave_out_predicted_layers(metadata, config)
+    leave_out_predicted_layers(metadata, config)
     if metadata.has("attention.recurrent_layers"):
         flags = metadata.array(f"{metadata.architecture}.attention.recurrent_layers", int, blocks)
     else:
@@ -224,7 +218,7 @@ def _phi3(metadata: Metadata, config: Config) -> None:
 
 def _glm4_moe(metadata: Metadata, config: Config) -> None:
     _deepseek_experts(metadata, config)
-    _leave_out_predicted_layers(metadata, config)
+    leave_out_predicted_layers(metadata, config)
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in metadata.tensors
     config |= {"n_group": 1, "topk_group": 1}
 
@@ -308,16 +302,7 @@ def _deepseek_groups(metadata: Metadata, config: Config) -> None:
 
 
 def _deepseek2(metadata: Metadata, config: Config) -> None:
-    rank, rope = metadata.size("attention.kv_lora_rank"), metadata.size("rope.dimension_count")
-    has_mla_keys = metadata.has("attention.key_length_mla")  # newer files: the others describe the latent
-    key = metadata.size("attention.key_length_mla" if has_mla_keys else "attention.key_length")
-    value = metadata.size("attention.value_length_mla" if has_mla_keys else "attention.value_length")
-    if key <= rope:
-        raise InputError(f"{metadata.path} has keys of {key} channels, of which {rope} are rotated, which do not fit")
-    config |= {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "qk_nope_head_dim": key - rope, "v_head_dim": value}
-    config["q_lora_rank"] = metadata.count("attention.q_lora_rank") or None
-    config["num_key_value_heads"] = config["num_attention_heads"]
-    config["head_dim"] = rope
+    latent_sizes(metadata, config)
     scaling = config["rope_scaling"]
     if metadata.value("deepseek2.attention.temperature_scale"):
         raise InputError(f"{metadata.path} has queries that grow with the position; 'deepseek2' models do not")
@@ -381,6 +366,17 @@ ARCHITECTURES = {
     ),
     "falcon-h1": Family("FalconH1ForCausalLM", "falcon_h1", falcon_h1),
     "nemotron_h": Family("NemotronHForCausalLM", "nemotron_h", nemotron_h, has_sizes_by_layer=True),
+    "nemotron_h_moe": Family(
+        "NemotronHForCausalLM", "nemotron_h", nemotron_h, has_experts=True, has_sizes_by_layer=True
+    ),
+    "kimi-linear": Family(
+        "KimiLinearForCausalLM",
+        "kimi_linear",
+        kimi_linear,
+        has_experts=True,
+        is_latent=True,
+        has_layers_without_kv=True,
+    ),
     "granite": Family("GraniteForCausalLM", "granite", _granite),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _olmo2),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _smollm3),

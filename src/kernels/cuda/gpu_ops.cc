@@ -35,8 +35,9 @@ class GpuOps final : public Ops {
   }
 
   void CheckExperts(const MoeConfig& moe) const override {
-    if (!moe.bias && !moe.apply_router_weight_on_input && !moe.has_expert_scales) return;
-    const char* kind = moe.bias                ? "with biases"
+    if (moe.gated && !moe.bias && !moe.apply_router_weight_on_input && !moe.has_expert_scales) return;
+    const char* kind = !moe.gated              ? "without a gate"
+                       : moe.bias              ? "with biases"
                        : moe.has_expert_scales ? "with scales"
                                                : "whose inputs are multiplied by the router's weights";
     throw InputError(fmt::format("{} does not support experts {}; device cpu does", context_->gpu->Name(), kind));

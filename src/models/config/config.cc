@@ -227,6 +227,7 @@ formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
     case RecurrentKind::kNone:
       break;
     case RecurrentKind::kGatedDeltaNet:
+    case RecurrentKind::kKimiDelta:
       return gated_delta_net.State();
     case RecurrentKind::kShortConv:
       return short_conv.State();

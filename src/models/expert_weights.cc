@@ -44,12 +44,18 @@ struct FusedWeight {
   std::vector<int64_t> rows;  // rows that this rank keeps, in its order
 };
 
+// Channels of the experts' inputs and outputs.
+int64_t ExpertIo(const BlockSource& source) {
+  const int64_t latent = source.config.moe.moe_latent_size;
+  return latent != 0 ? latent : source.config.hidden;
+}
+
 // Rows of gate, then rows of up.
 FusedWeight GateUp(const BlockSource& source, const std::string& name) {
   const int64_t width = source.config.moe.moe_intermediate_size;
   const bool interleaved = source.config.names.interleaved_gate_up;
   const Range own = OwnRows(source, width);
-  FusedWeight weight{.name = name, .out = 2 * width, .in = source.config.hidden, .rows = {}};
+  FusedWeight weight{.name = name, .out = 2 * width, .in = ExpertIo(source), .rows = {}};
   for (const int64_t half : {0, 1}) {
     for (int64_t row = own.first; row < own.end; ++row) {
       weight.rows.push_back(interleaved ? 2 * row + half : half * width + row);
@@ -59,9 +65,9 @@ FusedWeight GateUp(const BlockSource& source, const std::string& name) {
 }
 
 FusedWeight Down(const BlockSource& source, const std::string& name) {
-  const Range own = OwnRows(source, source.config.hidden);
-  FusedWeight weight{
-      .name = name, .out = source.config.hidden, .in = source.config.moe.moe_intermediate_size, .rows = {}};
+  const int64_t out = ExpertIo(source);
+  const Range own = OwnRows(source, out);
+  FusedWeight weight{.name = name, .out = out, .in = source.config.moe.moe_intermediate_size, .rows = {}};
   for (int64_t row = own.first; row < own.end; ++row) weight.rows.push_back(row);
   return weight;
 }
@@ -184,16 +190,17 @@ struct ModuleNames {
 };
 
 std::vector<ExpertWeights> ReadModules(const BlockSource& source, const std::string& module, const ModuleNames& names) {
-  const int64_t hidden = source.config.hidden, width = source.config.moe.moe_intermediate_size;
+  const int64_t hidden = ExpertIo(source), width = source.config.moe.moe_intermediate_size;
   const bool bias = source.config.moe.bias;
   const bool whole = source.expert_parallel;
   std::vector<ExpertWeights> experts;
   const Range own = OwnExperts(source);
   for (int64_t expert = own.first; expert < own.end; ++expert) {
     const std::string name = module + std::to_string(expert) + ".";
-    auto gate_up = source.reader.Linear({{.module = name + names.gate, .out = width, .whole = whole},
-                                         {.module = name + names.up, .out = width, .whole = whole}},
-                                        hidden, bias, source.store);
+    const StackedWeight gate{.module = name + names.gate, .out = width, .whole = whole};
+    const StackedWeight up{.module = name + names.up, .out = width, .whole = whole};
+    auto gate_up = source.config.moe.gated ? source.reader.Linear({gate, up}, hidden, bias, source.store)
+                                           : source.reader.Linear({up}, hidden, bias, source.store);
     auto down =
         source.reader.Linear({{.module = name + names.down, .out = hidden, .whole = whole}}, width, bias, source.store);
     experts.push_back({.gate_up = std::move(gate_up), .down = std::move(down)});

@@ -16,7 +16,7 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kGraniteMoeShared, kDots1, kSolarOpen, kExaoneMoe, kQwen3VlMoe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35,
     kQwen35Multimodal, kQwen35Moe, kQwen35MoeMultimodal, kGemma, kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm,
     kYoutu, kHyperClovaX, kQwen2Vl, kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2,
-    kLfm2Moe, kGraniteMoeHybrid, kBamba, kFalconH1, kNemotronH;
+    kLfm2Moe, kGraniteMoeHybrid, kBamba, kFalconH1, kNemotronH, kKimiLinear;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -90,7 +90,8 @@ std::span<const Architecture* const> Architectures() {
                                       &kGraniteMoeHybrid,
                                       &kBamba,
                                       &kFalconH1,
-                                      &kNemotronH};
+                                      &kNemotronH,
+                                      &kKimiLinear};
   return kAll;
 }
 

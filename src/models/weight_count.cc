@@ -60,6 +60,16 @@ BlockCount CountGatedDeltaNet(const ModelConfig& config) {
   return count;
 }
 
+BlockCount CountKimiDelta(const ModelConfig& config) {
+  const kernels::GatedDeltaNetShape& shape = config.gated_delta_net;
+  const int64_t low = 2 * shape.k_dim;  // of the decays and of the gates
+  BlockCount count{.matrices = config.hidden * (shape.ConvWidth() + low + shape.v_heads + shape.ValueWidth()) +
+                               low * shape.ValueWidth(),
+                   .vectors = shape.ConvWidth() * shape.conv_width + shape.v_heads + shape.KeyWidth() + shape.v_dim};
+  count.kept = count.matrices;
+  return count;
+}
+
 BlockCount CountShortConv(const ModelConfig& config) {
   const int64_t hidden = config.hidden, taps = config.short_conv.conv_width;
   BlockCount count{.matrices = 4 * hidden * hidden, .vectors = hidden * taps};
@@ -112,9 +122,12 @@ BlockCount CountMoe(const ModelConfig& config, const LayerSpec& spec) {
   const kernels::MoeConfig& moe = config.moe;
   const int64_t hidden = config.hidden;
   BlockCount count = CountMlp(hidden, moe.shared_expert_intermediate_size,
-                              config.mlp.bias && moe.shared_expert_intermediate_size != 0);
+                              config.mlp.bias && moe.shared_expert_intermediate_size != 0, moe.gated);
   if (moe.shared_expert_gate) count.vectors += hidden;
-  const BlockCount expert = CountMlp(hidden, moe.moe_intermediate_size, moe.bias);
+  const int64_t latent = moe.moe_latent_size;
+  count.matrices += 2 * hidden * latent;
+  if (latent != 0 && config.mlp.bias) count.vectors += hidden + latent;
+  const BlockCount expert = CountMlp(latent != 0 ? latent : hidden, moe.moe_intermediate_size, moe.bias, moe.gated);
   count.matrices += moe.num_experts * expert.matrices;
   if (config.mxfp4_experts) count.mxfp4 = moe.num_experts * expert.matrices;
   const int64_t router = hidden + (moe.has_correction_bias ? 1 : 0) + (moe.bias ? 1 : 0);
@@ -138,6 +151,8 @@ BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
       break;
     case RecurrentKind::kGatedDeltaNet:
       return CountGatedDeltaNet(config);
+    case RecurrentKind::kKimiDelta:
+      return CountKimiDelta(config);
     case RecurrentKind::kShortConv:
       return CountShortConv(config);
     case RecurrentKind::kMamba2:
@@ -161,6 +176,8 @@ std::string AttentionModule(const ModelConfig& config, const LayerSpec& spec) {
       break;
     case RecurrentKind::kGatedDeltaNet:
       return "linear_attn.out_proj";
+    case RecurrentKind::kKimiDelta:
+      return "self_attn.o_proj";
     case RecurrentKind::kShortConv:
       return "conv.out_proj";
     case RecurrentKind::kMamba2:
@@ -200,7 +217,9 @@ int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>&
       return !quantization.IsIgnored(fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix,
                                                  stored < 0 ? static_cast<int>(layer) : stored, module));
     };
-    const std::string mlp = fmt::format("{}.{}{}", config.names.mlp, spec.moe ? "experts.0." : "", config.names.down);
+    const bool sparse = spec.moe && !config.names.sparse_mlp.empty();
+    const std::string mlp = fmt::format("{}.{}{}", sparse ? config.names.sparse_mlp : config.names.mlp,
+                                        spec.moe ? "experts.0." : "", config.names.down);
     if (is_quantized(spec.stored_attention, AttentionModule(config, spec))) count += layers[layer].attention.kept;
     if (is_quantized(spec.stored_mlp, mlp)) count += layers[layer].mlp.matrices;
   }

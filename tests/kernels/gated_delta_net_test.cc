@@ -1,5 +1,5 @@
-// Gated DeltaNet on every CPU unit, compared with the recurrence in double precision; bits do not depend on how tokens
-// are divided into steps, sequences or threads.
+// Gated DeltaNet and Kimi Delta Attention on every CPU unit, compared with the recurrence in double precision; bits do
+// not depend on how tokens are divided into steps, sequences or threads.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,8 +23,10 @@ struct DeltaLayer {
         rows(count),
         projected(RandomValues(count * Width(), 1)),
         gates(RandomValues(count * 2 * s.v_heads, 2)),
+        channel_gates(RandomValues(count * s.KeyWidth(), 7, 3)),
+        output_gates(RandomValues(count * s.ValueWidth(), 8)),
         conv(RandomValues(s.conv_width * s.ConvWidth(), 3, 0.5F)),
-        dt_bias(RandomValues(s.v_heads, 4)),
+        dt_bias(RandomValues(s.v_heads * s.DecayDim(), 4)),
         decay(RandomValues(s.v_heads, 5)),
         norm(RandomValues(s.v_dim, 6)) {
     for (float& value : decay) value = -std::exp(value - 3);
@@ -35,7 +37,7 @@ struct DeltaLayer {
 
   GatedDeltaNetShape shape;
   int64_t rows;
-  std::vector<float> projected, gates, conv, dt_bias, decay, norm;
+  std::vector<float> projected, gates, channel_gates, output_gates, conv, dt_bias, decay, norm;
   static constexpr float kEps = 1e-6F;
 };
 
@@ -61,7 +63,7 @@ std::vector<float> RunDelta(const DeltaLayer& layer, int64_t begin, int64_t end,
   const int64_t rows = end - begin;
   const std::vector<ChannelRun> runs = {{.channel = 0, .projected = 0, .count = shape.ConvWidth()}};
   std::vector<float> mixed(static_cast<size_t>(rows * shape.ConvWidth())),
-      factors(static_cast<size_t>(rows * 2 * shape.v_heads)), out(static_cast<size_t>(rows * shape.ValueWidth()));
+      factors(static_cast<size_t>(rows * shape.FactorWidth())), out(static_cast<size_t>(rows * shape.ValueWidth()));
   ThreadPool pool(threads);
   CpuGatedDeltaNet({.shape = shape,
                     .rows = rows,
@@ -73,6 +75,8 @@ std::vector<float> RunDelta(const DeltaLayer& layer, int64_t begin, int64_t end,
                     .gates_stride = int64_t{2} * shape.v_heads,
                     .b = layer.Gates(0),
                     .a = layer.Gates(shape.v_heads),
+                    .channel_gates = layer.channel_gates.data() + begin * shape.KeyWidth(),
+                    .output_gates = layer.output_gates.data() + begin * shape.ValueWidth(),
                     .conv = layer.conv.data(),
                     .dt_bias = layer.dt_bias.data(),
                     .decay = layer.decay.data(),
@@ -115,18 +119,24 @@ std::vector<double> DeltaOracle(const DeltaLayer& layer) {
       const std::vector<double> k = normed(shape.KeyWidth() + key_head, 1);
       const float* gates = layer.gates.data() + row * 2 * shape.v_heads;
       const double beta = sigmoid(gates[head]);
-      const double decay =
-          std::exp(layer.decay[head] * std::log1p(std::exp(double{gates[shape.v_heads + head]} + layer.dt_bias[head])));
+      std::vector<double> decay(static_cast<size_t>(shape.k_dim));
+      for (int i = 0; i < shape.k_dim; ++i) {
+        const int64_t at = int64_t{head} * shape.k_dim + i;
+        const double x = shape.channel_decay
+                             ? double{layer.channel_gates[row * shape.KeyWidth() + at]} + layer.dt_bias[at]
+                             : double{gates[shape.v_heads + head]} + layer.dt_bias[head];
+        decay[i] = std::exp(layer.decay[head] * std::log1p(std::exp(x)));
+      }
       double* s = state.data() + int64_t{head} * shape.k_dim * shape.v_dim;
       std::vector<double> o(static_cast<size_t>(shape.v_dim));
       double squares = 0;
       for (int j = 0; j < shape.v_dim; ++j) {
         double known = 0;
-        for (int i = 0; i < shape.k_dim; ++i) known += decay * s[i * shape.v_dim + j] * k[i];
+        for (int i = 0; i < shape.k_dim; ++i) known += decay[i] * s[i * shape.v_dim + j] * k[i];
         const double delta = beta * (mixed[2 * shape.KeyWidth() + head * shape.v_dim + j] - known);
         for (int i = 0; i < shape.k_dim; ++i) {
           double& x = s[i * shape.v_dim + j];
-          x = decay * x + k[i] * delta;
+          x = decay[i] * x + k[i] * delta;
           o[j] += x * q[i];
         }
         squares += o[j] * o[j];
@@ -134,7 +144,8 @@ std::vector<double> DeltaOracle(const DeltaLayer& layer) {
       const float* z = layer.projected.data() + row * layer.Width() + channels + int64_t{head} * shape.v_dim;
       for (int j = 0; j < shape.v_dim; ++j) {
         const double norm = layer.norm[j] / std::sqrt(squares / shape.v_dim + DeltaLayer::kEps);
-        out.push_back(o[j] * norm * z[j] * sigmoid(z[j]));
+        const double gate = layer.output_gates[row * shape.ValueWidth() + int64_t{head} * shape.v_dim + j];
+        out.push_back(o[j] * norm * (shape.channel_decay ? sigmoid(gate) : z[j] * sigmoid(z[j])));
       }
     }
   }
@@ -147,7 +158,9 @@ constexpr GatedDeltaNetShape kDeltaShapes[] = {
     {.k_heads = 2, .v_heads = 6, .k_dim = 16, .v_dim = 24, .conv_width = 4},
     {.k_heads = 2, .v_heads = 4, .tiled_v_heads = true, .k_dim = 40, .v_dim = 72, .conv_width = 2},
     {.k_heads = 3, .v_heads = 3, .k_dim = 128, .v_dim = 128, .conv_width = 4},
-    {.k_heads = 1, .v_heads = 2, .k_dim = 8, .v_dim = 8, .conv_width = 8}};
+    {.k_heads = 1, .v_heads = 2, .k_dim = 8, .v_dim = 8, .conv_width = 8},
+    {.k_heads = 2, .v_heads = 2, .k_dim = 128, .v_dim = 128, .conv_width = 4, .channel_decay = true},
+    {.k_heads = 3, .v_heads = 3, .k_dim = 40, .v_dim = 40, .conv_width = 3, .channel_decay = true}};
 
 TEST_P(GatedDeltaNetTest, EqualsTheRecurrence) {
   for (const GatedDeltaNetShape& shape : kDeltaShapes) {
@@ -197,6 +210,8 @@ TEST_P(GatedDeltaNetTest, StepsAndThreadsChangeNoBit) {
     };
     rows(both.projected, layer.projected, layer.Width());
     rows(both.gates, layer.gates, int64_t{2} * shape.v_heads);
+    rows(both.channel_gates, layer.channel_gates, shape.KeyWidth());
+    rows(both.output_gates, layer.output_gates, shape.ValueWidth());
     whole.segments = {{.first_row = 0, .tokens = 13, .from = 1, .to = 3}, {.first_row = 13, .tokens = 20, .to = 0}};
     whole.first = {0, 1};
     const std::vector<float> out = RunDelta(both, 0, 33, whole.Step(), GetParam(), 2);

@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import gguf_gemma4
 import gguf_hybrids
+import gguf_kimi
 import gguf_lfm2
 import gguf_mamba2
 
@@ -67,6 +68,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
         gguf_mamba2.add_config(writer, config)
     if "linear_num_key_heads" in config:
         gguf_hybrids.add_config(writer, config)
+    if config["model_type"] == "kimi_linear":
+        gguf_kimi.add_config(writer, config)
     if config["model_type"] == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

@@ -22,6 +22,8 @@ _GRANITE = _MAMBA2 | {
     "shared_intermediate_size": 96,
     "position_embedding_type": "nope",
 }
+_NEMOTRON = {"head_dim": 32, "ssm_state_size": 32, "time_step_min": 1e-9}
+_NEMOTRON_EXPERTS = {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite_hybrid": ("GraniteMoeHybrid", _GRANITE | {"num_local_experts": 0}),
     "granite_hybrid_experts": (
@@ -34,7 +36,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 32, "mamba_d_state": 32, "mamba_norm_before_gate": False}
         | {key: None if isinstance(value, list) else 1.0 for key, value in tiny_models.FALCON_FACTORS.items()},
     ),
-    "nemotron_h": ("NemotronH", {"head_dim": 32, "ssm_state_size": 32, "time_step_min": 1e-9}),
+    "nemotron_h": ("NemotronH", _NEMOTRON),
+    "nemotron_h_moe": ("NemotronH", _NEMOTRON | tiny_models.NEMOTRON_EXPERTS | _NEMOTRON_EXPERTS),
+    "nemotron_h_moe_latent": (
+        "NemotronH",
+        _NEMOTRON | tiny_models.NEMOTRON_EXPERTS | _NEMOTRON_EXPERTS | {"moe_latent_size": 32, "mlp_bias": True},
+    ),
     "bamba": (
         "Bamba",
         {key: value for key, value in _MAMBA2.items() if key != "layer_types"}
@@ -84,6 +91,18 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         kv_heads = config["num_key_value_heads"]
         writer.add_head_count_kv([kv_heads if kind == "full_attention" else 0 for kind in kinds])
     if config["model_type"] == "nemotron_h":
-        writer.add_feed_forward_length([config["intermediate_size"] if kind == "mlp" else 0 for kind in kinds])
+        widths = {"mlp": config["intermediate_size"], "moe": config["moe_intermediate_size"]}
+        writer.add_feed_forward_length([widths.get(kind, 0) for kind in kinds])
+    if "moe" in kinds:
+        writer.add_expert_count(config["n_routed_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_group_count(config["n_group"])
+        if config.get("moe_latent_size"):
+            writer.add_moe_latent_size(config["moe_latent_size"])
     if config["model_type"] == "granitemoehybrid":
         writer.add_rope_scaling_finetuned(False)

@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import gguf_gemma4
 import gguf_hybrids
+import gguf_kimi
 import gguf_lfm2
 import gguf_mamba2
 import numpy as np
@@ -79,6 +80,7 @@ ARCHITECTURES = {
     "falcon_h1": "FALCON_H1",
     "nemotron_h": "NEMOTRON_H",
     "bamba": "GRANITE_HYBRID",
+    "kimi_linear": "KIMI_LINEAR",
     "olmo2": "OLMO2",
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
@@ -103,6 +105,7 @@ class Source:
         self.config = json.loads((self.folder / "config.json").read_text())
         if "layers_block_type" in self.config:
             self.config["num_hidden_layers"] = len(self.config["layers_block_type"])
+        self.config = gguf_kimi.with_common_names(self.config)
         self.tensors = {
             name: values.copy()
             for name, values in safetensors.numpy.load_file(self.folder / "model.safetensors").items()
@@ -110,6 +113,8 @@ class Source:
 
     @property
     def arch(self) -> str:
+        if "moe" in self.config.get("layers_block_type", []):
+            return "NEMOTRON_H_MOE"
         return self.other_arch or ARCHITECTURES[self.config["model_type"]]
 
 
@@ -160,6 +165,8 @@ def _parts(source: Source) -> dict[str, Array]:
             parts[short_conv[0]] = short_conv[1]
         elif (of_mamba2 := gguf_mamba2.parts(config, name, values)) is not None:
             parts.update(of_mamba2)
+        elif (of_kimi := gguf_kimi.parts(name, values)) is not None:
+            parts.update(of_kimi)
         elif gguf_hybrids.MODULE in name:
             parts.update(gguf_hybrids.parts(config, name, values))
         elif name.endswith("kv_b_proj.weight"):
@@ -255,7 +262,8 @@ def _back_fused(source: Source, experts: str, part: str, values: Array) -> None:
 
 def _expert_names(source: Source, name: str) -> str:
     """Names under which the table has the experts of Mixtral, and the parts of Granite's."""
-    if source.config["model_type"] == "bamba":
+    if source.config["model_type"] in ("bamba", "nemotron_h", "kimi_linear"):
+        name = re.sub(r"backbone\.(layers\.\d+)\.mixer\.experts", r"model.\1.mlp.experts", gguf_kimi.table_name(name))
         name = name.replace("model.final_layernorm", "model.norm")
     elif source.arch in _GRANITE_WITH_EXPERTS:
         if source.config["num_local_experts"] == 0:

@@ -33,6 +33,7 @@ REFUSED = {
     "FalconH1ForCausalLM": MAMBA2,
     "GlmMoeDsaForCausalLM": SPARSE,
     "GraniteMoeHybridForCausalLM": MAMBA2,
+    "KimiLinearForCausalLM": RECURRENT,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
     "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
     "NemotronHForCausalLM": MAMBA2,

@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import gguf_gemma4
+import gguf_kimi
 import gguf_lfm2
 import gguf_mamba2
 import gguf_models
@@ -150,6 +151,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **gguf_gemma4.MODELS,
     **gguf_lfm2.MODELS,
     **gguf_mamba2.MODELS,
+    **gguf_kimi.MODELS,
 }
 
 

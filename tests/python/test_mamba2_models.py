@@ -1,5 +1,5 @@
-"""Hybrids with layers of Mamba-2, Granite 4, Bamba, Falcon-H1 and Nemotron-H: logits against transformers, and the bits
-of every way to a token."""
+"""Hybrids with layers of Mamba-2, Granite 4, Bamba, Falcon-H1, Nemotron-H and Nemotron 3: logits against transformers,
+and the bits of every way to a token."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_no_norm": ("FalconH1", {"mamba_rms_norm": False, "projectors_bias": True, "mlp_bias": True}),
     "falcon_gate_first": ("FalconH1", {"mamba_norm_before_gate": False, "mamba_d_ssm": 64, "num_hidden_layers": 3}),
     "nemotron": ("NemotronH", {}),
+    "nemotron_experts": ("NemotronH", tiny_models.NEMOTRON_EXPERTS),
+    "nemotron_latent_experts": (
+        "NemotronH",
+        tiny_models.NEMOTRON_EXPERTS
+        | {"moe_latent_size": 40, "mlp_bias": True, "n_group": 4, "topk_group": 2, "norm_topk_prob": False},
+    ),
     "nemotron_one_block": ("NemotronH", {"layers_block_type": LAYERS_OF_ONE_BLOCK, "mlp_bias": True, "use_bias": True}),
 }
 ARCHITECTURES = ["GraniteMoeHybrid", "Bamba", "FalconH1", "NemotronH"]
@@ -63,6 +69,11 @@ def test_configs_as_published(tmp_path: Path) -> None:
     tiny_models.edit_config(nemotron, layers_block_type=..., hybrid_override_pattern="M-M*-", **limits)
     assert "[0.0, Infinity]" in (nemotron / "config.json").read_text()
     assert largest_error(logits(nemotron), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+    nemotron3 = tmp_path / "nemotron3"
+    model = tiny_models.make_model("NemotronH", **tiny_models.NEMOTRON_EXPERTS)
+    tiny_models.save(model, nemotron3)
+    tiny_models.edit_config(nemotron3, layers_block_type=..., hybrid_override_pattern="MEM*E")
+    assert largest_error(logits(nemotron3), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
 
 
 FAULTS: dict[str, Fault] = {
@@ -74,6 +85,16 @@ FAULTS: dict[str, Fault] = {
     "factor of keys": ("FalconH1", {}, edit_config(key_multiplier=0.7)),
     "factor of gates": ("FalconH1", {}, edit_config(mlp_multipliers=[1.0, 0.3])),
     "limit": ("NemotronH", {}, edit_config(time_step_min=0.3)),
+    "correction bias": (
+        "NemotronH",
+        tiny_models.NEMOTRON_EXPERTS,
+        edit_tensor("backbone.layers.1.mixer.gate.e_score_correction_bias", lambda x: -x),
+    ),
+    "latents of experts": (
+        "NemotronH",
+        tiny_models.NEMOTRON_EXPERTS | {"moe_latent_size": 24},
+        edit_tensor("backbone.layers.4.mixer.fc2_latent_proj.weight", lambda x: x.flip(0)),
+    ),
     "order of layers": ("NemotronH", {}, edit_tensor("backbone.layers.4.norm.weight", lambda x: x.flip(0))),
 }
 
@@ -95,11 +116,14 @@ OPTIONS: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "16Mi
 GREEDY = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, "Nemotron3"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the tokenizer of stories260k, and heads that every format takes."""
     folder: Path = tmp_path_factory.mktemp("mamba2")
-    tiny_models.save(tiny_models.make_model(request.param, **WIDE), folder, torch.bfloat16)
+    has_experts = request.param == "Nemotron3"
+    settings = WIDE | (tiny_models.NEMOTRON_EXPERTS | {"moe_latent_size": 64} if has_experts else {})
+    model = tiny_models.make_model("NemotronH" if has_experts else request.param, **settings)
+    tiny_models.save(model, folder, torch.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
     return folder
@@ -184,10 +208,10 @@ def test_scales_by_the_layers_of_the_checkpoint(tmp_path: Path) -> None:
         ("FalconH1", {"ssm_multipliers": [1.0]}, "a list of 5 numbers"),
         ("FalconH1", {"attention_bias": True}, "1 with attention_bias"),
         ("FalconH1", {"mamba_proj_bias": True}, "1 with mamba_proj_bias"),
-        ("NemotronH", {"layers_block_type": ["linear_attention", "moe", "full_attention"]}, "no layers of experts"),
-        ("NemotronH", {"layers_block_type": ["mlp", "linear_attention", "full_attention"]}, "no MLP at the start"),
+        ("NemotronH", {"layers_block_type": ["moe", "linear_attention", "full_attention"]}, "no MLP or experts at"),
+        ("NemotronH", {"layers_block_type": ["mlp", "linear_attention", "full_attention"]}, "no MLP or experts at"),
         ("NemotronH", {"layers_block_type": ["linear_attention"]}, "at least one layer of attention"),
-        ("NemotronH", {"layers_block_type": ["window"]}, "a list of 'linear_attention', 'full_attention' and 'mlp'"),
+        ("NemotronH", {"layers_block_type": ["window"]}, "a list of 'linear_attention', 'full_attention', 'mlp'"),
         ("NemotronH", {"layers_block_type": ..., "hybrid_override_pattern": "M?"}, "a string of 'M'"),
         ("NemotronH", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
     ],

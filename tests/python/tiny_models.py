@@ -281,6 +281,32 @@ SETTINGS |= {
         "pad_token_id": 0,
     },
 }
+# Layers of experts in place of those of one MLP.
+NEMOTRON_EXPERTS: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+}
+KIMI_LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "linear_head_dim": 24,
+    "linear_num_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+    "pad_token_id": 0,
+}
+SETTINGS["KimiLinear"] = KIMI_LINEAR
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
     "Gemma4": "Gemma4TextConfig",
@@ -301,6 +327,7 @@ HYBRIDS = [
     "Bamba",
     "FalconH1",
     "NemotronH",
+    "KimiLinear",
 ]
 DENSE = [
     *("Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3", "SeedOss", "Ernie4_5"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.gguf.latents import latent_sizes
 from kvanta.gguf.metadata import Metadata
+from kvanta.gguf.predicted_layers import leave_out_predicted_layers
 
 Config = dict[str, Any]
 _SIGMOID = 2  # expert_gating_func
@@ -20,15 +22,6 @@ def experts(metadata: Metadata, config: Config, count_key: str) -> None:
     config["num_experts_per_tok"] = metadata.size("expert_used_count")
     if metadata.has("expert_feed_forward_length"):
         config["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
-
-
-def leave_out_predicted_layers(metadata: Metadata, config: Config) -> None:
-    """Layers that predict several tokens, which the file counts as blocks."""
-    predicted, blocks = metadata.count("nextn_predict_layers"), config["num_hidden_layers"]
-    if predicted >= blocks:
-        raise InputError(f"{metadata.path} has {blocks} blocks, all of which predict further tokens")
-    config["num_nextn_predict_layers"] = predicted
-    config["num_hidden_layers"] -= predicted
 
 
 def deepseek_experts(metadata: Metadata, config: Config) -> None:
@@ -52,16 +45,7 @@ def deepseek_groups(metadata: Metadata, config: Config) -> None:
 
 
 def _latents(metadata: Metadata, config: Config) -> None:
-    rank, rope = metadata.size("attention.kv_lora_rank"), metadata.size("rope.dimension_count")
-    has_mla_keys = metadata.has("attention.key_length_mla")  # newer files: the others describe the latent
-    key = metadata.size("attention.key_length_mla" if has_mla_keys else "attention.key_length")
-    value = metadata.size("attention.value_length_mla" if has_mla_keys else "attention.value_length")
-    if key <= rope:
-        raise InputError(f"{metadata.path} has keys of {key} channels, of which {rope} are rotated, which do not fit")
-    config |= {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "qk_nope_head_dim": key - rope, "v_head_dim": value}
-    config["q_lora_rank"] = metadata.count("attention.q_lora_rank") or None
-    config["num_key_value_heads"] = config["num_attention_heads"]
-    config["head_dim"] = rope
+    latent_sizes(metadata, config)
     scaling = config["rope_scaling"]
     if metadata.value(f"{metadata.architecture}.attention.temperature_scale"):
         raise InputError(

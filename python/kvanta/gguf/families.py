@@ -15,11 +15,12 @@ from kvanta.gguf.deepseek import (
     deepseek_groups,
     experts,
     glm_dsa,
-    leave_out_predicted_layers,
 )
 from kvanta.gguf.gemma4 import gemma4
+from kvanta.gguf.kimi_linear import kimi_linear
 from kvanta.gguf.mamba2 import falcon_h1, granite_hybrid, nemotron_h
 from kvanta.gguf.metadata import Metadata
+from kvanta.gguf.predicted_layers import leave_out_predicted_layers
 from kvanta.gguf.recurrent_families import lfm2, lfm2_moe
 from kvanta.gguf.window_families import cohere2, command_r, every, exaone4, window_layers
 
@@ -324,6 +325,17 @@ ARCHITECTURES = {
     ),
     "falcon-h1": Family("FalconH1ForCausalLM", "falcon_h1", falcon_h1),
     "nemotron_h": Family("NemotronHForCausalLM", "nemotron_h", nemotron_h, has_sizes_by_layer=True),
+    "nemotron_h_moe": Family(
+        "NemotronHForCausalLM", "nemotron_h", nemotron_h, has_experts=True, has_sizes_by_layer=True
+    ),
+    "kimi-linear": Family(
+        "KimiLinearForCausalLM",
+        "kimi_linear",
+        kimi_linear,
+        has_experts=True,
+        is_latent=True,
+        has_layers_without_kv=True,
+    ),
     "granite": Family("GraniteForCausalLM", "granite", _granite),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _olmo2),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _smollm3),

@@ -374,6 +374,7 @@ BY_MODEL_TYPE = {
     "kimi_k2": _DEEPSEEK2,
     "deepseek_v32": _DEEPSEEK2 + _INDEXER,
     "glm_moe_dsa": _DEEPSEEK2 + _INDEXER,
+    "kimi_linear": _MLP + _EXPERTS + _SHARED_EXPERTS + recurrent_tables.KIMI_LINEAR,
 }
 # GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).
 PAIRED_ROPE = {"llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3", "arcee"}

@@ -1,4 +1,4 @@
-"""The keys of hybrids with layers of Mamba-2 in GGUF files: Granite 4, Bamba, Falcon-H1 and Nemotron-H."""
+"""The keys of hybrids with layers of Mamba-2 in GGUF files: Granite 4, Bamba, Falcon-H1, Nemotron-H and Nemotron 3."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf.metadata import Metadata
+from kvanta.gguf.predicted_layers import leave_out_predicted_layers
 
 Config = dict[str, Any]
 
@@ -113,10 +114,12 @@ def falcon_h1(metadata: Metadata, config: Config) -> None:
 def nemotron_h(metadata: Metadata, config: Config) -> None:
     sizes, kv_heads = _sizes(metadata), _heads(metadata, config)
     widths = _by_layer(metadata, "feed_forward_length", config["num_hidden_layers"])
+    leave_out_predicted_layers(metadata, config)
+    with_experts = [f"blk.{layer}.ffn_gate_inp.weight" in metadata.tensors for layer in range(len(widths))]
     config["layer_types"] = [
-        "full_attention" if count else "mlp" if width else "linear_attention"
-        for count, width in zip(kv_heads, widths, strict=True)
-    ]
+        "full_attention" if count else "moe" if experts else "mlp" if width else "linear_attention"
+        for count, experts, width in zip(kv_heads, with_experts, widths, strict=True)
+    ][: config["num_hidden_layers"]]
     config |= {
         "intermediate_size": max(1, *widths),
         "layer_norm_epsilon": config.pop("rms_norm_eps"),
@@ -128,5 +131,17 @@ def nemotron_h(metadata: Metadata, config: Config) -> None:
         "conv_kernel": sizes["taps"],
         "use_conv_bias": _has_bias(metadata, "ssm_conv1d"),
         "time_step_min": 0.0,
-        "mlp_bias": _has_bias(metadata, "ffn_up"),
+        "mlp_bias": _has_bias(metadata, "ffn_up") or _has_bias(metadata, "ffn_up_shexp"),
     }
+    if "moe" in config["layer_types"]:
+        config |= {
+            "n_routed_experts": metadata.size("expert_count"),
+            "num_experts_per_tok": metadata.size("expert_used_count"),
+            "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": metadata.size("expert_shared_feed_forward_length"),
+            "moe_latent_size": metadata.count("moe_latent_size") or None,
+            "n_group": metadata.size("expert_group_count", 1),
+            "topk_group": metadata.size("expert_group_used_count", 1),
+            "norm_topk_prob": metadata.flag(f"{metadata.architecture}.expert_weights_norm", True),
+            "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        }

@@ -75,5 +75,13 @@ attn_output   mixer.o_proj      h,q   attention
 ssm_norm      mixer.norm        mv    norm flat recurrent
 ffn_up        mixer.up_proj     f,h   bias mlp
 ffn_down      mixer.down_proj   h,f   bias mlp
+ffn_gate_inp      mixer.gate                           E,h    moe
+exp_probs_b.bias  =mixer.gate.e_score_correction_bias  E      moe
+ffn_latent_down   mixer.fc1_latent_proj                l,h    bias optional
+ffn_latent_up     mixer.fc2_latent_proj                h,l    bias optional
+ffn_up_exps       mixer.experts.*.up_proj              E,e,l  moe
+ffn_down_exps     mixer.experts.*.down_proj            E,l,e  moe
+ffn_up_shexp      mixer.shared_experts.up_proj         s,h    bias moe
+ffn_down_shexp    mixer.shared_experts.down_proj       h,s    bias moe
 """
 )

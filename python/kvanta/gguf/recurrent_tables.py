@@ -1,4 +1,4 @@
-"""Tables of tensor_table.py of models whose other layers have a gated short convolution."""
+"""Tables of tensor_table.py of models whose other layers have a gated short convolution, or Kimi Delta Attention."""
 
 from __future__ import annotations
 
@@ -35,3 +35,31 @@ ffn_down_exps     feed_forward.experts.*.w2   E,h,e   moe
 exp_probs_b.bias  =feed_forward.expert_bias   E       optional
 """
 )
+
+# "kq" and "ko" are those of the layer's kind.
+KIMI_LINEAR = """
+attn_norm       input_layernorm               h        norm
+attn_q          self_attn.q_proj              kq,h     optional
+attn_k          self_attn.k_proj              lv,h     recurrent
+attn_v          self_attn.v_proj              lv,h     recurrent
+attn_output     self_attn.o_proj              h,ko
+ssm_conv1d_q    self_attn.q_conv1d            lv,1,lt  flat recurrent
+ssm_conv1d_k    self_attn.k_conv1d            lv,1,lt  flat recurrent
+ssm_conv1d_v    self_attn.v_conv1d            lv,1,lt  flat recurrent
+ssm_f_a         self_attn.f_a_proj            lw,h     recurrent
+ssm_f_b         self_attn.f_b_proj            lv,lw    recurrent
+ssm_g_a         self_attn.g_a_proj            lw,h     recurrent
+ssm_g_b         self_attn.g_b_proj            lv,lw    recurrent
+ssm_beta        self_attn.b_proj              lH,h     recurrent
+ssm_a.          =self_attn.A                  lH       flat recurrent
+ssm_dt.bias     =self_attn.dt_bias            lv       recurrent
+ssm_norm        self_attn.o_norm              lw       recurrent
+attn_q_a        self_attn.q_a_proj            a,h      optional
+attn_q_a_norm   self_attn.q_a_layernorm       a        norm optional
+attn_q_b        self_attn.q_b_proj            qm,a     optional
+attn_kv_a_mqa   self_attn.kv_a_proj_with_mqa  ra,h     attention
+attn_kv_a_norm  self_attn.kv_a_layernorm      r        norm attention
+attn_kv_b       self_attn.kv_b_proj           kvm,r    optional
+attn_k_b        self_attn.k_b_proj.*          H,r,n    optional
+attn_v_b        self_attn.v_b_proj.*          H,w,r    optional
+"""

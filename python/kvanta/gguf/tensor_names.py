@@ -37,10 +37,12 @@ def sizes_by_layer(config: Mapping[str, Any]) -> list[dict[str, int]]:
     layers, shared = config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
     wide = 2 if config.get("use_double_wide_mlp") else 1
     by_layer = config.get("per_layer_config", {})
+    kinds = config.get("layer_types") or [""] * layers
     result = []
     for layer in range(layers):
         width = config["intermediate_size"] * (wide if layer >= layers - shared else 1)
-        result.append(sizes({**config, "intermediate_size": width, **by_layer.get(str(layer), {})}))
+        own = {"intermediate_size": width, "layer_type": kinds[layer], **by_layer.get(str(layer), {})}
+        result.append(sizes({**config, **own}))
     return result
 
 
@@ -53,11 +55,14 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     experts = next((get(key) for key in _EXPERT_COUNTS if get(key)), 0)
     expert = get("moe_intermediate_size") or config["intermediate_size"]
     shared = get("shared_expert_intermediate_size") or get("shared_intermediate_size")
+    shared = shared or get("moe_shared_expert_intermediate_size")
     shared = shared or sum(get(key, 0) for key in _SHARED_COUNTS) * expert
     q, k = heads * head_dim, config["num_key_value_heads"] * head_dim
     ffn = get("intermediate_size_mlp") or config["intermediate_size"]
-    linear_heads, linear_dim = get("linear_num_value_heads", 0), get("linear_value_head_dim", 0)
+    linear_heads = get("linear_num_value_heads") or get("linear_num_heads", 0)
+    linear_dim = get("linear_value_head_dim") or get("linear_head_dim", 0)
     values = linear_heads * linear_dim
+    is_linear = get("layer_type") == "linear_attention"
     mamba_heads = get("mamba_n_heads") or get("mamba_num_heads") or 0
     mamba_width = mamba_heads * (get("mamba_d_head") or get("mamba_head_dim") or 0)
     states = (get("mamba_n_groups") or get("n_groups") or 0) * (get("mamba_d_state") or get("ssm_state_size") or 0)
@@ -78,6 +83,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "E": experts,
         "e": expert,
         "2e": 2 * expert,
+        "l": get("moe_latent_size") or config["hidden_size"],
         "s": shared,
         "1": 1,
         "r": rank,
@@ -91,6 +97,8 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "qm": heads * (nope + rope),
         "kvm": heads * (nope + value),
         "om": heads * value,
+        "kq": values if is_linear else heads * (nope + rope),
+        "ko": values if is_linear else heads * value,
         "lH": linear_heads,
         "2lH": 2 * linear_heads,
         "lw": linear_dim,

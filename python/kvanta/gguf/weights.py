@@ -173,9 +173,8 @@ class Weights:
         required = self._required(self._top.values(), {"optional"})
         for layer in range(self._layers):
             has_experts = f"blk.{layer}.ffn_gate_inp.weight" in self._metadata.tensors
-            kind = {"linear_attention": "recurrent", "conv": "recurrent", "mlp": "mlp"}.get(
-                self._layer_types[layer], "attention"
-            )
+            kinds = {"linear_attention": "recurrent", "conv": "recurrent", "mlp": "mlp", "moe": "moe"}
+            kind = kinds.get(self._layer_types[layer], "attention")
             left_out = {"optional", "dense" if has_experts else "moe", "attention", "recurrent", "mlp"} - {kind}
             if layer >= self._own_kv:
                 left_out |= {"k", "v"}

@@ -1,6 +1,7 @@
 // Gated DeltaNet: linear attention whose state is updated by the gated delta rule, after a short causal convolution of
 // queries, keys and values. Yang et al., "Gated Delta Networks"; transformers:
-// models/qwen3_next/modeling_qwen3_next.py.
+// models/qwen3_next/modeling_qwen3_next.py. Kimi Delta Attention: the same with a decay of each channel of keys, and a
+// sigmoid in the output's gate. Kimi Team, "Kimi Linear"; models/kimi_linear/modeling_kimi_linear.py.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +20,20 @@ struct GatedDeltaNetShape {
   // adjacent.
   bool tiled_v_heads = false;
   int k_dim = 0, v_dim = 0;
-  int conv_width = 0;  // taps, the token's own input included
+  int conv_width = 0;          // taps, the token's own input included
+  bool channel_decay = false;  // each channel of a head's keys has a decay; else the head has one
 
   bool operator==(const GatedDeltaNetShape&) const = default;
   int KeyHead(int v_head) const noexcept { return tiled_v_heads ? v_head % k_heads : v_head / (v_heads / k_heads); }
   int64_t KeyWidth() const noexcept { return int64_t{k_heads} * k_dim; }
   int64_t ValueWidth() const noexcept { return int64_t{v_heads} * v_dim; }
   int64_t ConvWidth() const noexcept { return 2 * KeyWidth() + ValueWidth(); }  // channels: q | k | v
-  int64_t GatesWidth() const noexcept { return int64_t{2} * v_heads; }          // b and a
+  // Gates of a token: b, and a or a gate of each channel's decay.
+  int64_t GatesWidth() const noexcept { return v_heads * (DecayDim() + 1); }
   // Floats of a token that a state advances by: inputs of the convolution, gates.
   int64_t InputWidth() const noexcept { return ConvWidth() + GatesWidth(); }
+  int64_t DecayDim() const noexcept { return channel_decay ? k_dim : 1; }       // decays of a head
+  int64_t FactorWidth() const noexcept { return v_heads * (DecayDim() + 1); }   // decays of all heads, and betas
   // A sequence's state, f32: [v_heads][k_dim][v_dim], then the inputs of the convolution, [conv_width -
   // 1][ConvWidth()].
   int64_t RuleFloats() const noexcept { return ValueWidth() * k_dim; }
@@ -70,18 +75,23 @@ struct GatedDeltaNetOp {
   const float* gates = nullptr;
   int64_t gates_stride = 0;
   HeadOffsets b, a;
+  // With decays of channels, in place of a and of z: [rows][v_heads * k_dim] with a stride, and [rows][ValueWidth()] of
+  // the sigmoid.
+  const float* channel_gates = nullptr;
+  int64_t channel_gates_stride = 0;
+  const float* output_gates = nullptr;
   // Weights.
   const float* conv = nullptr;     // [conv_width][ConvWidth()]
-  const float* dt_bias = nullptr;  // [v_heads]
+  const float* dt_bias = nullptr;  // [v_heads * DecayDim()]
   const float* decay = nullptr;    // [v_heads]: -exp(A_log)
   const float* norm = nullptr;     // [v_dim]
   float eps = 0;                   // epsilon of the norm
   cache::StateStep states;
-  // Scratch: [rows][ConvWidth()] and [rows][2 v_heads].
+  // Scratch: [rows][ConvWidth()] and [rows][FactorWidth()].
   float* mixed = nullptr;
   float* factors = nullptr;
-  float* out = nullptr;      // [rows][ValueWidth()]: normed and gated by silu(z)
-  bool states_only = false;  // z and `norm` are not read, and `out` is scratch
+  float* out = nullptr;      // [rows][ValueWidth()]: normed and gated
+  bool states_only = false;  // z, output_gates and `norm` are not read, and `out` is scratch
 };
 
 }  // namespace kvanta::kernels

@@ -20,9 +20,11 @@ struct MoeConfig {
   int32_t num_experts = 0;            // routed experts (n_routed_experts); 0: none
   int32_t num_experts_per_tok = 0;    // routed experts of one row
   int32_t moe_intermediate_size = 0;  // width of one expert
+  int32_t moe_latent_size = 0;        // width of the rows of routed experts, projected to it and back; 0: the model's
   // Width of the MLP that every row passes in addition (all shared experts in one); 0: none.
   int32_t shared_expert_intermediate_size = 0;
   bool shared_expert_gate = false;  // its output is multiplied by the sigmoid of a linear layer of the row
+  bool gated = true;                // else experts are down(max(up(x), 0)^2)
   Activation activation = Activation::kSilu;
   int32_t n_group = 1;     // groups of consecutive experts
   int32_t topk_group = 1;  // groups that a row's experts are chosen from: the best
@@ -61,9 +63,9 @@ KVANTA_HD constexpr float RoutingWeight(const MoeConfig& moe, float score, float
   return (moe.norm_topk_prob ? score / (sum + moe.norm_topk_eps) : score) * moe.routed_scaling_factor;
 }
 
-// One expert: down(activation(gate(x)) * up(x)), of a device's linear layers.
+// One expert: down(activation(gate(x)) * up(x)), or without a gate, of a device's linear layers.
 struct ExpertWeights {
-  std::unique_ptr<Linear> gate_up;  // hidden -> gate | up
+  std::unique_ptr<Linear> gate_up;  // hidden -> gate | up; without a gate: -> up
   std::unique_ptr<Linear> down;     // -> hidden
 };
 

@@ -1,4 +1,5 @@
-// Nemotron-H: layers of one block each, Mamba-2, attention without rope, or an MLP of squared ReLU.
+// Nemotron-H and Nemotron 3: layers of one block each, Mamba-2, attention without rope, an MLP of squared ReLU, or
+// experts of the same kind.
 // transformers: models/nemotron_h/modeling_nemotron_h.py.
 #include <fmt/format.h>
 
@@ -7,6 +8,7 @@
 
 #include "models/architecture.h"
 #include "models/config/mamba2_config.h"
+#include "models/config/moe_config.h"
 
 namespace kvanta::models {
 namespace {
@@ -26,30 +28,28 @@ std::string ReadPattern(const JsonObject& json) {
       }
     }
     if (!types.is_array() || pattern.empty() || pattern.size() != types.size()) {
-      json.Fail(key, "a list of 'linear_attention', 'full_attention' and 'mlp'");
+      json.Fail(key, "a list of 'linear_attention', 'full_attention', 'mlp' and 'moe'");
     }
     return pattern;
   }
   std::string pattern = json.String(kPattern);
   if (pattern.empty() || pattern.size() > 4096 || pattern.find_first_not_of("M*-E") != std::string::npos) {
-    json.Fail(kPattern, "a string of 'M' (Mamba-2), '*' (attention) and '-' (MLP)");
+    json.Fail(kPattern, "a string of 'M' (Mamba-2), '*' (attention), '-' (MLP) and 'E' (experts)");
   }
   return pattern;
 }
 
-// A layer here has an MLP as well, that of the next one of the checkpoint.
+// A layer here has an MLP or experts as well, those of the next one of the checkpoint.
 void JoinLayers(const JsonObject& json, const std::string& pattern, ModelConfig& config) {
   constexpr const char* kKey = "hybrid_override_pattern";
-  if (pattern.find('E') != std::string::npos) {
-    json.Fail(kKey, "no layers of experts, which are not supported in NemotronHForCausalLM");
-  }
   if (pattern.find('*') == std::string::npos) json.Fail(kKey, "at least one layer of attention");
   std::vector<LayerSpec> specs;
   for (size_t layer = 0; layer < pattern.size(); ++layer) {
     const auto stored = static_cast<int>(layer);
-    if (pattern[layer] == '-') {
-      if (specs.empty() || specs.back().has_mlp) json.Fail(kKey, "no MLP at the start, or after another");
+    if (pattern[layer] == '-' || pattern[layer] == 'E') {
+      if (specs.empty() || specs.back().has_mlp) json.Fail(kKey, "no MLP or experts at the start, or after others");
       specs.back().has_mlp = true;
+      specs.back().moe = pattern[layer] == 'E';
       specs.back().stored_mlp = stored;
       continue;
     }
@@ -61,6 +61,15 @@ void JoinLayers(const JsonObject& json, const std::string& pattern, ModelConfig&
   config.stored_layers = static_cast<int>(pattern.size());
   config.layers = static_cast<int>(specs.size());
   config.layer_specs = std::move(specs);
+}
+
+void ReadExperts(const JsonObject& json, ModelConfig& config) {
+  kernels::MoeConfig& moe = config.moe;
+  ReadSigmoidExperts(json, "n_routed_experts", "n_shared_experts", config);
+  moe.gated = false;
+  moe.shared_expert_intermediate_size =
+      static_cast<int>(json.Int("moe_shared_expert_intermediate_size", 1, kMaxExpertWidth));
+  moe.moe_latent_size = static_cast<int>(json.Int("moe_latent_size", 1, kMaxExpertWidth, 0));
 }
 
 void ReadNemotronH(const JsonObject& json, ModelConfig& config) {
@@ -89,7 +98,9 @@ void ReadNemotronH(const JsonObject& json, ModelConfig& config) {
   kernels::Mamba2Shape& shape = config.mamba2.shape;
   shape.min_dt = static_cast<float>(json.Number(json.Has("mamba_dt_min") ? "mamba_dt_min" : "time_step_min", 0, 1e6));
   shape.max_dt = kernels::Mamba2Shape{}.max_dt;
-  JoinLayers(json, ReadPattern(json), config);
+  const std::string pattern = ReadPattern(json);
+  JoinLayers(json, pattern, config);
+  if (pattern.find('E') != std::string::npos) ReadExperts(json, config);
 }
 
 // num_hidden_layers is the length of the pattern, whatever the file says.
@@ -97,7 +108,8 @@ constexpr std::string_view kNemotronHDefaults = R"({"vocab_size": 131072, "hidde
   "intermediate_size": 21504, "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8,
   "head_dim": 128, "layer_norm_epsilon": 1e-5, "max_position_embeddings": 4096, "mamba_num_heads": 128,
   "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "time_step_min": 0.001,
-  "eos_token_id": 2, "bos_token_id": 1})";
+  "eos_token_id": 2, "bos_token_id": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
+  "moe_shared_expert_intermediate_size": 7688})";
 
 }  // namespace
 

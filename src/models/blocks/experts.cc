@@ -1,4 +1,7 @@
-// Mixture of experts: a router chooses some of many small MLPs for each row; shared experts serve all rows.
+// Mixture of experts: a router chooses some of many small MLPs for each row, or for its projection to a latent; shared
+// experts serve all rows.
+#include <fmt/format.h>
+
 #include <array>
 #include <utility>
 #include <vector>
@@ -21,11 +24,21 @@ class MixtureOfExperts final : public MlpBlock {
     const std::vector<float> correction = ReadCorrection(source, name_of(names.correction_bias));
     experts_ = ops_.MakeExperts(ReadExperts(source, module), moe_, {.e_score_correction_bias = correction},
                                 {.ranks = &source.ranks, .by_experts = source.expert_parallel});
-    if (moe_.shared_expert_intermediate_size == 0) return;
-    const std::string layer = module.substr(0, module.size() - names.mlp.size() - 1);
-    shared_ =
-        ReadGatedMlp(source, (names.shared_expert_in_layer ? layer : module) + std::string(names.shared_expert) + ".",
-                     moe_.shared_expert_intermediate_size, config_.mlp.bias);
+    if (moe_.moe_latent_size != 0) {
+      const auto read = [&](std::string_view part, int64_t out, int64_t in) {
+        return source.reader.Linear({{.module = name_of(part), .out = out, .whole = true}}, in, config_.mlp.bias,
+                                    source.store);
+      };
+      to_latent_ = read("fc1_latent_proj", moe_.moe_latent_size, config_.hidden);
+      from_latent_ = read("fc2_latent_proj", config_.hidden, moe_.moe_latent_size);
+    }
+    const int64_t shared_width = moe_.shared_expert_intermediate_size;
+    if (shared_width == 0) return;
+    const std::string parent =
+        names.shared_expert_in_layer ? module.substr(0, module.size() - names.mlp.size() - 1) : module;
+    const std::string shared = fmt::format("{}{}.", parent, names.shared_expert);
+    shared_ = moe_.gated ? ReadGatedMlp(source, shared, shared_width, config_.mlp.bias)
+                         : ReadSquaredReluMlp(source, shared, shared_width);
     if (!moe_.shared_expert_gate) return;
     shared_gate_ = source.reader.Linear({{.module = name_of(names.shared_expert_gate), .out = 1, .whole = true}},
                                         config_.hidden, false, kernels::WeightType::kF32);
@@ -33,6 +46,8 @@ class MixtureOfExperts final : public MlpBlock {
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
     logits_ = scratch.Take(rows * moe_.num_experts);
+    latents_ = scratch.Take(rows * moe_.moe_latent_size);
+    latents_out_ = scratch.Take(rows * moe_.moe_latent_size);
     if (!shared_) return;
     shared_out_ = scratch.Take(rows * config_.hidden);
     scratch.OverlapScratch(*shared_, rows);
@@ -40,7 +55,13 @@ class MixtureOfExperts final : public MlpBlock {
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     router_->Forward(x, rows, logits_, moe_.num_experts);
-    experts_->Forward(x, logits_, rows, out);
+    if (to_latent_) {
+      to_latent_->Forward(x, rows, latents_, moe_.moe_latent_size);
+      experts_->Forward(latents_, logits_, rows, latents_out_);
+      from_latent_->Forward(latents_out_, rows, out, config_.hidden);
+    } else {
+      experts_->Forward(x, logits_, rows, out);
+    }
     if (!shared_) return;
     shared_->Forward(x, rows, shared_out_);
     if (!shared_gate_) return ops_.Add(out, shared_out_, rows * config_.hidden);
@@ -68,10 +89,13 @@ class MixtureOfExperts final : public MlpBlock {
   const kernels::MoeConfig& moe_;
   std::unique_ptr<kernels::Linear> router_;  // hidden -> num_experts
   std::unique_ptr<kernels::ExpertLayer> experts_;
-  std::unique_ptr<MlpBlock> shared_;              // null: no shared experts
-  std::unique_ptr<kernels::Linear> shared_gate_;  // hidden -> 1; null: shared experts are added as they are
+  std::unique_ptr<kernels::Linear> to_latent_, from_latent_;  // hidden -> latent, and back; null: none
+  std::unique_ptr<MlpBlock> shared_;                          // null: no shared experts
+  std::unique_ptr<kernels::Linear> shared_gate_;              // hidden -> 1; null: shared experts are added as they are
   // Scratch, f32 [rows][...]:
-  float* logits_ = nullptr;      // num_experts
+  float* logits_ = nullptr;   // num_experts
+  float* latents_ = nullptr;  // moe_latent_size: inputs of the experts
+  float* latents_out_ = nullptr;
   float* shared_out_ = nullptr;  // hidden
 };
 

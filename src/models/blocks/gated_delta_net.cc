@@ -33,7 +33,7 @@ class GatedDeltaNet final : public AttentionBlock {
     projected_ = scratch.Take(rows * ProjectedWidth());
     gates_ = scratch.Take(rows * shape_.GatesWidth());
     mixed_ = scratch.Take(rows * shape_.ConvWidth());
-    factors_ = scratch.Take(rows * 2 * shape_.v_heads);
+    factors_ = scratch.Take(rows * shape_.FactorWidth());
     values_ = scratch.Take(rows * shape_.ValueWidth());
   }
 

@@ -169,6 +169,7 @@ class LatentAttention final : public AttentionBlock {
     to_latent_->Forward(x, step.rows, latents_, KeyDim());
     ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, mla_.kv_lora_rank, latents_,
                  KeyDim());
+    if (step.rope_table == nullptr) return;
     ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim, false,
               step.rope_table, step.positions);
   }
@@ -185,6 +186,7 @@ class LatentAttention final : public AttentionBlock {
     to_latent_space_.Forward(ops_, {projected_, width, HeadDim()}, rows, {queries_, stride, KeyDim()}, part_);
     ops_.Copy(projected_ + mla_.qk_nope_head_dim, HeadDim(), rows * heads_, mla_.qk_rope_head_dim,
               queries_ + mla_.kv_lora_rank, KeyDim());
+    if (step.rope_table == nullptr) return;
     ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, heads_, static_cast<int>(KeyDim()), mla_.qk_rope_head_dim,
               false, step.query_rope_table, step.positions);
   }

@@ -149,6 +149,7 @@ std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, c
 std::unique_ptr<AttentionBlock> ReadRecurrent(const BlockSource& source, const LayerSpec& spec,
                                               const std::string& prefix);
 std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const std::string& prefix);
+std::unique_ptr<AttentionBlock> ReadKimiDelta(const BlockSource& source, const std::string& prefix);
 std::unique_ptr<AttentionBlock> ReadShortConv(const BlockSource& source, const std::string& prefix);
 std::unique_ptr<AttentionBlock> ReadMamba2(const BlockSource& source, const std::string& prefix);
 
@@ -158,7 +159,8 @@ std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& sp
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
                                        bool bias);
 // down(max(up(x), 0)^2) (config.mlp).
-std::unique_ptr<MlpBlock> ReadSquaredReluMlp(const BlockSource& source, const std::string& module);
+std::unique_ptr<MlpBlock> ReadSquaredReluMlp(const BlockSource& source, const std::string& module,
+                                             int64_t intermediate_size);
 // Mixture of experts (config.moe).
 std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module);
 // Both, side by side (config.mlp_beside_experts), with their norms. `prefix`: of the layer's tensors.

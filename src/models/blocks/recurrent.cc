@@ -10,6 +10,8 @@ std::unique_ptr<AttentionBlock> ReadRecurrent(const BlockSource& source, const L
       break;
     case RecurrentKind::kGatedDeltaNet:
       return ReadGatedDeltaNet(source, prefix);
+    case RecurrentKind::kKimiDelta:
+      return ReadKimiDelta(source, prefix);
     case RecurrentKind::kShortConv:
       return ReadShortConv(source, prefix);
     case RecurrentKind::kMamba2:

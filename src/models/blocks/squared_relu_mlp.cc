@@ -10,11 +10,11 @@ namespace {
 
 class SquaredReluMlp final : public MlpBlock {
  public:
-  SquaredReluMlp(const BlockSource& source, const std::string& module)
+  SquaredReluMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size)
       : ops_(source.ops),
-        width_(source.ranks.PartitionOf(source.config.intermediate_size).Size(source.ranks.Rank())),
-        gathered_(source.ranks, source.config.intermediate_size) {
-    const int64_t hidden = source.config.hidden, intermediate_size = source.config.intermediate_size;
+        width_(source.ranks.PartitionOf(intermediate_size).Size(source.ranks.Rank())),
+        gathered_(source.ranks, intermediate_size) {
+    const int64_t hidden = source.config.hidden;
     const bool bias = source.config.mlp.bias;
     up_ = source.reader.Linear({{module + "up_proj", intermediate_size}}, hidden, bias, source.store);
     const std::string down = module + "down_proj";
@@ -53,8 +53,9 @@ class SquaredReluMlp final : public MlpBlock {
 
 }  // namespace
 
-std::unique_ptr<MlpBlock> ReadSquaredReluMlp(const BlockSource& source, const std::string& module) {
-  return std::make_unique<SquaredReluMlp>(source, module);
+std::unique_ptr<MlpBlock> ReadSquaredReluMlp(const BlockSource& source, const std::string& module,
+                                             int64_t intermediate_size) {
+  return std::make_unique<SquaredReluMlp>(source, module, intermediate_size);
 }
 
 }  // namespace kvanta::models

@@ -242,6 +242,7 @@ formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
     case RecurrentKind::kNone:
       break;
     case RecurrentKind::kGatedDeltaNet:
+    case RecurrentKind::kKimiDelta:
       return gated_delta_net.State();
     case RecurrentKind::kShortConv:
       return short_conv.State();
@@ -258,6 +259,7 @@ int64_t ModelConfig::StateInputBytes() const noexcept {
       case RecurrentKind::kNone:
         break;
       case RecurrentKind::kGatedDeltaNet:
+      case RecurrentKind::kKimiDelta:
         floats += gated_delta_net.InputWidth();
         break;
       case RecurrentKind::kShortConv:

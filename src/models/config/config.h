@@ -118,7 +118,7 @@ enum class ExpertOrder : uint8_t {
 };
 
 // Block with a state in place of attention.
-enum class RecurrentKind : uint8_t { kNone, kGatedDeltaNet, kMamba2, kShortConv };
+enum class RecurrentKind : uint8_t { kNone, kGatedDeltaNet, kKimiDelta, kMamba2, kShortConv };
 
 // Selection of the tokens that a layer attends to.
 enum class TokenSelection : uint8_t {
@@ -180,6 +180,7 @@ struct TensorNames {
   std::string_view attention_out = "o_proj";                   // in the attention
   std::string_view attention = "self_attn", mamba2 = "mamba";  // in a layer
   std::string_view mlp = "mlp";                                // in a layer, dense or of experts
+  std::string_view sparse_mlp;                                 // the same in layers that have it; "": none
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
   bool correction_bias_is_row = false;                                // the latter
@@ -202,7 +203,7 @@ struct ModelConfig {
   MlpSpec mlp;
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
   IndexerConfig indexer;
-  kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers
+  kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers; also of Kimi Delta Attention
   kernels::ShortConvShape short_conv;
   bool short_conv_bias = false;  // of its projections and of the convolution
   Mamba2Config mamba2;

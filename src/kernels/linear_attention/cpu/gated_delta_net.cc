@@ -64,13 +64,19 @@ class GatedDeltaNet {
       isa_.gated_delta.l2_norm(k + head * shape_.k_dim, 1.0F, kNormEps, shape_.k_dim);
     }
     const float* gates = op_.gates + row * op_.gates_stride;
-    float* decay = op_.factors + row * 2 * shape_.v_heads;
-    float* beta = decay + shape_.v_heads;
+    float* decay = op_.factors + row * shape_.FactorWidth();
+    float* beta = decay + shape_.v_heads * shape_.DecayDim();
     for (int head = 0; head < shape_.v_heads; ++head) {
+      beta[head] = 1.0F / (1.0F + std::exp(-gates[op_.b.At(head)]));
+      if (shape_.channel_decay) {
+        const int64_t first = head * shape_.DecayDim();
+        isa_.gated_delta.channel_decay(op_.channel_gates + row * op_.channel_gates_stride + first, op_.dt_bias + first,
+                                       op_.decay[head], shape_.k_dim, decay + first);
+        continue;
+      }
       const float x = gates[op_.a.At(head)] + op_.dt_bias[head];
       const float softplus = x > 20.0F ? x : std::log1p(std::exp(x));  // PyTorch's threshold
       decay[head] = std::exp(op_.decay[head] * softplus);
-      beta[head] = 1.0F / (1.0F + std::exp(-gates[op_.b.At(head)]));
     }
   }
 
@@ -88,7 +94,7 @@ class GatedDeltaNet {
     const int64_t k_head = shape_.KeyHead(static_cast<int>(head));
     for (const StateSegment& segment : segments) {
       const float* row = op_.mixed + segment.first_row * shape_.ConvWidth();
-      const float* factors = op_.factors + segment.first_row * 2 * shape_.v_heads + head;
+      const float* factors = op_.factors + segment.first_row * shape_.FactorWidth();
       const DeltaTokens tokens{.q = row + k_head * k_dim,
                                .k = row + shape_.KeyWidth() + k_head * k_dim,
                                .v = row + 2 * shape_.KeyWidth() + head * v_dim + column,
@@ -96,13 +102,13 @@ class GatedDeltaNet {
                                .qk_stride = shape_.ConvWidth(),
                                .v_stride = shape_.ConvWidth(),
                                .out_stride = shape_.ValueWidth(),
-                               .decay = factors,
-                               .beta = factors + shape_.v_heads,
-                               .factor_stride = int64_t{2} * shape_.v_heads,
+                               .decay = factors + head * shape_.DecayDim(),
+                               .beta = factors + shape_.v_heads * shape_.DecayDim() + head,
+                               .factor_stride = shape_.FactorWidth(),
                                .tokens = segment.tokens,
                                .k_dim = k_dim,
                                .columns = columns};
-      isa_.gated_delta.delta_rule(tokens, block);
+      delta_rule_(tokens, block);
       if (segment.to == cache::kNoPage) continue;
       float* to = op_.states.State(segment.to) + in_state;
       for (int i = 0; i < k_dim; ++i) std::copy_n(block + i * kDeltaColumns, columns, to + i * v_dim);
@@ -113,8 +119,12 @@ class GatedDeltaNet {
     for (int head = 0; head < shape_.v_heads; ++head) {
       float* out = op_.out + row * shape_.ValueWidth() + head * shape_.v_dim;
       isa_.rows.rms_norm(out, op_.norm, op_.eps, shape_.v_dim, out);
+      if (shape_.channel_decay) continue;
       isa_.rows.silu_mul(op_.projected + row * op_.projected_stride + op_.z.At(head), out, shape_.v_dim, out);
     }
+    if (!shape_.channel_decay) return;
+    const int64_t width = shape_.ValueWidth();
+    isa_.rows.mul_sigmoid(op_.out + row * width, op_.output_gates + row * width, width);
   }
 
   const GatedDeltaNetOp& op_;
@@ -122,6 +132,8 @@ class GatedDeltaNet {
   const IsaTable& isa_;
   ThreadPool& threads_;
   int64_t sequences_;
+  const DeltaRuleKernel delta_rule_ =
+      shape_.channel_decay ? isa_.gated_delta.channel_delta_rule : isa_.gated_delta.delta_rule;
 };
 
 }  // namespace

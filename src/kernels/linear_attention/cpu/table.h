@@ -13,7 +13,7 @@ struct DeltaTokens {
   const float* v = nullptr;                // [columns]
   float* out = nullptr;                    // [columns]
   int64_t qk_stride = 0, v_stride = 0, out_stride = 0;
-  const float *decay = nullptr, *beta = nullptr;  // one of each per token
+  const float *decay = nullptr, *beta = nullptr;  // per token: one or [k_dim], and one
   int64_t factor_stride = 0;
   int tokens = 0;
   int k_dim = 0;    // even
@@ -36,11 +36,16 @@ struct CausalConvKernels {
   CausalConvKernel conv_silu = nullptr;  // silu of it
 };
 
+using DeltaRuleKernel = void (*)(const DeltaTokens& tokens, float* state) noexcept;
+
 struct GatedDeltaKernels {
   // x *= scale / sqrt(sum(x^2) + eps), [n].
   void (*l2_norm)(float* x, float scale, float eps, int64_t n) noexcept = nullptr;
+  // out = exp(rate * log(1 + exp(x + bias))), all [n].
+  void (*channel_decay)(const float* x, const float* bias, float rate, int64_t n, float* out) noexcept = nullptr;
   // For each token: S *= decay; S += k (beta (v - S^T k))^T; out = S^T q. state S: [k_dim][kDeltaColumns].
-  void (*delta_rule)(const DeltaTokens& tokens, float* state) noexcept = nullptr;
+  DeltaRuleKernel delta_rule = nullptr;
+  DeltaRuleKernel channel_delta_rule = nullptr;  // of decays of the rows of S
 };
 
 // Consecutive tokens of one head of Mamba-2, and a block of its channels.

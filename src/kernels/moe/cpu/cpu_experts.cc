@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "kernels/cpu/plain_rows.h"
 #include "kernels/cpu/task_split.h"
 #include "kernels/linear/cpu/linear_batch.h"
 #include "kernels/moe/cpu/expert_router.h"
@@ -34,7 +35,7 @@ class CpuExperts final : public ExpertLayer {
         hidden_(experts_.front().gate_up->In()),
         own_hidden_(experts_.front().down->Out()),
         width_(experts_.front().down->In()),
-        own_width_(experts_.front().gate_up->Out() / 2),
+        own_width_(experts_.front().gate_up->Out() / (moe.gated ? 2 : 1)),
         ranks_(division.Divided() ? *division.ranks : alone_),
         by_experts_(division.Divided() && division.by_experts),
         parts_(ranks_.PartitionOf(moe.num_experts)),
@@ -71,7 +72,7 @@ class CpuExperts final : public ExpertLayer {
       return memory == nullptr ? nullptr : memory + used - floats;
     };
     expert_rows_ = take(kMaxExpertRows * hidden_);
-    gate_up_ = take(kMaxExpertRows * 2 * own_width_);
+    gate_up_ = moe_.gated ? take(kMaxExpertRows * 2 * own_width_) : nullptr;
     own_gated_ = take(kMaxExpertRows * own_width_);
     gated_ = DividesColumns() ? take(kMaxExpertRows * width_) : own_gated_;
     if (DividesColumns()) sums_ = take(max_rows_ * own_hidden_);
@@ -154,9 +155,10 @@ class CpuExperts final : public ExpertLayer {
     const auto count = static_cast<int64_t>(entries.size());
     const bool reads_x = rows == 1 && !moe_.apply_router_weight_on_input;  // one row, the input of all its experts
     if (!reads_x) Gather(entries, x, expert_rows_);
-    Multiply(entries, &ExpertWeights::gate_up, reads_x ? x : expert_rows_, reads_x ? 0 : hidden_, gate_up_,
-             2 * own_width_);
+    Multiply(entries, &ExpertWeights::gate_up, reads_x ? x : expert_rows_, reads_x ? 0 : hidden_,
+             moe_.gated ? gate_up_ : own_gated_, (moe_.gated ? 2 : 1) * own_width_);
     ForParts(*context_->threads, count, own_width_, [&](int64_t first, int64_t end) {
+      if (!moe_.gated) return SquaredReluRow(own_gated_ + first * own_width_, (end - first) * own_width_);
       for (int64_t i = first; i < end; ++i) {
         const float* gate = gate_up_ + i * 2 * own_width_;
         activate_mul_(gate, gate + own_width_, own_width_, own_gated_ + i * own_width_);
@@ -234,7 +236,7 @@ class CpuExperts final : public ExpertLayer {
   std::vector<int64_t> first_entry_;  // [experts + 1]; after GroupByExpert, the end of each expert's
   // Scratch in context_->expert_rows, f32 [kMaxExpertRows][...] but for the last two:
   float* expert_rows_ = nullptr;  // hidden_: inputs, later outputs
-  float* gate_up_ = nullptr;      // 2 own_width_
+  float* gate_up_ = nullptr;      // 2 own_width_; none without gates
   float* own_gated_ = nullptr;    // own_width_
   float* gated_ = nullptr;        // width_
   float* sums_ = nullptr;         // [max_rows_][own_hidden_], where ranks divide columns

@@ -48,7 +48,7 @@ class GpuExperts final : public ExpertLayer {
     if (moe.apply_router_weight_on_input) reserve(buffers.row_weights, permuted, sizeof(float));
     reserve(buffers.tile_experts, tiles, sizeof(int32_t));
     reserve(buffers.rows, permuted * gate_up_.In(), sizeof(float));
-    reserve(buffers.gate_up, permuted * gate_up_.Out(), sizeof(float));
+    if (moe.gated) reserve(buffers.gate_up, permuted * gate_up_.Out(), sizeof(float));
     reserve(buffers.gated, permuted * down_.In(), sizeof(float));
   }
 
@@ -120,13 +120,19 @@ class GpuExperts final : public ExpertLayer {
                             .stride = gate_up_.In(),
                             .width = gate_up_.In()});
     }
-    gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, buffers.gate_up.as<float>());
-    gpu.Run(cuda::ActivateMulOp{.activation = moe_.activation,
-                                .gate_up = buffers.gate_up.as<float>(),
-                                .rows = permuted,
-                                .width = down_.In(),
-                                .out = buffers.gated.as<float>()});
-    down_.Multiply(buffers.gated.as<float>(), permuted, tile, tile_experts, expert_rows);
+    auto* const gated = buffers.gated.as<float>();
+    if (moe_.gated) {
+      gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, buffers.gate_up.as<float>());
+      gpu.Run(cuda::ActivateMulOp{.activation = moe_.activation,
+                                  .gate_up = buffers.gate_up.as<float>(),
+                                  .rows = permuted,
+                                  .width = down_.In(),
+                                  .out = gated});
+    } else {
+      gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, gated);
+      gpu.Run(cuda::SquaredReluOp{.x = gated, .count = permuted * down_.In()});
+    }
+    down_.Multiply(gated, permuted, tile, tile_experts, expert_rows);
     gpu.Run(cuda::CombineOp{.expert_out = expert_rows,
                             .permuted_rows = permuted_rows,
                             .weights = weights,

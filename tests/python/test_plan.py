@@ -70,7 +70,7 @@ def test_every_example_config_has_the_published_size() -> None:
             assert 13.7e9 < report["weight_bytes"] < 13.8e9, "experts in MXFP4"
             continue
         if name == "deepseek-v3.2":
-            assert parameters < report["weight_bytes"] < 1.02 * parameters, "FP8 in blocks"
+            assert parameters < report["weight_bytes"] < 1.04 * parameters, "FP8 in blocks"
             continue
         assert 2 * parameters <= report["weight_bytes"] < 2.001 * parameters, "16 bits, norms and biases 32"
 

@@ -252,6 +252,11 @@ def test_pages_are_found_on_disk_after_a_restart(sparse: Path, cache: tuple[str,
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
+def test_pipelines_are_refused(sparse: Path) -> None:
+    with pytest.raises(InputError, match="have indexers, whose keys are not divided"):
+        LLM(sparse, pipeline_parallel_size=3, **OPTIONS)
+
+
 def test_formats_of_indexers_differ_little(sparse: Path) -> None:
     """Keys of 8 bits select nearly the same tokens; the cost of 4 bits is larger, and that of no indexer is far off."""
     tokens = np.random.default_rng(8).integers(3, 512, 300).astype(np.int32)

@@ -76,6 +76,10 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "klt3": (with_tokenizer, {"kv_cache_dtype": "k=klt3,v=int4"}),
     "Nemotron": (lambda folder: saved("Nemotron", folder), {"weight_dtype": "int8"}),
     "DeepseekV3": (lambda folder: saved("DeepseekV3", folder), {"kv_cache_dtype": "mla_int4"}),
+    "DeepseekV32": (
+        lambda folder: saved("DeepseekV32", folder),
+        {"kv_cache_dtype": "mla_int4", "indexer_cache_dtype": "int4"},
+    ),
     "DeepseekV3 GGUF": (lambda folder: gguf_file(folder, "DeepseekV3", "F32"), {}),
 }
 # Models with experts, which ranks divide in two ways.

@@ -55,7 +55,7 @@ class Decoder final : public Model {
       const std::string embeddings = EmbeddingModule(config, names, checkpoint);
       embedding_ = reader.Linear({{embeddings, config.vocab}}, config.hidden, false, embedding_kind);
       if (!config.tied_embeddings && config.has_lm_head) {
-        lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
+        lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, config.lm_head_bias, embedding_kind);
       }
       embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
     } else {
@@ -133,7 +133,7 @@ class Decoder final : public Model {
       step.rope = &config_.layer_specs[step.layer].rope;
       step.rope_table = rope_tables_[layer.rope_tables].keys.as<float>();
       step.query_rope_table = rope_tables_[layer.rope_tables].queries.as<float>();
-      step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
+      step.query_scales = step.rope->rotary_dim == 0 || config_.UsesMla() ? query_scales_.as<float>() : nullptr;
       const LayerSpec& spec = config_.layer_specs[step.layer];
       const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
       layer.attention->Forward(step, x, block_out_);
@@ -289,13 +289,8 @@ class Decoder final : public Model {
   }
 
   void MakeQueryScales(int64_t positions) {
-    const AttentionTemperature& temperature = config_.attn_temperature;
-    if (temperature.floor_scale == 0) return;
-    std::vector<float> scales;
-    for (int64_t position = 0; position < positions; ++position) {
-      const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
-      scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
-    }
+    const std::vector<float> scales = QueryScales(config_, positions);
+    if (scales.empty()) return;
     query_scales_ = ops_.device().Allocate(scales.size() * sizeof(float));
     ops_.device().CopyIn(query_scales_.data(), scales.data(), query_scales_.bytes());
   }
@@ -304,7 +299,7 @@ class Decoder final : public Model {
     RopeTables tables;
     if (spec.rotary_dim == 0) return tables;
     // The device's memory first: its allocation is checked against what the machine has.
-    const bool scales_queries = spec.llama_4_scaling_beta != 0;
+    const bool scales_queries = spec.llama_4_scaling_beta != 0 && !config_.UsesMla();
     const size_t bytes = positions * spec.rotary_dim * sizeof(float);
     tables.keys = ops_.device().Allocate(bytes);
     tables.queries = scales_queries ? ops_.device().Allocate(bytes) : tables.keys;
@@ -378,7 +373,7 @@ class Decoder final : public Model {
   float embedding_scale_ = 1;
   std::vector<RopeTables> rope_tables_;
   std::unique_ptr<PerLayerInputs> per_layer_;  // null: none
-  Buffer query_scales_;                        // f32 [positions], of layers without rope; empty: none
+  Buffer query_scales_;                        // f32 [positions], QueryScales(); empty: none
   // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
   // of all ranks, and argmaxes of each rank's columns.
   std::vector<int32_t> own_tokens_;

@@ -29,21 +29,27 @@ LAYER_NORM = "does not support LayerNorm; device cpu does"
 UNGATED = "does not support MLPs without a gate; device cpu does"
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
+OUTPUT_GATES = "does not support gates of the attention's output; device cpu does"
 MAMBA2 = "does not support Mamba-2 layers; device cpu does"
 REFUSED = {
+    "AfmoeForCausalLM": OUTPUT_GATES,
     "ArceeForCausalLM": UNGATED,
+    "AyaVisionForConditionalGeneration": LAYER_NORM,
     "BambaForCausalLM": MAMBA2,
     "Cohere2ForCausalLM": LAYER_NORM,
+    "Cohere2VisionForConditionalGeneration": LAYER_NORM,
     "CohereForCausalLM": LAYER_NORM,
     "FalconH1ForCausalLM": MAMBA2,
     "GptOssForCausalLM": EXPERTS_WITH_BIASES,
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
     "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
+    "Lfm2VlForConditionalGeneration": SHORT_CONVOLUTIONS,
     "NemotronHForCausalLM": MAMBA2,
     "Llama4ForCausalLM": EXPERTS_WITH_SCALED_INPUTS,
     "Llama4ForConditionalGeneration": EXPERTS_WITH_SCALED_INPUTS,
     "NemotronForCausalLM": LAYER_NORM,
+    "PhimoeForCausalLM": LAYER_NORM,
     "Qwen3NextForCausalLM": RECURRENT,
     "StableLmForCausalLM": LAYER_NORM,
     "Qwen3_5ForCausalLM": RECURRENT,

@@ -15,6 +15,7 @@ from kvanta.checkpoint.checks import check_model_folder
 from kvanta.checkpoint.end_tokens import EndTokens
 from kvanta.checkpoint.generation_config import AUTO, default_sampling
 from kvanta.errors import InputError, KvantaError
+from kvanta.files.json_file import text_config
 from kvanta.terminal.tables import human_bytes
 from kvanta.text.tokenizer import Tokenizer
 from kvanta.text.tokenizer_files.files import read_json
@@ -96,16 +97,15 @@ def model_facts(
 
 def _key(config: Mapping[str, Any], *names: str) -> str:
     """The place of the first of these keys in config.json, that of the text model included."""
-    for prefix, part in (("", config), ("text_config.", config.get("text_config") or {})):
+    for prefix, part in (("", config), ("text_config.", text_config(config))):
         for name in names:
-            if isinstance(part, Mapping) and part.get(name) is not None:
+            if part.get(name) is not None:
                 return f"config.json {prefix}{name}"
     return f"the class's default, no {names[0]} in config.json"
 
 
 def _value(config: Mapping[str, Any], name: str) -> Any:
-    part = config.get("text_config")
-    return config.get(name, part.get(name) if isinstance(part, Mapping) else None)
+    return config.get(name, text_config(config).get(name))
 
 
 def _add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:

@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.gguf.expert_families import (
+    afmoe,
+    deepseek2,
+    deepseek_experts,
+    deepseek_groups,
+    experts,
+    hunyuan_moe,
+    leave_out_predicted_layers,
+    mimo2,
+    mistral4,
+)
 from kvanta.gguf.gemma4 import gemma4
 from kvanta.gguf.mamba2 import falcon_h1, granite_hybrid, nemotron_h
 from kvanta.gguf.metadata import Metadata
@@ -14,7 +25,6 @@ from kvanta.gguf.recurrent_families import lfm2, lfm2_moe
 from kvanta.gguf.window_families import cohere2, command_r, every, exaone4, window_layers
 
 Config = dict[str, Any]
-_SIGMOID = 2  # expert_gating_func
 
 
 @dataclass(frozen=True)
@@ -39,13 +49,6 @@ def _become(config: Config, class_name: str, model_type: str) -> None:
     config["architectures"], config["model_type"] = [class_name], model_type
 
 
-def _experts(metadata: Metadata, config: Config, count_key: str) -> None:
-    config[count_key] = metadata.size("expert_count")
-    config["num_experts_per_tok"] = metadata.size("expert_used_count")
-    if metadata.has("expert_feed_forward_length"):
-        config["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
-
-
 def _as_in_common(_metadata: Metadata, _config: Config) -> None:
     """The keys that all architectures have are all there are."""
 
@@ -53,7 +56,7 @@ def _as_in_common(_metadata: Metadata, _config: Config) -> None:
 def _llama(metadata: Metadata, config: Config) -> None:
     if metadata.count("expert_count") > 1:
         _become(config, "MixtralForCausalLM", "mixtral")
-        _experts(metadata, config, "num_local_experts")
+        experts(metadata, config, "num_local_experts")
     elif metadata.has("attention.sliding_window"):
         _become(config, "MistralForCausalLM", "mistral")
     if metadata.has("attention.sliding_window"):
@@ -71,7 +74,7 @@ def _qwen(_metadata: Metadata, config: Config) -> None:
 
 def _qwen_moe(metadata: Metadata, config: Config) -> None:
     _qwen(metadata, config)
-    _experts(metadata, config, "num_experts")
+    experts(metadata, config, "num_experts")
     # Not in the file: of those that are published, only Qwen2-MoE does not normalize the chosen experts' weights.
     config["norm_topk_prob"] = metadata.architecture != "qwen2moe"
     config |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -84,13 +87,13 @@ def _qwen3_vl_moe(metadata: Metadata, config: Config) -> None:
 
 
 def _olmoe(metadata: Metadata, config: Config) -> None:
-    _experts(metadata, config, "num_experts")
+    experts(metadata, config, "num_experts")
     config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
     config["norm_topk_prob"] = False  # of the published model
 
 
 def _minimax_m2(metadata: Metadata, config: Config) -> None:
-    _experts(metadata, config, "num_local_experts")
+    experts(metadata, config, "num_local_experts")
     config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
 
 
@@ -106,32 +109,23 @@ def _ernie4_5_moe(metadata: Metadata, config: Config) -> None:
 
 
 def _dots1(metadata: Metadata, config: Config) -> None:
-    _deepseek_experts(metadata, config)
+    deepseek_experts(metadata, config)
     config |= {"n_group": 1, "topk_group": 1, "sliding_window": None}
 
 
 def _exaone_moe(metadata: Metadata, config: Config) -> None:
-    _leave_out_predicted_layers(metadata, config)
+    leave_out_predicted_layers(metadata, config)
     window_layers(metadata, config, 4)
-    _deepseek_experts(metadata, config)
+    deepseek_experts(metadata, config)
     config["num_experts"] = config.pop("n_routed_experts")
     config["num_shared_experts"] = config.pop("n_shared_experts")
-    _deepseek_groups(metadata, config)
-
-
-def _leave_out_predicted_layers(metadata: Metadata, config: Config) -> None:
-    """Layers that predict several tokens, which the file counts as blocks."""
-    predicted, blocks = metadata.count("nextn_predict_layers"), config["num_hidden_layers"]
-    if predicted >= blocks:
-        raise InputError(f"{metadata.path} has {blocks} blocks, all of which predict further tokens")
-    config["num_nextn_predict_layers"] = predicted
-    config["num_hidden_layers"] -= predicted
+    deepseek_groups(metadata, config)
 
 
 def _gated_delta_net(metadata: Metadata, config: Config) -> None:
     """Layers that have Gated DeltaNet in place of attention, and its sizes."""
     blocks = config["num_hidden_layers"]
-    _leave_out_predicted_layers(metadata, config)
+    leave_out_predicted_layers(metadata, config)
     if metadata.has("attention.recurrent_layers"):
         flags = metadata.array(f"{metadata.architecture}.attention.recurrent_layers", int, blocks)
     else:
@@ -200,7 +194,7 @@ def _squared_relu(_metadata: Metadata, config: Config) -> None:
 
 
 def _gpt_oss(metadata: Metadata, config: Config) -> None:
-    _experts(metadata, config, "num_local_experts")
+    experts(metadata, config, "num_local_experts")
     config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
     window_layers(metadata, config, 2)
     config |= {"attention_bias": True, "swiglu_limit": 7.0}
@@ -223,8 +217,8 @@ def _phi3(metadata: Metadata, config: Config) -> None:
 
 
 def _glm4_moe(metadata: Metadata, config: Config) -> None:
-    _deepseek_experts(metadata, config)
-    _leave_out_predicted_layers(metadata, config)
+    deepseek_experts(metadata, config)
+    leave_out_predicted_layers(metadata, config)
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in metadata.tensors
     config |= {"n_group": 1, "topk_group": 1}
 
@@ -239,7 +233,7 @@ def _granite(metadata: Metadata, config: Config) -> None:
 
 def _granite_moe(metadata: Metadata, config: Config) -> None:
     _granite(metadata, config)
-    _experts(metadata, config, "num_local_experts")
+    experts(metadata, config, "num_local_experts")
     config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
     if metadata.count("expert_shared_feed_forward_length") > 0:
         _become(config, "GraniteMoeSharedForCausalLM", "granitemoeshared")
@@ -259,7 +253,7 @@ def _smollm3(_metadata: Metadata, config: Config) -> None:
 def _llama4(metadata: Metadata, config: Config) -> None:
     if metadata.value("llama4.attention.sliding_window") == 0:
         raise InputError(f"{metadata.path} has no chunks in any layer, which is not supported for 'llama4'")
-    _experts(metadata, config, "num_local_experts")
+    experts(metadata, config, "num_local_experts")
     config["intermediate_size_mlp"] = config["intermediate_size"]
     config["intermediate_size"] = config.pop("moe_intermediate_size")
     config["interleave_moe_layer_step"] = metadata.size("interleave_moe_layer_step", 1)
@@ -287,52 +281,12 @@ def _mistral3(metadata: Metadata, config: Config) -> None:
     config["rope_parameters"] = rope | {"rope_theta": config.pop("rope_theta")}
 
 
-def _deepseek_experts(metadata: Metadata, config: Config) -> None:
-    if metadata.count("expert_count") == 0:
-        config["n_routed_experts"] = None  # absent, it would be the class's default
-        return
-    _experts(metadata, config, "n_routed_experts")
-    config["n_shared_experts"] = metadata.count("expert_shared_count")
-    config["first_k_dense_replace"] = metadata.count("leading_dense_block_count")
-    scale = metadata.value(f"{metadata.architecture}.expert_weights_scale")
-    config["routed_scaling_factor"] = metadata.number("expert_weights_scale") if scale else 1.0
-    config["norm_topk_prob"] = metadata.flag(f"{metadata.architecture}.expert_weights_norm", False)
-
-
-def _deepseek_groups(metadata: Metadata, config: Config) -> None:
-    """Groups of experts. Files written before the keys existed are of DeepSeek's own models."""
-    known = {256: (8, 4), 160: (8, 3)}
-    groups, used = known.get(config.get("n_routed_experts", 0), (1, 1))
-    config["n_group"] = metadata.size("expert_group_count", groups)
-    config["topk_group"] = metadata.size("expert_group_used_count", used)
-
-
-def _deepseek2(metadata: Metadata, config: Config) -> None:
-    rank, rope = metadata.size("attention.kv_lora_rank"), metadata.size("rope.dimension_count")
-    has_mla_keys = metadata.has("attention.key_length_mla")  # newer files: the others describe the latent
-    key = metadata.size("attention.key_length_mla" if has_mla_keys else "attention.key_length")
-    value = metadata.size("attention.value_length_mla" if has_mla_keys else "attention.value_length")
-    if key <= rope:
-        raise InputError(f"{metadata.path} has keys of {key} channels, of which {rope} are rotated, which do not fit")
-    config |= {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "qk_nope_head_dim": key - rope, "v_head_dim": value}
-    config["q_lora_rank"] = metadata.count("attention.q_lora_rank") or None
-    config["num_key_value_heads"] = config["num_attention_heads"]
-    config["head_dim"] = rope
-    scaling = config["rope_scaling"]
-    if metadata.value("deepseek2.attention.temperature_scale"):
-        raise InputError(f"{metadata.path} has queries that grow with the position; 'deepseek2' models do not")
-    if scaling is not None and metadata.has("rope.scaling.yarn_log_multiplier"):
-        mscale = round(10 * metadata.number("rope.scaling.yarn_log_multiplier"), 6)
-        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
-    _deepseek_experts(metadata, config)
-    if metadata.count("expert_gating_func") == _SIGMOID:
-        _become(config, "DeepseekV3ForCausalLM", "deepseek_v3")
-        _deepseek_groups(metadata, config)
-        config |= {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-        return
-    config["norm_topk_prob"] = False
-    _deepseek_groups(metadata, config)
-    config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
+def _phimoe(metadata: Metadata, config: Config) -> None:
+    _phi3(metadata, config)
+    experts(metadata, config, "num_local_experts")
+    config["lm_head_bias"] = "output.bias" in metadata.tensors
+    if config["rope_scaling"] is not None:  # not in the file: of the published model
+        config["rope_scaling"] |= dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
 
 
 ARCHITECTURES = {
@@ -364,7 +318,7 @@ ARCHITECTURES = {
     "stablelm": Family("StableLmForCausalLM", "stablelm", _stablelm, layer_norm_eps="layer_norm_eps"),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", _gpt_oss, has_experts=True),
     "phi3": Family("Phi3ForCausalLM", "phi3", _phi3),
-    "deepseek2": Family("DeepseekV2ForCausalLM", "deepseek_v2", _deepseek2, has_experts=True, is_latent=True),
+    "deepseek2": Family("DeepseekV2ForCausalLM", "deepseek_v2", deepseek2, has_experts=True, is_latent=True),
     "mistral3": Family("Ministral3ForCausalLM", "ministral3", _mistral3),
     "llama4": Family("Llama4ForCausalLM", "llama4_text", _llama4, has_experts=True),
     "glm4": Family("Glm4ForCausalLM", "glm4", _as_in_common),
@@ -381,6 +335,11 @@ ARCHITECTURES = {
     ),
     "falcon-h1": Family("FalconH1ForCausalLM", "falcon_h1", falcon_h1),
     "nemotron_h": Family("NemotronHForCausalLM", "nemotron_h", nemotron_h, has_sizes_by_layer=True),
+    "afmoe": Family("AfmoeForCausalLM", "afmoe", afmoe, has_experts=True),
+    "hunyuan-moe": Family("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", hunyuan_moe, has_experts=True),
+    "mimo2": Family("MiMoV2FlashForCausalLM", "mimo_v2_flash", mimo2, has_experts=True, has_sizes_by_layer=True),
+    "mistral4": Family("Mistral4ForCausalLM", "mistral4", mistral4, has_experts=True, is_latent=True),
+    "phimoe": Family("PhimoeForCausalLM", "phimoe", _phimoe, has_experts=True),
     "granite": Family("GraniteForCausalLM", "granite", _granite),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _olmo2),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _smollm3),

@@ -35,9 +35,11 @@ class GpuOps final : public Ops {
   }
 
   void CheckExperts(const MoeConfig& moe) const override {
-    if (!moe.bias && !moe.apply_router_weight_on_input && !moe.has_expert_scales) return;
+    const bool mixes = moe.scoring_func == ScoringFunc::kSparseMixer;
+    if (!moe.bias && !moe.apply_router_weight_on_input && !moe.has_expert_scales && !mixes) return;
     const char* kind = moe.bias                ? "with biases"
                        : moe.has_expert_scales ? "with scales"
+                       : mixes                 ? "that SparseMixer chooses"
                                                : "whose inputs are multiplied by the router's weights";
     throw InputError(fmt::format("{} does not support experts {}; device cpu does", context_->gpu->Name(), kind));
   }

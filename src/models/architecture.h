@@ -23,13 +23,20 @@ struct Architecture {
   bool partial_rotary = false;  // takes partial_rotary_factor; else heads are rotated whole
   // read_config reads the layers' ropes and max_position (layers of different kinds have different ropes).
   bool reads_rope = false;
-  std::string_view other_name = "";  // other name of the same class in published files; "": none
+  std::string_view other_name = "";  // other names of the same class in published files, with spaces between; "": none
   // Another model_type of the same architecture; "": none.
   std::string_view other_model_type = "";
   // Key of the object that holds the language model's config; "": the keys are at the top of the file.
   std::string_view text_config = "";
   // Its model_type where that object does not say it. The class of that type has its own defaults.
   std::string_view text_model_type = "";
+  // The language model is another class, the one of text_config's model_type, which reads its keys, activation and
+  // rope. read_config then says where its tensors are.
+  bool has_text_class = false;
+  // Defaults in addition, for keys that a text_config of this class may omit, as a JSON object.
+  std::string_view text_defaults = "{}";
+  // Key of an object with all keys of the file but model_type and architectures, in files that have it; "": none.
+  std::string_view outer_config = "";
   // rope_parameters where the file has no scaled rope, as a JSON object; "": the default rope.
   std::string_view default_rope = "";
   // The first checkpoints have the keys of text_config at the top of the file.
@@ -76,8 +83,15 @@ std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers);
 // Factors of embeddings, attention logits, what blocks add, and output logits (Granite).
 void ReadGraniteFactors(const JsonObject& json, ModelConfig& config);
 
+// Queries that grow with the position, from llama_4_scaling_beta of the rope (Ministral 3 and Mistral 4).
+void ReadQueryScaling(const JsonObject& json, ModelConfig& config);
+
 // Granite's experts, in all layers.
 void ReadGraniteExperts(const JsonObject& json, ModelConfig& config);
+
+// Sizes of Qwen2's and Qwen3's classes, which are the same (Architecture::text_defaults).
+inline constexpr std::string_view kQwenTextDefaults = R"({"vocab_size": 151936, "hidden_size": 4096,
+  "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32})";
 
 // Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
 void ReadQwenWindows(const JsonObject& json, ModelConfig& config);

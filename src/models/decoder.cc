@@ -52,7 +52,7 @@ class Decoder final : public Model {
       const std::string embeddings = EmbeddingModule(config, names, checkpoint);
       embedding_ = reader.Linear({{embeddings, config.vocab}}, config.hidden, false, embedding_kind);
       if (!config.tied_embeddings && config.has_lm_head) {
-        lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
+        lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, config.lm_head_bias, embedding_kind);
       }
       embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
     } else {
@@ -362,9 +362,6 @@ class Decoder final : public Model {
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
   float embedding_scale_ = 1;
-  std::optional<RopeTables> ropes_;
-  std::unique_ptr<PerLayerInputs> per_layer_;        // null: none
-  std::unique_ptr<PredictorInput> predictor_input_;  // with target_
   // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
   // of all ranks, and argmaxes of each rank's columns.
   std::vector<int32_t> own_tokens_;

@@ -16,7 +16,9 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kGraniteMoeShared, kDots1, kSolarOpen, kExaoneMoe, kQwen3VlMoe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35,
     kQwen35Multimodal, kQwen35Moe, kQwen35MoeMultimodal, kGemma, kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm,
     kYoutu, kHyperClovaX, kQwen2Vl, kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2,
-    kLfm2Moe, kGraniteMoeHybrid, kBamba, kFalconH1, kNemotronH, kKimiLinear;
+    kLfm2Moe, kGraniteMoeHybrid, kBamba, kFalconH1, kNemotronH, kKimiLinear, kAfmoe, kAyaVision, kCohere2Vision,
+    kExaone45, kGlm46v, kGlm4v, kHunYuanMoe, kIdefics3, kInternVl, kKimiK25, kLfm2Vl, kLlava, kLlavaNext,
+    kLlavaOnevision, kMimoV2Flash, kMistral4, kPhimoe, kQwen25Omni, kQwen3Omni, kSmolVlm;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -91,7 +93,27 @@ std::span<const Architecture* const> Architectures() {
                                       &kBamba,
                                       &kFalconH1,
                                       &kNemotronH,
-                                      &kKimiLinear};
+                                      &kKimiLinear,
+                                      &kAfmoe,
+                                      &kAyaVision,
+                                      &kCohere2Vision,
+                                      &kExaone45,
+                                      &kGlm46v,
+                                      &kGlm4v,
+                                      &kHunYuanMoe,
+                                      &kIdefics3,
+                                      &kInternVl,
+                                      &kKimiK25,
+                                      &kLfm2Vl,
+                                      &kLlava,
+                                      &kLlavaNext,
+                                      &kLlavaOnevision,
+                                      &kMimoV2Flash,
+                                      &kMistral4,
+                                      &kPhimoe,
+                                      &kQwen25Omni,
+                                      &kQwen3Omni,
+                                      &kSmolVlm};
   return kAll;
 }
 
@@ -101,13 +123,23 @@ std::vector<std::string> KnownArchitectures() {
   return names;
 }
 
+namespace {
+
+// True for one of the words of a list with spaces between.
+bool HasWord(std::string_view list, std::string_view word) {
+  return !word.empty() && word.find(' ') == word.npos &&
+         fmt::format(" {} ", list).find(fmt::format(" {} ", word)) != std::string::npos;
+}
+
+}  // namespace
+
 const Architecture* FindArchitecture(std::string_view name) {
   constexpr std::string_view kModel = "Model";
   const bool is_headless = name.ends_with(kModel);
   const std::string with_head =
       is_headless ? fmt::format("{}ForCausalLM", name.substr(0, name.size() - kModel.size())) : std::string(name);
   for (const Architecture* architecture : Architectures()) {
-    if (architecture->name == with_head || (!name.empty() && architecture->other_name == name)) return architecture;
+    if (architecture->name == with_head || HasWord(architecture->other_name, name)) return architecture;
   }
   return nullptr;
 }

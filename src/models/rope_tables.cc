@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "kvanta/error.h"
 #include "models/blocks/rope.h"
@@ -15,15 +14,6 @@ Buffer CopyIn(Device& device, const std::vector<float>& values) {
   Buffer buffer = device.Allocate(values.size() * sizeof(float));
   device.CopyIn(buffer.data(), values.data(), buffer.bytes());
   return buffer;
-}
-
-Buffer MakeQueryScales(Device& device, const AttentionTemperature& temperature, int64_t positions) {
-  std::vector<float> scales;
-  for (int64_t position = 0; position < positions; ++position) {
-    const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
-    scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
-  }
-  return CopyIn(device, scales);
 }
 
 }  // namespace
@@ -43,7 +33,7 @@ RopeTables::RopeTables(kernels::Ops& ops, const ModelConfig& config, int64_t pos
     Tables& tables = tables_.emplace_back();
     if (spec.rotary_dim == 0) continue;
     // The device's memory first: its allocation is checked against what the machine has.
-    const bool scales_queries = spec.llama_4_scaling_beta != 0;
+    const bool scales_queries = spec.llama_4_scaling_beta != 0 && !config.UsesMla();
     const size_t bytes = static_cast<size_t>(positions) * spec.rotary_dim * sizeof(float);
     tables.keys = device.Allocate(bytes);
     tables.queries = scales_queries ? device.Allocate(bytes) : tables.keys;
@@ -55,8 +45,8 @@ RopeTables::RopeTables(kernels::Ops& ops, const ModelConfig& config, int64_t pos
       device.CopyIn(tables.queries.data(), table.data(), bytes);
     }
   }
-  if (config.attn_temperature.floor_scale != 0) {
-    query_scales_ = MakeQueryScales(device, config.attn_temperature, positions);
+  if (const std::vector<float> scales = QueryScales(config, positions); !scales.empty()) {
+    query_scales_ = CopyIn(device, scales);
   }
 }
 
@@ -66,7 +56,7 @@ void RopeTables::Set(const ModelConfig& config, AttentionStep& step) const noexc
   step.rope = &config.layer_specs[layer].rope;
   step.rope_table = tables.keys.as<float>();
   step.query_rope_table = tables.queries.as<float>();
-  step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
+  step.query_scales = step.rope->rotary_dim == 0 || config.UsesMla() ? query_scales_.as<float>() : nullptr;
 }
 
 }  // namespace kvanta::models

@@ -26,7 +26,7 @@ class RopeTables {
 
   std::vector<Tables> tables_;
   std::vector<int> of_layer_;  // index into tables_
-  Buffer query_scales_;        // f32 [positions], of layers without rope; empty: none
+  Buffer query_scales_;        // f32 [positions], QueryScales(); empty: none
 };
 
 }  // namespace kvanta::models

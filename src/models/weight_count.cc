@@ -40,14 +40,16 @@ BlockCount CountGroupedAttention(const ModelConfig& config, const LayerSpec& spe
   const int64_t hidden = config.hidden, q = int64_t{config.heads} * spec.head_dim;
   const bool has_kv = spec.kv_layer < 0;
   const int64_t kv = has_kv ? int64_t{spec.kv_heads} * spec.head_dim : 0;
-  const int64_t gates = config.attn_output_gate ? q : 0;
-  BlockCount count{.matrices = hidden * (q + gates + (spec.k_eq_v ? 1 : 2) * kv) + q * hidden};
+  const int64_t gates = config.attn_output_gate != OutputGate::kNone ? q : 0;
+  const int64_t v_head_dim = config.v_head_dim == 0 ? spec.head_dim : config.v_head_dim;
+  const int64_t values = spec.k_eq_v ? 0 : kv / spec.head_dim * v_head_dim;
+  BlockCount count{.matrices = hidden * (q + gates + kv + values + config.heads * v_head_dim)};
   count.kept = count.matrices;
-  if (config.qkv_bias) count.vectors += q + gates + 2 * kv;
+  if (config.qkv_bias) count.vectors += q + gates + kv + values;
   if (config.o_bias) count.vectors += hidden;
   const bool of_all_heads = config.qk_norm == QkNorm::kAllHeads || config.qk_norm == QkNorm::kOwnWeights;
   if (config.qk_norm != QkNorm::kNone) count.vectors += of_all_heads ? q + kv : int64_t{has_kv ? 2 : 1} * spec.head_dim;
-  if (config.attention_sinks) count.vectors += config.heads;
+  if (spec.attention_sinks) count.vectors += config.heads;
   return count;
 }
 
@@ -266,7 +268,7 @@ WeightCount CountWeights(const ModelConfig& config) {
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) +
                         per_layer_table,
           .vectors = vectors + (norms + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
-                     (config.layer_scalars ? config.layers : 0)};
+                     (config.layer_scalars ? config.layers : 0) + (config.lm_head_bias ? config.vocab : 0)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

@@ -337,9 +337,9 @@ bool WeightReader::HasShape(std::string_view name, std::span<const int64_t> shap
 }
 
 void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const {
-  const std::string predictors = fmt::format("{}mtp_", names.prefix);  // ERNIE's, next to the layers
+  const std::string predictors = fmt::format("{}mtp", names.prefix);  // next to the layers: mtp_... or mtp.
   const auto is_spare = [&](std::string_view name) {
-    if (name.starts_with(predictors)) return true;
+    if (name.starts_with(predictors + "_") || name.starts_with(predictors + ".")) return true;
     for (int layer = layers; layer < layers + spare; ++layer) {
       if (name.starts_with(fmt::format("{}layers.{}.", names.prefix, layer))) return true;
     }

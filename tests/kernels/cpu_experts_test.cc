@@ -56,6 +56,12 @@ const CpuExpertCase kCpuExpertCases[] = {
       .apply_router_weight_on_input = true},
      WeightType::kF32,
      17},
+    {{.num_experts = 16,
+      .num_experts_per_tok = 2,
+      .scoring_func = ScoringFunc::kSparseMixer,
+      .router_jitter_noise = 0.2F},
+     WeightType::kF32,
+     40},
 };
 
 class CpuExpertsTest : public ::testing::TestWithParam<Unit> {

@@ -11,9 +11,30 @@
 
 namespace kvanta::kernels {
 
+// SparseMixer: each expert's weight is its share of the exponentials of the logits that are close to its own, without
+// those of the experts before it.
+inline std::vector<double> SparseMixerWeights(const float* logits, const MoeConfig& moe) {
+  const auto count = static_cast<size_t>(moe.num_experts);
+  std::vector<double> left(logits, logits + count), weights(count);
+  for (int chosen = 0; chosen < 2; ++chosen) {
+    const auto best = static_cast<size_t>(std::max_element(left.begin(), left.end()) - left.begin());
+    double sum = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const double distance = left[best] - double{logits[i]};
+      const bool is_close =
+          distance / std::max(std::abs(double{logits[i]}), left[best]) <= 2 * double{moe.router_jitter_noise};
+      if (is_close) sum += std::exp(left[i] - left[best]);
+    }
+    weights[best] = 1 / sum;
+    left[best] = -HUGE_VAL;
+  }
+  return weights;
+}
+
 // Weights of a row's experts, 0 for those that are not chosen: the rule of kernels/moe/moe_layer.h in doubles.
 inline std::vector<double> RoutingWeights(const float* logits, const std::vector<float>& e_score_correction_bias,
                                           const MoeConfig& moe) {
+  if (moe.scoring_func == ScoringFunc::kSparseMixer) return SparseMixerWeights(logits, moe);
   const auto count = static_cast<size_t>(moe.num_experts);
   std::vector<double> scores(count), weights(count);
   double sum = 0;

@@ -273,8 +273,8 @@ TEST(Mistral3Config, LanguageModelOfEitherClass) {
   text["model_type"] = "mistral";
   text["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e9}};
   EXPECT_EQ(Parse(With(config, "text_config", With(text, "sliding_window", nullptr))).layer_specs[0].rope.theta, 1e9);
-  text["model_type"] = "mistral4";
-  ExpectRefused(config, {{"text_config", text, "'text_config.model_type' is 'mistral4'; expected mistral, ministral"}});
+  text["model_type"] = "mistral9";
+  ExpectRefused(config, {{"text_config", text, "'text_config.model_type' is 'mistral9'; expected one of llama, mis"}});
 }
 
 // transformers ties embeddings only to an output matrix that is absent or the same.

@@ -102,7 +102,7 @@ TEST(MoeConfig, Mixtral) {
 TEST(MoeConfig, GptOss) {
   json config = GptOssJson();
   const ModelConfig parsed = Parse(config);
-  EXPECT_TRUE(parsed.attention_sinks && parsed.qkv_bias && parsed.o_bias && parsed.moe.bias);
+  EXPECT_TRUE(parsed.layer_specs[1].attention_sinks && parsed.qkv_bias && parsed.o_bias && parsed.moe.bias);
   EXPECT_EQ(parsed.head_dim, 64) << "the class's default";
   EXPECT_THAT(parsed.SlidingWindows(), ElementsAre(32, 0, 32, 0));
   EXPECT_EQ(parsed.moe.activation, kernels::Activation::kSwigluOai);

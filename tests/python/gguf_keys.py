@@ -14,7 +14,11 @@ import gguf_mamba2
 _COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
 _SHARED = ("n_shared", "num_shared", "moe_num_shared")
 _LAYER_NORM_EPS = {**dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"), "nemotron": "norm_eps"}
-_USED = {"ernie4_5_moe": "moe_k", "gemma4_text": "top_k_experts"}  # keys of the number of experts of a row
+_USED = {
+    "ernie4_5_moe": "moe_k",
+    "gemma4_text": "top_k_experts",
+    "hunyuan_v1_moe": "moe_topk",
+}  # keys of the number of experts of a row
 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> None:
@@ -39,6 +43,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
         writer.add_feed_forward_length(get("intermediate_size_mlp") or config["intermediate_size"])
     if "kv_lora_rank" in config:
         _add_latents(writer, config)
+    elif arch == "MIMO2":
+        _add_mimo2(writer, config)
     elif arch != "GEMMA4" and not is_lfm2:
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(head_dim)
@@ -55,7 +61,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
         writer.add_rope_scaling_factor(rope["factor"])
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        if rope.get("mscale_all_dim") and arch == "DEEPSEEK2":
+        if rope.get("mscale_all_dim") and arch in ("DEEPSEEK2", "MISTRAL4"):
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if get("sliding_window") and not (config["model_type"].startswith("qwen") and not get("use_sliding_window")):
         writer.add_sliding_window(config["sliding_window"])
@@ -72,6 +78,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
         gguf_kimi.add_config(writer, config)
     if config["model_type"] == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    if config["model_type"] in ("ministral3", "mistral4"):
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if config["model_type"].startswith("granite"):
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -80,8 +87,20 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
         writer.add_logit_scale(config["logits_scaling"])
     if "logit_scale" in config:
         writer.add_logit_scale(config["logit_scale"])
-    if config["model_type"] in ("olmo3", "exaone4", "exaone_moe", "cohere2", "gemma4_text"):
+    if config["model_type"] in ("olmo3", "exaone4", "exaone_moe", "cohere2", "gemma4_text", "afmoe"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
+def _add_mimo2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+    ropes = config["rope_parameters"]
+    writer.add_head_count_kv([config["num_key_value_heads"] * (2 if window else 1) for window in windows])
+    writer.add_sliding_window_pattern(windows)
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["v_head_dim"])
+    writer.add_float32("mimo2.attention.value_scale", config["attention_value_scale"])
+    writer.add_rope_dimension_count(int(config["head_dim"] * ropes["full_attention"]["partial_rotary_factor"]))
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
 
 
 def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -112,7 +131,14 @@ def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         return
     writer.add_expert_count(count)
     writer.add_expert_used_count(config[_USED.get(kind, "num_experts_per_tok")])
-    if kind in ("gpt_oss", "llama4_text", "minimax_m2"):
+    if kind == "hunyuan_v1_moe":
+        writer.add_expert_shared_count(1)
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+    if kind == "afmoe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_weights_scale(config["route_scale"])
+        writer.add_expert_weights_norm(True)
+    if kind in ("gpt_oss", "llama4_text", "minimax_m2", "hunyuan_v1_moe"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     if kind == "llama4_text":
         writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
@@ -131,7 +157,7 @@ def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(bool(get("norm_topk_prob")))
         writer.add_leading_dense_block_count(get("first_k_dense_replace", 1))
-        softmax = kind == "deepseek_v2"
+        softmax = kind in ("deepseek_v2", "mistral4")
         writer.add_expert_gating_func(
             gguf.ExpertGatingFuncType.SOFTMAX if softmax else gguf.ExpertGatingFuncType.SIGMOID
         )

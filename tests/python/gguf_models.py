@@ -68,6 +68,11 @@ ARCHITECTURES = {
     "glm4": "GLM4",
     "glm4_moe": "GLM4_MOE",
     "glm4_moe_lite": "DEEPSEEK2",
+    "afmoe": "AFMOE",
+    "hunyuan_v1_moe": "HUNYUAN_MOE",
+    "mimo_v2_flash": "MIMO2",
+    "mistral4": "MISTRAL4",
+    "phimoe": "PHIMOE",
     "minimax_m2": "MINIMAXM2",
     "ernie4_5_moe": "ERNIE4_5_MOE",
     "olmoe": "OLMOE",
@@ -179,20 +184,21 @@ def _parts(source: Source) -> dict[str, Array]:
                 parts[_granite_part(name, part)] = np.ascontiguousarray(matrix)
         elif name.endswith("output_linear.weight"):
             parts[_granite_part(name, "down")] = values
-        elif name.endswith(".experts.gate_up_proj"):  # [experts][in][out]
+        elif name.endswith(".experts.gate_up_proj"):
+            both = _inputs_first(source, values)
             for part in ("gate", "up"):
-                matrix = values[:, :, _columns(source, part, values.shape[-1])].swapaxes(1, 2)
+                matrix = both[:, :, _columns(source, part, both.shape[-1])].swapaxes(1, 2)
                 parts[name.replace("gate_up_proj", f"{part}_proj.weight")] = np.ascontiguousarray(matrix)
         elif name.endswith(".experts.gate_up_proj_bias"):
             parts[name.replace("gate_up_proj_bias", "gate_proj.bias")] = np.ascontiguousarray(values[:, ::2])
             parts[name.replace("gate_up_proj_bias", "up_proj.bias")] = np.ascontiguousarray(values[:, 1::2])
         elif name.endswith(".experts.down_proj"):
-            parts[f"{name}.weight"] = np.ascontiguousarray(values.swapaxes(1, 2))
+            parts[f"{name}.weight"] = np.ascontiguousarray(_inputs_first(source, values).swapaxes(1, 2))
         elif name.endswith(".experts.down_proj_bias"):
             parts[name.replace("_bias", ".bias")] = values
-        elif name.endswith(".sinks"):
+        elif name.endswith((".sinks", ".attention_sink_bias")):
             parts[f"{name}.weight"] = values
-        elif name.endswith("e_score_correction_bias"):
+        elif name.endswith(("e_score_correction_bias", "mlp.expert_bias")):
             parts[name.replace("_bias", ".bias")] = values.reshape(-1)
         elif name.endswith("shared_expert_gate.weight"):
             parts[name] = values.reshape(-1)
@@ -244,6 +250,11 @@ def _back(source: Source, name: str, values: Array) -> None:
             both[:, nope:] = values
 
 
+def _inputs_first(source: Source, experts: Array) -> Array:
+    """A view [experts][in][out] of a tensor of all experts."""
+    return experts.swapaxes(1, 2) if source.config["model_type"] == "mistral4" else experts
+
+
 def _columns(source: Source, part: str, width: int) -> slice:
     """Gate or up in a matrix of both: one after the other, in turns in GPT-OSS."""
     if source.config["model_type"] == "gpt_oss":
@@ -254,9 +265,9 @@ def _columns(source: Source, part: str, width: int) -> slice:
 def _back_fused(source: Source, experts: str, part: str, values: Array) -> None:
     """Experts in one tensor; biases are not rounded."""
     if part == "down_proj.weight":
-        source.tensors[f"{experts}.down_proj"][:] = values.swapaxes(1, 2)
+        _inputs_first(source, source.tensors[f"{experts}.down_proj"])[:] = values.swapaxes(1, 2)
     elif part.endswith(".weight"):
-        both = source.tensors[f"{experts}.gate_up_proj"]
+        both = _inputs_first(source, source.tensors[f"{experts}.gate_up_proj"])
         both[:, :, _columns(source, part.partition("_")[0], both.shape[-1])] = values.swapaxes(1, 2)
 
 

@@ -57,6 +57,42 @@ MODELS_WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "afmoe": (
+        "Afmoe",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "sliding_window": 24,
+            "global_attn_every_n_layers": 4,
+            "mup_enabled": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "hunyuan_moe": ("HunYuanMoEV1", {"head_dim": 32, "num_experts": 8, "moe_topk": 3}),
+    "mimo_v2_flash": (
+        "MiMoV2Flash",
+        {
+            "head_dim": 64,
+            "v_head_dim": 32,
+            "num_key_value_heads": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.0,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+                for kind, theta in (("full_attention", 1e5), ("sliding_attention", 1e4))
+            },
+            "pad_token_id": 0,
+        },
+    ),
+    "mistral4": ("Mistral4", {**LATENTS, "pad_token_id": 0}),
+    "phimoe": ("Phimoe", {"num_local_experts": 8, "router_jitter_noise": 0.01}),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
     "granite_moe": ("GraniteMoe", GRANITE | {"num_local_experts": 8}),
     "granite_moe_shared": ("GraniteMoeShared", GRANITE | {"num_local_experts": 8, "shared_intermediate_size": 64}),

@@ -160,7 +160,7 @@ LAYOUTS = {
 }
 
 
-_FUSED_EXPERTS = re.compile(r"(.+\.(?:feed_forward|language_model\.layers\.\d+\.mlp)\.experts)\.(gate_up|down)_proj")
+_FUSED_EXPERTS = re.compile(r"(.+\.(?:feed_forward|layers\.\d+\.mlp)\.experts)\.(gate_up|down)_proj")
 
 
 def is_quantized(name: str, tensor: torch.Tensor) -> bool:
@@ -169,7 +169,7 @@ def is_quantized(name: str, tensor: torch.Tensor) -> bool:
     linear = (
         re.search(r"((?<!weights)_proj|_proj_qkvz?|_proj_z|\.w[123]|\.wq_b|\.wk|put_linear)\.weight$", name) is not None
     )
-    return ".layers." in name and "vision" not in name and linear and tensor.dim() == 2
+    return ".layers." in name and "vision" not in name and "audio" not in name and linear and tensor.dim() == 2
 
 
 def _has_inputs_first(name: str) -> bool:

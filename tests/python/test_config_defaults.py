@@ -11,10 +11,12 @@ import pytest
 import tiny_classes
 import tiny_models
 import tiny_multimodal
+import tiny_text_and_images
 import tolerance
 import torch
 import transformers
 from logits_oracle import TOKENS, largest_error, logits
+from tiny_text_and_images import make_glm4v, make_omni_thinker
 
 ARCHITECTURES = [
     *tiny_models.FIRST,
@@ -74,7 +76,18 @@ MULTIMODAL: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "ministral3": lambda: tiny_multimodal.make_mistral3("Ministral3", num_attention_heads=32, num_key_value_heads=8),
     "gemma3": lambda: tiny_multimodal.make_gemma3_multimodal(num_attention_heads=8, num_key_value_heads=4),
     "llama4": lambda: tiny_multimodal.make_llama4_multimodal(num_attention_heads=40, num_key_value_heads=8),
-    "glm4v_moe": lambda: tiny_classes.make_glm4v_moe(num_attention_heads=96, num_key_value_heads=8),
+    "glm4v": lambda: make_glm4v("Glm4v", num_attention_heads=32, num_key_value_heads=2, hidden_size=512),
+    "glm4v_moe": lambda: make_glm4v("Glm4vMoe", num_attention_heads=96, num_key_value_heads=8),
+    "llava": lambda: tiny_text_and_images.make("Llava", num_attention_heads=32, num_key_value_heads=32, head_dim=16),
+    "internvl": lambda: tiny_text_and_images.make(
+        "InternVL", num_attention_heads=32, num_key_value_heads=32, head_dim=16
+    ),
+    "kimi_k25": lambda: tiny_text_and_images.make("Kimi_K25", num_attention_heads=128, num_key_value_heads=128),
+    "mistral4": lambda: tiny_multimodal.make_mistral3("Mistral4", num_attention_heads=32, num_key_value_heads=32),
+    "qwen2_5_omni": lambda: make_omni_thinker(
+        "Qwen2_5Omni", num_attention_heads=28, num_key_value_heads=4, head_dim=16, hidden_size=448
+    ),
+    "qwen3_omni": lambda: make_omni_thinker("Qwen3OmniMoe", num_attention_heads=28, num_key_value_heads=4),
     "qwen3_vl_moe": lambda: tiny_classes.make_qwen3_vl_moe(num_attention_heads=16, num_key_value_heads=16),
     "qwen2_5_vl": lambda: tiny_multimodal.make_qwen_vl(
         "Qwen2_5_VL", num_attention_heads=64, num_key_value_heads=8, head_dim=8, hidden_size=512, num_hidden_layers=1

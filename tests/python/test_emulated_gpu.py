@@ -25,6 +25,7 @@ PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulat
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
 RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
+SPARSE_MIXER = "does not support experts that SparseMixer chooses; device cpu does"
 SPARSE = "does not support sparse attention; device cpu does"
 MAMBA2 = "does not support Mamba-2 layers; device cpu does"
 REFUSED = {
@@ -36,7 +37,9 @@ REFUSED = {
     "KimiLinearForCausalLM": RECURRENT,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
     "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
+    "Lfm2VlForConditionalGeneration": SHORT_CONVOLUTIONS,
     "NemotronHForCausalLM": MAMBA2,
+    "PhimoeForCausalLM": SPARSE_MIXER,
     "Qwen3NextForCausalLM": RECURRENT,
     "Qwen3_5ForCausalLM": RECURRENT,
     "Qwen3_5ForConditionalGeneration": RECURRENT,

@@ -228,6 +228,10 @@ def test_blocks_of_4_bits(model: str, tmp_path: Path, record_support: RecordSupp
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     count = next((settings[name] for name in names if name in settings), 0)
     of_a_row = dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_k"), count)
+    if architecture == "HunYuanMoEV1":
+        of_a_row = {"moe_topk": count}
+    elif architecture == "Phimoe":  # which always takes two
+        of_a_row = {"num_local_experts": 2}
     groups = of_a_row | {"n_group": 1, "topk_group": 1} if count else {}
     source = gguf_models.make_source(tmp_path / "source", architecture, **settings | groups)
     kinds = {"experts": Kind.MXFP4} if model == "gpt_oss" else {}

@@ -96,7 +96,7 @@ SINGLE_DIGITS = {
     *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "qwen2", "deepseek-r1-qwen"),
     *("stablelm2", "hunyuan", "solar-open", "grok-2", "qwen35", "tekken", "deepseek-llm", "deepseek-coder"),
     *("exaone-moe", "seed-coder", "youtu", "kormo", "f2llmv2", "bailingmoe", "bailingmoe2", "llada-moe", "viking"),
-    "superbpe",  # cuts groups of three off, from the right
+    *("superbpe", "afmoe"),  # cut groups of three off, from the right
 }
 
 
@@ -159,6 +159,7 @@ PIECES = {
         "HelloWorld漢字，한국 don't 12/\n",
         ["Hello", "World", "漢字", "，", "한국", " don't", " ", "1", "2", "/\n"],
     ),
+    "afmoe": ("it's 12345 漢字 x", ["it", "'s", " ", "12", "345", " ", "漢字", " x"]),
     "qwen35": ("cafe\u0301 12", ["caf\u00e9", " ", "1", "2"]),
 }
 

@@ -13,6 +13,7 @@ import safetensors.torch
 import tiny_classes
 import tiny_models
 import tiny_multimodal
+import tiny_text_and_images
 import tolerance
 import torch
 from logits_oracle import (
@@ -110,6 +111,64 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_shared_experts": 1,
         },
     ),
+    "afmoe": ("Afmoe", {}),
+    "afmoe_layers": (
+        "Afmoe",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_dense_layers": 2,
+            "num_shared_experts": 1,
+            "mup_enabled": False,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "hunyuan_moe": ("HunYuanMoEV1", {}),
+    "hunyuan_moe_biases": ("HunYuanMoEV1", {"attention_bias": True, "rope_parameters": None, "moe_topk": 1}),
+    "mistral4": ("Mistral4", {}),
+    "mistral4_other_keys": (
+        "Mistral4",
+        {
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "first_k_dense_replace": 0,
+        },
+    ),
+    "mimo_v2_flash": ("MiMoV2Flash", {}),
+    "mimo_v2_flash_layers": (
+        "MiMoV2Flash",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "attention_bias": True,
+            "attention_value_scale": None,
+            "head_dim": 32,
+            "v_head_dim": 32,
+            "num_key_value_heads": 2,
+            "rope_parameters": None,
+        },
+    ),
+    "phimoe": ("Phimoe", {}),
+    "phimoe_longrope": (
+        "Phimoe",
+        {
+            "attention_bias": False,
+            "lm_head_bias": False,
+            "router_jitter_noise": 0.01,
+            "sliding_window": 24,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0 + 0.2 * i for i in range(8)],
+                "long_factor": [2.0 + i for i in range(8)],
+                "short_mscale": 1.2,
+                "long_mscale": 1.4,
+                "original_max_position_embeddings": 200,
+            },
+        },
+    ),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -166,7 +225,7 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
     On a unit with f32 operands: with bf16 ones the engine rounds where transformers does, and chance decides.
     """
     # Norms after the blocks enlarge an exchange of experts so much that chance decides: every row goes to all of them.
-    settings = {"num_experts_per_tok": 8} if architecture == "FlexOlmo" else {}
+    settings = {"num_experts_per_tok": 8} if architecture in ("Afmoe", "FlexOlmo") else {}
     found, transformers = [], []
     for seed in range(4):
         folder = tmp_path / str(seed)
@@ -264,7 +323,7 @@ def test_language_model_of_qwen3_vl_moe(layout: str, tmp_path: Path, record_supp
 
 
 def test_language_model_of_glm4v_moe(tmp_path: Path, record_support: RecordSupport) -> None:
-    model = tiny_classes.make_glm4v_moe()
+    model = tiny_text_and_images.make_glm4v("Glm4vMoe")
     tiny_models.save(model, tmp_path)
     assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
     record_support(tmp_path, "F32")
@@ -311,6 +370,11 @@ LAYOUTS = {
     "Dots1": "model.layers.1.mlp.experts.7.up_proj.weight",
     "SolarOpen": "model.layers.1.mlp.experts.7.up_proj.weight",
     "ExaoneMoe": "model.layers.1.mlp.e_score_correction_bias",
+    "Afmoe": "model.layers.1.mlp.expert_bias",
+    "HunYuanMoEV1": "model.layers.1.mlp.shared_mlp.up_proj.weight",
+    "Mistral4": "model.layers.1.mlp.experts.gate_up_proj",
+    "MiMoV2Flash": "model.layers.1.self_attn.attention_sink_bias",
+    "Phimoe": "model.layers.1.block_sparse_moe.experts.5.w3.weight",
 }
 
 
@@ -385,6 +449,22 @@ FAULTS: dict[str, Fault] = {
         {},
         edit_tensor("model.layers.1.shared_mlp.input_linear.weight", lambda weight: weight.roll(1, 0)),
     ),
+    "output_gate": ("Afmoe", {}, edit_tensor(ATTENTION + "gate_proj.weight", lambda weight: weight.roll(1, 0))),
+    "embedding_scale": ("Afmoe", {}, edit_config(mup_enabled=False)),
+    "scale_of_queries": ("Mistral4", {}, edit_config(**{"rope_parameters.llama_4_scaling_beta": 0.4})),
+    "shared_mlp": (
+        "HunYuanMoEV1",
+        {},
+        edit_tensor("model.layers.1.mlp.shared_mlp.down_proj.weight", lambda weight: weight.roll(1, 0)),
+    ),
+    "sinks_of_windows": (
+        "MiMoV2Flash",
+        {},
+        edit_tensor(ATTENTION + "attention_sink_bias", lambda sinks: sinks.roll(1)),
+    ),
+    "scale_of_values": ("MiMoV2Flash", {}, edit_config(attention_value_scale=0.8)),
+    "jitter_noise": ("Phimoe", {}, edit_config(router_jitter_noise=0.2)),
+    "bias_of_logits": ("Phimoe", {}, edit_tensor("lm_head.bias", lambda bias: bias.roll(1))),
     "norm_of_top_k": ("Qwen3Moe", {}, edit_config(norm_topk_prob=False)),
     "shared_expert_gate": (
         "Qwen2Moe",

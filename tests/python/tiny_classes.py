@@ -8,6 +8,7 @@ from typing import Any
 
 import tiny_models
 import tiny_multimodal
+import tiny_text_and_images
 import transformers
 
 
@@ -28,34 +29,22 @@ def make_qwen3_vl_moe(**settings: Any) -> transformers.PreTrainedModel:
     return tiny_models.fill(transformers.Qwen3VLMoeForConditionalGeneration(config))
 
 
-def make_glm4v_moe(**settings: Any) -> transformers.PreTrainedModel:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}
-    experts = {**tiny_models.SIGMOID_EXPERTS, "first_k_dense_replace": 1}
-    text = {**tiny_models.SIZES, **experts, "head_dim": 32, "rope_parameters": rope, **settings}
-    vision = {
-        "depth": 1,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "patch_size": 4,
-        "image_size": 16,
-        "out_hidden_size": text["hidden_size"],
-    }
-    config = transformers.Glm4vMoeConfig(text_config=text, vision_config=vision)
-    return tiny_models.fill(transformers.Glm4vMoeForConditionalGeneration(config))
-
-
 MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "Gemma3": tiny_multimodal.make_gemma3_multimodal,
     "Gemma4": tiny_multimodal.make_gemma4_multimodal,
     "Gemma4Unified": tiny_multimodal.make_gemma4_unified_multimodal,
     "Mistral3": partial(tiny_multimodal.make_mistral3, "Ministral3"),
     "Llama4": tiny_multimodal.make_llama4_multimodal,
-    "Glm4vMoe": make_glm4v_moe,
+    **{name: partial(tiny_text_and_images.make_glm4v, name) for name in ("Glm4v", "Glm46V", "Glm4vMoe")},
     "Qwen3VLMoe": make_qwen3_vl_moe,
     "Qwen3_5": partial(tiny_multimodal.make_qwen35_multimodal, False),
     "Qwen3_5Moe": partial(tiny_multimodal.make_qwen35_multimodal, True),
     **{name: partial(tiny_multimodal.make_qwen_vl, name) for name in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")},
+    **{
+        f"{name}Thinker": partial(tiny_text_and_images.make_omni_thinker, name)
+        for name in ("Qwen2_5Omni", "Qwen3OmniMoe")
+    },
+    **{name: partial(tiny_text_and_images.make, name) for name in tiny_text_and_images.CLASSES},
 }
 
 
@@ -102,10 +91,16 @@ def experts(count: int, chosen: int) -> dict[str, int]:
 def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
     """A model of a class of config.json's "architectures", in WHOLE_GROUPS; `settings` of its language model."""
     settings = {**WHOLE_GROUPS, **settings}
-    if name.startswith(("Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Youtu")):
+    if name.startswith(("Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Kimi_K25", "KimiK25", "Youtu")):
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
     if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid")):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0
+    if name.startswith("HunYuanMoE") and "num_experts" in settings:
+        settings |= {"moe_topk": settings["num_experts_per_tok"], "num_local_experts": settings["num_experts"]}
+    if name.startswith("MiMo"):
+        settings["v_head_dim"] = settings["head_dim"] // 2
+    if name.startswith("Phimoe"):  # two experts, and no jumps of their weights
+        settings |= {"num_local_experts": 2, "num_experts_per_tok": 2, "router_jitter_noise": 0.0}
     if name.endswith("ForConditionalGeneration"):
         return MULTIMODAL[name.removesuffix("ForConditionalGeneration")](**settings)
     return tiny_models.make_model(name.removesuffix("ForCausalLM"), **settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -122,6 +123,49 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Dots1": SIGMOID_EXPERTS | {"first_k_dense_replace": 1, "norm_topk_prob": True},
     "SolarOpen": SIGMOID_EXPERTS | {"head_dim": 32},
     "ExaoneMoe": EXPERTS | {"num_shared_experts": 2, "sliding_window": 24, "sliding_window_pattern": 2},
+    "Afmoe": EXPERTS
+    | {
+        "head_dim": 16,
+        "num_dense_layers": 1,
+        "num_shared_experts": 2,
+        "sliding_window": 24,
+        "global_attn_every_n_layers": 2,
+        "mup_enabled": True,
+        "route_scale": 1.7,
+    },
+    "HunYuanMoEV1": {
+        "intermediate_size": 32,
+        "num_experts": 8,
+        "moe_topk": 3,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
+    },
+    "Mistral4": LATENTS
+    | {
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "MiMoV2Flash": {key: size for key, size in SIGMOID_EXPERTS.items() if key != "n_shared_experts"}
+    | {
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "num_key_value_heads": 1,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "Phimoe": LOCAL_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},
     "Olmo2": {"pad_token_id": 0},
@@ -336,13 +380,14 @@ DENSE = [
 WITH_EXPERTS = [
     *("Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4", "Glm4MoeLite", "MiniMaxM2", "Ernie4_5_Moe"),
     *("Olmoe", "FlexOlmo", "GraniteMoe", "GraniteMoeShared", "Dots1", "SolarOpen", "ExaoneMoe"),
+    *("Afmoe", "HunYuanMoEV1", "Mistral4", "Phimoe", "MiMoV2Flash"),
 ]
 
 
 def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
     """A model whose every part matters: attention is peaked, norms differ from one, biases from zero."""
     config_class = getattr(transformers, CONFIGS.get(architecture, f"{architecture}Config"))
-    config = config_class(**{**SIZES, **SETTINGS.get(architecture, {}), **settings})
+    config = config_class(**copy.deepcopy({**SIZES, **SETTINGS.get(architecture, {}), **settings}))
     return fill(getattr(transformers, f"{architecture}ForCausalLM")(config), seed)
 
 
@@ -388,9 +433,10 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
 
 
 def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager"
-    )
+    # transformers' table of language models lacks Mistral 4.
+    is_mistral4 = json.loads((folder / "config.json").read_text())["model_type"] == "mistral4"
+    model_class: Any = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
+    model: transformers.PreTrainedModel = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model
 
 
@@ -398,6 +444,8 @@ def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype =
     """Saves in `dtype`, and leaves in `model` the values that were saved (to(dtype) would round rope's buffers too)."""
     stored: Any = copy.deepcopy(model)  # transformers declares to() without its arguments
     stored.to(dtype).save_pretrained(folder, **options)
+    if type(model).__name__.startswith("Kimi"):
+        _rename_blocks(folder / "model.safetensors")
     biases = [buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION_BIASES)]
     with torch.no_grad():
         for parameter in [*model.parameters(), *biases]:
@@ -405,6 +453,15 @@ def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype =
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(buffer.to(dtype))
+
+
+def _rename_blocks(file: Path) -> None:
+    """transformers saves the layers of Kimi K2.5 under the name that its encoder of images has for its own."""
+    tensors = safetensors.torch.load_file(file)
+    renamed = {
+        name.replace("language_model.model.blocks.", "language_model.model.layers."): tensors[name] for name in tensors
+    }
+    safetensors.torch.save_file(renamed, file, metadata={"format": "pt"})
 
 
 def expected_logits(model: transformers.PreTrainedModel, tokens: NDArray[np.int32]) -> NDArray[np.float32]:

@@ -22,8 +22,8 @@ F32_DIVERGENCE = 1e-9
 
 
 # Mean KL divergence of a GPU from the CPU with f16 or quantized weights: the CPU multiplies the same weights by
-# activations in f32, the GPU by 11 bits of them, which err by up to 2^-12 of the value. Measured on random tiny models: 5e-6 to
-# 2e-5, for quantized weights as for the same values in f16. A wrong scale or code gives 1e-2 or more.
+# activations in f32, the GPU by 11 bits of them, which err by up to 2^-12 of the value. Measured on random tiny models:
+# 5e-6 to 2e-5, for quantized weights as for the same values in f16. A wrong scale or code gives 1e-2 or more.
 ACTIVATIONS_OF_11_BITS = 1e-4
 
 

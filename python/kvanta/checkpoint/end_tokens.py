@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvanta.files.json_file import text_config
 from kvanta.text.tokenizer import Tokenizer
 from kvanta.text.tokenizer_files.files import read_json
 
@@ -33,8 +34,7 @@ class EndTokens:
     def read(cls, folder: Path, tokenizer: Tokenizer, defaults: Iterable[int], vocab: int) -> EndTokens:
         """`defaults`: the engine's, which a class may have where the files have none."""
         config = read_json(folder / "config.json")
-        part = config.get("text_config")
-        own = config.get(_KEY, part.get(_KEY) if isinstance(part, Mapping) else None)
+        own = config.get(_KEY, text_config(config).get(_KEY))
         places = {
             "config.json": _ids(own),
             "generation_config.json": _ids(read_json(folder / "generation_config.json").get(_KEY)),

@@ -10,21 +10,21 @@ from typing import Any
 from kvanta import _core
 from kvanta.checkpoint.fact import ModelFacts
 from kvanta.errors import KvantaError
+from kvanta.files.json_file import text_config
 
 
 def key_of(config: Mapping[str, Any], *names: str) -> str:
     """The place of the first of these keys in config.json, that of the text model included."""
-    for prefix, part in (("", config), ("text_config.", config.get("text_config") or {})):
+    for prefix, part in (("", config), ("text_config.", text_config(config))):
         for name in names:
-            if isinstance(part, Mapping) and part.get(name) is not None:
+            if part.get(name) is not None:
                 return f"config.json {prefix}{name}"
     return f"the class's default, no {names[0]} in config.json"
 
 
 def value_of(config: Mapping[str, Any], name: str) -> Any:
     """The value of a key of config.json, or of the text model in it."""
-    part = config.get("text_config")
-    return config.get(name, part.get(name) if isinstance(part, Mapping) else None)
+    return config.get(name, text_config(config).get(name))
 
 
 def add_shape(result: ModelFacts, folder: Path, config: Mapping[str, Any]) -> None:

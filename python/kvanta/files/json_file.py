@@ -39,6 +39,16 @@ def read_json_file(file: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> 
     return content
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of config.json: text_config, which may be within a thinker_config (Qwen-Omni).
+
+    {} where there is none: its keys are at the top of the file.
+    """
+    thinker = config.get("thinker_config")
+    part = (thinker if isinstance(thinker, Mapping) else config).get("text_config")
+    return part if isinstance(part, Mapping) else {}
+
+
 def finite_values(value: Any) -> Any:
     """A copy with None in place of NaN and infinities, which json.dumps would write as what is no JSON."""
     if isinstance(value, float):

@@ -41,11 +41,11 @@ def _rope_scaling(metadata: Metadata, rotated: int, theta: float) -> dict[str, A
         return _llama3_scaling(metadata, metadata.values(freqs).astype(np.float64).ravel(), rotated, theta)
     # llama.cpp scales linearly where the file names no type, and knows an older key.
     kind = metadata.text(f"{metadata.architecture}.rope.scaling.type", "linear")
-    if kind == "none" or (kind == "longrope" and metadata.architecture == "phi3"):
+    if kind == "none" or (kind == "longrope" and metadata.architecture in ("phi3", "phimoe")):
         return None  # families.py reads the factors of longrope
     if kind not in ("linear", "yarn"):
         raise InputError(
-            f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3, phi3's longrope"
+            f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3, Phi-3's longrope"
         )
     factor_key = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
     is_scaled = metadata.value(f"{metadata.architecture}.{factor_key}") not in (None, 0)

@@ -47,7 +47,7 @@ def deepseek_groups(metadata: Metadata, config: Config) -> None:
 def _latents(metadata: Metadata, config: Config) -> None:
     latent_sizes(metadata, config)
     scaling = config["rope_scaling"]
-    if metadata.value(f"{metadata.architecture}.attention.temperature_scale"):
+    if metadata.architecture != "mistral4" and metadata.value(f"{metadata.architecture}.attention.temperature_scale"):
         raise InputError(
             f"{metadata.path} has queries that grow with the position; {metadata.architecture!r} models do not"
         )

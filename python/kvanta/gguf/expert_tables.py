@@ -13,6 +13,40 @@ ffn_up_shexp      mlp.shared_experts.up_proj                s,h  optional
 ffn_down_shexp    mlp.shared_experts.down_proj              h,s  optional
 """
 
+AFMOE = """
+attn_gate            self_attn.gate_proj              q,h
+post_attention_norm  post_attention_layernorm         h    norm
+ffn_norm             pre_mlp_layernorm                h    norm
+post_ffw_norm        post_mlp_layernorm               h    norm
+ffn_gate_inp         mlp.router.gate                  E,h  moe
+exp_probs_b.bias     =mlp.expert_bias                 E    moe
+ffn_gate_shexp       mlp.shared_experts.gate_proj     s,h  optional
+ffn_up_shexp         mlp.shared_experts.up_proj       s,h  optional
+ffn_down_shexp       mlp.shared_experts.down_proj     h,s  optional
+"""
+
+# The MLPs' width is that of the experts and of the shared one.
+HUNYUAN_MOE = """
+ffn_norm        post_attention_layernorm  h      norm
+ffn_gate_inp    mlp.gate.wg               E,h    moe
+ffn_gate_shexp  mlp.shared_mlp.gate_proj  f,h    moe
+ffn_up_shexp    mlp.shared_mlp.up_proj    f,h    moe
+ffn_down_shexp  mlp.shared_mlp.down_proj  h,f    moe
+"""
+
+# Values have fewer channels than keys.
+MIMO2 = """
+attn_v               self_attn.v_proj                      kw,h  bias
+attn_output          self_attn.o_proj                      h,om
+attn_sinks.weight    =self_attn.attention_sink_bias        H     optional
+exp_probs_b.bias     =mlp.gate.e_score_correction_bias     E     moe
+"""
+
+PHIMOE = """
+attn_norm.bias  =input_layernorm.bias            h
+ffn_norm.bias   =post_attention_layernorm.bias   h
+"""
+
 # Norms over the whole width of q and k.
 OLMOE = """
 attn_q_norm    self_attn.q_norm           q   norm

@@ -16,6 +16,7 @@ from kvanta.gguf.deepseek import (
     experts,
     glm_dsa,
 )
+from kvanta.gguf.expert_families import afmoe, hunyuan_moe, mimo2, mistral4
 from kvanta.gguf.gemma4 import gemma4
 from kvanta.gguf.kimi_linear import kimi_linear
 from kvanta.gguf.mamba2 import falcon_h1, granite_hybrid, nemotron_h
@@ -277,6 +278,14 @@ def _mistral3(metadata: Metadata, config: Config) -> None:
     config["rope_parameters"] = rope | {"rope_theta": config.pop("rope_theta")}
 
 
+def _phimoe(metadata: Metadata, config: Config) -> None:
+    _phi3(metadata, config)
+    experts(metadata, config, "num_local_experts")
+    config["lm_head_bias"] = "output.bias" in metadata.tensors
+    if config["rope_scaling"] is not None:  # not in the file: of the published model
+        config["rope_scaling"] |= dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122)
+
+
 ARCHITECTURES = {
     "llama": Family("LlamaForCausalLM", "llama", _llama, has_experts=True),
     "mistral": Family("MistralForCausalLM", "mistral", _mistral),
@@ -336,6 +345,11 @@ ARCHITECTURES = {
         is_latent=True,
         has_layers_without_kv=True,
     ),
+    "afmoe": Family("AfmoeForCausalLM", "afmoe", afmoe, has_experts=True),
+    "hunyuan-moe": Family("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", hunyuan_moe, has_experts=True),
+    "mimo2": Family("MiMoV2FlashForCausalLM", "mimo_v2_flash", mimo2, has_experts=True, has_sizes_by_layer=True),
+    "mistral4": Family("Mistral4ForCausalLM", "mistral4", mistral4, has_experts=True, is_latent=True),
+    "phimoe": Family("PhimoeForCausalLM", "phimoe", _phimoe, has_experts=True),
     "granite": Family("GraniteForCausalLM", "granite", _granite),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", _olmo2),
     "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _smollm3),

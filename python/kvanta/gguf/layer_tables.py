@@ -12,6 +12,7 @@ token_embd     model.embed_tokens   v,h
 output_norm    model.norm           h     norm
 output_norm.bias  =model.norm.bias  h     optional
 output         lm_head              v,h   optional
+output.bias    =lm_head.bias        v     optional
 """
 
 # Names of the last norm that differ, by model type.
@@ -257,13 +258,10 @@ ffn_down             mlp.down_proj             h,f   bias
 """
 )
 
-_HUNYUAN = (
-    _LLAMA
-    + """
+_HUNYUAN_NORMS = """
 attn_q_norm    self_attn.query_layernorm   d   norm
 attn_k_norm    self_attn.key_layernorm     d   norm
 """
-)
 
 _COHERE = (
     _ATTENTION
@@ -368,7 +366,12 @@ BY_MODEL_TYPE = {
     "nemotron": _NEMOTRON,
     "stablelm": _STABLELM,
     "exaone4": _OLMO2 + _QK_NORM,
-    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_dense": _LLAMA + _HUNYUAN_NORMS,
+    "hunyuan_v1_moe": _ATTENTION + _HUNYUAN_NORMS + _EXPERTS + expert_tables.HUNYUAN_MOE,
+    "afmoe": _LLAMA + _QK_NORM + _EXPERTS + expert_tables.AFMOE,
+    "mimo_v2_flash": _LLAMA + _EXPERTS + expert_tables.MIMO2,
+    "phimoe": _MIXTRAL + expert_tables.PHIMOE,
+    "mistral4": _DEEPSEEK2,
     "deepseek_v2": _DEEPSEEK2,
     "deepseek_v3": _DEEPSEEK2,
     "kimi_k2": _DEEPSEEK2,

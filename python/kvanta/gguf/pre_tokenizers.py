@@ -72,6 +72,17 @@ _DEEPSEEK3 = [
     ),
     _BYTES_ONLY,
 ]
+# Digits in threes from the right, then scripts without spaces between words.
+_AFMOE = [
+    _split(r"\d{1,3}(?=(?:\d{3})*(?!\d))"),
+    _split(
+        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+        "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff"
+        "\uac00-\ud7af\u1100-\u11ff]+"
+    ),
+    _DEEPSEEK3[2],
+    _BYTES_ONLY,
+]
 # Letters that have a case, by their classes; the model's own file lists them.
 _DEEPSEEK_LLM = [
     _split(r"[\r\n]"),
@@ -167,6 +178,7 @@ _NAMES = {
     "gpt-4o o200k llama4 kanana2 minimax-m2": PreTokenizer(_O200K),
     "tekken": PreTokenizer([_split(_cased_words(r"\p{N}")), _BYTES_ONLY], whole_words_first=True, adds_bos=True),
     "deepseek-v3 hunyuan-dense": PreTokenizer(_DEEPSEEK3),
+    "afmoe": PreTokenizer(_AFMOE),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "kimi-k2": PreTokenizer(_KIMI_K2),

@@ -77,6 +77,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "q": q,
         "2q": 2 * q,
         "k": k,
+        "kw": config["num_key_value_heads"] * value,
         "qkv": q + 2 * k,
         "f": ffn,
         "2f": 2 * ffn,

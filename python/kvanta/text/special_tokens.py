@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from kvanta.errors import InputError
+from kvanta.files.json_file import text_config
 from kvanta.text.tokenizer_files.files import AddedToken, read_json
 
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -116,6 +117,5 @@ def model_rows(folder: Path) -> int | None:
         config = read_json(folder / "config.json")
     except InputError:  # which is the engine's to name
         return None
-    part = config.get("text_config")
-    rows = config.get("vocab_size", part.get("vocab_size") if isinstance(part, Mapping) else None)
+    rows = config.get("vocab_size", text_config(config).get("vocab_size"))
     return rows if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0 else None

@@ -85,6 +85,10 @@ class GpuOps final : public Ops {
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,
                                            const ExpertDivision& /*division: one process*/) override {
+    if (moe.scoring_func == ScoringFunc::kSparseMixer) {
+      throw InputError(
+          fmt::format("{} does not support experts that SparseMixer chooses; device cpu does", context_->gpu->Name()));
+    }
     return MakeGpuExperts(context_, std::move(experts), moe, router);
   }
 

@@ -13,7 +13,11 @@
 
 namespace kvanta::kernels {
 
-enum class ScoringFunc : uint8_t { kSoftmax, kSigmoid };
+enum class ScoringFunc : uint8_t {
+  kSoftmax,
+  kSigmoid,
+  kSparseMixer,  // two experts, each by a softmax over the logits close to its own, the first one's left out
+};
 
 // A mixture of experts, under the names of Hugging Face's configs.
 struct MoeConfig {
@@ -31,6 +35,7 @@ struct MoeConfig {
   // Sigmoid scores are chosen after e_score_correction_bias is added, their groups by the sum of the two best
   // (DeepSeek V3); softmax scores as they are, their groups by the best (V2).
   ScoringFunc scoring_func = ScoringFunc::kSoftmax;
+  float router_jitter_noise = 0;     // of kSparseMixer: half the relative distance up to which logits are close
   bool has_correction_bias = false;  // e_score_correction_bias; without it, experts are chosen by their logits
   bool norm_topk_prob = false;       // weights are divided by the chosen scores' sum
   float norm_topk_eps = 1e-20F;      // ... and this

@@ -68,6 +68,9 @@ constexpr std::string_view kDeepseekV3Defaults = R"({"head_dim": 64, "kv_lora_ra
   "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
   "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
   "routed_scaling_factor": 2.5})";
+constexpr std::string_view kDeepseekV3TextDefaults = R"({"vocab_size": 129280, "hidden_size": 7168,
+  "intermediate_size": 18432, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+  "max_position_embeddings": 4096, "eos_token_id": 1, "bos_token_id": 0})";
 constexpr std::string_view kYoutuDefaults = R"({"vocab_size": 128256, "hidden_size": 2048,
   "intermediate_size": 6144, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 16,
   "head_dim": 64, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
@@ -79,7 +82,8 @@ extern const Architecture kDeepseekV3 = {.name = "DeepseekV3ForCausalLM",
                                          .model_type = "deepseek_v3",
                                          .read_config = ReadDeepseekV3,
                                          .defaults = kDeepseekV3Defaults,
-                                         .other_model_type = "kimi_k2"};
+                                         .other_model_type = "kimi_k2",
+                                         .text_defaults = kDeepseekV3TextDefaults};
 extern const Architecture kYoutu = {"YoutuForCausalLM", "youtu", ReadYoutu, kYoutuDefaults};
 
 }  // namespace kvanta::models

@@ -29,6 +29,11 @@ constexpr std::string_view kExaone4Defaults = R"({"vocab_size": 102400, "hidden_
 
 }  // namespace
 
-extern const Architecture kExaone4 = {"Exaone4ForCausalLM", "exaone4", ReadExaone4, kExaone4Defaults};
+// The language model of EXAONE 4.5 has the other model_type in its first files.
+extern const Architecture kExaone4 = {.name = "Exaone4ForCausalLM",
+                                      .model_type = "exaone4",
+                                      .read_config = ReadExaone4,
+                                      .defaults = kExaone4Defaults,
+                                      .other_model_type = "exaone4_5_text"};
 
 }  // namespace kvanta::models

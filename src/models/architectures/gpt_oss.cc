@@ -25,9 +25,8 @@ void CheckActivation(const JsonObject& json, std::string_view key, float value) 
 
 void ReadGptOss(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", true);
-  config.attention_sinks = true;
   ReadGptOssWindows(json, config);
-  for (LayerSpec& layer : config.layer_specs) layer.moe = true;
+  for (LayerSpec& layer : config.layer_specs) layer.moe = layer.attention_sinks = true;
   ReadExpertCounts(json, "num_local_experts", "intermediate_size", config);
   CheckActivation(json, "swiglu_alpha", kernels::kSwigluOaiAlpha);
   CheckActivation(json, "swiglu_limit", kernels::kSwigluOaiLimit);

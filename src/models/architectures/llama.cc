@@ -10,9 +10,16 @@ void ReadLlama(const JsonObject& json, ModelConfig& config) {
   config.mlp.bias = json.Bool("mlp_bias", false);
 }
 
+constexpr std::string_view kLlamaTextDefaults = R"({"vocab_size": 32000, "hidden_size": 4096,
+  "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "eos_token_id": 2,
+  "bos_token_id": 1})";
+
 }  // namespace
 
-extern const Architecture kLlama = {
-    .name = "LlamaForCausalLM", .model_type = "llama", .read_config = ReadLlama, .other_name = "LLaMAForCausalLM"};
+extern const Architecture kLlama = {.name = "LlamaForCausalLM",
+                                    .model_type = "llama",
+                                    .read_config = ReadLlama,
+                                    .other_name = "LLaMAForCausalLM",
+                                    .text_defaults = kLlamaTextDefaults};
 
 }  // namespace kvanta::models

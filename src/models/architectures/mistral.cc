@@ -1,5 +1,5 @@
 // Mistral: Llama with one sliding window in all layers. Ministral: windows by layer. Ministral 3: queries that grow
-// with the position. Mistral 3 is text and vision, with one of these as its language model. transformers:
+// with the position. transformers:
 // models/mistral/modeling_mistral.py, models/ministral/modeling_ministral.py, models/ministral3/modeling_ministral3.py.
 #include "models/architecture.h"
 #include "models/config/rope_config.h"
@@ -32,29 +32,7 @@ void ReadMinistral(const JsonObject& json, ModelConfig& config) {
 
 void ReadMinistral3(const JsonObject& json, ModelConfig& config) {
   ReadWindowOfAllLayers(json, config);
-  const std::string_view key = json.Has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  const JsonObject rope = json.Object(key);
-  const double beta = rope.Number("llama_4_scaling_beta", 0, 1e3, 0);
-  if (beta == 0) return;
-  for (LayerSpec& layer : config.layer_specs) {
-    layer.rope.llama_4_scaling_beta = beta;
-    layer.rope.original_max_position =
-        rope.Int("original_max_position_embeddings", 1, kMaxPositions, layer.rope.original_max_position);
-  }
-}
-
-void ReadMistral3(const JsonObject& json, ModelConfig& config) {
-  const std::string text = json.String("model_type", "mistral");
-  if (text == "mistral") {
-    ReadWindowOfAllLayers(json, config);
-  } else if (text == "ministral") {
-    ReadMinistral(json, config);
-  } else if (text == "ministral3") {
-    ReadMinistral3(json, config);
-  } else {
-    json.Fail("model_type", "mistral, ministral or ministral3");
-  }
-  config.names.decoders = {{"language_model.model.", "language_model.lm_head"}, {"model.language_model.", "lm_head"}};
+  ReadQueryScaling(json, config);
 }
 
 constexpr std::string_view kMistralDefaults = R"({"vocab_size": 32000, "hidden_size": 4096,
@@ -70,6 +48,19 @@ constexpr std::string_view kMinistral3Rope = R"({"rope_type": "yarn", "rope_thet
 
 }  // namespace
 
+void ReadQueryScaling(const JsonObject& json, ModelConfig& config) {
+  const std::string_view key = json.Has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (!json.Has(key)) return;
+  const JsonObject rope = json.Object(key);
+  const double beta = rope.Number("llama_4_scaling_beta", 0, 1e3, 0);
+  if (beta == 0) return;
+  for (LayerSpec& layer : config.layer_specs) {
+    layer.rope.llama_4_scaling_beta = beta;
+    layer.rope.original_max_position =
+        rope.Int("original_max_position_embeddings", 1, kMaxPositions, layer.rope.original_max_position);
+  }
+}
+
 extern const Architecture kMistral = {"MistralForCausalLM", "mistral", ReadWindowOfAllLayers, kMistralDefaults};
 extern const Architecture kMinistral = {"MinistralForCausalLM", "ministral", ReadMinistral, kMistralDefaults};
 extern const Architecture kMinistral3 = {.name = "Ministral3ForCausalLM",
@@ -77,11 +68,5 @@ extern const Architecture kMinistral3 = {.name = "Ministral3ForCausalLM",
                                          .read_config = ReadMinistral3,
                                          .defaults = kMinistral3Defaults,
                                          .default_rope = kMinistral3Rope};
-extern const Architecture kMistral3 = {.name = "Mistral3ForConditionalGeneration",
-                                       .model_type = "mistral3",
-                                       .read_config = ReadMistral3,
-                                       .defaults = R"({"tie_word_embeddings": true})",
-                                       .text_config = "text_config",
-                                       .text_model_type = "mistral"};
 
 }  // namespace kvanta::models

@@ -26,7 +26,10 @@ void ReadQwenWindows(const JsonObject& json, ModelConfig& config) {
 }
 
 extern const Architecture kQwen2 = {
-    "Qwen2ForCausalLM", "qwen2", ReadQwen2,
-    R"({"num_key_value_heads": 32, "max_window_layers": 28, "max_position_embeddings": 32768})"};
+    .name = "Qwen2ForCausalLM",
+    .model_type = "qwen2",
+    .read_config = ReadQwen2,
+    .defaults = R"({"num_key_value_heads": 32, "max_window_layers": 28, "max_position_embeddings": 32768})",
+    .text_defaults = kQwenTextDefaults};
 
 }  // namespace kvanta::models

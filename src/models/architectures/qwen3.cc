@@ -12,8 +12,11 @@ void ReadQwen3(const JsonObject& json, ModelConfig& config) {
 
 }  // namespace
 
-extern const Architecture kQwen3 = {
-    "Qwen3ForCausalLM", "qwen3", ReadQwen3,
-    R"({"head_dim": 128, "num_key_value_heads": 32, "max_window_layers": 28, "max_position_embeddings": 32768})"};
+extern const Architecture kQwen3 = {.name = "Qwen3ForCausalLM",
+                                    .model_type = "qwen3",
+                                    .read_config = ReadQwen3,
+                                    .defaults = R"({"head_dim": 128, "num_key_value_heads": 32,
+  "max_window_layers": 28, "max_position_embeddings": 32768})",
+                                    .text_defaults = kQwenTextDefaults};
 
 }  // namespace kvanta::models

@@ -10,7 +10,7 @@ namespace {
 void ReadHybrid(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.qk_norm = QkNorm::kPerHead;
-  config.attn_output_gate = true;
+  config.attn_output_gate = OutputGate::kAfterQueries;
   config.norm_weight_offset = 1;
   config.names.predictor = {.prefix = "mtp.",
                             .embedding_norm = "pre_fc_norm_embedding",

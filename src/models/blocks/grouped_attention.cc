@@ -19,9 +19,10 @@ class GroupedAttention final : public AttentionBlock {
         spec_(spec),
         heads_(source.config.heads / source.ranks.Size()),
         kv_heads_(spec.kv_layer >= 0 ? 0 : spec.kv_heads / source.ranks.Size()),
-        gathered_(source.ranks, int64_t{source.config.heads} * spec.head_dim) {
+        v_head_dim_(source.config.v_head_dim == 0 ? spec.head_dim : source.config.v_head_dim),
+        gathered_(source.ranks, int64_t{source.config.heads} * v_head_dim_) {
     const std::string module = fmt::format("{}{}.", prefix, source.config.names.attention);
-    if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
+    if (spec.attention_sinks) sinks_ = ReadSinks(source, module);
     if (config_.qk_norm != QkNorm::kNone) {
       const bool all = config_.qk_norm == QkNorm::kAllHeads;
       const auto read_norm = [&](std::string_view name, int heads) {
@@ -32,19 +33,27 @@ class GroupedAttention final : public AttentionBlock {
       q_norm_ = read_norm(config_.names.q_norm, heads_);
       if (HasKv()) k_norm_ = read_norm(config_.names.k_norm, kv_heads_);
     }
-    if (spec.qk_l2_norm || config_.v_norm) ones_ = Ones(ops_.device(), spec_.head_dim);
+    if (spec.qk_l2_norm || config_.v_norm) ones_ = Filled(ops_.device(), spec_.head_dim, 1);
+    if (PadsValues()) zeros_ = Filled(ops_.device(), spec_.head_dim - v_head_dim_, 0);
     const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
       return source.reader.Linear(stack, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
     };
     const int64_t ranks = source.ranks.Size();
-    const int64_t queries = ranks * QueryProjection(), keys = ranks * KvWidth();
+    const bool own_gates = config_.attn_output_gate == OutputGate::kOwnMatrix;
+    const int64_t queries = ranks * (own_gates ? QWidth() : QueryProjection()), keys = ranks * KvWidth(),
+                  values = ranks * ValueWidth();
     if (!HasKv()) {
       for (const char* unused : {"k_proj.", "v_proj.", "k_norm."}) source.reader.SkipTensors(module + unused);
       qkv_ = read_qkv({{module + "q_proj", queries}});
     } else if (spec.k_eq_v) {
       qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}});
+    } else if (own_gates) {
+      qkv_ = read_qkv({{module + "q_proj", queries},
+                       {module + "gate_proj", queries},
+                       {module + "k_proj", keys},
+                       {module + "v_proj", values}});
     } else if (!config_.qkv_fused) {
-      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}, {module + "v_proj", keys}});
+      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}, {module + "v_proj", values}});
     } else {
       const std::string fused = module + "qkv_proj";
       const int64_t all = queries + 2 * keys;
@@ -56,7 +65,7 @@ class GroupedAttention final : public AttentionBlock {
     }
     out_.emplace(source.ranks,
                  source.reader.Linear({{module + std::string(config_.names.attention_out), config_.hidden}},
-                                      ranks * QWidth(), config_.o_bias, source.store),
+                                      ranks * heads_ * v_head_dim_, config_.o_bias, source.store),
                  config_.hidden);
   }
 
@@ -65,7 +74,8 @@ class GroupedAttention final : public AttentionBlock {
   void Place(Scratch& scratch, int64_t rows) noexcept override {
     projected_ = scratch.Take(rows * QkvWidth());
     attended_ = scratch.Take(rows * QWidth());
-    if (config_.attn_output_gate) queries_ = scratch.Take(rows * QWidth());
+    if (PadsValues()) values_ = scratch.Take(rows * heads_ * v_head_dim_);
+    if (SplitsQueries()) queries_ = scratch.Take(rows * QWidth());
     gathered_.Place(scratch, rows);
     out_->Place(scratch, rows);
   }
@@ -73,14 +83,14 @@ class GroupedAttention final : public AttentionBlock {
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     const int64_t rows = step.rows;
     qkv_->Forward(x, rows, projected_, QkvWidth());
-    const bool gated = config_.attn_output_gate;
+    const bool split = SplitsQueries();
     float* k = projected_ + QueryProjection();
     float* v = k + KvWidth();
-    if (gated) CopyHeads(rows, projected_, queries_);
-    float* q = gated ? queries_ : projected_;
+    if (split) CopyHeads(rows, projected_, queries_);
+    float* q = split ? queries_ : projected_;
     if (spec_.k_eq_v) ops_.Copy(k, QkvWidth(), rows, KvWidth(), v, QkvWidth());
     if (config_.v_norm && HasKv()) L2NormHeads(kv_heads_, rows, v, QkvWidth());
-    const int64_t q_stride = gated ? QWidth() : QkvWidth();
+    const int64_t q_stride = split ? QWidth() : QkvWidth();
     const auto norm = [&] {
       NormHeads(q_norm_, heads_, rows, q, q_stride);
       if (HasKv()) NormHeads(k_norm_, kv_heads_, rows, k, QkvWidth());
@@ -98,32 +108,61 @@ class GroupedAttention final : public AttentionBlock {
     if (step.query_scales != nullptr) {
       ops_.ScaleRows(q, q_stride, rows, QWidth(), step.query_scales, step.positions);
     }
+    if (config_.value_scale != 1 && HasKv()) ops_.ScaleColumns(v, QkvWidth(), rows, ValueWidth(), config_.value_scale);
+    if (PadsValues()) v = PadValues(rows, v);
     if (HasKv()) step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
     step.backend->Run(*step.plan, HasKv() ? step.layer : spec_.kv_layer, q, q_stride, attended_);
-    if (gated) GateHeads(rows);
-    out_->Forward(gathered_.Gather(attended_, rows), rows, out);
+    if (split) {
+      GateHeads(rows);
+    } else if (Gated()) {
+      ops_.MulSigmoid(attended_, QWidth(), projected_ + QWidth(), QkvWidth(), rows, QWidth());
+    }
+    if (PadsValues()) CutValues(rows);
+    out_->Forward(gathered_.Gather(PadsValues() ? values_ : attended_, rows), rows, out);
   }
 
  private:
   bool HasKv() const { return spec_.kv_layer < 0; }
+  bool PadsValues() const { return v_head_dim_ != spec_.head_dim; }
+  bool Gated() const { return config_.attn_output_gate != OutputGate::kNone; }
+  bool SplitsQueries() const { return config_.attn_output_gate == OutputGate::kAfterQueries; }
   int64_t QWidth() const { return int64_t{heads_} * spec_.head_dim; }
   int64_t KvWidth() const { return int64_t{kv_heads_} * spec_.head_dim; }
-  // A head's q, and after it its gate if there is one.
-  int64_t QueryProjection() const { return QWidth() * (config_.attn_output_gate ? 2 : 1); }
-  int64_t QkvWidth() const { return QueryProjection() + 2 * KvWidth(); }
+  // Queries, and gates if there are any: after each head's q, or after all.
+  int64_t QueryProjection() const { return QWidth() * (Gated() ? 2 : 1); }
+  int64_t ValueWidth() const { return int64_t{kv_heads_} * v_head_dim_; }
+  // Values that are padded follow those that are not.
+  int64_t QkvWidth() const { return QueryProjection() + KvWidth() + ValueWidth() + (PadsValues() ? KvWidth() : 0); }
 
   // This rank's heads' sinks.
   static std::vector<float> ReadSinks(const BlockSource& source, const std::string& module) {
-    const std::vector<float> sinks = source.reader.KeptValues(module + "sinks", source.config.heads);
+    const std::vector<float> sinks =
+        source.reader.KeptValues(module + std::string(source.config.names.sinks), source.config.heads);
     const parallel::Partition heads = source.ranks.PartitionOf(source.config.heads);
     return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
   }
 
-  static Buffer Ones(Device& device, int64_t size) {
-    const std::vector<float> ones(static_cast<size_t>(size), 1.0F);
-    Buffer buffer = device.Allocate(ones.size() * sizeof(float));
-    device.CopyIn(buffer.data(), ones.data(), buffer.bytes());
+  static Buffer Filled(Device& device, int64_t size, float value) {
+    const std::vector<float> values(static_cast<size_t>(size), value);
+    Buffer buffer = device.Allocate(values.size() * sizeof(float));
+    device.CopyIn(buffer.data(), values.data(), buffer.bytes());
     return buffer;
+  }
+
+  // Each head's values with zeros after them, after the values `v`.
+  float* PadValues(int64_t rows, const float* v) noexcept {
+    float* padded = projected_ + QkvWidth() - KvWidth();
+    for (int head = 0; head < kv_heads_; ++head) {
+      float* to = padded + int64_t{head} * spec_.head_dim;
+      ops_.Copy(v + int64_t{head} * v_head_dim_, QkvWidth(), rows, v_head_dim_, to, QkvWidth());
+      ops_.Copy(zeros_.as<float>(), 0, rows, spec_.head_dim - v_head_dim_, to + v_head_dim_, QkvWidth());
+    }
+    return padded;
+  }
+
+  // The outputs of attention without those of the zeros.
+  void CutValues(int64_t rows) noexcept {
+    ops_.Copy(attended_, spec_.head_dim, rows * heads_, v_head_dim_, values_, v_head_dim_);
   }
 
   void Rotate(const AttentionStep& step, int heads, const float* table, float* x, int64_t stride) noexcept {
@@ -194,15 +233,18 @@ class GroupedAttention final : public AttentionBlock {
   const ModelConfig& config_;
   const LayerSpec spec_;
   int heads_, kv_heads_;                     // this rank's; no KV heads where those of another layer are used
+  int v_head_dim_;                           // channels of a head's value
   std::vector<float> sinks_;                 // [heads], or empty
   Norm q_norm_, k_norm_;                     // none without q/k norms
   Buffer ones_;                              // f32 [head_dim]; empty without norms after rope
-  std::unique_ptr<kernels::Linear> qkv_;     // hidden -> q (and gates) | k | v
+  Buffer zeros_;                             // f32 [head_dim - v_head_dim_]; empty without padded values
+  std::unique_ptr<kernels::Linear> qkv_;     // hidden -> q (and gates) | k | v, which may be padded after it
   GatheredColumns gathered_;                 // all ranks' heads * head_dim
   std::optional<ColumnParallelLinear> out_;  // all ranks' heads * head_dim -> hidden
   float* projected_ = nullptr;               // [rows][QkvWidth()]
   float* attended_ = nullptr;                // [rows][QWidth()]
-  float* queries_ = nullptr;                 // the same, with gates; else in projected_
+  float* values_ = nullptr;                  // [rows][heads * v_head_dim_], of padded values
+  float* queries_ = nullptr;                 // the same, with gates after each head's q; else in projected_
 };
 
 }  // namespace

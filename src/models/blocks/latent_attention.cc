@@ -189,6 +189,9 @@ class LatentAttention final : public AttentionBlock {
     if (step.rope_table == nullptr) return;
     ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, heads_, static_cast<int>(KeyDim()), mla_.qk_rope_head_dim,
               false, step.query_rope_table, step.positions);
+    if (step.query_scales != nullptr) {
+      ops_.ScaleRows(queries_, stride, rows, stride, step.query_scales, step.positions);
+    }
   }
 
   kernels::Ops& ops_;

@@ -80,7 +80,9 @@ std::vector<float> LongRopeInverse(const RopeSpec& rope, int64_t positions) {
   return inverse;
 }
 
-float LongRopeAttentionScaling(const RopeSpec& rope) {
+float LongRopeAttentionScaling(const RopeSpec& rope, int64_t positions) {
+  const double mscale = UsesLongFactors(rope, positions) ? rope.long_mscale : rope.short_mscale;
+  if (mscale != 0) return static_cast<float>(mscale);
   if (rope.attention_factor != 0) return static_cast<float>(rope.attention_factor);
   if (rope.factor <= 1) return 1.0F;
   const double length = std::log(static_cast<double>(rope.original_max_position));
@@ -97,6 +99,13 @@ float YarnAttentionScaling(const RopeSpec& rope) {
     return static_cast<float>(YarnScale(rope.factor, rope.mscale) / YarnScale(rope.factor, rope.mscale_all_dim));
   }
   return static_cast<float>(YarnScale(rope.factor, 1));
+}
+
+// llama_4_scaling_beta's factor of the queries at `position`.
+float QueryScale(const RopeSpec& rope, size_t position) {
+  const auto length = static_cast<float>(rope.original_max_position);
+  const auto beta = static_cast<float>(rope.llama_4_scaling_beta);
+  return 1.0F + beta * std::log(1.0F + std::floor(static_cast<float>(position) / length));
 }
 
 }  // namespace
@@ -135,7 +144,7 @@ RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope, int64_t positions) {
       break;
     case RopeType::kLongRope:
       result.inverse = LongRopeInverse(rope, positions);
-      result.attention_scaling = LongRopeAttentionScaling(rope);
+      result.attention_scaling = LongRopeAttentionScaling(rope, positions);
       break;
   }
   return result;
@@ -156,12 +165,22 @@ void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table) {
 }
 
 void ScaleQueryTable(const RopeSpec& rope, std::span<float> table) {
-  const auto length = static_cast<float>(rope.original_max_position);
-  const auto beta = static_cast<float>(rope.llama_4_scaling_beta);
-  for (size_t i = 0; i < table.size(); ++i) {
-    const size_t position = i / static_cast<size_t>(rope.rotary_dim);
-    table[i] *= 1.0F + beta * std::log(1.0F + std::floor(static_cast<float>(position) / length));
+  for (size_t i = 0; i < table.size(); ++i) table[i] *= QueryScale(rope, i / static_cast<size_t>(rope.rotary_dim));
+}
+
+std::vector<float> QueryScales(const ModelConfig& config, int64_t positions) {
+  const AttentionTemperature& temperature = config.attn_temperature;
+  const RopeSpec& rope = config.layer_specs.front().rope;
+  std::vector<float> scales;
+  for (int64_t position = 0; position < positions; ++position) {
+    if (temperature.floor_scale != 0) {
+      const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
+      scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
+    } else if (config.UsesMla() && rope.llama_4_scaling_beta != 0) {
+      scales.push_back(QueryScale(rope, static_cast<size_t>(position)));
+    }
   }
+  return scales;
 }
 
 }  // namespace kvanta::models

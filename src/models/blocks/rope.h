@@ -29,4 +29,8 @@ void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table);
 // Makes the table that of queries: multiplies each row by the scale of its position (llama_4_scaling_beta).
 void ScaleQueryTable(const RopeSpec& rope, std::span<float> table);
 
+// Factors of whole queries by position, [positions]: in layers without rope (AttentionTemperature), or over latents, of
+// whose queries only a part is rotated (llama_4_scaling_beta). Empty: none.
+std::vector<float> QueryScales(const ModelConfig& config, int64_t positions);
+
 }  // namespace kvanta::models

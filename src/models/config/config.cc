@@ -89,10 +89,16 @@ kernels::Activation ReadActivation(const JsonObject& json, const Architecture& a
 
 // The class of the language model alone, whose defaults a text_config may leave out.
 const Architecture& TextArchitecture(const JsonObject& text, const Architecture& architecture) {
-  const std::string type = text.String("model_type", architecture.text_model_type);
-  const auto all = Architectures();
-  const auto found = std::ranges::find_if(all, [&](const Architecture* each) { return each->model_type == type; });
-  return found == all.end() ? architecture : **found;
+  constexpr const char* kType = "model_type";
+  const std::string type = text.String(kType, architecture.text_model_type);
+  std::vector<std::string_view> known;
+  for (const Architecture* each : Architectures()) {
+    if (architecture.has_text_class && !each->text_config.empty()) continue;
+    if (each->model_type == type || (!type.empty() && each->other_model_type == type)) return *each;
+    known.push_back(each->model_type);
+  }
+  if (architecture.has_text_class) text.Fail(kType, fmt::format("one of {}", fmt::join(known, ", ")));
+  return architecture;
 }
 
 // The class's rope, unless the file has one in either generation's key.
@@ -110,6 +116,12 @@ bool HasTextConfig(const Json& root, const Architecture& architecture) {
   return !architecture.text_config_optional || root.contains(architecture.text_config);
 }
 
+// The class that reads the language model's keys.
+const Architecture& LanguageModel(const Json& root, const Architecture& architecture, const std::string& name) {
+  if (!HasTextConfig(root, architecture)) return architecture;
+  return TextArchitecture(JsonObject(root, name).Object(architecture.text_config), architecture);
+}
+
 // The language model's keys: the class's defaults, those of `text_config` or of the whole file, and those that a file
 // with a text_config has at its top all the same.
 Json LanguageModelKeys(const Json& root, const Architecture& architecture, const std::string& name) {
@@ -122,6 +134,7 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   const JsonObject text = JsonObject(root, name).Object(architecture.text_config);
   const Architecture& language_model = TextArchitecture(text, architecture);
   keys = Json::parse(language_model.defaults);
+  keys.update(Json::parse(language_model.text_defaults));
   keys.update(Json::parse(architecture.defaults));
   keys.update(text.Value());
   AddDefaultRope(language_model, keys);
@@ -130,6 +143,14 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
     if (root.contains(key)) keys[key] = root[key];
   }
   return keys;
+}
+
+// Puts the keys of the object `outer` to the top of the file.
+void MoveUp(std::string_view outer, Json& root, const std::string& name) {
+  if (outer.empty() || !root.contains(outer)) return;
+  Json keys = JsonObject(root, name).Object(outer).Value();
+  for (const char* key : {"model_type", "architectures"}) keys.erase(key);
+  root.update(keys);
 }
 
 // The type of the weights; nullopt where the file does not say it. transformers 4 wrote "torch.bfloat16" at first.
@@ -300,9 +321,10 @@ std::string EmbeddingModule(const ModelConfig& config, const TensorNames::Decode
 }
 
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
-  const Json root = ParseConfigJson(text, name);
+  Json root = ParseConfigJson(text, name);
   const JsonObject top(root, name);
   const Architecture& architecture = ReadArchitecture(top);
+  MoveUp(architecture.outer_config, root, name);
   ModelConfig config;
   config.architecture = architecture.name;
   config.model_type = top.String("model_type", architecture.model_type);
@@ -327,17 +349,16 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   ReadHeads(json, config);
   config.rms_eps = json.Number("rms_norm_eps", 0, 1, config.rms_eps);
   config.tied_embeddings = json.Bool("tie_word_embeddings", false);
-  if (!architecture.reads_activation) {
-    config.mlp.activation = config.moe.activation = ReadActivation(json, architecture);
-  }
+  const Architecture& reader = architecture.has_text_class ? LanguageModel(root, architecture, name) : architecture;
+  if (!reader.reads_activation) config.mlp.activation = config.moe.activation = ReadActivation(json, reader);
   config.layer_specs.resize(static_cast<size_t>(config.layers));
-  if (!architecture.reads_rope) {
+  if (!reader.reads_rope) {
     const int64_t max_position = ReadMaxPosition(json);
-    const RopeSpec rope =
-        ReadRopeSpec(json, config.head_dim, max_position, architecture.rope_theta, architecture.partial_rotary);
+    const RopeSpec rope = ReadRopeSpec(json, config.head_dim, max_position, reader.rope_theta, reader.partial_rotary);
     SetRope(rope, max_position, config);
   }
-  architecture.read_config(json, config);
+  reader.read_config(json, config);
+  if (&reader != &architecture) architecture.read_config(json, config);
   FillLayerSpecs(config);
   AddEosIds(json, config);
   config.bos_token_id = ReadBosId(json, config.vocab);

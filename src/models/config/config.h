@@ -40,6 +40,7 @@ struct RopeSpec {
   // Divisors of the frequencies [rotary_dim / 2], longrope: for contexts up to the original length, and for longer
   // ones.
   std::vector<float> short_factor = {}, long_factor = {};
+  double short_mscale = 0.0, long_mscale = 0.0;  // attention_factor of each, longrope; 0: the same for both
   int rotated_pairs = 0;  // proportional: pairs (i, i + rotary_dim / 2) below it are rotated, the others stay
   // Queries at `position` are multiplied by 1 + beta log(1 + floor(position / original_max_position)).
   double llama_4_scaling_beta = 0.0;
@@ -110,6 +111,13 @@ enum class QkNorm : uint8_t {
   kAllHeads,          // over the channels of all heads together, before RoPE
 };
 
+// Gates whose sigmoid multiplies the output of attention, channel by channel.
+enum class OutputGate : uint8_t {
+  kNone,
+  kAfterQueries,  // q_proj has a head's gates after the head's q
+  kOwnMatrix,     // gate_proj
+};
+
 // Order of the tensors of all experts, fused_gate_up and fused_down.
 enum class ExpertOrder : uint8_t {
   kInOut,    // [experts][in][out]
@@ -136,8 +144,9 @@ struct LayerSpec {
   bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
   // 0 while config.json is read: the model's (FillLayerSpecs).
   int kv_heads = 0, head_dim = 0, intermediate_size = 0;
-  bool k_eq_v = false;  // values are the projected keys, before their norm
-  int kv_layer = -1;    // an earlier layer, whose K and V it attends to; -1: its own
+  bool attention_sinks = false;  // each query head has a sink (attention::AttentionSpec)
+  bool k_eq_v = false;           // values are the projected keys, before their norm
+  int kv_layer = -1;             // an earlier layer, whose K and V it attends to; -1: its own
   TokenSelection selection = TokenSelection::kAll;
   bool keys_only = false;  // in CachedLayers(): keys of an indexer
   bool has_mlp = true;     // else attention, or the block in its place, alone
@@ -177,7 +186,7 @@ struct TensorNames {
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
   std::string_view final_norm = "norm";                        // in the decoder
   std::string_view q_norm = "q_norm", k_norm = "k_norm";       // in the attention
-  std::string_view attention_out = "o_proj";                   // in the attention
+  std::string_view attention_out = "o_proj", sinks = "sinks";  // in the attention
   std::string_view attention = "self_attn", mamba2 = "mamba";  // in a layer
   std::string_view mlp = "mlp";                                // in a layer, dense or of experts
   std::string_view sparse_mlp;                                 // the same in layers that have it; "": none
@@ -217,6 +226,7 @@ struct ModelConfig {
   float norm_weight_offset = 0;  // added to the weights of all norms
   bool tied_embeddings = false;
   bool has_lm_head = true;               // false: the checkpoint of an embedding model has no output matrix
+  bool lm_head_bias = false;             // of the output logits
   double embedding_scale = 1;            // multiplies embeddings
   bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
   double residual_scale = 1;             // multiplies what a block adds to the hidden states
@@ -228,10 +238,11 @@ struct ModelConfig {
   bool qkv_fused = false;  // the checkpoint has q, k and v as one matrix, qkv_proj
   bool qkv_bias = false, o_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  bool v_norm = false;            // RMS norm without weights of each head's v
-  bool parallel_blocks = false;   // the MLP has the attention's normed input, and both outputs are added
-  bool attention_sinks = false;   // each query head has a sink (attention::AttentionSpec)
-  bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
+  bool v_norm = false;           // RMS norm without weights of each head's v
+  bool parallel_blocks = false;  // the MLP has the attention's normed input, and both outputs are added
+  int v_head_dim = 0;  // channels of a head's value, fewer than head_dim, which the cache has zeros after; 0: head_dim
+  float value_scale = 1;  // multiplies values
+  OutputGate attn_output_gate = OutputGate::kNone;
   AttentionTemperature attn_temperature;
   double softmax_scale = 0;            // multiplies attention logits
   double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)

@@ -151,10 +151,11 @@ double ReadTheta(const JsonObject& json, std::string_view key, double missing) {
   return json.Number(key, 1.0 + 1e-6, 1e15, missing);
 }
 
-RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta) {
-  if (ReadType(rope) != RopeType::kProportional) CheckWholeHeads(rope);
+RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta, double partial) {
+  if (ReadType(rope) != RopeType::kProportional && partial == 0) CheckWholeHeads(rope);
+  const int rotated = partial == 0 ? head_dim : ReadRotaryDim(rope, head_dim, static_cast<int>(head_dim * partial));
   RopeSpec config{
-      .rotary_dim = head_dim, .theta = ReadTheta(rope, "rope_theta", theta), .original_max_position = max_position};
+      .rotary_dim = rotated, .theta = ReadTheta(rope, "rope_theta", theta), .original_max_position = max_position};
   ReadScaling(rope, rope, max_position, config);
   return config;
 }
@@ -166,12 +167,12 @@ bool HasRopesByLayerType(const JsonObject& json) {
 }
 
 RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
-                          double theta) {
+                          double theta, double partial) {
   CheckOneGeneration(json);
   const JsonObject ropes = json.Object("rope_parameters");
   const Json none = Json::object();
   return ReadRopeParameters(ropes.Has(type) ? ropes.Object(type) : JsonObject(none, json.File()), head_dim,
-                            max_position, theta);
+                            max_position, theta, partial);
 }
 
 RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta, bool partial) {

@@ -14,13 +14,15 @@ inline constexpr double kDefaultTheta = 10000.0;
 RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta = kDefaultTheta,
                       bool partial = false);
 
-// The object `rope` alone: a value of rope_parameters by layer type.
-RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta);
+// The object `rope` alone: a value of rope_parameters by layer type. Heads are rotated whole, or as far as its
+// partial_rotary_factor says, whose default is `partial`, if that is not 0.
+RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta,
+                            double partial = 0);
 
 // The value of rope_parameters for layers of `type`, "full_attention" or "sliding_attention"; the default rope where it
 // is absent.
 RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
-                          double theta);
+                          double theta, double partial = 0);
 
 // max_position_embeddings, at most kMaxPositions.
 int64_t ReadMaxPosition(const JsonObject& json);

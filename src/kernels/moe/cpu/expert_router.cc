@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace kvanta::kernels {
 namespace {
@@ -35,6 +36,7 @@ ExpertRouter::ExpertRouter(const MoeConfig& moe, const RouterVectors& router)
       groups_(static_cast<size_t>(moe.topk_group)) {}
 
 void ExpertRouter::Route(const float* logits, int32_t* experts, float* weights) noexcept {
+  if (moe_.scoring_func == ScoringFunc::kSparseMixer) return RouteSparseMixer(logits, experts, weights);
   ComputeScores(logits);
   // Without a correction the order of the logits is that of the scores, but for scores that are rounded to 1 or 0.
   std::copy_n(logits, choices_.size(), choices_.begin());
@@ -49,6 +51,27 @@ void ExpertRouter::Route(const float* logits, int32_t* experts, float* weights) 
   for (int i = 0; i < moe_.num_experts_per_tok; ++i) {
     weights[i] = RoutingWeight(moe_, scores_[static_cast<size_t>(experts[i])], sum);
     if (!per_expert_scale_.empty()) weights[i] *= per_expert_scale_[static_cast<size_t>(experts[i])];
+  }
+}
+
+// SparseMixer (arXiv:2409.12136, section 2.1), without its noise.
+void ExpertRouter::RouteSparseMixer(const float* logits, int32_t* experts, float* weights) noexcept {
+  const size_t count = choices_.size();
+  std::copy_n(logits, count, choices_.begin());
+  for (int i = 0; i < moe_.num_experts_per_tok; ++i) {
+    TopK(choices_.data(), moe_.num_experts, 1, experts + i);
+    const float best = choices_[static_cast<size_t>(experts[i])];
+    float sum = 0;
+    for (size_t expert = 0; expert < count; ++expert) {
+      const float scale = std::max(std::abs(logits[expert]), best);
+      if ((best - logits[expert]) / scale <= 2 * moe_.router_jitter_noise) sum += std::exp(choices_[expert] - best);
+    }
+    weights[i] = RoutingWeight(moe_, 1 / sum, 1);
+    choices_[static_cast<size_t>(experts[i])] = kLowestScore;
+  }
+  if (experts[0] > experts[1]) {  // ascending
+    std::swap(experts[0], experts[1]);
+    std::swap(weights[0], weights[1]);
   }
 }
 

@@ -18,6 +18,7 @@ class ExpertRouter {
   void Route(const float* logits, int32_t* experts, float* weights) noexcept;
 
  private:
+  void RouteSparseMixer(const float* logits, int32_t* experts, float* weights) noexcept;
   void ComputeScores(const float* logits) noexcept;
   void KeepBestGroups() noexcept;
 

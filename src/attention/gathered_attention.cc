@@ -102,19 +102,15 @@ void GatheredAttention::Run(const Batch& batch, const ChosenTokens& chosen, int 
     const SparseRow& row = chosen.rows[index];
     const std::span<const int32_t> positions = chosen.Of(index);
     Workspace& workspace = workspaces_[static_cast<size_t>(worker)];
-    const GatheredPages pages = PagesOf(view.exact_pages, page_size_, row.position / page_size_, positions);
+    const GatheredPages pages = PagesOf(view.rule.exact, page_size_, row.position / page_size_, positions);
     const int64_t last_page = std::min(pages.Pages(), last * pages_of_split);
     if (gathers) {
       if (first * pages_of_split >= last_page) return false;
       const cache::PageRef* table = batch.sequences[row.sequence].span.pages[scheme.group];
       Gather(view, table, pages, row, positions, first * pages_of_split, last_page, workspace);
     }
-    LayerView gathered(scheme, *view.attention, *view.scales,
-                       LayerRecords{.quantized_base = workspace.quantized.data(),
-                                    .exact_base = workspace.exact.data(),
-                                    .quantized_bytes = scheme.HeadBytes(),
-                                    .exact_bytes = scheme.ExactHeadBytes()});
-    gathered.gathered = &pages;
+    const LayerView gathered(scheme, *view.attention, *view.scales, pages, workspace.quantized.data(),
+                             workspace.exact.data());
     const int64_t splits = CeilDiv(pages.Pages(), pages_of_split);
     const QueryTile tile{.first = pages.Pages() * page_size_ - 1,
                          .tokens = 1,

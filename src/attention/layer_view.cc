@@ -38,32 +38,50 @@ CellSide SideOfUnquantized(const formats::LayerScheme& scheme, int64_t cell) {
 }  // namespace
 
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
-                     const formats::LayerScales& of_scales, const cache::PagePool& pool)
-    : LayerView(of_scheme, of_attention, of_scales,
-                LayerRecords{.quantized_base = pool.Base(of_scheme.group, cache::PageKind::kQuantized),
-                             .exact_base = pool.Base(of_scheme.group, cache::PageKind::kExact),
-                             .quantized_bytes = pool.RecordBytes(of_scheme.group, cache::PageKind::kQuantized),
-                             .exact_bytes = pool.RecordBytes(of_scheme.group, cache::PageKind::kExact)}) {}
+                     const formats::LayerScales& of_scales)
+    : scheme(&of_scheme), rule(PageRuleOf(of_scheme)), attention(&of_attention), scales(&of_scales) {
+  const auto cells = [this](cache::PageKind kind) -> PageCells& { return records[cache::KindIndex(kind)].cells; };
+  cells(cache::PageKind::kQuantized) = {.k = SideOf(scheme->k, scheme->KCell(0)),
+                                        .v = SideOf(scheme->v, scheme->VCell(0)),
+                                        .unquantized = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),
+                                        .head_bytes = scheme->HeadBytes()};
+  if (scheme->exact_open) {
+    cells(cache::PageKind::kExact) = {.k = ExactSideOf(scheme->k, scheme->ExactKCell(0)),
+                                      .v = ExactSideOf(scheme->v, scheme->ExactVCell(0)),
+                                      .unquantized = SideOfUnquantized(*scheme, scheme->ExactKUnquantized(0)),
+                                      .head_bytes = scheme->ExactHeadBytes()};
+  }
+  for (size_t i = 0; i < scheme->ages.size(); ++i) {
+    const formats::AgeScheme& age = scheme->ages[i];
+    const formats::AgeCells of_head = scheme->CellsOf(age, 0);
+    cells(cache::kAgedKinds[i]) = {.k = SideOf(age.k, of_head.k),
+                                   .v = SideOf(age.v, of_head.v),
+                                   .unquantized = SideOfUnquantized(*scheme, of_head.unquantized),
+                                   .head_bytes = age.head_bytes};
+  }
+}
 
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
-                     const formats::LayerScales& of_scales, const LayerRecords& records)
-    : scheme(&of_scheme),
-      exact_pages(ExactPagesOf(of_scheme)),
-      attention(&of_attention),
-      scales(&of_scales),
-      quantized_base(records.quantized_base),
-      exact_base(records.exact_base),
-      quantized_bytes(records.quantized_bytes),
-      exact_bytes(records.exact_bytes),
-      quantized{.k = SideOf(scheme->k, scheme->KCell(0)),
-                .v = SideOf(scheme->v, scheme->VCell(0)),
-                .unquantized = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),
-                .head_bytes = scheme->HeadBytes()} {
-  if (!scheme->exact_open) return;
-  exact = {.k = ExactSideOf(scheme->k, scheme->ExactKCell(0)),
-           .v = ExactSideOf(scheme->v, scheme->ExactVCell(0)),
-           .unquantized = SideOfUnquantized(*scheme, scheme->ExactKUnquantized(0)),
-           .head_bytes = scheme->ExactHeadBytes()};
+                     const formats::LayerScales& of_scales, const cache::PagePool& pool)
+    : LayerView(of_scheme, of_attention, of_scales) {
+  for (const cache::PageKind kind : cache::kPageKinds) {
+    RecordPool& of_kind = records[cache::KindIndex(kind)];
+    of_kind.base = pool.Base(scheme->group, kind);
+    of_kind.bytes = pool.RecordBytes(scheme->group, kind);
+  }
+}
+
+LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
+                     const formats::LayerScales& of_scales, const GatheredPages& pages, const uint8_t* quantized_base,
+                     const uint8_t* exact_base)
+    : LayerView(of_scheme, of_attention, of_scales) {
+  const auto set = [this](cache::PageKind kind, const uint8_t* base, int64_t bytes) {
+    records[cache::KindIndex(kind)].base = base;
+    records[cache::KindIndex(kind)].bytes = bytes;
+  };
+  set(cache::PageKind::kQuantized, quantized_base, scheme->HeadBytes());
+  set(cache::PageKind::kExact, exact_base, scheme->ExactHeadBytes());
+  gathered = &pages;
 }
 
 }  // namespace kvanta::attention

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 
 #include "attention/batch.h"
 #include "cache/page_pool.h"
@@ -67,7 +68,7 @@ struct PageView {
   const PageCells* cells;
   const uint8_t* record;  // for CellSide::MoveTo
   int kv_head;
-  bool exact;
+  cache::PageKind kind;
 };
 
 // Pages of copies of chosen tokens, in the order of their positions. A page has tokens of one kind of record: first
@@ -87,43 +88,45 @@ struct GatheredPages {
   }
 };
 
-// Start and bytes of the records of quantized and exact pages.
-struct LayerRecords {
-  const uint8_t* quantized_base = nullptr;
-  const uint8_t* exact_base = nullptr;
-  int64_t quantized_bytes = 0, exact_bytes = 0;  // per record
-};
-
 struct LayerView {
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
-            const LayerRecords& records);
-  LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
             const cache::PagePool& pool);
+  // Of copies: the bases and bytes of their quantized and exact records.
+  LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
+            const GatheredPages& pages, const uint8_t* quantized_base, const uint8_t* exact_base);
 
-  // True if a query in page `own_page` reads the exact record of `page`.
-  bool ReadsExact(int64_t own_page, int64_t page) const noexcept {
-    return gathered == nullptr ? exact_pages.Reads(own_page, page) : gathered->IsExact(page);
+  // The record that a query in page `own_page` reads of `page`.
+  cache::PageKind Kind(int64_t own_page, int64_t page) const noexcept {
+    if (gathered == nullptr) return rule.Kind(own_page, page);
+    return gathered->IsExact(page) ? cache::PageKind::kExact : cache::PageKind::kQuantized;
   }
-
   PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
-    const bool reads_exact = ReadsExact(own_page, page);
-    const PageCells& cells = reads_exact ? exact : quantized;
-    const uint8_t* record = reads_exact ? exact_base + ref.exact * exact_bytes  // forms no pointer to an absent record
-                                        : quantized_base + ref.quantized * quantized_bytes;
-    return {&cells, record + kv_head * cells.head_bytes, kv_head, reads_exact};
+    const cache::PageKind kind = Kind(own_page, page);
+    const RecordPool& read = records[cache::KindIndex(kind)];
+    // Forms no pointer to an absent record.
+    const uint8_t* record = read.base + ref.Of(kind) * read.bytes + kv_head * read.cells.head_bytes;
+    return {&read.cells, record, kv_head, kind};
   }
+  const PageCells& Cells(cache::PageKind kind) const noexcept { return records[cache::KindIndex(kind)].cells; }
+  // True if the layer has records of this kind.
+  bool Has(cache::PageKind kind) const noexcept { return Cells(kind).head_bytes != 0; }
+
+  // RecordPool of a kind, in the group's pool.
+  struct RecordPool {
+    const uint8_t* base = nullptr;  // start of the pool
+    int64_t bytes = 0;              // per record
+    PageCells cells;
+  };
 
   const formats::LayerScheme* scheme;
-  cache::ExactPageRule exact_pages;
+  cache::PageRule rule;
   const AttentionSpec* attention;
   const formats::LayerScales* scales;
-  const uint8_t* quantized_base;  // start of the quantized pool
-  const uint8_t* exact_base;      // start of the exact pool
-  int64_t quantized_bytes;        // per record
-  int64_t exact_bytes;
-  PageCells quantized;
-  PageCells exact;
+  RecordPool records[std::size(cache::kPageKinds)];
   const GatheredPages* gathered = nullptr;  // null: the pages are a sequence's own
+
+ private:
+  LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales);
 };
 
 }  // namespace kvanta::attention

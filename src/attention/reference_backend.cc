@@ -1,6 +1,7 @@
 #include "attention/reference_backend.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -21,12 +22,13 @@ class ReferencePlan final : public Plan {
   std::vector<std::vector<int32_t>> chosen;  // [rows], by Select; empty: all
 };
 
-// Decoded keys or values of one KV head of a sequence, from quantized and from exact records: f32 [tokens][width]. K's
-// unquantized channels follow the transformed ones.
+// Decoded keys or values of one KV head of a sequence, by the kind of record: f32 [tokens][width], empty without such
+// records. K's unquantized channels follow the transformed ones.
 struct DecodedSide {
   int64_t width = 0;
-  std::vector<float> quantized;
-  std::vector<float> exact;
+  std::vector<float> kinds[std::size(cache::kPageKinds)];
+
+  const float* Row(PageKind kind, int64_t token) const { return kinds[cache::KindIndex(kind)].data() + token * width; }
 };
 
 // q = A^-T q
@@ -145,8 +147,11 @@ class ReferenceBackend final : public Backend {
     decoded.width = side.shape.head_dim + unquantized;
     const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
     std::vector<uint8_t> copy;
-    decoded.quantized.resize(size);
-    decoded.exact.resize(size);
+    const auto rows = [&](PageKind page_kind, int64_t offset) {
+      std::vector<float>& all = decoded.kinds[cache::KindIndex(page_kind)];
+      all.resize(size);
+      return all.data() + offset;
+    };
     const int64_t first = config_.layers[static_cast<size_t>(layer)].visibility.First(sequence.span.start) / page_size;
     for (int64_t page = first; page * page_size < sequence.End(); ++page) {
       const cache::PageRef ref = sequence.span.pages[scheme.group][page];
@@ -157,13 +162,23 @@ class ReferenceBackend final : public Backend {
         const uint8_t* record = Record(scheme.group, PageKind::kQuantized, ref.quantized, copy);
         DecodeRows(kind, scheme, *side.format, side.shape, side.sections,
                    record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), parameters, tokens, unquantized,
-                   decoded.quantized.data() + offset);
+                   rows(PageKind::kQuantized, offset));
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
         const uint8_t* record = Record(scheme.group, PageKind::kExact, ref.exact, copy);
         DecodeRows(kind, scheme, ExactFormat(), side.shape, formats::Bf16Sections(side.shape),
                    record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, unquantized,
-                   decoded.exact.data() + offset);
+                   rows(PageKind::kExact, offset));
+      }
+      for (size_t level = 0; level < scheme.ages.size(); ++level) {
+        const PageKind page_kind = cache::kAgedKinds[level];
+        if (ref.Of(page_kind) == cache::kNoPage) continue;
+        const formats::AgeScheme& age = scheme.ages[level];
+        const formats::Side& of_level = is_key || scheme.SharesCell() ? age.k : age.v;
+        const formats::AgeCells cells = scheme.CellsOf(age, head);
+        const uint8_t* record = Record(scheme.group, page_kind, ref.Of(page_kind), copy);
+        DecodeRows(kind, scheme, *of_level.format, of_level.shape, of_level.sections,
+                   record + (is_key ? cells.k : cells.v), 1.0f, tokens, unquantized, rows(page_kind, offset));
       }
     }
     return decoded;
@@ -182,8 +197,8 @@ class ReferenceBackend final : public Backend {
       query.resize(static_cast<size_t>(scheme.k.shape.head_dim), 0.0);
       if (scheme.k.hadamard) reference::Hadamard(query);
       for (int64_t t = 0; t <= position; ++t) {
-        const bool exact = ExactPagesOf(scheme).Reads(position / scheme.shape.tokens, t / scheme.shape.tokens);
-        const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
+        const PageKind kind = PageRuleOf(scheme).Kind(position / scheme.shape.tokens, t / scheme.shape.tokens);
+        const float* key = keys.Row(kind, t);
         double dot = 0;
         for (size_t c = 0; c < query.size(); ++c) dot += query[c] * double{key[c]};
         scores[static_cast<size_t>(t)] += double{weights[head]} * std::max(dot, 0.0);
@@ -215,7 +230,7 @@ class ReferenceBackend final : public Backend {
     std::vector<double> rest, row_q, row_out(static_cast<size_t>(values.width));
     const formats::RowTransform transform =
         formats::TransformOf(scheme.k, config_.scales[static_cast<size_t>(layer)].k, head, attention.head_dim);
-    const cache::ExactPageRule exact_pages = ExactPagesOf(scheme);
+    const cache::PageRule rule = PageRuleOf(scheme);
     for (int token = 0; token < sequence.span.tokens; ++token) {
       const int64_t position = sequence.span.start + token;
       const int64_t first = attention.visibility.First(position);
@@ -225,9 +240,8 @@ class ReferenceBackend final : public Backend {
       const bool is_sparse = attention.index_topk != 0 && !chosen.empty();
       for (int64_t t = first; t <= position; ++t) {
         if (is_sparse && !std::ranges::binary_search(chosen, static_cast<int32_t>(t))) continue;
-        const bool exact = exact_pages.Reads(position / page_size, t / page_size);
-        const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
-        const float* value = (exact ? values.exact : values.quantized).data() + t * values.width;
+        const PageKind kind = rule.Kind(position / page_size, t / page_size);
+        const float *key = keys.Row(kind, t), *value = values.Row(kind, t);
         row_keys.insert(row_keys.end(), key, key + keys.width);
         row_values.insert(row_values.end(), value, value + values.width);
       }

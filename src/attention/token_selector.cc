@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 
+#include "attention/kernels_of_format.h"
 #include "attention/tile_attention.h"
 #include "base/math.h"
 
@@ -111,12 +112,12 @@ TokenSelector::TokenSelector(Device& device, const std::vector<LayerView>& layer
       workspaces_(static_cast<size_t>(threads.Threads())) {
   for (const LayerView& layer : layers) {
     if (!layer.scheme->keys_only) continue;
+    const CellSide& keys = layer.Cells(cache::PageKind::kQuantized).k;
     page_size_ = layer.scheme->shape.tokens;
     heads_ = std::max(heads_, layer.attention->heads);
     const int head_dim = layer.scheme->k.shape.head_dim;
-    query_stride_ = std::max(
-        {query_stride_, KeyKernelOf(kernels, layer.quantized.k.code, layer.quantized.k.scaling).query_bytes(head_dim),
-         kernels.exact_keys.query_bytes(head_dim)});
+    query_stride_ = std::max({query_stride_, KeyKernelOf(kernels, keys.code, keys.scaling).query_bytes(head_dim),
+                              kernels.exact_keys.query_bytes(head_dim)});
   }
   constexpr int64_t kAlignment = 64;
   const int64_t rows = int64_t{heads_} * static_cast<int64_t>(kTaskRows);
@@ -212,10 +213,11 @@ void TokenSelector::PrepareQueries(const LayerView& layer, const ScoreTask& task
   const int key_dim = layer.scheme->k.shape.head_dim;  // of cells, which may have padding
   const int64_t own_page = chosen.rows[task.first_row].position / page_size_;
   bool reads[2] = {};  // quantized records, exact ones
-  for (int64_t page = task.first_page; page < task.last_page; ++page) reads[layer.ReadsExact(own_page, page)] = true;
-  const kernels::KeyKernel* key_kernels[2] = {&KeyKernelOf(kernels_, layer.quantized.k.code, layer.quantized.k.scaling),
-                                              &kernels_.exact_keys};
-  const int blocks[2] = {formats::BlockChannels(layer.quantized.k.scaling, key_dim), 0};
+  for (int64_t page = task.first_page; page < task.last_page; ++page)
+    reads[layer.Kind(own_page, page) == cache::PageKind::kExact] = true;
+  const CellSide& keys = layer.Cells(cache::PageKind::kQuantized).k;
+  const kernels::KeyKernel* key_kernels[2] = {&KeyKernelOf(kernels_, keys.code, keys.scaling), &kernels_.exact_keys};
+  const int blocks[2] = {formats::BlockChannels(keys.scaling, key_dim), 0};
   alignas(64) float padded[kMaxHeadDim], rotated[kMaxHeadDim];
   for (size_t row = task.first_row; row < task.last_row; ++row) {
     for (int head = 0; head < heads; ++head) {
@@ -248,8 +250,8 @@ void TokenSelector::Score(const LayerView& layer, const cache::PageRef* table, c
   for (int64_t page = task.first_page; page < task.last_page; ++page) {
     const PageView view = layer.View(own_page, page, table[page], 0);
     const CellSide& side = view.cells->k;
-    const kernels::KeyKernel& kernel =
-        view.exact ? kernels_.exact_keys : KeyKernelOf(kernels_, side.code, side.scaling);
+    const bool exact = view.kind == cache::PageKind::kExact;
+    const kernels::KeyKernel& kernel = exact ? kernels_.exact_keys : KeyKernelOf(kernels_, side.code, side.scaling);
     kernels::KeyPass pass{.cell = side.View(),
                           .groups = static_cast<int>(
                               CeilDiv(std::min<int64_t>(page_size_, last_position + 1 - page * page_size_), kGroup)),
@@ -265,8 +267,8 @@ void TokenSelector::Score(const LayerView& layer, const cache::PageRef* table, c
       for (int head = 0; head < heads; head += kPassRows) {
         const int64_t at = of_task * heads + head;
         pass.rows = std::min(kPassRows, heads - head);
-        pass.query = workspace.queries[view.exact] + at * query_stride_;
-        pass.row_scale = workspace.row_scale[view.exact] + at;
+        pass.query = workspace.queries[exact] + at * query_stride_;
+        pass.row_scale = workspace.row_scale[exact] + at;
         kernel.score(pass);
         pass.workspace_use = WorkspaceUse::kReuse;
         AddWeighted(workspace.scores, queries.weights + chosen.rows[row].row * heads + head, pass.rows, pass.groups,

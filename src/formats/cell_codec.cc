@@ -13,6 +13,11 @@
 namespace kvanta::formats {
 namespace {
 
+void CheckLevels(const KvScheme& scheme) {
+  if (scheme.ages.empty()) return;
+  throw InputError(fmt::format("scheme {}: a cell is of one level; give the scheme of that", scheme.ToString()));
+}
+
 void CheckParameters(const CellParameters& parameters, const KvSide& side, CellShape shape) {
   if (!(parameters.static_scale > 0.0F) || !std::isfinite(parameters.static_scale)) {
     throw InputError(fmt::format("static scale {}: must be finite and above 0", parameters.static_scale));
@@ -96,6 +101,7 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
   const CellShape padded = PaddedShape(format, shape);
   const CellSections sections = PlanRows(format, padded);
+  CheckLevels(scheme);
   CheckParameters(parameters, side, shape);
   const auto head_dim = static_cast<size_t>(shape.head_dim);
   const auto width = static_cast<size_t>(padded.head_dim);
@@ -141,6 +147,7 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
   const CellShape padded = PaddedShape(format, shape);
   const CellSections sections = PlanRows(format, padded);
+  CheckLevels(scheme);
   CheckParameters(parameters, side, shape);
   const int64_t expected = sections.bytes + OutlierBytes(side, shape);
   if (bytes.size() != static_cast<size_t>(expected)) {

@@ -103,7 +103,7 @@ def plan(
         tokens = max(0, free_bytes - exact_bytes) // (layout.page_bytes + layout.draft_page_bytes) * page_size
         drafts = layout.draft_page_bytes * -(-context // page_size) + layout.draft_exact_bytes  # of MTP
         sequence_bytes = layout.sequence_bytes + drafts
-        if any(group["visibility"] != "full" for group in layout.groups):
+        if any(group["visibility"] != "full" or group["level_page_bytes"] for group in layout.groups):
             tokens = free_bytes * context // sequence_bytes  # in sequences of `context` tokens
         rows.append(
             {

@@ -153,7 +153,7 @@ def test_bad_configs(architecture: str, changes: dict[str, Any], message: str, t
 
 @pytest.mark.parametrize("architecture", ["DeepseekV32", "GlmMoeDsa"])
 def test_plan_counts_the_parameters(architecture: str, tmp_path: Path) -> None:
-    settings = {"indexer_types": ["full", "shared", "full"]} if architecture == "GlmMoeDsa" else {}
+    settings: dict[str, Any] = {"indexer_types": ["full", "shared", "full"]} if architecture == "GlmMoeDsa" else {}
     model = tiny_models.make_model(architecture, **settings)
     tiny_models.save(model, tmp_path)
     biases = sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith("correction_bias"))

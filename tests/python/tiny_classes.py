@@ -95,10 +95,14 @@ def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
     if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid")):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0
+    if name.startswith("HunYuanMoE"):
+        del settings["moe_intermediate_size"]  # the experts have intermediate_size
     if name.startswith("HunYuanMoE") and "num_experts" in settings:
         settings |= {"moe_topk": settings["num_experts_per_tok"], "num_local_experts": settings["num_experts"]}
     if name.startswith("MiMo"):
-        settings["v_head_dim"] = settings["head_dim"] // 2
+        settings |= {"v_head_dim": settings["head_dim"] // 2, "n_shared_experts": None}
+    if name.startswith("Mistral4"):
+        settings["head_dim"] = settings["qk_nope_head_dim"] + settings["qk_rope_head_dim"]
     if name.startswith("Phimoe"):  # two experts, and no jumps of their weights
         settings |= {"num_local_experts": 2, "num_experts_per_tok": 2, "router_jitter_noise": 0.0}
     if name.endswith("ForConditionalGeneration"):

@@ -242,7 +242,7 @@ struct CachePlan {
   double bits_per_element = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;
   int64_t exact_pages_per_sequence = 0;  // open page + sink
-  double bytes_per_token = 0;
+  double bytes_per_token = 0;            // with ages, like bits_per_element, the mean of max_model_len tokens
   // Largest size of one sequence of max_model_len tokens (0: the model's limit): whole pages, exact pages, and for
   // layers with a window only the pages that it covers.
   int64_t sequence_bytes = 0;

@@ -2,6 +2,7 @@
 // Specification: docs/formats.md, section "Schemes".
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,17 @@ struct KvSide {
   bool operator==(const KvSide&) const = default;
 };
 
+// Age of a page, and the formats in which queries read it from then on: pages that lie at least `tokens` before the
+// query's own page.
+struct KvAge {
+  int64_t tokens = 0;  // a multiple of the page size
+  KvSide k;            // transformed as in the first level
+  KvSide v;
+  int sink_pages = 0;  // first pages of a sequence, which never reach the age; 0 to KvScheme::kMaxSinkPages
+
+  bool operator==(const KvAge&) const = default;
+};
+
 struct KvScheme {
   KvSide k;
   KvSide v;
@@ -34,13 +46,17 @@ struct KvScheme {
   int sink_pages = 0;       // attention-sink pages at the start of a sequence, kept exact; 0 to kMaxSinkPages
   int boundary_layers = 0;  // first and last layers of a model that stay in bf16; 0 in the scheme of a single layer
 
+  std::vector<KvAge> ages = {};  // precision by age: ascending, each in fewer bits than before; at most kMaxAges
+
+  static constexpr int kMaxAges = 2;
   static constexpr int kMaxSinkPages = 64;
   static constexpr int kMaxBoundaryLayers = 1024;
   static constexpr int kMaxOutliers = 64;
 
   bool operator==(const KvScheme&) const = default;
 
-  // Parses a preset name or alias ("int4", "fp8"), or the explicit syntax "k=int8,v=int4+exact=none".
+  // Parses a preset name or alias ("int4", "fp8"), the explicit syntax "k=int8,v=int4+exact=none", or precision by age
+  // (docs/ages.md): "0=int8,8192=int4,32768=t3", whose parts are schemes by the distance of a page in tokens.
   // Modifiers: +hadamard -hadamard +mean -mean +query -query +outliers=N +exact=none|open|2 +sink=N +edges=N.
   // mla: for a layer whose K and V are one latent (MLA), where a name stands for the latent's form of its code: int4
   // for mla_int4, fp8 for mla_fp8. Throws InputError that names the value and lists the alternatives. "auto" is

@@ -14,9 +14,16 @@
 
 namespace kvanta {
 
+// A level of precision by age, or the only one: its formats, and its layer's bytes in a record.
+struct LayerLevel {
+  std::string scheme;
+  int64_t page_bytes = 0;
+};
+
 struct LayerStats {
   std::string scheme;
   int64_t page_bytes = 0;               // bytes of this layer in a quantized record
+  std::vector<LayerLevel> levels;       // the first one is that of quantized records
   std::vector<float> k_scale, v_scale;  // static scales in use, read back from the attention backend; empty: none
   int64_t k_values = 0, k_saturated = 0, k_nan = 0;
   int64_t v_values = 0, v_saturated = 0, v_nan = 0;
@@ -47,6 +54,7 @@ struct CacheGroupStats {
   std::vector<int> layers;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers of the group
   int64_t pages_used = 0, exact_pages_used = 0;
+  std::vector<int64_t> level_page_bytes, level_pages_used;  // likewise, of the later levels of precision by age
 };
 
 // Upper bounds of EngineStats::step_tokens.
@@ -84,8 +92,9 @@ struct EngineStats {
   int64_t draft_weight_bytes = 0, draft_cache_used_bytes = 0, draft_cache_budget_bytes = 0;
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
-  double bytes_per_token = 0;                    // page_bytes / page_size
-  // Pages of the group that uses most; free: how many more pages of all groups fit.
+  double bytes_per_token = 0;                    // page_bytes / page_size; with ages, the mean of max_model_len tokens
+  // Pages of the group that uses most, each counted in every level that it is in; free: how many more pages of all
+  // groups fit.
   int64_t pages_used = 0, pages_free = 0, exact_pages_used = 0;
   std::vector<CacheGroupStats> groups;
   int64_t cache_used_bytes = 0, cache_budget_bytes = 0;

@@ -72,6 +72,8 @@ nb::list GroupDicts(const std::vector<CacheGroupStats>& groups) {
     row["exact_page_bytes"] = group.exact_page_bytes;
     row["pages_used"] = group.pages_used;
     row["exact_pages_used"] = group.exact_pages_used;
+    row["level_page_bytes"] = nb::cast(group.level_page_bytes);
+    row["level_pages_used"] = nb::cast(group.level_pages_used);
     rows.append(row);
   }
   return rows;
@@ -109,6 +111,14 @@ nb::dict StatsDict(const EngineStats& stats) {
     nb::dict row;
     row["scheme"] = layer.scheme;
     row["page_bytes"] = layer.page_bytes;
+    nb::list levels;
+    for (const LayerLevel& level : layer.levels) {
+      nb::dict entry;
+      entry["scheme"] = level.scheme;
+      entry["page_bytes"] = level.page_bytes;
+      levels.append(entry);
+    }
+    row["levels"] = levels;
     row["k_scale"] = nb::cast(layer.k_scale);
     row["v_scale"] = nb::cast(layer.v_scale);
     row["k"] = Counts(layer.k_values, layer.k_saturated, layer.k_nan, layer.k_blocks, layer.k_zero_blocks);

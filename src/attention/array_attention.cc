@@ -78,13 +78,15 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
   CheckScales(options.scales.v, layer.v, "V", options.scheme);
   CheckUsed(options.scales.k, layer.k, options.scheme);
   const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
-  cache::PagePool pool(Cpu(), layout,
-                       {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
+  int64_t bytes = 0;
+  for (const PageKind kind : cache::kPageKinds) bytes += pages * cache::BytesOf(layout.groups[0], kind);
+  cache::PagePool pool(Cpu(), layout, {.budget_bytes = bytes, .poison_unused = true});
   cache::BlockTable table(static_cast<size_t>(pages));
   const cache::PageRef* const tables[] = {table.data()};
   for (cache::PageRef& page : table) {
-    page.quantized = pool.Allocate(0, PageKind::kQuantized);
-    if (layout.exact_page_bytes > 0) page.exact = pool.Allocate(0, PageKind::kExact);
+    for (const PageKind kind : cache::kPageKinds) {
+      if (pool.RecordBytes(0, kind) > 0) page.Of(kind) = pool.Allocate(0, kind);
+    }
   }
 
   BackendConfig config;

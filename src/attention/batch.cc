@@ -17,7 +17,7 @@ void CheckRecord(const cache::PagePool& pool, int group, PageKind kind, cache::P
                  int64_t page) {
   if (id >= 0 && pool.References(group, kind, id) > 0) return;
   throw InputError(fmt::format("sequence {} of the batch: page {} has no {} record (KV cache group {}, id {})",
-                               sequence, page, kind == PageKind::kExact ? "exact" : "quantized", group, id));
+                               sequence, page, Name(kind), group, id));
 }
 
 void CheckOutliers(const std::vector<int>& channels, const AttentionSpec& layer, int count, size_t index) {
@@ -102,6 +102,22 @@ void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group,
   }
 }
 
+// Lists the pages that age in a step, and checks the records of later levels.
+void AddAging(const SequenceSpan& span, const cache::PagePool& pool, int group, size_t sequence,
+              const cache::KvCacheGroup& spec, Batch& batch) {
+  const cache::PageRef* table = span.pages[group];
+  const int64_t end = spec.FirstYoung(span.start + span.tokens), young = spec.FirstYoung(span.start);
+  for (int64_t page = std::max<int64_t>(spec.ages.ageless, spec.FirstPage(span.start)); page < end; ++page) {
+    for (const PageKind kind : cache::kAgedKinds) {
+      const bool is_read = page < young ? spec.KeepsAged(kind, page, span.start) : spec.Reaches(kind, page);
+      if (is_read) CheckRecord(pool, group, kind, table[page].Of(kind), sequence, page);
+    }
+    if (page >= young && spec.Reaches(PageKind::kAged, page)) {
+      batch.aging[static_cast<size_t>(group)].push_back(table[page]);
+    }
+  }
+}
+
 }  // namespace
 
 cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int layer) noexcept {
@@ -125,6 +141,8 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
   batch.sequences.clear();
   batch.writes.resize(spec.groups.size());
   for (std::vector<PageWrite>& writes : batch.writes) writes.clear();
+  batch.aging.resize(spec.groups.size());
+  for (std::vector<cache::PageRef>& pages : batch.aging) pages.clear();
   batch.state_segments.clear();
   batch.first_segments.clear();
   batch.rows = 0;
@@ -146,13 +164,14 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
       }
       const cache::PageRef* table = span.pages[g];
       for (int64_t page = group.FirstPage(span.start); page * page_size < end; ++page) {
-        if (group.NeedsQuantized(page, (page + 1) * page_size <= end)) {
+        if (group.NeedsQuantized(page, (page + 1) * page_size <= end) && group.KeepsQuantized(page, span.start)) {
           CheckRecord(pool, static_cast<int>(g), PageKind::kQuantized, table[page].quantized, s, page);
         }
         if (group.NeedsExact(page, page >= own_page - group.exact_before)) {
           CheckRecord(pool, static_cast<int>(g), PageKind::kExact, table[page].exact, s, page);
         }
       }
+      if (group.ages.IsUsed()) AddAging(span, pool, static_cast<int>(g), s, group, batch);
       for (int64_t page = own_page; page * page_size < end; ++page) {
         const int64_t first = std::max(span.start, page * page_size);
         const int64_t last = std::min(end, (page + 1) * page_size);

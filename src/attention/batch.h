@@ -31,7 +31,8 @@ struct PageWrite {
 
 struct Batch {
   std::vector<SequenceRows> sequences;
-  std::vector<std::vector<PageWrite>> writes;  // [KV cache group]
+  std::vector<std::vector<PageWrite>> writes;      // [KV cache group]
+  std::vector<std::vector<cache::PageRef>> aging;  // [KV cache group]: pages whose later levels the step encodes
   // States of recurrent layers: segments of all sequences, and the index of each one's first.
   std::vector<cache::StateSegment> state_segments;
   std::vector<int32_t> first_segments;
@@ -70,6 +71,11 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
 // Page rule of a layer.
 inline cache::ExactPageRule ExactPagesOf(const formats::LayerScheme& layer) noexcept {
   return {.open = layer.exact_pages, .sinks = layer.sink_pages};
+}
+inline cache::PageRule PageRuleOf(const formats::LayerScheme& layer) noexcept {
+  cache::PageRule rule{.exact = ExactPagesOf(layer), .ages = {.ageless = layer.ageless_pages}};
+  for (size_t age = 0; age < layer.ages.size(); ++age) rule.ages.pages[age] = layer.ages[age].pages;
+  return rule;
 }
 
 // Format of exact records: bf16.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "attention/cell_encoder.h"
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
 #include "kernels/attention/cpu/table.h"
@@ -16,92 +17,6 @@ using formats::SideKind;
 using kernels::kMaxHeadDim;
 
 constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs more than encoding
-
-constexpr int kMaxTokenGroup = 32;
-
-// Counts the zero scales of an encoded row.
-void CountZeroScales(const formats::Format& format, int head_dim, const formats::RowSections& row,
-                     SideCounts& counts) noexcept {
-  const formats::Scaling& scaling = format.scaling;
-  const auto count = [&](formats::ScaleType type, const uint8_t* scales, int blocks) {
-    if (type == formats::ScaleType::kE8M0) return;  // cannot represent zero
-    const auto bytes = static_cast<size_t>(formats::Bytes(type));
-    for (int block = 0; block < blocks; ++block) {
-      const uint8_t* scale = scales + static_cast<size_t>(block) * bytes;
-      counts.zero_blocks += std::all_of(scale, scale + bytes, [](uint8_t byte) { return byte == 0; }) ? 1 : 0;
-    }
-    counts.blocks += blocks;
-  };
-  // With an offset, a block of equal values has scale 0 without loss: not counted.
-  if (scaling.block != formats::ScaleType::kNone && !scaling.block_offset) {
-    count(scaling.block, row.block_scales, head_dim / formats::BlockChannels(scaling, head_dim));
-  } else if (scaling.block == formats::ScaleType::kNone && scaling.token != formats::ScaleType::kNone &&
-             !scaling.token_offset) {
-    count(scaling.token, row.token_scales, 1);
-  }
-}
-
-// format.encode_row, where a search takes most of the time by the given one.
-void EncodeRow(const formats::Format& format, const float* x, int head_dim, formats::HeadParameters head,
-               const RowKernels& kernels, const formats::RowSections& out, SideCounts& counts) noexcept {
-  if (formats::IsTrellis(format.code)) {
-    return formats::EncodeTrellisRow(format.code_bits, x, head_dim, out, counts, kernels.search_trellis);
-  }
-  if (formats::IsAllocated(format.code) && head.allocation != nullptr) {
-    return formats::EncodeKltRow(*head.allocation, x, out, counts, kernels.search_klt);
-  }
-  format.encode_row(x, head_dim, head, out, counts);
-}
-
-// Quantizes a closed page's exact cell into its quantized cell.
-class PageQuantizer {
- public:
-  PageQuantizer(SideKind kind, const formats::Side& side, formats::CellShape shape, formats::HeadParameters head,
-                const RowKernels& kernels, SideCounts& counts) noexcept
-      : kind_(kind), side_(side), shape_(shape), head_(head), kernels_(kernels), counts_(counts) {}
-
-  void Close(const formats::CellSections& exact_sections, const uint8_t* exact, uint8_t* quantized) noexcept {
-    const formats::Format& format = *side_.format;
-    const int step = std::max(1, format.scaling.token_group);
-    for (int slot = 0; slot < shape_.tokens; slot += step) {
-      for (int row = 0; row < step; ++row) {
-        formats::LoadRow(kind_, ExactFormat(), shape_, exact_sections, slot + row, exact, buffer_.Sections());
-        ExactFormat().decode_row(buffer_.Sections(), shape_.head_dim, 1.0f, x_ + row * shape_.head_dim);
-      }
-      if (format.encode_token_group != nullptr) {
-        QuantizeTokenGroup(slot, quantized);
-      } else {
-        EncodeRow(format, x_, shape_.head_dim, head_, kernels_, buffer_.Sections(), counts_);
-        CountZeroScales(format, shape_.head_dim, buffer_.Sections(), counts_);
-        formats::StoreRow(kind_, format, shape_, side_.sections, slot, buffer_.Sections(), quantized);
-      }
-    }
-  }
-
- private:
-  void QuantizeTokenGroup(int slot, uint8_t* quantized) noexcept {
-    const formats::Format& format = *side_.format;
-    const formats::CellSections& sections = side_.sections;
-    formats::GroupSections tile =
-        formats::CanonicalTokenGroup(format, sections, shape_.head_dim, slot / format.scaling.token_group, quantized);
-    tile.codes = codes_;  // channel sections are the same in every layout
-    format.encode_token_group(x_, shape_.head_dim, tile, counts_);
-    for (int row = 0; row < format.scaling.token_group; ++row) {
-      formats::StoreRow(kind_, format, shape_, sections, slot + row, {.codes = codes_ + row * sections.row_bytes},
-                        quantized);
-    }
-  }
-
-  SideKind kind_;
-  const formats::Side& side_;
-  formats::CellShape shape_;
-  formats::HeadParameters head_;
-  const RowKernels& kernels_;
-  SideCounts& counts_;
-  formats::RowBuffer buffer_;
-  alignas(64) float x_[kMaxTokenGroup * kMaxHeadDim];
-  uint8_t codes_[kMaxTokenGroup * kMaxHeadDim];
-};
 
 }  // namespace
 
@@ -147,6 +62,40 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
     for (int64_t task = 0; task < tasks; ++task) write_side(task, 0);
   } else {
     threads.ForEach(tasks, write_side);
+  }
+  if (scheme.ages.empty()) return;
+  // After the writes: a page may close and age in one step.
+  const std::vector<cache::PageRef>& aging = batch.aging[static_cast<size_t>(scheme.group)];
+  const int64_t levels = std::ssize(scheme.ages), sides = scheme.SharesCell() ? 1 : 2;
+  const int64_t of_page = scheme.kv_heads * levels * sides;
+  auto age_side = [&](int64_t task, int) {
+    const int64_t within = task % of_page;
+    AgeSide(aging[static_cast<size_t>(task / of_page)], layer, static_cast<int>(within / (levels * sides)),
+            static_cast<size_t>(within / sides % levels), within % sides == 0 ? SideKind::kK : SideKind::kV);
+  };
+  if (!aging.empty()) threads.ForEach(std::ssize(aging) * of_page, age_side);
+}
+
+// Encodes a later level of a cell from the first level's.
+void CacheWriter::AgeSide(const cache::PageRef& page, int layer, int head, size_t level, SideKind kind) noexcept {
+  const cache::PageKind page_kind = cache::kAgedKinds[level];
+  if (page.Of(page_kind) == cache::kNoPage) return;  // no query will read it
+  const bool is_key = kind == SideKind::kK;
+  const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
+  const formats::AgeScheme& age = scheme.ages[level];
+  const formats::Side &from = is_key ? scheme.k : scheme.v, &to = is_key ? age.k : age.v;
+  const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
+  const formats::HeadParameters parameters{(is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)]};
+  const formats::AgeCells cells = scheme.CellsOf(age, head);
+  const uint8_t* source = pool_.Record(scheme.group, PageKind::kQuantized, page.quantized);
+  uint8_t* record = pool_.Record(scheme.group, page_kind, page.Of(page_kind));
+  SideCounts counts;  // the values were counted when they were written
+  CellEncoder(kind, scheme.shape, {from.format, from.sections, parameters}, {to.format, to.sections, 1.0F}, kernels_,
+              counts)
+      .Encode(source + (is_key ? scheme.KCell(head) : scheme.VCell(head)), record + (is_key ? cells.k : cells.v));
+  if (is_key && scheme.UnquantizedShape().head_dim != 0) {
+    std::memcpy(record + cells.unquantized, source + scheme.KUnquantized(head),
+                static_cast<size_t>(scheme.UnquantizedBytes()));
   }
 }
 
@@ -203,7 +152,9 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   counts += unquantized_counts;
   if (exact && quantized && write.last_slot == scheme.shape.tokens) {
     SideCounts closing;
-    PageQuantizer(kind, side, scheme.shape, parameters, kernels_, closing).Close(exact_sections, exact, quantized);
+    CellEncoder(kind, scheme.shape, {&ExactFormat(), exact_sections, 1.0F}, {side.format, side.sections, parameters},
+                kernels_, closing)
+        .Encode(exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted on write
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;

@@ -1,5 +1,6 @@
 // Append of the host backends: subtracts the mean, transforms and encodes rows as they are written; layers with exact
-// pages quantize a page when it closes. The bytes depend only on positions and values.
+// pages quantize a page when it closes, layers with ages encode its later levels when it ages. The bytes depend only on
+// positions and values.
 #pragma once
 
 #include <atomic>
@@ -7,19 +8,11 @@
 #include <memory>
 
 #include "attention/batch.h"
+#include "attention/cell_encoder.h"
 #include "base/thread_pool.h"
 #include "formats/cell_layout.h"
-#include "formats/klt.h"
-#include "formats/trellis.h"
 
 namespace kvanta::attention {
-
-// Kernels of rows before they are written: an instruction set's, which give the same bits as these.
-struct RowKernels {
-  formats::TrellisSearch search_trellis = formats::PortableTrellisSearch;
-  formats::KltSearch search_klt = formats::PortableKltSearch;
-  formats::MultiplyRowFn multiply = formats::MultiplyRow;
-};
 
 class CacheWriter {
  public:
@@ -44,6 +37,7 @@ class CacheWriter {
 
   void WriteSide(const PageWrite& write, int layer, int head, formats::SideKind kind, const float* rows,
                  int64_t stride) noexcept;
+  void AgeSide(const cache::PageRef& page, int layer, int head, size_t level, formats::SideKind kind) noexcept;
 
   cache::PagePool& pool_;
   const BackendConfig& config_;

@@ -39,24 +39,31 @@ CellSide SideOfUnquantized(const formats::LayerScheme& scheme, int64_t cell) {
 
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
                      const formats::LayerScales& of_scales, const cache::PagePool& pool)
-    : scheme(&of_scheme),
-      exact_pages(ExactPagesOf(of_scheme)),
-      attention(&of_attention),
-      scales(&of_scales),
-      quantized_base(pool.Base(scheme->group, cache::PageKind::kQuantized)),
-      exact_base(pool.Base(scheme->group, cache::PageKind::kExact)),
-      quantized_bytes(pool.RecordBytes(scheme->group, cache::PageKind::kQuantized)),
-      exact_bytes(pool.RecordBytes(scheme->group, cache::PageKind::kExact)),
-      quantized{.k = SideOf(scheme->k, scheme->shape, scheme->KCell(0)),
-                .v = SideOf(scheme->v, scheme->shape, scheme->VCell(0)),
-                .unquantized = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),
-                .head_bytes = scheme->HeadBytes()} {
-  if (!scheme->exact_open) return;
-  const int64_t bytes = scheme->ExactCellBytes();
-  exact = {.k = SideOfBf16(scheme->shape, bytes, scheme->ExactKCell(0)),
-           .v = SideOfBf16(scheme->shape, bytes, scheme->ExactVCell(0)),
-           .unquantized = SideOfUnquantized(*scheme, scheme->ExactKUnquantized(0)),
-           .head_bytes = scheme->ExactHeadBytes()};
+    : scheme(&of_scheme), rule(PageRuleOf(of_scheme)), attention(&of_attention), scales(&of_scales) {
+  for (const cache::PageKind kind : cache::kPageKinds) {
+    records[cache::KindIndex(kind)] = {
+        .base = pool.Base(scheme->group, kind), .bytes = pool.RecordBytes(scheme->group, kind), .cells = {}};
+  }
+  const auto cells = [this](cache::PageKind kind) -> PageCells& { return records[cache::KindIndex(kind)].cells; };
+  cells(cache::PageKind::kQuantized) = {.k = SideOf(scheme->k, scheme->shape, scheme->KCell(0)),
+                                        .v = SideOf(scheme->v, scheme->shape, scheme->VCell(0)),
+                                        .unquantized = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),
+                                        .head_bytes = scheme->HeadBytes()};
+  if (scheme->exact_open) {
+    const int64_t bytes = scheme->ExactCellBytes();
+    cells(cache::PageKind::kExact) = {.k = SideOfBf16(scheme->shape, bytes, scheme->ExactKCell(0)),
+                                      .v = SideOfBf16(scheme->shape, bytes, scheme->ExactVCell(0)),
+                                      .unquantized = SideOfUnquantized(*scheme, scheme->ExactKUnquantized(0)),
+                                      .head_bytes = scheme->ExactHeadBytes()};
+  }
+  for (size_t i = 0; i < scheme->ages.size(); ++i) {
+    const formats::AgeScheme& age = scheme->ages[i];
+    const formats::AgeCells of_head = scheme->CellsOf(age, 0);
+    cells(cache::kAgedKinds[i]) = {.k = SideOf(age.k, scheme->shape, of_head.k),
+                                   .v = SideOf(age.v, scheme->shape, of_head.v),
+                                   .unquantized = SideOfUnquantized(*scheme, of_head.unquantized),
+                                   .head_bytes = age.head_bytes};
+  }
 }
 
 }  // namespace kvanta::attention

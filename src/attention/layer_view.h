@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 
 #include "attention/batch.h"
 #include "cache/page_pool.h"
@@ -65,7 +66,7 @@ struct PageView {
   const PageCells* cells;
   const uint8_t* record;  // for CellSide::MoveTo
   int kv_head;
-  bool exact;
+  cache::PageKind kind;
 };
 
 struct LayerView {
@@ -73,23 +74,28 @@ struct LayerView {
             const cache::PagePool& pool);
 
   PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
-    const bool reads_exact = exact_pages.Reads(own_page, page);
-    const PageCells& cells = reads_exact ? exact : quantized;
-    const uint8_t* record = reads_exact ? exact_base + ref.exact * exact_bytes  // forms no pointer to an absent record
-                                        : quantized_base + ref.quantized * quantized_bytes;
-    return {&cells, record + kv_head * cells.head_bytes, kv_head, reads_exact};
+    const cache::PageKind kind = rule.Kind(own_page, page);
+    const RecordPool& read = records[cache::KindIndex(kind)];
+    // Forms no pointer to an absent record.
+    const uint8_t* record = read.base + ref.Of(kind) * read.bytes + kv_head * read.cells.head_bytes;
+    return {&read.cells, record, kv_head, kind};
   }
+  const PageCells& Cells(cache::PageKind kind) const noexcept { return records[cache::KindIndex(kind)].cells; }
+  // True if the layer has records of this kind.
+  bool Has(cache::PageKind kind) const noexcept { return Cells(kind).head_bytes != 0; }
+
+  // RecordPool of a kind, in the group's pool.
+  struct RecordPool {
+    const uint8_t* base = nullptr;  // start of the pool
+    int64_t bytes = 0;              // per record
+    PageCells cells;
+  };
 
   const formats::LayerScheme* scheme;
-  cache::ExactPageRule exact_pages;
+  cache::PageRule rule;
   const AttentionSpec* attention;
   const formats::LayerScales* scales;
-  const uint8_t* quantized_base;  // start of the quantized pool
-  const uint8_t* exact_base;      // start of the exact pool
-  int64_t quantized_bytes;        // per record
-  int64_t exact_bytes;
-  PageCells quantized;
-  PageCells exact;
+  RecordPool records[std::size(cache::kPageKinds)];
 };
 
 }  // namespace kvanta::attention

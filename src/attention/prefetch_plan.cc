@@ -35,9 +35,12 @@ PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_
       first_page_(std::max(layer.attention->visibility.First(tile.first) / page_size_,
                            first_split * kSplitTokens / page_size_)),
       last_page_(std::min(own_page_ + 1, last_split * kSplitTokens / page_size_)),
-      whole_{RangesOf(layer.quantized, page_size_), RangesOf(layer.exact, page_size_)},
-      own_(RangesOf(layer.exact_pages.Reads(own_page_, own_page_) ? layer.exact : layer.quantized,
-                    tile.first + tile.tokens - own_page_ * page_size_)) {}
+      own_(RangesOf(layer.Cells(layer.rule.Kind(own_page_, own_page_)),
+                    tile.first + tile.tokens - own_page_ * page_size_)) {
+  for (const cache::PageKind kind : cache::kPageKinds) {
+    if (layer.Has(kind)) whole_[cache::KindIndex(kind)] = RangesOf(layer.Cells(kind), page_size_);
+  }
+}
 
 const float* PrefetchPlan::QueryOf(int head, int token, int of_head) const noexcept {
   const AttentionSpec& attention = *layer_.attention;
@@ -77,7 +80,7 @@ PrefetchPlan::Ranges PrefetchPlan::RangesOf(const PageCells& cells, int64_t seen
 
 KVANTA_INLINE PrefetchPlan::Page PrefetchPlan::FirstHeadOf(int64_t page) const noexcept {
   const PageView view = layer_.View(own_page_, page, pages_[page], tile_.kv_head);
-  return {view, view.record + view.cells->k.codes, page == own_page_ ? &own_ : &whole_[view.exact]};
+  return {view, view.record + view.cells->k.codes, page == own_page_ ? &own_ : &whole_[cache::KindIndex(view.kind)]};
 }
 
 void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 
 #include "attention/layer_view.h"
 #include "attention/work_list.h"
@@ -79,8 +80,8 @@ class PrefetchPlan {
   int64_t own_page_;
   int64_t first_page_;
   int64_t last_page_;
-  Ranges whole_[2];  // quantized records, exact ones
-  Ranges own_;       // ranges of own_page_
+  Ranges whole_[std::size(cache::kPageKinds)];
+  Ranges own_;  // ranges of own_page_
   const PrefetchPlan* next_ = nullptr;
   bool start_prefetched_ = false;
   // The page being read and the two read after it.

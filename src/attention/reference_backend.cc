@@ -1,6 +1,7 @@
 #include "attention/reference_backend.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -19,12 +20,13 @@ class ReferencePlan final : public Plan {
   Batch batch;
 };
 
-// Decoded keys or values of one KV head of a sequence, from quantized and from exact records: f32 [tokens][width]. K's
-// unquantized channels follow the transformed ones.
+// Decoded keys or values of one KV head of a sequence, by the kind of record: f32 [tokens][width], empty without such
+// records. K's unquantized channels follow the transformed ones.
 struct DecodedSide {
   int64_t width = 0;
-  std::vector<float> quantized;
-  std::vector<float> exact;
+  std::vector<float> kinds[std::size(cache::kPageKinds)];
+
+  const float* Row(PageKind kind, int64_t token) const { return kinds[cache::KindIndex(kind)].data() + token * width; }
 };
 
 // q = A^-T q
@@ -119,8 +121,11 @@ class ReferenceBackend final : public Backend {
     decoded.width = scheme.shape.head_dim + unquantized;
     const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
     std::vector<uint8_t> copy;
-    decoded.quantized.resize(size);
-    decoded.exact.resize(size);
+    const auto rows = [&](PageKind page_kind, int64_t offset) {
+      std::vector<float>& all = decoded.kinds[cache::KindIndex(page_kind)];
+      all.resize(size);
+      return all.data() + offset;
+    };
     const int64_t first = config_.layers[static_cast<size_t>(layer)].visibility.First(sequence.span.start) / page_size;
     for (int64_t page = first; page * page_size < sequence.End(); ++page) {
       const cache::PageRef ref = sequence.span.pages[scheme.group][page];
@@ -131,13 +136,23 @@ class ReferenceBackend final : public Backend {
         const uint8_t* record = Record(scheme.group, PageKind::kQuantized, ref.quantized, copy);
         DecodeRows(kind, scheme, *side.format, side.sections,
                    record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), parameters, tokens, unquantized,
-                   decoded.quantized.data() + offset);
+                   rows(PageKind::kQuantized, offset));
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
         const uint8_t* record = Record(scheme.group, PageKind::kExact, ref.exact, copy);
         DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Sections(scheme.shape),
                    record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, unquantized,
-                   decoded.exact.data() + offset);
+                   rows(PageKind::kExact, offset));
+      }
+      for (size_t level = 0; level < scheme.ages.size(); ++level) {
+        const PageKind page_kind = cache::kAgedKinds[level];
+        if (ref.Of(page_kind) == cache::kNoPage) continue;
+        const formats::AgeScheme& age = scheme.ages[level];
+        const formats::Side& of_level = is_key || scheme.SharesCell() ? age.k : age.v;
+        const formats::AgeCells cells = scheme.CellsOf(age, head);
+        const uint8_t* record = Record(scheme.group, page_kind, ref.Of(page_kind), copy);
+        DecodeRows(kind, scheme, *of_level.format, of_level.sections, record + (is_key ? cells.k : cells.v), 1.0f,
+                   tokens, unquantized, rows(page_kind, offset));
       }
     }
     return decoded;
@@ -158,16 +173,15 @@ class ReferenceBackend final : public Backend {
     std::vector<double> rest(static_cast<size_t>(head_dim)), row_q, row_out(static_cast<size_t>(head_dim));
     const formats::RowTransform transform =
         formats::TransformOf(scheme.k, config_.scales[static_cast<size_t>(layer)].k, head, attention.head_dim);
-    const cache::ExactPageRule exact_pages = ExactPagesOf(scheme);
+    const cache::PageRule rule = PageRuleOf(scheme);
     for (int token = 0; token < sequence.span.tokens; ++token) {
       const int64_t position = sequence.span.start + token;
       const int64_t first = attention.visibility.First(position);
       row_keys.clear();
       row_values.clear();
       for (int64_t t = first; t <= position; ++t) {
-        const bool exact = exact_pages.Reads(position / page_size, t / page_size);
-        const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
-        const float* value = (exact ? values.exact : values.quantized).data() + t * head_dim;
+        const PageKind kind = rule.Kind(position / page_size, t / page_size);
+        const float *key = keys.Row(kind, t), *value = values.Row(kind, t);
         row_keys.insert(row_keys.end(), key, key + keys.width);
         row_values.insert(row_values.end(), value, value + head_dim);
       }

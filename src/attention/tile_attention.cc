@@ -6,94 +6,23 @@
 #include <limits>
 #include <utility>
 
+#include "attention/kernels_of_format.h"
 #include "base/math.h"
 #include "formats/transform.h"
 
 namespace kvanta::attention {
 namespace {
 
+using cache::PageKind;
 using kernels::AttentionKernels;
 using kernels::kMaxHeadDim;
 using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 using kernels::WorkspaceUse;
 
-constexpr int64_t kAlignment = 64;
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
-int64_t Align(int64_t bytes) {
-  return RoundUp(bytes, kAlignment);
-}
-
-constexpr int Index(formats::ElementType code) {
-  return static_cast<int>(code);
-}
-
-const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::ElementType code,
-                                      const formats::Scaling& scaling) noexcept {
-  return (scaling.token_group != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
-}
-
-// The kernel of the unquantized channels next to quantized ones.
-const kernels::KeyKernel& UnquantizedKeyKernel(const AttentionKernels& kernels, formats::ElementType code) noexcept {
-  return code == formats::ElementType::kBf16 ? kernels.exact_keys : kernels.keys[Index(code)];
-}
-
 }  // namespace
-
-bool Attends(const AttentionKernels& kernels, const formats::LayerScheme& layer) noexcept {
-  const formats::Format& keys = *layer.k.format;
-  if (keys.scaling.block != formats::ScaleType::kNone && !kernels::HasBlockScales(keys.code)) return false;
-  return KeyKernelOf(kernels, keys.code, keys.scaling).score != nullptr &&
-         kernels.values[Index(layer.v.format->code)].accumulate != nullptr;
-}
-
-void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
-                            const AttentionKernels& kernels) {
-  int64_t query_bytes = 0, latent_bytes = 0;
-  int head_dim = 0;
-  for (const LayerView& layer : layers) {
-    head_dim = std::max(head_dim, layer.scheme->shape.head_dim);
-    const formats::LayerScheme& scheme = *layer.scheme;
-    const kernels::KeyKernel& quantized = KeyKernelOf(kernels, scheme.k.format->code, scheme.k.format->scaling);
-    const kernels::KeyKernel& unquantized = UnquantizedKeyKernel(kernels, scheme.unquantized_format->code);
-    query_bytes = std::max({query_bytes, quantized.query_bytes(scheme.shape.head_dim),
-                            kernels.exact_keys.query_bytes(scheme.shape.head_dim),
-                            unquantized.query_bytes(scheme.UnquantizedShape().head_dim)});
-    if (!scheme.SharesCell()) continue;
-    latent_bytes = std::max({latent_bytes, scheme.k.sections.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
-  }
-  if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
-  rows_ = rows;
-  query_stride_ = query_bytes;
-  const int64_t row_floats = Align(int64_t{4} * rows);
-  const int64_t states = Align(static_cast<int64_t>(sizeof(SoftmaxState)) * rows);
-  const int64_t out = Align(int64_t{4} * rows * head_dim);
-  const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
-  const int64_t total = 3 * rows * query_bytes + 4 * row_floats + 2 * states + 2 * out + kAlignment + 2 * scores +
-                        kernels::kWorkspaceBytes + latent_bytes;
-  memory_ = device.Allocate(static_cast<size_t>(total));
-  uint8_t* next = memory_.data();
-  const auto take = [&next](int64_t bytes) {
-    uint8_t* start = next;
-    next += bytes;
-    return start;
-  };
-  for (int i = 0; i < 3; ++i) {
-    queries_[i] = take(rows * query_bytes);
-    row_scale_[i] = reinterpret_cast<float*>(take(row_floats));
-  }
-  bias_ = reinterpret_cast<float*>(take(row_floats));
-  split_state_ = reinterpret_cast<SoftmaxState*>(take(states));
-  total_state_ = reinterpret_cast<SoftmaxState*>(take(states));
-  split_out_ = reinterpret_cast<float*>(take(out));
-  total_out_ = reinterpret_cast<float*>(take(out));
-  rescale_ = reinterpret_cast<float*>(take(kAlignment));
-  scores_ = reinterpret_cast<float*>(take(scores));
-  unquantized_scores_ = reinterpret_cast<float*>(take(scores));
-  workspace_ = take(kernels::kWorkspaceBytes);
-  values_ = take(latent_bytes);
-}
 
 TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& layer, const QueryTile& tile,
                              int64_t first_split, int64_t last_split, const cache::PageRef* pages, QueryRows rows,
@@ -113,21 +42,23 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       has_bias_(layer.scheme->k.mean && (layer.attention->softcap > 0 || !layer.attention->sinks.empty())),
       has_bit_allocation_(layer.scheme->k.query),
       value_scales_(layer.scheme->v.format->scaling.per_head ? layer.scales->v.scale.data() : nullptr) {
-  PlanPasses(false);
-  if (layer.scheme->exact_open) PlanPasses(true);
+  for (const PageKind kind : cache::kPageKinds) {
+    if (layer.Has(kind)) PlanPasses(kind);
+  }
 }
 
 // Sets what the pages of a kind of record have in common.
-void TileAttention::PlanPasses(bool exact) noexcept {
-  const PageCells& cells = exact ? layer_.exact : layer_.quantized;
-  Passes& passes = passes_[exact];
+void TileAttention::PlanPasses(PageKind kind) noexcept {
+  const PageCells& cells = layer_.Cells(kind);
+  const bool exact = kind == PageKind::kExact;
+  Passes& passes = passes_[cache::KindIndex(kind)].emplace();
   passes.key_kernel = exact ? &kernels_.exact_keys : &KeyKernelOf(kernels_, cells.k.code, cells.k.scaling);
   passes.value_kernel = exact ? &kernels_.exact_values : &kernels_.values[Index(cells.v.code)];
   passes.keys = {.cell = cells.k.View(),
                  .query_stride = work_.query_stride_,
                  .scores = work_.scores_,
                  .workspace = work_.workspace_};
-  passes.queries = exact ? 1 : 0;
+  passes.queries = cache::KindIndex(kind);
   if (cells.unquantized.bytes != 0) {
     passes.unquantized_kernel = &UnquantizedKeyKernel(kernels_, cells.unquantized.code);
     passes.unquantized = {.cell = cells.unquantized.View(),
@@ -152,29 +83,30 @@ void TileAttention::PlanPasses(bool exact) noexcept {
 
 // Transforms and prepares the query rows, unless the workspace still has them from the previous task.
 void TileAttention::PrepareQueries() noexcept {
-  bool reads[2] = {};  // quantized records, exact ones
-  for (int64_t page = reads_.first_page(); page < reads_.last_page() && !(reads[0] && reads[1]); ++page) {
-    reads[layer_.exact_pages.Reads(reads_.own_page(), page)] = true;
+  Kinds kinds = {};
+  for (int64_t page = reads_.first_page(); page < reads_.last_page(); ++page) {
+    kinds[cache::KindIndex(layer_.rule.Kind(reads_.own_page(), page))] = true;
   }
-  if (std::exchange(work_.prepared_, &tile_) != &tile_) work_.prepared_for_[0] = work_.prepared_for_[1] = false;
-  for (int kind = 0; kind < 2; ++kind) {
-    reads[kind] = reads[kind] && !work_.prepared_for_[kind];
-    work_.prepared_for_[kind] |= reads[kind];
+  const bool is_same = std::exchange(work_.prepared_, &tile_) == &tile_;
+  bool any = false;
+  for (size_t kind = 0; kind < std::size(kinds); ++kind) {
+    bool& prepared = work_.prepared_for_[kind];
+    prepared = prepared && is_same;
+    kinds[kind] = kinds[kind] && !prepared;
+    prepared = prepared || kinds[kind];
+    any = any || kinds[kind];
   }
-  if (!reads[0] && !reads[1]) return;
-  for (int head = 0; head < tile_.kv_heads; ++head) PrepareHead(head, reads[0], reads[1]);
+  if (!any) return;
+  for (int head = 0; head < tile_.kv_heads; ++head) PrepareHead(head, kinds);
 }
 
-void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) noexcept {
+void TileAttention::PrepareHead(int head, const Kinds& kinds) noexcept {
   const formats::Side& side = layer_.scheme->k;
   const int kv_head = tile_.kv_head + head;
   const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
-  const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
-  const kernels::KeyKernel& exact = kernels_.exact_keys;
   const kernels::KeyKernel& unquantized = UnquantizedKeyKernel(kernels_, layer_.scheme->unquantized_format->code);
   const float static_scale =
       side.format->scaling.per_head ? layer_.scales->k.scale[static_cast<size_t>(kv_head)] : 1.0f;
-  const int block = formats::BlockChannels(side.format->scaling, head_dim_);
   formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, kv_head, head_dim_);
   const float* mean = std::exchange(transform.mean, nullptr);
   const bool rotated = std::exchange(transform.hadamard, false);
@@ -200,18 +132,19 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
       kernels_.transform(x, head_dim_, transformed);
       x = transformed;
     }
-    uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
-    if (for_quantized) {
-      work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
+    for (size_t kind = 0; kind < std::size(kinds); ++kind) {
+      if (!kinds[kind]) continue;
+      const CellSide& keys = layer_.records[kind].cells.k;
+      const int block = formats::BlockChannels(keys.scaling, head_dim_);
+      const float scale = keys.scaling.per_head ? softmax_scale * static_scale : softmax_scale;
+      uint8_t* prepared = work_.queries_[kind] + row * work_.query_stride_;
+      work_.row_scale_[kind][row] = passes_[kind]->key_kernel->prepare(x, head_dim_, block, prepared) * scale;
     }
-    if (for_exact) {
-      prepared = work_.queries_[1] + row * work_.query_stride_;
-      work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
-    }
-    if (const int unquantized_dim = layer_.quantized.unquantized.head_dim; unquantized_dim != 0) {
-      prepared = work_.queries_[2] + row * work_.query_stride_;
+    if (const int unquantized_dim = layer_.Cells(PageKind::kQuantized).unquantized.head_dim; unquantized_dim != 0) {
+      uint8_t* prepared = work_.queries_[TileWorkspace::kUnquantized] + row * work_.query_stride_;
       const float* channels = layer_.scheme->SharesCell() ? query + head_dim_ : outlier_values;
-      work_.row_scale_[2][row] = unquantized.prepare(channels, unquantized_dim, 0, prepared) * softmax_scale;
+      work_.row_scale_[TileWorkspace::kUnquantized][row] =
+          unquantized.prepare(channels, unquantized_dim, 0, prepared) * softmax_scale;
     }
   }
 }
@@ -252,12 +185,12 @@ void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tok
 // Points the passes at the cells of the page being read.
 TileAttention::Passes& TileAttention::BindPage(int64_t page, const PageView& view) noexcept {
   const PageCells& cells = *view.cells;
-  Passes& passes = passes_[view.exact];
+  Passes& passes = *passes_[cache::KindIndex(view.kind)];
   cells.k.MoveTo(view.record, passes.keys.cell);
   cells.v.MoveTo(view.record, passes.values.cell);
   if (passes.unquantized_kernel != nullptr) cells.unquantized.MoveTo(view.record, passes.unquantized.cell);
   if (shares_cell_) passes.values.cell.codes = work_.values_;
-  if (!view.exact) {
+  if (view.kind == PageKind::kQuantized) {
     if (has_bit_allocation_) passes.keys.allocation = layer_.scales->k.query->Allocation(view.kv_head);
     if (value_scales_ != nullptr) passes.values.scale = passes.softmax.value_scale = value_scales_[view.kv_head];
   }
@@ -294,7 +227,7 @@ void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
 
 // Computes the QK scores of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
 void TileAttention::ScoreRows(Passes& passes, int groups, int first_row, int rows) noexcept {
-  const auto score = [&](const kernels::KeyKernel& kernel, kernels::KeyPass& pass, int which) {
+  const auto score = [&](const kernels::KeyKernel& kernel, kernels::KeyPass& pass, size_t which) {
     pass.groups = groups;
     pass.rows = rows;
     pass.query = work_.queries_[which] + first_row * work_.query_stride_;
@@ -303,7 +236,7 @@ void TileAttention::ScoreRows(Passes& passes, int groups, int first_row, int row
   };
   score(*passes.key_kernel, passes.keys, passes.queries);
   if (passes.unquantized_kernel == nullptr) return;
-  score(*passes.unquantized_kernel, passes.unquantized, 2);
+  score(*passes.unquantized_kernel, passes.unquantized, TileWorkspace::kUnquantized);
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
     const float* more = work_.unquantized_scores_ + row * kMaxPageTokens;

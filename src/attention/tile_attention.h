@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
+#include <optional>
 #include <vector>
 
 #include "attention/layer_view.h"
@@ -35,10 +37,11 @@ class TileWorkspace {
   int rows_ = 0;
   int64_t query_stride_ = 0;
   const QueryTile* prepared_ = nullptr;  // tile of the prepared queries; consecutive tasks often share it
-  bool prepared_for_[2] = {};            // for quantized records, for exact records
-  // Queries prepared for quantized records, for exact records and for K's unquantized channels.
-  uint8_t* queries_[3] = {};
-  float* row_scale_[3] = {};
+  bool prepared_for_[std::size(cache::kPageKinds)] = {};
+  // Queries prepared for each kind of record and, last, for K's unquantized channels.
+  static constexpr size_t kUnquantized = std::size(cache::kPageKinds);
+  uint8_t* queries_[kUnquantized + 1] = {};
+  float* row_scale_[kUnquantized + 1] = {};
   float* bias_ = nullptr;  // q.mean, used with a softcap or sinks
   SoftmaxState* split_state_ = nullptr;
   SoftmaxState* total_state_ = nullptr;
@@ -79,18 +82,19 @@ class TileAttention {
     const kernels::KeyKernel* unquantized_kernel = nullptr;  // null: K has no unquantized channels
     void (*softmax_kernel)(const kernels::SoftmaxPass& pass) = nullptr;
     const kernels::ValueKernel* value_kernel = nullptr;
-    int queries = 0;  // index of TileWorkspace::queries_
+    size_t queries = 0;  // index of TileWorkspace::queries_
     kernels::KeyPass keys;
     kernels::KeyPass unquantized;  // K's unquantized channels
     kernels::SoftmaxPass softmax;
     kernels::ValuePass values;
   };
   void PrepareQueries() noexcept;
-  void PrepareHead(int head, bool for_quantized, bool for_exact) noexcept;
+  using Kinds = bool[std::size(cache::kPageKinds)];
+  void PrepareHead(int head, const Kinds& kinds) noexcept;
   template <class AfterHead>
   void AttendSplit(int64_t split, AfterHead after_head) noexcept;
   void TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept;
-  void PlanPasses(bool exact) noexcept;
+  void PlanPasses(cache::PageKind kind) noexcept;
   Passes& BindPage(int64_t page, const PageView& view) noexcept;
   void AttendPage(int64_t page, int head, int tokens) noexcept;
   void ScoreRows(Passes& passes, int groups, int first_row, int rows) noexcept;
@@ -106,7 +110,7 @@ class TileAttention {
   const int64_t first_split_;
   const int64_t last_split_;
   PrefetchPlan reads_;
-  Passes passes_[2];  // for quantized records, for exact ones
+  std::optional<Passes> passes_[std::size(cache::kPageKinds)];
   TileWorkspace& work_;
   // Properties of the layer that every page asks for, side by side: looked up in its scheme and attention each time, it
   // took 1 % of the time of 4-bit codes.

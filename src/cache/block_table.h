@@ -1,8 +1,9 @@
 // Block table: the pages of one sequence in order. Per KV cache group, a logical page has a quantized record, an exact
-// record, or both; pages outside the group's visibility have neither (kv_cache_spec.h, docs/formats.md "The page
-// rule").
+// record, records of later levels, or several of them; pages outside the group's visibility have none (kv_cache_spec.h,
+// docs/formats.md "The page rule").
 #pragma once
 
+#include <iterator>
 #include <vector>
 
 #include "cache/page_pool.h"
@@ -13,10 +14,17 @@ namespace kvanta::cache {
 struct PageRef {
   PageId quantized = kNoPage;
   PageId exact = kNoPage;
+  PageId aged[std::size(kAgedKinds)] = {kNoPage, kNoPage};  // by AgeIndex
 
   bool operator==(const PageRef&) const = default;
-  PageId& Of(PageKind kind) noexcept { return kind == PageKind::kQuantized ? quantized : exact; }
-  PageId Of(PageKind kind) const noexcept { return kind == PageKind::kQuantized ? quantized : exact; }
+  PageId& Of(PageKind kind) noexcept {
+    if (IsAged(kind)) return aged[AgeIndex(kind)];
+    return kind == PageKind::kQuantized ? quantized : exact;
+  }
+  PageId Of(PageKind kind) const noexcept {
+    if (IsAged(kind)) return aged[AgeIndex(kind)];
+    return kind == PageKind::kQuantized ? quantized : exact;
+  }
 };
 
 // Pages of one group. Non-owning: SequenceCache holds the references (sequence_cache.h).

@@ -1,14 +1,24 @@
 #include "cache/kv_cache_spec.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/math.h"
+#include "kvanta/error.h"
 
 namespace kvanta::cache {
 namespace {
 
 constexpr int64_t kMinSnapshotInterval = 8;  // pages
+
+AgeRule AgesOf(const formats::LayerScheme& layer) {
+  AgeRule rule{.ageless = layer.ageless_pages};
+  for (size_t i = 0; i < layer.ages.size(); ++i) rule.pages[i] = layer.ages[i].pages;
+  return rule;
+}
 
 }  // namespace
 
@@ -16,13 +26,21 @@ KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::s
     : page_size(layout.page_size),
       page_bytes(layout.groups[static_cast<size_t>(group)].page_bytes),
       exact_page_bytes(layout.groups[static_cast<size_t>(group)].exact_page_bytes),
-      quantized_from(std::numeric_limits<int>::max()) {
+      quantized_from(std::numeric_limits<int>::max()),
+      age_bytes(layout.groups[static_cast<size_t>(group)].age_bytes) {
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     const formats::LayerScheme& layer = layout.layers[i];
     if (layer.group != group) continue;
     const Visibility given = visibilities.empty() ? Visibility{} : visibilities[i];
     const Visibility sees = layer.IsRecurrent() ? kRecurrentVisibility : given;
     visibility = layers.empty() || visibility == sees ? sees : Visibility{};
+    const AgeRule own = AgesOf(layer);
+    if (!layers.empty() && own != ages) {
+      throw InputError(
+          fmt::format("layers {} and {} of KV cache group {} have different ages: {} and {}", layers.front(), i, group,
+                      layout.layers[static_cast<size_t>(layers.front())].scheme.ToString(), layer.scheme.ToString()));
+    }
+    ages = own;
     layers.push_back(static_cast<int>(i));
     if (layer.exact_open) {
       exact_while_open = true;
@@ -33,6 +51,20 @@ KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::s
       quantized_while_open = true;
     }
   }
+}
+
+double KvCacheGroup::MeanPageBytes(int64_t tokens) const noexcept {
+  if (!ages.IsUsed()) return static_cast<double>(page_bytes);
+  const int64_t visible = visibility.IsFull() ? tokens : std::min<int64_t>(tokens, visibility.span);
+  const int64_t pages = std::max<int64_t>(1, CeilDiv(visible, page_size));
+  const int64_t young = std::min<int64_t>(pages, (visibility.IsFull() ? ages.ageless : 0) + ages.pages[0]);
+  const int64_t aged = pages - young;
+  int64_t bytes = young * page_bytes;
+  for (size_t age = 0; age < ages.Levels(); ++age) {
+    const bool is_last = age + 1 == ages.Levels();
+    bytes += (is_last ? aged : std::min<int64_t>(aged, ages.pages[age + 1] - ages.pages[age])) * age_bytes[age];
+  }
+  return static_cast<double>(bytes) / static_cast<double>(pages);
 }
 
 int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
@@ -51,7 +83,17 @@ int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcep
     const int64_t sinks = std::min<int64_t>(pages, sink_pages);
     exact = std::min(held, sinks + std::min(pages - sinks, step_pages + exact_before));
   }
-  return quantized * page_bytes + exact * exact_page_bytes;
+  int64_t bytes = quantized * page_bytes + exact * exact_page_bytes;
+  if (!ages.IsUsed()) return bytes;
+  const int64_t ageless = std::min<int64_t>(pages, ages.ageless);
+  bytes -= std::max<int64_t>(0, quantized - (ageless + ages.pages[0] + step_pages)) * page_bytes;
+  const int64_t aged = std::clamp<int64_t>(held - ages.pages[0] - (visibility.IsFull() ? ageless : 0), 0, held);
+  for (size_t age = 0; age < ages.Levels(); ++age) {
+    if (!visibility.IsFull() && visibility.span <= int64_t{ages.pages[age] - 1} * page_size) continue;
+    const bool is_last = age + 1 == ages.Levels();
+    bytes += (is_last ? aged : std::min(aged, ages.pages[age + 1] - ages.pages[0] + step_pages)) * age_bytes[age];
+  }
+  return bytes;
 }
 
 KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Visibility> layers)
@@ -73,8 +115,17 @@ KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Vis
 
 int64_t KvCacheSpec::PageBytes() const noexcept {
   int64_t bytes = 0;
-  for (const KvCacheGroup& group : groups) bytes += group.page_bytes;
+  for (const KvCacheGroup& group : groups) {
+    bytes += group.page_bytes;
+    for (const int64_t of_level : group.age_bytes) bytes += of_level;
+  }
   return bytes;
+}
+
+double KvCacheSpec::BytesPerToken(int64_t tokens) const noexcept {
+  double bytes = 0;
+  for (const KvCacheGroup& group : groups) bytes += group.IsRecurrent() ? 0 : group.MeanPageBytes(tokens);
+  return bytes / page_size;
 }
 
 int64_t KvCacheSpec::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
@@ -85,24 +136,28 @@ int64_t KvCacheSpec::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept
 
 int64_t KvCacheSpec::MinCacheBytes(int64_t tokens, int64_t step_pages) const noexcept {
   int64_t one_of_each = 0;
-  for (const KvCacheGroup& group : groups) one_of_each += group.page_bytes + group.exact_page_bytes;
+  for (const KvCacheGroup& group : groups) {
+    one_of_each += group.page_bytes + group.exact_page_bytes;
+    for (const int64_t bytes : group.age_bytes) one_of_each += bytes;
+  }
   return std::max(MaxBytes(tokens, step_pages), one_of_each);
 }
 
 std::vector<int> GroupLayers(std::span<const KvScheme> schemes, std::span<const Visibility> layers) {
-  struct Key {
-    Visibility visibility;
-    ExactPages exact;
-    int sinks;
-    bool operator==(const Key&) const = default;
+  const auto same_age = [](const KvAge& a, const KvAge& b) {
+    return a.tokens == b.tokens && a.sink_pages == b.sink_pages;
   };
-  std::vector<Key> keys;
+  const auto same_group = [&](size_t i, size_t j) {
+    const KvScheme &a = schemes[i], &b = schemes[j];
+    return (layers.empty() || layers[i] == layers[j]) && a.exact == b.exact && a.sink_pages == b.sink_pages &&
+           std::ranges::equal(a.ages, b.ages, same_age);
+  };
+  std::vector<size_t> first_layers;  // of each group
   std::vector<int> groups;
   for (size_t i = 0; i < schemes.size(); ++i) {
-    const Key key{layers.empty() ? Visibility{} : layers[i], schemes[i].exact, schemes[i].sink_pages};
-    const auto known = std::ranges::find(keys, key);
-    groups.push_back(static_cast<int>(known - keys.begin()));
-    if (known == keys.end()) keys.push_back(key);
+    const auto known = std::ranges::find_if(first_layers, [&](size_t first) { return same_group(i, first); });
+    groups.push_back(static_cast<int>(known - first_layers.begin()));
+    if (known == first_layers.end()) first_layers.push_back(i);
   }
   return groups;
 }

@@ -12,6 +12,11 @@
 
 namespace kvanta::cache {
 
+int64_t BytesOf(const formats::GroupBytes& group, PageKind kind) noexcept {
+  if (IsAged(kind)) return group.age_bytes[AgeIndex(kind)];
+  return kind == PageKind::kExact ? group.exact_page_bytes : group.page_bytes;
+}
+
 // Pool of one group and kind. Allocation order: free ids whose memory is still committed (last freed first, its bytes
 // are most likely in a CPU cache), ids whose memory was decommitted, ids never used.
 struct PagePool::Pool {
@@ -86,7 +91,8 @@ struct PagePool::State {
 
 PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolConfig config)
     : state_(new State{.device = device, .layout = layout, .config = config, .pools = {}}) {
-  const int64_t one_of_each = layout.page_bytes + layout.exact_page_bytes + layout.state_bytes;
+  int64_t one_of_each = layout.page_bytes + layout.exact_page_bytes + layout.state_bytes;
+  for (const int64_t bytes : layout.age_bytes) one_of_each += bytes;
   if (layout.page_bytes + layout.state_bytes <= 0 || config.budget_bytes < one_of_each) {
     throw InputError(
         fmt::format("KV cache memory of {} bytes is too small: one page of {} tokens takes {} bytes "
@@ -95,7 +101,8 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
   }
   state_->max_committed_bytes = config.budget_bytes;
   for (const formats::GroupBytes& group : layout.groups) {
-    for (const int64_t bytes : {group.page_bytes, group.exact_page_bytes}) {
+    for (const PageKind kind : kPageKinds) {
+      const int64_t bytes = BytesOf(group, kind);
       Pool& pool = state_->pools.emplace_back();
       pool.record_bytes = bytes;
       if (bytes == 0) continue;

@@ -1,14 +1,14 @@
-// Page pool: memory of all KV cache pages. Each KV cache group has a pool of quantized records and a pool of exact
-// (bf16) records, each with a fixed record size; all share one byte budget. Records are reference-counted and
+// Page pool: memory of all KV cache pages. Each KV cache group has a pool for each kind of record (page_kind.h), each
+// with a fixed record size; all share one byte budget. Records are reference-counted and
 // independent of tokens. Not thread-safe.
 #pragma once
 
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <vector>
 
 #include "base/device.h"
+#include "cache/page_kind.h"
 #include "formats/scheme.h"
 
 namespace kvanta::cache {
@@ -16,16 +16,8 @@ namespace kvanta::cache {
 using PageId = int32_t;
 inline constexpr PageId kNoPage = -1;
 
-enum class PageKind : uint8_t { kQuantized, kExact };
-inline constexpr PageKind kPageKinds[] = {PageKind::kQuantized, PageKind::kExact};
-// Place of a kind in arrays [kind].
-constexpr size_t KindIndex(PageKind kind) noexcept {
-  return static_cast<size_t>(kind);
-}
-// Place of a record in arrays [group][kind].
-constexpr size_t RecordIndex(int group, PageKind kind) noexcept {
-  return static_cast<size_t>(group) * std::size(kPageKinds) + KindIndex(kind);
-}
+// Bytes of a group's record; 0 for a kind that no layer has.
+int64_t BytesOf(const formats::GroupBytes& group, PageKind kind) noexcept;
 
 struct PagePoolConfig {
   int64_t budget_bytes = 0;    // limit of the memory of all records
@@ -64,7 +56,7 @@ class PagePool {
 
   // Base address of a pool; record `id` starts at Base() + id * RecordBytes(). Both are constant.
   uint8_t* Base(int group, PageKind kind) const noexcept;
-  int64_t RecordBytes(int group, PageKind kind) const noexcept;  // 0 for kExact when no layer keeps exact pages
+  int64_t RecordBytes(int group, PageKind kind) const noexcept;  // 0 for a kind that no layer has
   // Address of a record, which must be one of the pool's.
   uint8_t* Record(int group, PageKind kind, PageId page) const noexcept;
 

@@ -164,7 +164,8 @@ struct PrefixCache::State {
             .index = node.index,
             .group = group,
             .kind = kind,
-            .page = node.records[static_cast<size_t>(group)].Of(kind)};
+            .page = node.records[static_cast<size_t>(group)].Of(kind),
+            .records = node.records[static_cast<size_t>(group)]};
   }
 
   void Report(void (RecordListener::*event)(const CachedRecord&) noexcept, const Node& node, int group,

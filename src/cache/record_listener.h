@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "cache/page_pool.h"
+#include "cache/block_table.h"
 
 namespace kvanta::cache {
 
@@ -27,6 +27,7 @@ struct CachedRecord {
   int group = 0;
   PageKind kind = PageKind::kQuantized;
   PageId page = kNoPage;
+  PageRef records = {};  // of the page in this group, this one included
 };
 
 // Called by the owner of the prefix cache, inside its methods; must not change the cache. All listeners of a cache give

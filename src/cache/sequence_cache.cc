@@ -135,6 +135,18 @@ void SequenceCache::VisitMissing(int64_t count, Visit visit) const {
       }
     }
   }
+  // Later levels of pages that age in the step.
+  for (size_t g = 0; g < pages_.size(); ++g) {
+    const KvCacheGroup& group = manager_.spec.groups[g];
+    if (!group.ages.IsUsed()) continue;
+    const int64_t end = group.FirstYoung(length_ + count);
+    for (int64_t index = group.FirstYoung(length_); index < end; ++index) {
+      const PageRef page = index < PageCount() ? pages_[g][static_cast<size_t>(index)] : PageRef{};
+      for (const PageKind kind : kAgedKinds) {
+        if (page.Of(kind) == kNoPage && group.Reaches(kind, index) && !visit(g, kind, index)) return;
+      }
+    }
+  }
 }
 
 int64_t SequenceCache::BytesToReserve(int64_t count) const noexcept {
@@ -258,7 +270,8 @@ void SequenceCache::Share(std::span<const int32_t> tokens, int64_t index) {
   // A temporary exact record is not shared.
   const auto shares_exact = [&](size_t g) { return manager_.spec.groups[g].NeedsExact(index, false); };
   for (size_t g = 0; g < pages_.size(); ++g) {
-    records_[g] = {pages_[g][at].quantized, shares_exact(g) ? pages_[g][at].exact : kNoPage};
+    records_[g] = pages_[g][at];
+    if (!shares_exact(g)) records_[g].exact = kNoPage;
   }
   if (!manager_.prefix->Insert(tokens.first(static_cast<size_t>(length_)), salt_, index, records_)) return;
   for (size_t g = 0; g < pages_.size(); ++g) {
@@ -286,8 +299,41 @@ void SequenceCache::ShareExact(std::span<const int32_t> tokens, int64_t index) {
   }
 }
 
+// Adds later levels of pages that have aged since `length_before` to the prefix cache. Pages from `first_open` on have
+// been added with them.
+void SequenceCache::ShareAged(std::span<const int32_t> tokens, int64_t length_before, int64_t first_open) {
+  if (sharing_ == Sharing::kPrivate) return;
+  int64_t first = first_open, end = 0;
+  for (const KvCacheGroup& group : manager_.spec.groups) {
+    if (!group.ages.IsUsed()) continue;
+    first = std::min(first, group.FirstYoung(length_before));
+    end = std::max(end, group.FirstYoung(length_));
+  }
+  for (int64_t index = first; index < std::min(end, first_open); ++index) Share(tokens, index);
+}
+
+// Frees records of levels that queries from position length_ on no longer read, and did at `length_before`.
+void SequenceCache::FreeAged(int64_t length_before) noexcept {
+  const int64_t size = manager_.spec.page_size;
+  for (size_t g = 0; g < pages_.size(); ++g) {
+    const KvCacheGroup& group = manager_.spec.groups[g];
+    if (!group.ages.IsUsed()) continue;
+    const auto drop = [&](PageKind kind, int64_t first, int64_t end) {
+      for (int64_t page = std::max<int64_t>(first, group.ages.ageless); page < std::min(end, PageCount()); ++page) {
+        Drop(static_cast<int>(g), kind, pages_[g][static_cast<size_t>(page)].Of(kind));
+      }
+    };
+    drop(PageKind::kQuantized, group.FirstYoung(length_before), group.FirstYoung(length_));
+    for (size_t next = 1; next < group.ages.Levels(); ++next) {
+      const int64_t age = group.ages.pages[next];
+      drop(kAgedKinds[next - 1], length_before / size - age + 1, length_ / size - age + 1);
+    }
+  }
+}
+
 void SequenceCache::Commit(std::span<const int32_t> tokens) {
   const int64_t size = manager_.spec.page_size;
+  const int64_t length_before = length_;
   const int64_t first_open = length_ / size;
   length_ += reserved_;
   reserved_ = 0;
@@ -298,6 +344,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
     if (sharing_ == Sharing::kShared) Share(tokens, index);
     if (index == missed_page_ || index == prompt_page_) ShareExact(tokens, index);
   }
+  ShareAged(tokens, length_before, first_open);
   if (sharing_ == Sharing::kShared) ReplaceSnapshots(tokens, first_open, open);
   // Frees exact records, except of the next query's page and of the pages before it that it reads exactly.
   for (size_t g = 0; g < pages_.size(); ++g) {
@@ -310,6 +357,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
       }
     }
   }
+  FreeAged(length_before);
   FreeInvisible();
   for (const auto& [group, snapshot] : replaced_) {
     manager_.prefix->DropRecord(tokens, salt_, snapshot.page, group, snapshot.record);

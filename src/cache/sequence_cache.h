@@ -64,6 +64,8 @@ class SequenceCache {
   void Drop(int group, PageKind kind, PageId& page) noexcept;
   void Resize(size_t pages);
   void FreeInvisible() noexcept;
+  void FreeAged(int64_t length_before) noexcept;
+  void ShareAged(std::span<const int32_t> tokens, int64_t length_before, int64_t first_open);
   void Share(std::span<const int32_t> tokens, int64_t index);
   void ShareExact(std::span<const int32_t> tokens, int64_t index);
   bool WantsSnapshot(const KvCacheGroup& group, int64_t page) const noexcept;

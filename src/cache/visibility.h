@@ -1,4 +1,4 @@
-// Visibility: which keys a query position sees, and which of their pages it reads exactly. Depends only on positions
+// Visibility: which keys a query position sees, and which record of their pages it reads. Depends only on positions
 // and is shared by host and device, so every chunking, batch, prefix hit or preemption reads the same bytes.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/host_device.h"
+#include "cache/page_kind.h"
 
 namespace kvanta::cache {
 
@@ -68,6 +69,38 @@ struct ExactPageRule {
   }
   // True if a query in page `own` reads the exact record of `page`.
   KVANTA_HD constexpr bool Reads(int64_t own, int64_t page) const noexcept { return !Quantized(own).Contains(page); }
+};
+
+// Precision by age (docs/ages.md): pages far enough before a query's own are read from a later level.
+struct AgeRule {
+  static constexpr int32_t kNoAge = std::numeric_limits<int32_t>::max();
+
+  int32_t ageless = 0;                                      // first pages of a sequence, which no age reaches
+  int32_t pages[std::size(kAgedKinds)] = {kNoAge, kNoAge};  // ages in pages, ascending
+
+  bool operator==(const AgeRule&) const = default;
+  KVANTA_HD constexpr bool IsUsed() const noexcept { return pages[0] != kNoAge; }
+  // Number of later levels.
+  constexpr size_t Levels() const noexcept { return pages[1] != kNoAge ? 2 : IsUsed() ? 1 : 0; }
+  // Level that a query in page `own` reads of `page`, which the exact page rule does not make exact.
+  template <class T>
+  KVANTA_HD constexpr PageKind Level(T own, T page) const noexcept {
+    const T distance = own - page;
+    if (distance < pages[0] || page < ageless) return PageKind::kQuantized;
+    return distance < pages[1] ? PageKind::kAged : PageKind::kAgedTwice;
+  }
+};
+
+// The record that a query in page `own` reads of `page`: a function of the two alone.
+struct PageRule {
+  ExactPageRule exact;
+  AgeRule ages;
+
+  bool operator==(const PageRule&) const = default;
+  template <class T>
+  KVANTA_HD constexpr PageKind Kind(T own, T page) const noexcept {
+    return exact.Quantized(own).Contains(page) ? ages.Level(own, page) : PageKind::kExact;
+  }
 };
 
 }  // namespace kvanta::cache

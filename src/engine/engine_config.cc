@@ -13,6 +13,7 @@
 
 #include "base/quote.h"
 #include "engine/speculative_config.h"
+#include "formats/age_text.h"
 #include "kvanta/error.h"
 #include "models/weight_count.h"
 #include "store/redis_server.h"
@@ -197,12 +198,26 @@ std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {
       const bool window = group.visibility.kind == cache::VisibilityKind::kSlidingWindow;
       visibility = fmt::format("{}={}", window ? "sliding_window" : "chunked", group.visibility.span);
     }
+    const auto levels = static_cast<std::ptrdiff_t>(group.ages.Levels());
     groups.push_back({.visibility = std::move(visibility),
                       .layers = group.layers,
                       .page_bytes = group.page_bytes,
-                      .exact_page_bytes = group.exact_page_bytes});
+                      .exact_page_bytes = group.exact_page_bytes,
+                      .level_page_bytes = {group.age_bytes.begin(), group.age_bytes.begin() + levels},
+                      .level_pages_used = std::vector<int64_t>(group.ages.Levels())});
   }
   return groups;
+}
+
+std::vector<LayerLevel> DescribeLevels(const formats::LayerScheme& layer) {
+  KvScheme first = layer.scheme;
+  first.ages.clear();
+  std::vector<LayerLevel> levels = {{first.ToString(), layer.bytes}};
+  for (size_t i = 0; i < layer.ages.size(); ++i) {
+    const KvAge& age = layer.scheme.ages[i];
+    levels.push_back({formats::LevelText(age), layer.kv_heads * layer.ages[i].head_bytes});
+  }
+  return levels;
 }
 
 void CheckConfig(const EngineConfig& config) {
@@ -313,7 +328,7 @@ std::shared_ptr<store::HostArena> ReserveHostMemory(const EngineConfig& config, 
   if (config.kv_offload_bytes == 0) return nullptr;
   int64_t longest = 0;
   for (const formats::GroupBytes& group : layout.groups) {
-    longest = std::max({longest, group.page_bytes, group.exact_page_bytes});
+    for (const cache::PageKind kind : cache::kPageKinds) longest = std::max(longest, cache::BytesOf(group, kind));
   }
   if (config.kv_offload_bytes < longest) {
     throw InputError(

@@ -1,6 +1,8 @@
 // Export of a page of the prefix cache as a file.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/cache_identity.h"
 #include "engine/engine_impl.h"
 #include "kvanta/error.h"
@@ -25,8 +27,9 @@ std::vector<uint8_t> Engine::Impl::ExportPage(std::span<const int32_t> tokens, i
     throw InputError(
         fmt::format("page {} of this prefix of {} tokens is not in the prefix cache", index, tokens.size()));
   }
-  // A page that every layer reads exactly has only its exact record.
-  const cache::PageKind kind = page.quantized == cache::kNoPage ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+  // A page that every layer reads exactly has only its exact record, one that has aged perhaps that of a later level.
+  const cache::PageKind kind =
+      *std::ranges::find_if(cache::kPageKinds, [&](cache::PageKind each) { return page.Of(each) != cache::kNoPage; });
   std::vector<uint8_t> record(static_cast<size_t>(cache_->pool.RecordBytes(group, kind)));
   cache_->pool.device().CopyOut(record.data(), cache_->pool.Record(group, kind, page.Of(kind)), record.size());
   const std::string identity = engine::CacheIdentity(components_);

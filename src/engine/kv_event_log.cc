@@ -53,10 +53,15 @@ cache::PageKey KvEventLog::ChildKey(const cache::PageKey& parent, std::span<cons
 }
 
 // One record of a page and group stands for the page: the quantized one, or the exact one of a page that has no other.
+// With precision by age, a page is announced with the first record of a level, and gone with the last one.
 bool KvEventLog::Announces(const cache::CachedRecord& record) const noexcept {
   const cache::KvCacheGroup& group = cache_->spec.groups[static_cast<size_t>(record.group)];
   const bool quantized = group.NeedsQuantized(record.index, true);
-  return record.kind == (quantized ? cache::PageKind::kQuantized : cache::PageKind::kExact);
+  const cache::PageKind first = quantized ? cache::PageKind::kQuantized : cache::PageKind::kExact;
+  return std::ranges::all_of(cache::kPageKinds, [&](cache::PageKind kind) {
+    const bool stands = kind == first || IsAged(kind);
+    return kind == record.kind ? stands : !stands || record.records.Of(kind) == cache::kNoPage;
+  });
 }
 
 void KvEventLog::OnAttach(const cache::CachedRecord& record) noexcept {

@@ -55,8 +55,9 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
     plan.exact_pages_per_sequence =
         std::max<int64_t>(plan.exact_pages_per_sequence, 1 + group.exact_before + group.sink_pages);
   }
-  plan.bytes_per_token = static_cast<double>(layout.page_bytes) / layout.page_size;
-  plan.sequence_bytes = spec.MaxBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
+  const int64_t tokens = config.max_model_len > 0 ? config.max_model_len : model.max_position;
+  plan.bytes_per_token = spec.BytesPerToken(tokens);
+  plan.sequence_bytes = spec.MaxBytes(tokens);
   if (const auto draft = engine::PlanSpeculation(config, whole)) {
     plan.draft_page_bytes = draft->layout.page_bytes;
     plan.draft_exact_bytes = draft->spec.MaxBytes(config.page_size) - draft->layout.page_bytes;

@@ -127,7 +127,8 @@ void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& 
 
 bool HaveSamePages(const cache::KvCacheGroup& a, const cache::KvCacheGroup& b) {
   return a.quantized_while_open == b.quantized_while_open && a.exact_while_open == b.exact_while_open &&
-         a.exact_before == b.exact_before && a.quantized_from == b.quantized_from && a.sink_pages == b.sink_pages;
+         a.exact_before == b.exact_before && a.quantized_from == b.quantized_from && a.sink_pages == b.sink_pages &&
+         a.ages == b.ages;
 }
 
 // True if every rank has layers, and some of each KV cache group, and rank 0, which allocates pages for all, has layers
@@ -269,9 +270,9 @@ int64_t BudgetOfRank0(int64_t bytes, const std::vector<formats::CacheLayout>& la
   double share = 1;
   for (const formats::CacheLayout& layout : layouts) {
     for (size_t group = 0; group < layout.groups.size(); ++group) {
-      const formats::GroupBytes &first = layouts.front().groups[group], &own = layout.groups[group];
-      for (const auto& [smaller, larger] :
-           {std::pair(first.page_bytes, own.page_bytes), std::pair(first.exact_page_bytes, own.exact_page_bytes)}) {
+      for (const cache::PageKind kind : cache::kPageKinds) {
+        const int64_t smaller = cache::BytesOf(layouts.front().groups[group], kind);
+        const int64_t larger = cache::BytesOf(layout.groups[group], kind);
         if (smaller < larger) share = std::min(share, static_cast<double>(smaller) / static_cast<double>(larger));
       }
     }
@@ -283,9 +284,10 @@ int64_t BudgetForRecords(int64_t budget_of_rank_0, const formats::CacheLayout& r
                          const formats::CacheLayout& own) {
   int64_t factor = 1;
   for (size_t group = 0; group < own.groups.size(); ++group) {
-    const formats::GroupBytes &first = rank_0.groups[group], &bytes = own.groups[group];
-    if (first.page_bytes > 0) factor = std::max(factor, CeilDiv(bytes.page_bytes, first.page_bytes));
-    if (first.exact_page_bytes > 0) factor = std::max(factor, CeilDiv(bytes.exact_page_bytes, first.exact_page_bytes));
+    for (const cache::PageKind kind : cache::kPageKinds) {
+      const int64_t first = cache::BytesOf(rank_0.groups[group], kind);
+      if (first > 0) factor = std::max(factor, CeilDiv(cache::BytesOf(own.groups[group], kind), first));
+    }
   }
   return factor * budget_of_rank_0;
 }

@@ -42,13 +42,17 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.page_size = components_.layout.page_size;
   counters_.page_bytes = components_.layout.page_bytes;
   counters_.exact_page_bytes = components_.layout.exact_page_bytes;
-  counters_.bytes_per_token = static_cast<double>(components_.layout.page_bytes) / components_.layout.page_size;
+  counters_.bytes_per_token = cache_->spec.BytesPerToken(components_.config.max_model_len);
   counters_.pages_used = counters_.exact_pages_used = 0;
   for (int group = 0; group < pool.Groups(); ++group) {
     CacheGroupStats& stats = counters_.groups[static_cast<size_t>(group)];
     stats.pages_used = pool.UsedPages(group, cache::PageKind::kQuantized);
     stats.exact_pages_used = pool.UsedPages(group, cache::PageKind::kExact);
-    counters_.pages_used = std::max(counters_.pages_used, stats.pages_used);
+    int64_t pages = stats.pages_used;
+    for (size_t level = 0; level < stats.level_pages_used.size(); ++level) {
+      pages += stats.level_pages_used[level] = pool.UsedPages(group, cache::kAgedKinds[level]);
+    }
+    counters_.pages_used = std::max(counters_.pages_used, pages);
     counters_.exact_pages_used = std::max(counters_.exact_pages_used, stats.exact_pages_used);
   }
   counters_.pages_free = (pool.BudgetBytes() - pool.UsedBytes()) / components_.layout.page_bytes;
@@ -89,6 +93,7 @@ EngineStats Engine::Impl::Stats() const {
     const formats::LayerScheme& scheme = components_.layout.layers[i];
     layer.scheme = scheme.scheme.ToString();
     layer.page_bytes = scheme.bytes;
+    layer.levels = engine::DescribeLevels(scheme);
     const attention::AppendCounts counts = backend_->Counts(static_cast<int>(i));
     const formats::LayerScales& scales = backend_->Scales(static_cast<int>(i));
     if (observe::IsStatic(scheme.k)) layer.k_scale = scales.k.scale;

@@ -20,8 +20,10 @@ constexpr std::chrono::milliseconds kPollInterval(1);  // LoadNow polls at this 
 
 store::RecordStoreConfig WithRecordBytes(store::RecordStoreConfig config, const cache::KvCacheManager& cache) {
   for (int group = 0; group < cache.pool.Groups(); ++group) {
-    config.record_bytes.push_back({cache.pool.RecordBytes(group, cache::PageKind::kQuantized),
-                                   cache.pool.RecordBytes(group, cache::PageKind::kExact)});
+    auto& bytes = config.record_bytes.emplace_back();
+    for (const cache::PageKind kind : cache::kPageKinds) {
+      bytes[cache::KindIndex(kind)] = cache.pool.RecordBytes(group, kind);
+    }
   }
   return config;
 }

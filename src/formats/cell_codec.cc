@@ -13,6 +13,11 @@
 namespace kvanta::formats {
 namespace {
 
+void CheckLevels(const KvScheme& scheme) {
+  if (scheme.ages.empty()) return;
+  throw InputError(fmt::format("scheme {}: a cell is of one level; give the scheme of that", scheme.ToString()));
+}
+
 void CheckParameters(const CellParameters& parameters, const KvSide& side, CellShape shape) {
   if (!(parameters.static_scale > 0.0F) || !std::isfinite(parameters.static_scale)) {
     throw InputError(fmt::format("static scale {}: must be finite and above 0", parameters.static_scale));
@@ -93,6 +98,7 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
   const CellSections sections = PlanRows(format, shape);
+  CheckLevels(scheme);
   CheckParameters(parameters, side, shape);
   const auto head_dim = static_cast<size_t>(shape.head_dim);
   if (x.size() != static_cast<size_t>(shape.tokens) * head_dim) {
@@ -135,6 +141,7 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
   const CellSections sections = PlanRows(format, shape);
+  CheckLevels(scheme);
   CheckParameters(parameters, side, shape);
   const int64_t expected = sections.bytes + OutlierBytes(side, shape);
   if (bytes.size() != static_cast<size_t>(expected)) {

@@ -69,6 +69,11 @@ Json LayersJson(const CacheLayout& layout) {
     } else {
       entries.back()["v"] = SideJson(layer.v, layer.shape.head_dim);
     }
+    for (const AgeScheme& age : layer.ages) {
+      Json level = {{"tokens", int64_t{age.pages} * layer.shape.tokens}, {"k", SideJson(age.k, layer.shape.head_dim)}};
+      if (!layer.SharesCell()) level["v"] = SideJson(age.v, layer.shape.head_dim);
+      entries.back()["ages"].push_back(std::move(level));
+    }
     first = end;
   }
   return entries;

@@ -117,6 +117,71 @@ void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
   }
 }
 
+// Precision by age: what the later levels are encoded from, and where.
+void CheckAges(const LayerScheme& layer) {
+  const KvScheme& scheme = layer.scheme;
+  const auto refuse = [&](std::string_view why) {
+    throw InputError(fmt::format("scheme {}: {}", scheme.ToString(), why));
+  };
+  if (scheme.k.query) refuse("ages do not go with +query");
+  if (IsTrellis(layer.k.format->code) || IsTrellis(layer.v.format->code)) {
+    refuse("later levels are encoded from the first one, which must not be a trellis; int8 and int4 can be");
+  }
+  if (static_cast<int>(scheme.ages.size()) > KvScheme::kMaxAges) {
+    refuse(fmt::format("{} ages, there are at most {}", scheme.ages.size(), KvScheme::kMaxAges));
+  }
+}
+
+// The later levels of a layer, in records of its group.
+void PlanAges(LayerScheme& layer, GroupBytes& group) {
+  CheckAges(layer);
+  int64_t bytes_before = layer.HeadBytes();
+  int pages_before = std::max(0, layer.exact_pages - 1);
+  layer.ageless_pages = layer.sink_pages;
+  for (size_t i = 0; i < layer.scheme.ages.size(); ++i) {
+    const KvAge& given = layer.scheme.ages[i];
+    const auto refuse = [&](const std::string& why) {
+      throw InputError(fmt::format("scheme {}: {}", layer.scheme.ToString(), why));
+    };
+    const int page_size = layer.shape.tokens;
+    AgeScheme age{.k = ResolveSide(given.k, true, layer.shape), .v = ResolveSide(given.v, false, layer.shape)};
+    age.pages = static_cast<int>(given.tokens / page_size);
+    if (given.tokens % page_size != 0 || age.pages <= pages_before) {
+      refuse(fmt::format("the age of {} tokens must be a multiple of the page size, {}, from {} on", given.tokens,
+                         page_size, (pages_before + 1) * page_size));
+    }
+    for (const Side* side : {&age.k, &age.v}) {
+      const Format& format = *side->format;
+      if (IsAllocated(format.code) || format.scaling.per_head) {
+        refuse(fmt::format("{} has {}, which later levels do not; other formats can be one", format.name,
+                           format.scaling.per_head ? "static scales" : "calibrated matrices"));
+      }
+      if (layer.SharesCell() && format.latents == MlaSupport::kNo) {
+        refuse(fmt::format("{} does not store latents (MLA)", format.name));
+      }
+      if (!layer.SharesCell() && format.latents == MlaSupport::kRequired) {
+        refuse(fmt::format("{} stores the latents of MLA, but this model's layers have K and V apart", format.name));
+      }
+    }
+    if (layer.SharesCell() && given.k.format != given.v.format) refuse("K and V are one latent (MLA)");
+    // Later levels are encoded from the first one, without these parts of a row.
+    age.k.mean = layer.k.mean;
+    age.k.outliers = layer.k.outliers;
+    age.head_bytes = age.k.sections.bytes + layer.UnquantizedBytes() + (layer.SharesCell() ? 0 : age.v.sections.bytes);
+    if (age.head_bytes >= bytes_before) {
+      refuse(
+          fmt::format("the level from {} tokens on takes {} bytes of a head and page, no fewer than the {} before it",
+                      given.tokens, age.head_bytes, bytes_before));
+    }
+    age.offset = group.age_bytes[i];
+    group.age_bytes[i] += layer.kv_heads * age.head_bytes;
+    bytes_before = age.head_bytes;
+    pages_before = age.pages;
+    layer.ageless_pages = std::max(layer.ageless_pages, given.sink_pages);
+    layer.ages.push_back(age);
+  }
+}
+
 }  // namespace
 
 CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size,
@@ -166,6 +231,13 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.exact_offset = group.exact_page_bytes;
     layer.exact_bytes = layer.exact_open ? layer.kv_heads * layer.ExactHeadBytes() : 0;
     if (is_coded) layer.exact_bytes = layer.state_bytes;
+    if (!layer.scheme.ages.empty() && !layer.IsRecurrent()) {
+      try {
+        PlanAges(layer, group);
+      } catch (const InputError& error) {
+        throw InputError(fmt::format("layer {}: {}", i, error.what()));
+      }
+    }
     group.page_bytes += layer.bytes;
     group.exact_page_bytes += layer.exact_bytes;
     if (layer.IsRecurrent()) {
@@ -175,6 +247,9 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
       layout.exact_page_bytes += layer.exact_bytes;
     }
     layout.layers.push_back(std::move(layer));
+  }
+  for (const GroupBytes& group : layout.groups) {
+    for (size_t age = 0; age < group.age_bytes.size(); ++age) layout.age_bytes[age] += group.age_bytes[age];
   }
   return layout;
 }

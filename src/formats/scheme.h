@@ -1,6 +1,7 @@
 // A scheme bound to a layer's shape: what the cache and the kernels use. KvScheme (public) names; this resolves.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -31,6 +32,21 @@ struct Side {
   }
 };
 
+// A later level of a layer with precision by age (KvScheme::ages): pages at least `pages` before a query's own are read
+// from a record of their own, laid out as the quantized one with these sides. K's unquantized channels are the same.
+struct AgeScheme {
+  int pages = 0;
+  Side k;
+  Side v;
+  int64_t offset = 0;      // this layer's offset in its group's record of the level
+  int64_t head_bytes = 0;  // of a KV head's cells
+};
+
+// Offsets of a KV head's cells in a record.
+struct AgeCells {
+  int64_t k, unquantized, v;
+};
+
 // One layer's cache: scheme, shape, and offsets of its cells in the page record.
 //
 // Page record (one page of the layers of one KV cache group): for each layer, for each KV head: K cell | K's
@@ -51,8 +67,10 @@ struct LayerScheme {
   int group = 0;                               // KV cache group: layers whose cells lie in one record
   int64_t offset = 0;                          // this layer's offset in its group's quantized page record
   int64_t bytes = 0;                           // kv_heads * HeadBytes(); of a recurrent layer: its (coded) state
-  int64_t exact_offset = 0;  // this layer's offset in its group's exact (bf16) page record; meaningful if exact_open
-  int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open; of a coded state: its f32 form
+  int64_t exact_offset = 0;     // this layer's offset in its group's exact (bf16) page record; meaningful if exact_open
+  int64_t exact_bytes = 0;      // kv_heads * ExactHeadBytes(); 0 unless exact_open; of a coded state: its f32 form
+  std::vector<AgeScheme> ages;  // later levels, one for each of scheme.ages
+  int ageless_pages = 0;        // first pages of a sequence, which no later level holds
 
   bool IsRecurrent() const { return state_bytes != 0; }
   // K and V are one cell, in K's layout: the latents of MLA.
@@ -68,6 +86,10 @@ struct LayerScheme {
   int64_t ExactVCell(int head) const {
     return SharesCell() ? ExactKCell(head) : ExactKUnquantized(head) + UnquantizedBytes();
   }
+  AgeCells CellsOf(const AgeScheme& age, int head) const {
+    const int64_t k_cell = age.offset + head * age.head_bytes, rest = k_cell + age.k.sections.bytes;
+    return {.k = k_cell, .unquantized = rest, .v = SharesCell() ? k_cell : rest + UnquantizedBytes()};
+  }
   // K's unquantized channels (its outliers, or the rotated part of a latent's key) are a cell of `unquantized_format`,
   // the same in both records.
   CellShape UnquantizedShape() const { return {.tokens = shape.tokens, .head_dim = k.outliers + rope_dim}; }
@@ -80,8 +102,9 @@ struct LayerScheme {
 
 // Bytes of one group's page records.
 struct GroupBytes {
-  int64_t page_bytes = 0;        // quantized record
-  int64_t exact_page_bytes = 0;  // exact (bf16) record; 0 when no layer keeps exact pages
+  int64_t page_bytes = 0;                                  // quantized record
+  int64_t exact_page_bytes = 0;                            // exact (bf16) record; 0 when no layer keeps exact pages
+  std::array<int64_t, KvScheme::kMaxAges> age_bytes = {};  // records of later levels; 0: no such level
 };
 
 // All layers of a model: the layout of page records, one of each kind per KV cache group.
@@ -89,9 +112,10 @@ struct CacheLayout {
   std::vector<LayerScheme> layers;
   int page_size = 64;  // tokens per page
   std::vector<GroupBytes> groups;
-  int64_t page_bytes = 0;        // quantized records of all groups
-  int64_t exact_page_bytes = 0;  // exact records of all groups
-  int64_t state_bytes = 0;       // records of recurrent layers, which are not pages of K and V: not in page_bytes
+  int64_t page_bytes = 0;                                  // quantized records of all groups
+  int64_t exact_page_bytes = 0;                            // exact records of all groups
+  std::array<int64_t, KvScheme::kMaxAges> age_bytes = {};  // records of later levels of all groups
+  int64_t state_bytes = 0;  // records of recurrent layers, which are not pages of K and V: not in page_bytes
   // Code of the states of recurrent layers at multiples of state_grid tokens (state_codec.h). With kFloat32 states are
   // never rounded; else a group's quantized record is a coded state, and its exact record the f32 state.
   StateCode state_code = StateCode::kFloat32;

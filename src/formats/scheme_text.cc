@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/quote.h"
+#include "formats/age_text.h"
 #include "formats/format.h"
 #include "formats/names.h"
 #include "formats/parse_text.h"
@@ -179,6 +180,7 @@ std::string SideText(const KvSide& side, bool is_key) {
 
 KvScheme KvScheme::Parse(std::string_view text, bool mla) {
   text = Trim(text);
+  if (formats::IsAgeText(text)) return formats::ParseAges(text, mla);
   if (const formats::CompatName* compat = formats::FindCompatName(text); compat && IsExplicit(compat->format)) {
     text = compat->format;
   }
@@ -196,6 +198,7 @@ KvScheme KvScheme::Parse(std::string_view text, bool mla) {
 }
 
 std::string KvScheme::ToString() const {
+  if (!ages.empty()) return formats::AgeText(*this);
   const Format& k_format = Find(k.format);
   const Format& v_format = Find(v.format);
   // One name sets a modifier on both sides: it suffices if both sides have their defaults, or the same other value.

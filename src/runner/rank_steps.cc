@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
 
@@ -75,7 +76,7 @@ int64_t PageCount(const ItemHeader& item, const cache::PagePool& pool) {
 }
 
 bool IsRecord(const cache::RecordId& record, const cache::PagePool& pool) {
-  const bool has_kind = record.kind == cache::PageKind::kQuantized || record.kind == cache::PageKind::kExact;
+  const bool has_kind = cache::KindIndex(record.kind) < std::size(cache::kPageKinds);
   return record.group >= 0 && record.group < pool.Groups() && has_kind &&
          pool.References(record.group, record.kind, record.page) > 0;
 }

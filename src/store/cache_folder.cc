@@ -60,7 +60,7 @@ std::string PayloadFault(const store::PageFile& page, const std::optional<format
     return fmt::format("KV cache group {}, its identity has {}", page.id.group, layout->groups.size());
   }
   const formats::GroupBytes& group = layout->groups[static_cast<size_t>(page.id.group)];
-  const int64_t bytes = page.id.kind == cache::PageKind::kExact ? group.exact_page_bytes : group.page_bytes;
+  const int64_t bytes = BytesOf(group, page.id.kind);
   if (std::ssize(page.payload) == bytes) return {};
   return fmt::format("a payload of {} bytes, its identity describes {}", page.payload.size(), bytes);
 }

@@ -72,9 +72,8 @@ uint64_t Checksum(std::span<const uint8_t> head, std::span<const uint8_t> payloa
   return XXH3_64bits_digest(state.get());
 }
 
-uint32_t StoredKind(cache::PageKind kind) {
-  return kind == cache::PageKind::kExact ? 1 : 0;
-}
+constexpr std::string_view kKindLetters = "qxab";  // by cache::KindIndex
+static_assert(kKindLetters.size() == std::size(cache::kPageKinds));
 
 }  // namespace
 
@@ -114,7 +113,7 @@ std::string IdentityName(const PageKey& identity) {
 }
 
 std::string FileName(const RecordId& id) {
-  return fmt::format("{}-{}{}", Hex(id.key), id.group, id.kind == cache::PageKind::kExact ? 'x' : 'q');
+  return fmt::format("{}-{}{}", Hex(id.key), id.group, kKindLetters[cache::KindIndex(id.kind)]);
 }
 
 bool ParseFileName(std::string_view name, RecordId& id) {
@@ -127,8 +126,9 @@ bool ParseFileName(std::string_view name, RecordId& id) {
   }
   const char* last = name.data() + name.size() - 1;
   const auto [end, error] = std::from_chars(name.data() + digits + 1, last, id.group);
-  if (error != std::errc() || end != last || (*last != 'q' && *last != 'x')) return false;
-  id.kind = *last == 'x' ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+  const size_t kind = kKindLetters.find(*last);
+  if (error != std::errc() || end != last || kind == std::string_view::npos) return false;
+  id.kind = cache::kPageKinds[kind];
   return name == FileName(id);  // one spelling only
 }
 
@@ -142,7 +142,7 @@ std::vector<uint8_t> EncodePageHeader(const PageKey& identity, const RecordId& i
   std::ranges::copy(identity, head.begin() + kIdentityAt);
   std::ranges::copy(id.key, head.begin() + kKeyAt);
   StoreBytes(head.data() + kGroupAt, static_cast<uint32_t>(id.group));
-  StoreBytes(head.data() + kKindAt, StoredKind(id.kind));
+  StoreBytes(head.data() + kKindAt, static_cast<uint32_t>(cache::KindIndex(id.kind)));
   StoreBytes(head.data() + kTextBytesAt, static_cast<uint32_t>(identity_text.size()));
   if (!tokens.empty()) std::memcpy(head.data() + kPageHeaderBytes, tokens.data(), tokens.size_bytes());
   head.insert(head.end(), identity_text.begin(), identity_text.end());
@@ -185,9 +185,10 @@ PageFile ReadPageFile(std::span<const uint8_t> file) {
   std::ranges::copy(file.subspan(kKeyAt, page.id.key.size()), page.id.key.begin());
   const auto group = LoadBytes<uint32_t>(file.data() + kGroupAt);
   const auto kind = LoadBytes<uint32_t>(file.data() + kKindAt);
-  if (group > kMaxGroup || kind > 1) return refuse(fmt::format("group {} and kind {} are no record's", group, kind));
+  if (group > kMaxGroup || kind >= std::size(cache::kPageKinds))
+    return refuse(fmt::format("group {} and kind {} are no record's", group, kind));
   page.id.group = static_cast<int>(group);
-  page.id.kind = kind == 1 ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+  page.id.kind = cache::kPageKinds[kind];
   if (page.version == 2 && IdentityKey(page.identity_text) != page.identity) {
     return refuse("its identity's text and key do not agree");
   }

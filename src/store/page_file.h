@@ -10,7 +10,7 @@
 //   32  32  identity key
 //   64  32  page key
 //   96   4  KV cache group
-//   100  4  0: quantized record, 1: exact record
+//   100  4  0: quantized record, 1: exact record, 2 and 3: records of later levels (cache/page_kind.h)
 //   104  4  bytes of the identity's text; version 1: 0, the folder's identity.json has it
 //   108  4  zeros
 //   112     token ids of the page, int32
@@ -70,11 +70,11 @@ struct PageKeyHash {
 };
 struct RecordHash {
   size_t operator()(const RecordId& id) const noexcept {
-    return PageKeyHash{}(id.key) ^ static_cast<size_t>(2 * id.group) ^ cache::KindIndex(id.kind);
+    return PageKeyHash{}(id.key) ^ cache::RecordIndex(id.group, id.kind);
   }
 };
 
-// "<key>-0q": key in hexadecimal digits, group, q or x for the kind.
+// "<key>-0q": key in hexadecimal digits, group, q, x, a or b for the kind.
 std::string FileName(const RecordId& id);
 // False if `name` is not such a name.
 bool ParseFileName(std::string_view name, RecordId& id);

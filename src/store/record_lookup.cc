@@ -12,6 +12,7 @@ constexpr int64_t kMaxLookupPages = 64;  // asked for at once
 
 // True if some hit reads the record.
 bool MayBeRead(const cache::KvCacheGroup& group, int64_t page, cache::PageKind kind) {
+  if (IsAged(kind)) return group.Reaches(kind, page);
   return kind == cache::PageKind::kQuantized ? group.NeedsQuantized(page, true)
                                              : group.NeedsExact(page, group.exact_before > 0);
 }
@@ -74,10 +75,14 @@ void RecordStore::FindIn(size_t tier, Load& load, int64_t first, int64_t end) {
 bool RecordStore::MayContinue(const Load& load, int64_t page) const {
   for (size_t g = 0; g < spec_.groups.size(); ++g) {
     const cache::KvCacheGroup& group = spec_.groups[g];
-    const size_t at = cache::RecordIndex(spec_, page, static_cast<int>(g), cache::PageKind::kQuantized);
-    if (group.visibility.IsFull() && group.NeedsQuantized(page, true) && (load.present[at] | load.stored[at]) == 0) {
-      return false;
-    }
+    const auto has = [&](cache::PageKind kind) {
+      const size_t at = cache::RecordIndex(spec_, page, static_cast<int>(g), kind);
+      return (load.present[at] | load.stored[at]) != 0;
+    };
+    if (!group.visibility.IsFull() || !group.NeedsQuantized(page, true) || has(cache::PageKind::kQuantized)) continue;
+    // A page that has aged is read from a later level: from the last one in the end.
+    const bool ages = group.ages.IsUsed() && page >= group.ages.ageless;
+    if (!ages || !has(cache::kAgedKinds[group.ages.Levels() - 1])) return false;
   }
   return true;
 }

@@ -68,7 +68,7 @@ RecordStore::~RecordStore() = default;
 // With its header.
 size_t RecordStore::MaxRecordBytes() const {
   int64_t longest = 0;
-  for (const auto& kinds : config_.record_bytes) longest = std::max({longest, kinds[0], kinds[1]});
+  for (const auto& kinds : config_.record_bytes) longest = std::max(longest, *std::ranges::max_element(kinds));
   return kPageHeaderBytes + static_cast<size_t>(longest) + sizeof(int32_t) * static_cast<size_t>(spec_.page_size);
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -37,8 +38,8 @@ struct RecordStoreConfig {
   int64_t limit_bytes = 0;
   std::string server;  // URL, with its password (redis_server.h); empty: none
   int64_t server_ttl_seconds = 0;
-  std::string identity;                              // as in RecordFolderConfig
-  std::vector<std::array<int64_t, 2>> record_bytes;  // [group][kind]
+  std::string identity;                                                         // as in RecordFolderConfig
+  std::vector<std::array<int64_t, std::size(cache::kPageKinds)>> record_bytes;  // [group][kind]
   // A load has progressed, or everything is written; called on a thread of the store.
   std::function<void()> on_progress;
   std::function<void()> before_read;   // for tests: before each read, on the loading thread

@@ -63,7 +63,8 @@ class CacheHarness {
   CacheHarness(const HarnessOptions& options, uint32_t seed)
       : options_(WithLatents(options)),
         layout_(formats::PlanCache({KvScheme::Parse(options.scheme)},
-                                   {{options_.kv_heads, options_.head_dim, options_.rope_dim}}, options.page_size)) {
+                                   {{options_.kv_heads, options_.head_dim, options_.rope_dim}}, options.page_size)),
+        spec_(layout_, std::vector{options_.Visibility()}) {
     std::mt19937 random(seed);
     int64_t pages = 0;
     for (const int length : options.lengths) {
@@ -77,8 +78,7 @@ class CacheHarness {
       sequences_.push_back(std::move(sequence));
     }
     store_.emplace(*options.device, layout_,
-                   cache::PagePoolConfig{.budget_bytes = (pages + 1) * (layout_.page_bytes + layout_.exact_page_bytes),
-                                         .poison_unused = options.poison});
+                   cache::PagePoolConfig{.budget_bytes = (pages + 1) * BytesOfEach(), .poison_unused = options.poison});
     std::vector<cache::PageId> ids;
     for (int64_t i = 0; i < pages; ++i) ids.push_back(store_->Allocate(0, cache::PageKind::kQuantized));
     std::shuffle(ids.begin(), ids.end(), random);
@@ -188,7 +188,7 @@ class CacheHarness {
     for (const Step& step : steps) RunStep(backend, step, reference);
   }
 
-  // Bytes of a sequence's quantized pages and remaining exact pages, in order.
+  // Bytes of a sequence's remaining records, in order of pages.
   std::vector<uint8_t> Bytes(int index) {
     std::vector<uint8_t> bytes;
     const auto add = [&](cache::PageKind kind, cache::PageId page) {
@@ -198,8 +198,7 @@ class CacheHarness {
       store_->device().CopyOut(bytes.data() + bytes.size() - size, store_->Record(0, kind, page), size);
     };
     for (const cache::PageRef& page : sequences_[static_cast<size_t>(index)].table) {
-      add(cache::PageKind::kQuantized, page.quantized);
-      add(cache::PageKind::kExact, page.exact);
+      for (const cache::PageKind kind : cache::kPageKinds) add(kind, page.Of(kind));
     }
     return bytes;
   }
@@ -318,7 +317,40 @@ class CacheHarness {
     to.insert(to.end(), from.begin() + start * width, from.begin() + (start + rows) * width);
   }
 
+  int64_t BytesOfEach() const {
+    int64_t bytes = layout_.page_bytes + layout_.exact_page_bytes;
+    for (const int64_t of_level : layout_.age_bytes) bytes += of_level;
+    return bytes;
+  }
+
+  // Records of later levels of pages that age in a step.
+  void ProvideAged(Sequence& sequence, int tokens) {
+    if (!Group().ages.IsUsed()) return;
+    const int64_t end = Group().FirstYoung(sequence.start + tokens);
+    for (int64_t page = Group().FirstYoung(sequence.start); page < end; ++page) {
+      for (const cache::PageKind kind : cache::kAgedKinds) {
+        if (!Group().Reaches(kind, page)) continue;
+        sequence.table[static_cast<size_t>(page)].Of(kind) = store_->Allocate(0, kind);
+      }
+    }
+  }
+  // Releases what queries from sequence.start on no longer read of pages that have aged.
+  void ReleaseAged(Sequence& sequence) {
+    if (!Group().ages.IsUsed()) return;
+    for (int64_t page = Group().ages.ageless; page < Group().FirstYoung(sequence.start); ++page) {
+      for (const cache::PageKind kind : cache::kPageKinds) {
+        cache::PageId& id = sequence.table[static_cast<size_t>(page)].Of(kind);
+        if (id == cache::kNoPage || kind == cache::PageKind::kExact || Group().Keeps(kind, page, sequence.start))
+          continue;
+        store_->Release(0, kind, id);
+        id = cache::kNoPage;
+      }
+    }
+  }
+  const cache::KvCacheGroup& Group() const { return spec_.groups[0]; }
+
   void ProvideExact(Sequence& sequence, int tokens) {
+    ProvideAged(sequence, tokens);
     if (layout_.exact_page_bytes == 0) return;
     for (int64_t page = sequence.start / options_.page_size; page * options_.page_size < sequence.start + tokens;
          ++page) {
@@ -328,6 +360,7 @@ class CacheHarness {
   }
 
   void ReleaseExact(Sequence& sequence) {
+    ReleaseAged(sequence);
     if (layout_.exact_page_bytes == 0) return;
     const formats::LayerScheme& layer = layout_.layers[0];
     for (int64_t page = layer.sink_pages; (page + layer.exact_pages) * options_.page_size <= sequence.start; ++page) {
@@ -339,6 +372,7 @@ class CacheHarness {
 
   const HarnessOptions options_;
   formats::CacheLayout layout_;
+  cache::KvCacheSpec spec_;
   std::optional<cache::PagePool> store_;
   BackendConfig config_;
   std::vector<Sequence> sequences_;

@@ -65,9 +65,9 @@ std::vector<std::string> Schemes() {
 #endif
   std::vector<std::string> schemes;
   for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
-  schemes.insert(schemes.end(),
-                 {"k=int8,v=int4", "int4+exact=none", "fp8+exact=open", "int8+exact=open+sink=1", "int4+exact=2",
-                  "kivi2+exact=2+sink=3", "int4+outliers=4", "int8+mean+outliers=2", "int4+query+outliers=2"});
+  schemes.insert(schemes.end(), {"k=int8,v=int4", "int4+exact=none", "fp8+exact=open", "int8+exact=open+sink=1",
+                                 "int4+exact=2", "kivi2+exact=2+sink=3", "int4+outliers=4", "int8+mean+outliers=2",
+                                 "int4+query+outliers=2", "0=int8,128=t3"});
   return schemes;
 }
 

@@ -85,6 +85,11 @@ TEST(PageFile, NamesAreParsedBackAndNothingElse) {
   RecordId parsed;
   ASSERT_TRUE(ParseFileName(name, parsed));
   EXPECT_EQ(parsed, id);
+  for (const cache::PageKind kind : cache::kPageKinds) {
+    const RecordId each{IdentityKey("x"), 3, kind};
+    ASSERT_TRUE(ParseFileName(FileName(each), parsed));
+    EXPECT_EQ(parsed, each);
+  }
   for (std::string bad : {name + "x", name.substr(1), "G" + name.substr(1), name.substr(0, 64) + "-012x", std::string(),
                           name.substr(0, 65) + "x", name.substr(0, name.size() - 1) + "y", "A" + name.substr(1)}) {
     EXPECT_FALSE(ParseFileName(bad, parsed)) << bad;
@@ -170,7 +175,7 @@ TEST_P(Written, HostileFilesAreRefusedWithTheReason) {
   EXPECT_THAT(refusal(8, 3), testing::HasSubstr("version 3 is not 1 or 2"));
   EXPECT_THAT(refusal(8, 0), testing::HasSubstr("version 0"));
   EXPECT_THAT(refusal(96, 0x80000000U), testing::HasSubstr("group"));
-  EXPECT_THAT(refusal(100, 2), testing::HasSubstr("kind 2"));
+  EXPECT_THAT(refusal(100, 4), testing::HasSubstr("kind 4"));
   EXPECT_EQ(refusal(32, 7) == "", !GetParam()) << "an identity's text has one key";
   file_ = good;
   std::copy_n("KVANTAPG", 8, file_.begin());

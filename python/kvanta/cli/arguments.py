@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from kvanta.cli.help_page import ALL, Section, ShowHelp, help_page, less_common, sections
 from kvanta.errors import InputError
+from kvanta.options.ages import with_ages
 from kvanta.options.engine import OPTIONS
 from kvanta.options.foreign import OPPOSITES
 from kvanta.options.foreign_flags import ForeignOption, add_foreign_options, add_neutral_options
@@ -301,9 +302,14 @@ def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict
     return {name: value for name, value in given.items() if value is not None}
 
 
-def formats_of(values: argparse.Namespace, kv_cache_dtype: str | None) -> Sequence[str] | None:
-    """The formats that a command compares: --formats, or the one of --kv-cache-dtype; None: neither was given."""
+def formats_of(values: argparse.Namespace, engine: dict[str, Any]) -> Sequence[str] | None:
+    """The formats that a command compares: --formats, or the one of --kv-cache-dtype or --kv-cache-ages.
+
+    None: none of them was given. `engine`: the options of the engine, of which it takes the latter two out.
+    """
     formats: Sequence[str] | None = values.formats
+    given = with_ages({name: engine.pop(name, None) for name in ("kv_cache_dtype", "kv_cache_ages")})
+    kv_cache_dtype = given["kv_cache_dtype"]
     if kv_cache_dtype is None:
         return formats
     if formats:

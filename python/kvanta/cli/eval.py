@@ -173,7 +173,7 @@ def _add_search(result: CommandParser) -> None:
 
 def _settings(values: argparse.Namespace) -> Settings:
     engine = engine_arguments(values)
-    formats = formats_of(values, engine.pop("kv_cache_dtype", None))
+    formats = formats_of(values, engine)
     engine.pop("enable_prefix_caching", None)  # eval needs it, and no bit depends on it
     longest = engine.pop("max_model_len", None)
     context = values.context

@@ -157,7 +157,7 @@ def _text(report: dict[str, Any]) -> str:
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     options = engine_arguments(values)
-    formats = formats_of(values, options.pop("kv_cache_dtype", None))
+    formats = formats_of(values, options)
     if values.fleet is not None:
         formats = formats or DEFAULT_FORMATS
     longest = options.pop("max_model_len", None)

@@ -10,6 +10,7 @@ from typing import Any
 from kvanta import _core
 from kvanta.checkpoint.resolve import resolve_model
 from kvanta.errors import InputError
+from kvanta.options.ages import with_ages
 from kvanta.options.engine import OPTIONS, EngineOptions
 from kvanta.options.scheme_file import is_scheme_file, read_scheme_file
 from kvanta.params.checks import one_line
@@ -29,13 +30,13 @@ def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConf
     """The C++ configuration for a model folder; options that are absent or None keep their defaults."""
     config = _core.EngineConfig()
     _set_field(config, "model", "model", folder)
-    values = EngineOptions.read(_without_scheme_file(folder, arguments))
+    values = EngineOptions.read(_without_scheme_file(folder, with_ages(arguments)))
     _merge_speculative_keys(values)
     values.speculative_config = _with_draft_folder(values.speculative_config)
     if values.max_step_ms == "auto":
         values.max_step_ms = None
     for each in OPTIONS:
-        if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS):
+        if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS, "kv_cache_ages"):
             _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))
     _set_cache_size(config, {name: size for name in _CACHE_SIZES if (size := getattr(values, name))})
     return config
@@ -91,6 +92,10 @@ def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> Non
                 f"({config.max_model_len:,} tokens)"
             )
         layout = _core.plan_cache_bytes(config)
+        if any(group["level_page_bytes"] for group in layout.groups):
+            raise InputError(
+                f"{name} is {size}: with kv_cache_ages a token's bytes depend on its age; give kv_cache_memory_bytes"
+            )
         exact = layout.exact_pages_per_sequence * layout.exact_page_bytes + layout.draft_exact_bytes
         cache_bytes = pages * (layout.page_bytes + layout.draft_page_bytes) + exact * config.max_num_seqs
         _set_field(config, "kv_cache_memory_bytes", name, cache_bytes)

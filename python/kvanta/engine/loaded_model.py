@@ -26,6 +26,7 @@ from kvanta.errors import InputError, reason_of
 from kvanta.files.json_file import read_regular_file
 from kvanta.kv_events.config import KvEventsConfig
 from kvanta.kv_events.event_thread import EventConsumer, KvEventThread
+from kvanta.options.ages import with_ages
 from kvanta.options.engine import EngineOptions
 from kvanta.options.model import ModelOptions
 from kvanta.options.scheme_file import is_scheme_file
@@ -91,7 +92,7 @@ class LoadedModel:
         self._path = folder.path
         self._arguments = {name: arguments.get(name) for name in EngineOptions.__dataclass_fields__}
         config = engine_config(str(folder.path), arguments)
-        scheme = arguments.get("kv_cache_dtype")
+        scheme = with_ages(arguments).get("kv_cache_dtype")
         self._scheme_file = scheme if is_scheme_file(scheme) else None
         self.default_sampling = default_sampling(
             folder.path, options.generation_config, options.override_generation_config

@@ -100,7 +100,7 @@ def plan(
             continue  # another name of a format of latents
         exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes
         tokens = max(0, cache_bytes - exact_bytes) // layout.page_bytes * page_size
-        if any(group["visibility"] != "full" for group in layout.groups):
+        if any(group["visibility"] != "full" or group["level_page_bytes"] for group in layout.groups):
             tokens = cache_bytes * context // layout.sequence_bytes  # in sequences of `context` tokens
         rows.append(
             {

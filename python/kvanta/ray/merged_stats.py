@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _ONE_ENGINES = frozenset(
-    {"model", "kv_cache_dtype", "page_size", "page_bytes", "exact_page_bytes", "bytes_per_token", "weight_bytes"}
+    {
+        "model",
+        "kv_cache_dtype",
+        "page_size",
+        "page_bytes",
+        "exact_page_bytes",
+        "level_page_bytes",
+        "bytes_per_token",
+        "weight_bytes",
+    }
     | {"backend", "isa", "device", "threads", "profile", "draft_weight_bytes"}
     | {"enabled", "scheme", "visibility", "k_scale", "v_scale"}
 )

@@ -214,13 +214,25 @@ class Metrics(Collector):
         by_format: Counts[str] = Counts()
         for group in stats["groups"]:
             for layer in (stats["layers"][index] for index in group["layers"]):
-                by_format[layer["scheme"]] += layer["page_bytes"] * group["pages_used"]
+                pages = (group["pages_used"], *group["level_pages_used"])
+                for level, used in zip(layer["levels"], pages, strict=True):
+                    by_format[level["scheme"]] += level["page_bytes"] * used
         for name, count in by_format.items():
             used_bytes.add_metric([self._model, name], count)
         exact = sum(group["exact_pages_used"] * group["exact_page_bytes"] for group in stats["groups"])
         if stats["exact_page_bytes"]:
             used_bytes.add_metric([self._model, "exact"], exact)
         yield used_bytes
+        levels = list(
+            itertools.zip_longest(*((g["pages_used"], *g["level_pages_used"]) for g in stats["groups"]), fillvalue=0)
+        )
+        if len(levels) > 1:
+            pages = GaugeMetricFamily(
+                "kvanta:kv_cache_level_pages", "Pages by level of precision by age.", labels=["model_name", "level"]
+            )
+            for level, used in enumerate(levels):
+                pages.add_metric([self._model, str(level)], max(used))
+            yield pages
 
     def _engine_counters(self, stats: dict[str, Any]) -> Iterator[Metric]:
         cached, prompt, generated = (stats[f"{kind}_tokens"] for kind in ("cached", "prompt", "generated"))

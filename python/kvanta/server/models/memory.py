@@ -9,12 +9,20 @@ from kvanta.checkpoint.resolve import resolve_config
 from kvanta.engine.config import engine_config
 from kvanta.errors import InputError, KvantaError
 from kvanta.fleet.plan import plan
+from kvanta.options.ages import with_ages
 from kvanta.options.engine import EngineOptions, by_name
 from kvanta.terminal.tables import human_bytes
 
 _CACHE = "kv_cache_memory_bytes"
 _SIZES = (_CACHE, "max_total_tokens", "num_gpu_blocks_override")
-_UNPLANNED = (*_SIZES, "quantization_param_path", "calculate_kv_scales", "max_model_len", "kv_cache_dtype")
+_UNPLANNED = (
+    *_SIZES,
+    "quantization_param_path",
+    "calculate_kv_scales",
+    "max_model_len",
+    "kv_cache_dtype",
+    "kv_cache_ages",
+)
 _ALL = 2**60
 _SHARE = 0.4
 """Part of the budget that a cache takes at most if neither its size nor the model's memory is given; the engine's own
@@ -59,4 +67,4 @@ def _plan(path: str, engine: Mapping[str, Any]) -> dict[str, Any]:
     longest = engine.get("max_model_len")
     context = None if longest is None else by_name()["max_model_len"].read(longest)
     others = {name: value for name, value in engine.items() if name not in _UNPLANNED}
-    return plan(path, _ALL, [str(engine.get("kv_cache_dtype") or "auto")], context or None, others)
+    return plan(path, _ALL, [str(with_ages(engine).get("kv_cache_dtype") or "auto")], context or None, others)

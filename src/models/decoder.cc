@@ -362,6 +362,9 @@ class Decoder final : public Model {
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
   float embedding_scale_ = 1;
+  std::optional<RopeTables> ropes_;
+  std::unique_ptr<PerLayerInputs> per_layer_;        // null: none
+  std::unique_ptr<PredictorInput> predictor_input_;  // with target_
   // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
   // of all ranks, and argmaxes of each rank's columns.
   std::vector<int32_t> own_tokens_;

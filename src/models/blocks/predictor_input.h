@@ -31,7 +31,7 @@ class PredictorInput {
 
  private:
   static Norm Read(const BlockSource& source, const std::string& module, std::string_view name) {
-    return {source.reader, source.ops, source.config, module + std::string(name), source.config.hidden};
+    return {source.reader, source.config, module + std::string(name), source.config.hidden};
   }
 
   kernels::Ops& ops_;

@@ -158,6 +158,22 @@ double DotLimit::Now(Dot dot) {
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }
 
+double MeasureUpdateBandwidth(int threads, const IsaTable& isa) {
+  constexpr int kPasses = 24;
+  ThreadPool pool(threads);
+  const Buffer buffer = Cpu().Allocate(kReadBytes);
+  auto chunk = [&](int64_t task) { return buffer.as<float>() + task * kChunkFloats; };
+  auto touch = [&](int64_t task, int) { std::fill_n(chunk(task), kChunkFloats, 1.0F); };
+  pool.ForEach(kReadBytes / kChunkBytes, touch);
+  auto update = [&](int64_t task, int) { isa.rows.scale(chunk(task), 1.0F, kChunkFloats); };
+  double best = 0;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const double seconds = Seconds([&] { pool.ForEach(kReadBytes / kChunkBytes, update); });
+    best = std::max(best, 2.0 * static_cast<double>(kReadBytes) / seconds);
+  }
+  return best;
+}
+
 double MeasureReadBandwidth(int threads, const IsaTable& isa) {
   return ReadLimit(threads, isa).Best();
 }

@@ -62,6 +62,10 @@ class DotLimit {
 // ReadLimit's Best().
 double MeasureReadBandwidth(int threads, const IsaTable& isa);
 
+// Bandwidth of a buffer far larger than the caches that is updated in place, in bytes per second: each byte counts when
+// it is read and when it is written.
+double MeasureUpdateBandwidth(int threads, const IsaTable& isa);
+
 // Peak operations per second (two per multiply-add) of the unit's bf16 dot and f32 multiply-add, operands in registers,
 // and of its exact integer dots of blocks of 8-bit and 4-bit codes, operands in L1. On units without a bf16 instruction
 // the bf16 dot is an f32 multiply-add.

@@ -10,6 +10,7 @@ void BindFormats(nanobind::module_& module);
 void BindSampling(nanobind::module_& module);
 void BindAttention(nanobind::module_& module);
 void BindLinearBench(nanobind::module_& module);
+void BindRecurrentBench(nanobind::module_& module);
 void BindConstraint(nanobind::module_& module);
 void BindCacheFolder(nanobind::module_& module);
 void BindJsonTexts(nanobind::module_& module);

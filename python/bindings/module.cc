@@ -14,6 +14,7 @@ NB_MODULE(_core, module) {
   kvanta::python::BindSampling(module);
   kvanta::python::BindAttention(module);
   kvanta::python::BindLinearBench(module);
+  kvanta::python::BindRecurrentBench(module);
   kvanta::python::BindConstraint(module);
   kvanta::python::BindCacheFolder(module);
   kvanta::python::BindJsonTexts(module);

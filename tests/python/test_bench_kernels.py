@@ -1,4 +1,4 @@
-"""`kvanta bench attention` and `kvanta bench linear`: what they report is verified, and adds up."""
+"""`kvanta bench attention`, `linear` and `recurrent`: what they report is verified, and adds up."""
 
 import json
 from pathlib import Path
@@ -59,3 +59,30 @@ def test_every_storage_is_verified(weights: str) -> None:
     for row in _core.run_linear_bench(weights, "auto", 1, 256, 40, [1, 20], 0.0):
         assert (row["weights"], 0 < row["max_error"] <= 1) == (weights, True)
         assert row["operations_per_second"] == pytest.approx(2 * row["rows"] * 256 * 40 / row["ns"] * 1e9)
+
+
+def test_bench_recurrent(tmp_path: Path) -> None:
+    report_file = tmp_path / "bench.json"
+    words = ["--decode", "2", "--prompt", "3", "--threads", "1", "--seconds", "0", "--json", str(report_file)]
+    done = kvanta("bench", "recurrent", "--layers", "lfm2-8b", "nemotron-3-nano", *words)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(report_file.read_text())
+    work = [(row["layer"], row["sequences"], row["tokens"]) for row in report["rows"]]
+    assert work == [(name, *counts) for name in ("lfm2-8b", "nemotron-3-nano") for counts in ((2, 1), (1, 3))]
+    (limit,) = report["limits"]
+    for row in report["rows"]:
+        assert row["bytes_per_second"] == pytest.approx(2 * row["sequences"] * row["state_bytes"] / row["ns"] * 1e9)
+        assert row["share_of_memory"] == pytest.approx(row["bytes_per_second"] / limit["updated_bytes_per_second"])
+    assert "Mamba-2" in done.stdout
+
+
+@pytest.mark.parametrize("layer", _core.recurrent_layers())
+def test_every_recurrent_layer_is_verified(layer: str) -> None:
+    row = _core.run_recurrent_bench(layer, "auto", 2, 1, 1, 0.0)
+    assert 0 <= row["max_error"] < 1e-4
+
+
+def test_recurrent_layers_are_named() -> None:
+    done = kvanta("bench", "recurrent", "--layers", "mamba", "--seconds", "0")
+    assert done.returncode != 0
+    assert "unknown layer 'mamba'; expected one of qwen3.6-27b" in done.stderr

@@ -75,6 +75,8 @@ WHOLE_GROUPS: dict[str, Any] = {
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
+    "linear_head_dim": 64,
+    "linear_num_heads": 8,
     "mamba_d_ssm": 256,
     "mamba_d_state": 32,
     "mamba_head_dim": 32,

@@ -13,6 +13,7 @@ SUBJECTS = {
     "attention": "speed of the attention kernels, as a share of the machine's limit",
     "engine": "the engine under load, without HTTP: throughput, latencies, cost of a step outside the model",
     "linear": "speed of linear layers per weight type, as shares of the machine's limits",
+    "recurrent": "speed of the layers with a state of hybrids, as shares of the machine's limits",
     "serve": "an OpenAI-compatible server under load: latencies, throughput, goodput",
 }
 

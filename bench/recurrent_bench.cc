@@ -127,7 +127,9 @@ class Mamba2Layer final : public Layer {
            float* out) override {
     CpuMamba2({.shape = shape_,
                .rows = rows,
-               .projected = projected_.data() + first * shape_.ProjectedWidth(),
+               .z = projected_.data() + first * shape_.ProjectedWidth(),
+               .inputs = projected_.data() + first * shape_.ProjectedWidth() + shape_.Width(),
+               .stride = shape_.ProjectedWidth(),
                .conv = conv_.data(),
                .conv_bias = nullptr,
                .dt_bias = dt_bias_.data(),
@@ -166,9 +168,13 @@ class ConvLayer final : public Layer {
   const char* Kernel() const override { return "short convolution"; }
   void Run(int64_t first, int64_t rows, const cache::StateStep& states, const IsaTable& isa, ThreadPool& threads,
            float* out) override {
+    float* b = projected_.data() + first * 3 * shape_.channels;
     CpuShortConv({.shape = shape_,
                   .rows = rows,
-                  .projected = projected_.data() + first * 3 * shape_.channels,
+                  .b = b,
+                  .c = b + shape_.channels,
+                  .x = b + int64_t{2} * shape_.channels,
+                  .stride = int64_t{3} * shape_.channels,
                   .conv = conv_.data(),
                   .bias = nullptr,
                   .states = states,

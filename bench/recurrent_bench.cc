@@ -84,6 +84,7 @@ class DeltaLayer final : public Layer {
          .b = {.first = 0, .group_stride = 1},
          .a = {.first = shape_.v_heads, .group_stride = 1},
          .channel_gates = channel_gates_.data() + (shape_.channel_decay ? first * shape_.KeyWidth() : 0),
+         .channel_gates_stride = shape_.KeyWidth(),
          .output_gates = shape_.channel_decay ? channel_gates_.data() + first * shape_.KeyWidth() : nullptr,
          .conv = conv_.data(),
          .dt_bias = dt_bias_.data(),

@@ -12,6 +12,7 @@
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/per_layer_inputs.h"
+#include "models/blocks/position_embedding.h"
 #include "models/blocks/rope.h"
 #include "models/weight_count.h"
 #include "models/weights.h"
@@ -29,11 +30,6 @@ struct Layer {
   std::unique_ptr<MlpBlock> mlp;   // null: none
   Norm post_per_layer_input_norm;  // none without per-layer inputs
   float scalar = 1;                // factor of the layer's hidden states
-};
-
-// f32 [positions][rotary_dim], cos | sin; empty without rope.
-struct RopeTables {
-  Buffer keys, queries;
 };
 
 class Decoder final : public Model {
@@ -55,13 +51,16 @@ class Decoder final : public Model {
       const std::string embeddings = EmbeddingModule(config, names, checkpoint);
       embedding_ = reader.Linear({{embeddings, config.vocab}}, config.hidden, false, embedding_kind);
       if (!config.tied_embeddings && config.has_lm_head) {
-        lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
+        lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, config.lm_head_bias, embedding_kind);
       }
+      if (!config.names.positions.empty()) positions_ = PositionEmbedding(reader, ops, config, prefix);
       embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
     } else {
       reader.SkipTensors(embedding + ".");
       reader.SkipTensors(head + ".");
+      if (!config.names.positions.empty()) reader.SkipTensors(fmt::format("{}{}.", prefix, config.names.positions));
     }
+    reader.SetTransposed(names.transposed);
     const BlockSource source{.reader = reader,
                              .ops = ops,
                              .config = config_,
@@ -75,7 +74,9 @@ class Decoder final : public Model {
     }
     for (int layer = 0; layer < config.layers; ++layer) {
       const LayerSpec& spec = config.layer_specs[layer];
-      const auto name_of = [&](int stored) { return fmt::format("{}layers.{}.", prefix, stored < 0 ? layer : stored); };
+      const auto name_of = [&](int stored) {
+        return fmt::format("{}{}.{}.", prefix, names.layers, stored < 0 ? layer : stored);
+      };
       const std::string name = name_of(spec.stored_attention), mlp = name_of(spec.stored_mlp);
       if (layer < own.first || layer >= own.End()) {
         reader.SkipTensors(name);
@@ -94,7 +95,7 @@ class Decoder final : public Model {
     reader.CheckUnusedTensors(names, config.stored_layers == 0 ? config.layers : config.stored_layers,
                               config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
-    MakeRopeTables(options.max_positions == 0 ? config.max_position : options.max_positions);
+    MakeTables(options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
   }
 
@@ -125,6 +126,7 @@ class Decoder final : public Model {
     auto rows = static_cast<int64_t>(batch.tokens.size());
     if (is_first_) Embed(batch.tokens, hidden);
     if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
+    if (positions_) positions_.Add(ops_, batch.positions, block_out_, hidden);
     if (per_layer_) per_layer_->Prepare(batch.tokens, hidden);
     AttentionStep step{
         .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
@@ -137,6 +139,7 @@ class Decoder final : public Model {
       const LayerSpec& spec = config_.layer_specs[step.layer];
       const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
       layer.attention->Forward(step, x, block_out_);
+      if (config_.parallel_blocks && layer.pre_mlp_norm) Normed(layer.pre_mlp_norm, hidden, rows);
       AddResidual(layer.post_attention_norm, spec.attention_scale, rows, hidden);
       if (batch.output_rows && step.layer + 1 == config_.layers) {
         if (config_.parallel_blocks) SelectOutputRows(*batch.output_rows, normed_);
@@ -273,7 +276,7 @@ class Decoder final : public Model {
   }
 
   // Tables for each different rope of the layers.
-  void MakeRopeTables(int64_t positions) {
+  void MakeTables(int64_t positions) {
     if (positions < 1 || positions > config_.max_position) {
       throw InputError(fmt::format("{} positions; this model takes 1 to {}", positions, config_.max_position));
     }
@@ -284,38 +287,8 @@ class Decoder final : public Model {
       layers_[i].rope_tables = static_cast<int>(found - specs.begin());
       if (found == specs.end()) specs.push_back(spec);
     }
-    for (const RopeSpec& spec : specs) rope_tables_.push_back(MakeTables(spec, positions));
-    MakeQueryScales(positions);
-  }
-
-  void MakeQueryScales(int64_t positions) {
-    const AttentionTemperature& temperature = config_.attn_temperature;
-    if (temperature.floor_scale == 0) return;
-    std::vector<float> scales;
-    for (int64_t position = 0; position < positions; ++position) {
-      const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
-      scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
-    }
-    query_scales_ = ops_.device().Allocate(scales.size() * sizeof(float));
-    ops_.device().CopyIn(query_scales_.data(), scales.data(), query_scales_.bytes());
-  }
-
-  RopeTables MakeTables(const RopeSpec& spec, int64_t positions) const {
-    RopeTables tables;
-    if (spec.rotary_dim == 0) return tables;
-    // The device's memory first: its allocation is checked against what the machine has.
-    const bool scales_queries = spec.llama_4_scaling_beta != 0;
-    const size_t bytes = positions * spec.rotary_dim * sizeof(float);
-    tables.keys = ops_.device().Allocate(bytes);
-    tables.queries = scales_queries ? ops_.device().Allocate(bytes) : tables.keys;
-    std::vector<float> table(positions * spec.rotary_dim);
-    FillRopeTable(MakeRopeFrequencies(spec, positions), table);
-    ops_.device().CopyIn(tables.keys.data(), table.data(), bytes);
-    if (scales_queries) {
-      ScaleQueryTable(spec, table);
-      ops_.device().CopyIn(tables.queries.data(), table.data(), bytes);
-    }
-    return tables;
+    for (const RopeSpec& spec : specs) rope_tables_.push_back(MakeRopeTables(spec, positions, ops_.device()));
+    query_scales_ = MakeQueryScales(config_.attn_temperature, positions, ops_.device());
   }
 
   // One allocation for the activations of the largest batch. Blocks run one after the other, in the same memory.
@@ -375,6 +348,7 @@ class Decoder final : public Model {
   std::vector<Layer> layers_;
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
+  PositionEmbedding positions_;      // none where positions are rotations; the first rank has it
   float embedding_scale_ = 1;
   std::vector<RopeTables> rope_tables_;
   std::unique_ptr<PerLayerInputs> per_layer_;  // null: none

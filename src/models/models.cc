@@ -16,7 +16,7 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kSolarOpen, kExaoneMoe, kQwen3VlMoe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35, kQwen35Multimodal, kQwen35Moe,
     kQwen35MoeMultimodal, kGemma, kSeedOss, kErnie45, kExaone4, kHunYuanDense, kCwm, kYoutu, kHyperClovaX, kQwen2Vl,
     kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2, kLfm2Moe, kGraniteMoeHybrid, kBamba,
-    kFalconH1, kNemotronH;
+    kFalconH1, kNemotronH, kStarcoder2, kPhi, kGptNeox, kGpt2, kOpt, kApertus, kInternLm2, kMiniCpm, kChatGlm, kFalcon;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -88,7 +88,17 @@ std::span<const Architecture* const> Architectures() {
                                       &kGraniteMoeHybrid,
                                       &kBamba,
                                       &kFalconH1,
-                                      &kNemotronH};
+                                      &kNemotronH,
+                                      &kStarcoder2,
+                                      &kPhi,
+                                      &kGptNeox,
+                                      &kGpt2,
+                                      &kOpt,
+                                      &kApertus,
+                                      &kInternLm2,
+                                      &kMiniCpm,
+                                      &kChatGlm,
+                                      &kFalcon};
   return kAll;
 }
 
@@ -104,7 +114,8 @@ const Architecture* FindArchitecture(std::string_view name) {
   const std::string with_head =
       is_headless ? fmt::format("{}ForCausalLM", name.substr(0, name.size() - kModel.size())) : std::string(name);
   for (const Architecture* architecture : Architectures()) {
-    if (architecture->name == with_head || (!name.empty() && architecture->other_name == name)) return architecture;
+    const bool is_name = architecture->name == name || architecture->name == with_head;
+    if (is_name || (!name.empty() && architecture->other_name == name)) return architecture;
   }
   return nullptr;
 }

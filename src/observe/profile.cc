@@ -135,9 +135,9 @@ class ProfiledOps final : public kernels::Ops {
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
   void CheckUngatedMlp() const override { inner_->CheckUngatedMlp(); }
-  void SquaredRelu(float* x, int64_t n) noexcept override {
+  void Activate(kernels::Pointwise activation, const kernels::Xielu& xielu, float* x, int64_t n) noexcept override {
     const Timer timer(activation_);
-    inner_->SquaredRelu(x, n);
+    inner_->Activate(activation, xielu, x, n);
   }
   void CheckOutputGate() const override { inner_->CheckOutputGate(); }
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,

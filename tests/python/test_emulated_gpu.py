@@ -31,11 +31,15 @@ RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
 SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
 MAMBA2 = "does not support Mamba-2 layers; device cpu does"
 REFUSED = {
+    "ApertusForCausalLM": UNGATED,
     "ArceeForCausalLM": UNGATED,
     "BambaForCausalLM": MAMBA2,
     "Cohere2ForCausalLM": LAYER_NORM,
     "CohereForCausalLM": LAYER_NORM,
+    "FalconForCausalLM": LAYER_NORM,
     "FalconH1ForCausalLM": MAMBA2,
+    "GPT2LMHeadModel": LAYER_NORM,
+    "GPTNeoXForCausalLM": LAYER_NORM,
     "GptOssForCausalLM": EXPERTS_WITH_BIASES,
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
@@ -44,8 +48,11 @@ REFUSED = {
     "Llama4ForCausalLM": EXPERTS_WITH_SCALED_INPUTS,
     "Llama4ForConditionalGeneration": EXPERTS_WITH_SCALED_INPUTS,
     "NemotronForCausalLM": LAYER_NORM,
+    "OPTForCausalLM": LAYER_NORM,
+    "PhiForCausalLM": LAYER_NORM,
     "Qwen3NextForCausalLM": RECURRENT,
     "StableLmForCausalLM": LAYER_NORM,
+    "Starcoder2ForCausalLM": LAYER_NORM,
     "Qwen3_5ForCausalLM": RECURRENT,
     "Qwen3_5ForConditionalGeneration": RECURRENT,
     "Qwen3_5MoeForCausalLM": RECURRENT,

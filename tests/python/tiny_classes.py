@@ -9,6 +9,7 @@ from typing import Any
 import tiny_models
 import tiny_multimodal
 import transformers
+from published_layouts import layout_of
 
 
 def make_qwen3_vl_moe(**settings: Any) -> transformers.PreTrainedModel:
@@ -103,6 +104,8 @@ def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
     if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid")):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0
+    if layout := layout_of(name):
+        return tiny_models.make_model(layout, **settings)
     if name.endswith("ForConditionalGeneration"):
         return MULTIMODAL[name.removesuffix("ForConditionalGeneration")](**settings)
-    return tiny_models.make_model(name.removesuffix("ForCausalLM"), **settings)
+    return tiny_models.make_model(name.removesuffix("ForCausalLM").removesuffix("LMHeadModel"), **settings)

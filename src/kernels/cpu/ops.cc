@@ -108,8 +108,8 @@ class CpuOps final : public Ops {
 
   void CheckUngatedMlp() const override {}
 
-  void SquaredRelu(float* x, int64_t n) noexcept override {
-    ForChunks(n, [&](int64_t first, int64_t count) { SquaredReluRow(x + first, count); });
+  void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept override {
+    ForChunks(n, [&](int64_t first, int64_t count) { ActivateRow(activation, xielu, x + first, count); });
   }
 
   void CheckOutputGate() const override {}

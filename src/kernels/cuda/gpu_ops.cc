@@ -52,7 +52,7 @@ class GpuOps final : public Ops {
   void CheckUngatedMlp() const override {
     throw InputError(fmt::format("{} does not support MLPs without a gate; device cpu does", context_->gpu->Name()));
   }
-  void SquaredRelu(float* /*x*/, int64_t /*n*/) noexcept override {}
+  void Activate(Pointwise /*activation*/, const Xielu& /*xielu*/, float* /*x*/, int64_t /*n*/) noexcept override {}
 
   void CheckOutputGate() const override {
     throw InputError(

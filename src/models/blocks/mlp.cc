@@ -8,9 +8,9 @@ namespace kvanta::models {
 std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& spec, const std::string& prefix) {
   const ModelConfig& config = source.config;
   if (spec.moe && config.mlp_beside_experts) return ReadMlpAndExperts(source, spec, prefix);
-  const std::string module = fmt::format("{}{}.", prefix, config.names.mlp);
+  const std::string module = config.names.mlp.empty() ? prefix : fmt::format("{}{}.", prefix, config.names.mlp);
   if (spec.moe) return ReadMoe(source, module);
-  if (config.mlp.kind == MlpKind::kSquaredRelu) return ReadSquaredReluMlp(source, module);
+  if (config.mlp.kind == MlpKind::kUngated) return ReadUngatedMlp(source, module);
   return ReadGatedMlp(source, module, spec.intermediate_size, config.mlp.bias);
 }
 

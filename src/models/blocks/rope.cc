@@ -164,4 +164,34 @@ void ScaleQueryTable(const RopeSpec& rope, std::span<float> table) {
   }
 }
 
+RopeTables MakeRopeTables(const RopeSpec& rope, int64_t positions, Device& device) {
+  RopeTables tables;
+  if (rope.rotary_dim == 0) return tables;
+  // The device's memory first: its allocation is checked against what the machine has.
+  const bool scales_queries = rope.llama_4_scaling_beta != 0;
+  const size_t bytes = positions * rope.rotary_dim * sizeof(float);
+  tables.keys = device.Allocate(bytes);
+  tables.queries = scales_queries ? device.Allocate(bytes) : tables.keys;
+  std::vector<float> table(positions * rope.rotary_dim);
+  FillRopeTable(MakeRopeFrequencies(rope, positions), table);
+  device.CopyIn(tables.keys.data(), table.data(), bytes);
+  if (scales_queries) {
+    ScaleQueryTable(rope, table);
+    device.CopyIn(tables.queries.data(), table.data(), bytes);
+  }
+  return tables;
+}
+
+Buffer MakeQueryScales(const AttentionTemperature& temperature, int64_t positions, Device& device) {
+  if (temperature.floor_scale == 0) return {};
+  std::vector<float> scales;
+  for (int64_t position = 0; position < positions; ++position) {
+    const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
+    scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
+  }
+  Buffer buffer = device.Allocate(scales.size() * sizeof(float));
+  device.CopyIn(buffer.data(), scales.data(), buffer.bytes());
+  return buffer;
+}
+
 }  // namespace kvanta::models

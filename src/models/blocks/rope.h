@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/device.h"
 #include "models/config/config.h"
 
 namespace kvanta::models {
@@ -28,5 +29,14 @@ void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table);
 
 // Makes the table that of queries: multiplies each row by the scale of its position (llama_4_scaling_beta).
 void ScaleQueryTable(const RopeSpec& rope, std::span<float> table);
+
+// The two tables in the device's memory, f32 [positions][rotary_dim], cos | sin; empty without rope.
+struct RopeTables {
+  Buffer keys, queries;
+};
+RopeTables MakeRopeTables(const RopeSpec& rope, int64_t positions, Device& device);
+
+// Factors of queries by position in layers without rope, f32 [positions]; empty without a temperature.
+Buffer MakeQueryScales(const AttentionTemperature& temperature, int64_t positions, Device& device);
 
 }  // namespace kvanta::models

@@ -19,6 +19,7 @@
 #include "kernels/linear_attention/mamba2.h"
 #include "kernels/linear_attention/short_conv.h"
 #include "kernels/moe/moe_layer.h"
+#include "kernels/pointwise.h"
 #include "kernels/sampling/sample_params.h"
 #include "weights/quantized_weight.h"
 
@@ -80,8 +81,8 @@ class Ops {
   // [rows][width].
   virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
                            float* out) noexcept = 0;
-  // x = max(x, 0)^2, f32 [n].
-  virtual void SquaredRelu(float* x, int64_t n) noexcept = 0;
+  // x = activation(x), f32 [n]. xielu: of kXielu.
+  virtual void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept = 0;
   // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats.
   virtual void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                           int64_t width) noexcept = 0;

@@ -45,6 +45,9 @@ struct Architecture {
   bool reads_activation = false;
   // "gelu" is gelu_pytorch_tanh.
   bool gelu_is_tanh = false;
+  bool ungated_mlp = false;  // the MLP has no gate (MlpKind::kUngated)
+  // Gives keys that the class has under names of its own the common ones, where the file has these.
+  void (*rename_keys)(Json& keys) = nullptr;
 };
 
 // The one list of architectures.
@@ -53,6 +56,15 @@ std::span<const Architecture* const> Architectures();
 // By one of its names, or that of the class without an output matrix, which embedding models have ("Qwen3Model"). Null:
 // unknown.
 const Architecture* FindArchitecture(std::string_view name);
+
+// Gives key `to`, if it is not there, the value of key `from`.
+void RenameKey(Json& keys, const char* from, const char* to);
+
+// Sets `intermediate_size` to four times `hidden_size` where the file has none.
+void SetFourfoldMlp(Json& keys);
+
+// Removes keys of KV heads and of the heads' size, which a class of as many KV heads as heads does not read.
+void RemoveHeadKeys(Json& keys);
 
 // Sets the layers' visibility from `layer_types`: "full_attention", or "sliding_attention" with `window` tokens (0: an
 // error). False without the key.

@@ -13,6 +13,7 @@
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/per_layer_inputs.h"
+#include "models/blocks/position_embedding.h"
 #include "models/blocks/predictor_input.h"
 #include "models/rope_tables.h"
 #include "models/weight_count.h"
@@ -54,11 +55,14 @@ class Decoder final : public Model {
       if (!config.tied_embeddings && config.has_lm_head) {
         lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, config.lm_head_bias, embedding_kind);
       }
+      if (!config.names.positions.empty()) positions_ = PositionEmbedding(reader, ops, config, prefix);
       embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
     } else {
       reader.SkipTensors(embedding + ".");
       reader.SkipTensors(head + ".");
+      if (!config.names.positions.empty()) reader.SkipTensors(fmt::format("{}{}.", prefix, config.names.positions));
     }
+    reader.SetTransposed(names.transposed);
     const BlockSource source{.reader = reader,
                              .ops = ops,
                              .config = config_,
@@ -75,7 +79,9 @@ class Decoder final : public Model {
     }
     for (int layer = 0; layer < config.layers; ++layer) {
       const LayerSpec& spec = config.layer_specs[layer];
-      const auto name_of = [&](int stored) { return fmt::format("{}layers.{}.", prefix, stored < 0 ? layer : stored); };
+      const auto name_of = [&](int stored) {
+        return fmt::format("{}{}.{}.", prefix, names.layers, stored < 0 ? layer : stored);
+      };
       const std::string name = name_of(spec.stored_attention), mlp = name_of(spec.stored_mlp);
       if (layer < own.first || layer >= own.End()) {
         reader.SkipTensors(name);
@@ -140,6 +146,7 @@ class Decoder final : public Model {
     } else if (is_first_) {
       Embed(batch.tokens, hidden);
     }
+    if (positions_) positions_.Add(ops_, batch.positions, block_out_, hidden);
     if (per_layer_) per_layer_->Prepare(batch.tokens, hidden);
     AttentionStep step{.index_layer = config_.KvLayers() - 1,
                        .rows = rows,
@@ -153,6 +160,7 @@ class Decoder final : public Model {
       if (spec.selection == TokenSelection::kIndexer) ++step.index_layer;
       const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
       layer.attention->Forward(step, x, block_out_);
+      if (config_.parallel_blocks && layer.pre_mlp_norm) Normed(layer.pre_mlp_norm, hidden, rows);
       AddResidual(layer.post_attention_norm, spec.attention_scale, rows, hidden);
       if (batch.output_rows && batch.all_hidden == nullptr && step.layer + 1 == config_.layers) {
         if (config_.parallel_blocks) SelectOutputRows(*batch.output_rows, normed_);
@@ -361,6 +369,7 @@ class Decoder final : public Model {
   std::vector<Layer> layers_;
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
+  PositionEmbedding positions_;      // none where positions are rotations; the first rank has it
   float embedding_scale_ = 1;
   std::optional<RopeTables> ropes_;
   std::unique_ptr<PerLayerInputs> per_layer_;        // null: none

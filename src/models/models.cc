@@ -18,7 +18,8 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kYoutu, kHyperClovaX, kQwen2Vl, kQwen25Vl, kQwen3Vl, kCohere, kCohere2, kArcee, kNemotron, kStableLm, kLfm2,
     kLfm2Moe, kGraniteMoeHybrid, kBamba, kFalconH1, kNemotronH, kKimiLinear, kAfmoe, kAyaVision, kCohere2Vision,
     kExaone45, kGlm46v, kGlm4v, kHunYuanMoe, kIdefics3, kInternVl, kKimiK25, kLfm2Vl, kLlava, kLlavaNext,
-    kLlavaOnevision, kMimoV2Flash, kMistral4, kPhimoe, kQwen25Omni, kQwen3Omni, kSmolVlm;
+    kLlavaOnevision, kMimoV2Flash, kMistral4, kPhimoe, kQwen25Omni, kQwen3Omni, kSmolVlm, kStarcoder2, kPhi, kGptNeox,
+    kGpt2, kOpt, kApertus, kInternLm2, kMiniCpm, kChatGlm, kFalcon;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -113,7 +114,17 @@ std::span<const Architecture* const> Architectures() {
                                       &kPhimoe,
                                       &kQwen25Omni,
                                       &kQwen3Omni,
-                                      &kSmolVlm};
+                                      &kSmolVlm,
+                                      &kStarcoder2,
+                                      &kPhi,
+                                      &kGptNeox,
+                                      &kGpt2,
+                                      &kOpt,
+                                      &kApertus,
+                                      &kInternLm2,
+                                      &kMiniCpm,
+                                      &kChatGlm,
+                                      &kFalcon};
   return kAll;
 }
 
@@ -140,6 +151,8 @@ const Architecture* FindArchitecture(std::string_view name) {
       is_headless ? fmt::format("{}ForCausalLM", name.substr(0, name.size() - kModel.size())) : std::string(name);
   for (const Architecture* architecture : Architectures()) {
     if (architecture->name == with_head || HasWord(architecture->other_name, name)) return architecture;
+    const bool is_name = architecture->name == name || architecture->name == with_head;
+    if (is_name || (!name.empty() && architecture->other_name == name)) return architecture;
   }
   return nullptr;
 }

@@ -193,7 +193,7 @@ LayerCount CountLayer(const ModelConfig& config, const LayerSpec& spec) {
   return {.attention = CountAttention(config, spec),
           .mlp = spec.moe ? CountMoe(config, spec)
                           : CountMlp(config.hidden, spec.intermediate_size, config.mlp.bias,
-                                     config.mlp.kind != MlpKind::kSquaredRelu)};
+                                     config.mlp.kind != MlpKind::kUngated)};
 }
 
 // The table and the layers' gates and projections.
@@ -201,6 +201,16 @@ BlockCount CountPerLayerInputs(const ModelConfig& config) {
   const int64_t width = config.hidden_size_per_layer_input, hidden = config.hidden;
   if (width == 0) return {};
   return {.matrices = 3 * config.layers * width * hidden, .vectors = config.layers * hidden + width};
+}
+
+int64_t CountPositions(const ModelConfig& config) {
+  if (config.names.positions.empty()) return 0;
+  return (config.position_offset + config.max_position) * config.hidden;
+}
+
+int64_t CountXielu(const ModelConfig& config) {
+  return config.mlp.kind == MlpKind::kUngated && config.mlp.pointwise == kernels::Pointwise::kXielu ? 2 * config.layers
+                                                                                                    : 0;
 }
 
 // Elements of the layers' matrices that a checkpoint has quantized, in formats that kernels read. The attention and the
@@ -216,12 +226,14 @@ int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>&
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     const LayerSpec& spec = config.layer_specs[layer];
     const auto is_quantized = [&](int stored, std::string_view module) {
-      return !quantization.IsIgnored(fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix,
-                                                 stored < 0 ? static_cast<int>(layer) : stored, module));
+      const TensorNames::Decoder& names = config.names.decoders.front();
+      return !quantization.IsIgnored(
+          fmt::format("{}{}.{}.{}", names.prefix, names.layers, stored < 0 ? static_cast<int>(layer) : stored, module));
     };
     const bool sparse = spec.moe && !config.names.sparse_mlp.empty();
-    const std::string mlp = fmt::format("{}.{}{}", sparse ? config.names.sparse_mlp : config.names.mlp,
-                                        spec.moe ? "experts.0." : "", config.names.down);
+    const std::string_view own = sparse ? config.names.sparse_mlp : config.names.mlp;
+    const std::string mlp =
+        fmt::format("{}{}{}{}", own, own.empty() ? "" : ".", spec.moe ? "experts.0." : "", config.names.down);
     if (is_quantized(spec.stored_attention, AttentionModule(config, spec))) count += layers[layer].attention.kept;
     if (is_quantized(spec.stored_mlp, mlp)) count += layers[layer].mlp.matrices;
   }
@@ -268,7 +280,8 @@ WeightCount CountWeights(const ModelConfig& config) {
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) +
                         per_layer_table,
           .vectors = vectors + (norms + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
-                     (config.layer_scalars ? config.layers : 0) + (config.lm_head_bias ? config.vocab : 0)};
+                     (config.layer_scalars ? config.layers : 0) + (config.lm_head_bias ? config.vocab : 0) +
+                     CountPositions(config) + CountXielu(config)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

@@ -273,6 +273,16 @@ std::vector<float> WeightReader::Values(const std::string& name, int64_t size) {
   return values;
 }
 
+float WeightReader::Scalar(const std::string& name) {
+  if (!HasShape(name, {})) return Values(name, 1).front();
+  const weights::TensorView& tensor = Tensor(name, {});
+  std::array<uint32_t, 1> bytes{};  // aligned
+  std::memcpy(bytes.data(), tensor.data.data(), std::min(sizeof bytes, tensor.data.size()));
+  const WeightView view{.data = bytes.data(), .dtype = TypeOf(tensor, name), .out = 1, .in = 1};
+  CheckFinite(view, name, WeightType::kF32, ops_.threads());
+  return ElementValue(view, 0);
+}
+
 std::vector<float> WeightReader::KeptValues(const std::string& name, int64_t size) {
   bytes_ += size * static_cast<int64_t>(sizeof(float));
   return Values(name, size);
@@ -288,7 +298,7 @@ Buffer WeightReader::Vector(const std::string& name, int64_t size, float offset,
   return buffer;
 }
 
-std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
+std::unique_ptr<kernels::Linear> WeightReader::Linear(std::span<const StackedWeight> stack, int64_t in, bool bias,
                                                       kernels::LinearKind kind) {
   std::vector<float> biases;
   if (bias) {
@@ -300,7 +310,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   for (const StackedWeight& weight : stack) quantized.push_back(FindQuantized(weight, in, bias));
   std::unique_ptr<kernels::Linear> linear;
   if (std::ranges::any_of(quantized, [](const auto& weight) { return weight != nullptr; })) {
-    linear = QuantizedLinear({stack.begin(), stack.size()}, quantized, in, biases, kind);
+    linear = QuantizedLinear(stack, quantized, in, biases, kind);
   } else {
     std::vector<WeightView> views;
     for (const StackedWeight& weight : stack) views.push_back(ReadWeight(weight, in));
@@ -317,12 +327,30 @@ bool WeightReader::AmplifiesRounding(std::string_view module) const {
 }
 
 WeightView WeightReader::ReadWeight(const StackedWeight& weight, int64_t in) {
-  WeightView view = Read(weight.module + ".weight", std::array{weight.TensorOut(), in});
+  WeightView view =
+      transposed_ ? ReadTransposed(weight, in) : Read(weight.module + ".weight", std::array{weight.TensorOut(), in});
   SetRowOrder(weight, view);
   const Rows rows = RowsOf(weight);
   view = view.Rows(weight.tensor_first + rows.first, rows.count);
   view.module = weight.module;
   return view;
+}
+
+WeightView WeightReader::ReadTransposed(const StackedWeight& weight, int64_t in) {
+  const int64_t out = weight.TensorOut();
+  const WeightView stored = Read(weight.module + ".weight", std::array{in, out});
+  std::vector<uint32_t>& values = aligned_.emplace_back(static_cast<size_t>(out * in));
+  constexpr int64_t kColumns = 64;  // at a time
+  auto transpose = [&](int64_t part, int) {
+    const int64_t first = part * kColumns, end = std::min(out, first + kColumns);
+    for (int64_t i = 0; i < in; ++i) {
+      for (int64_t o = first; o < end; ++o) {
+        values[static_cast<size_t>(o * in + i)] = std::bit_cast<uint32_t>(ElementValue(stored, i * out + o));
+      }
+    }
+  };
+  ops_.threads().ForEach(CeilDiv(out, kColumns), transpose);
+  return {.data = values.data(), .dtype = DType::kF32, .out = out, .in = in};
 }
 
 void WeightReader::CheckWeight(const WeightView& view, WeightType store) const {
@@ -341,7 +369,7 @@ void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int lay
   const auto is_spare = [&](std::string_view name) {
     if (name.starts_with(predictors + "_") || name.starts_with(predictors + ".")) return true;
     for (int layer = layers; layer < layers + spare; ++layer) {
-      if (name.starts_with(fmt::format("{}layers.{}.", names.prefix, layer))) return true;
+      if (name.starts_with(fmt::format("{}{}.{}.", names.prefix, names.layers, layer))) return true;
     }
     return false;
   };
@@ -349,9 +377,12 @@ void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int lay
     const std::string head = std::string(names.lm_head) + ".";
     const bool is_decoder = name.starts_with(names.prefix) || name.starts_with(head);
     // Old checkpoints carry the rope frequencies, or tables of them; a tied lm_head repeats the embeddings.
-    const bool is_rope_table = name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".rotary_emb.cos_cached") ||
-                               name.ends_with(".rotary_emb.sin_cached");
-    const bool known = is_rope_table || name == head + "weight" || IsKvScaleTensor(name);
+    const bool is_rope_table = name.ends_with(".rotary_emb.inv_freq") || name.ends_with("rotary_pos_emb.inv_freq") ||
+                               name.ends_with(".rotary_emb.cos_cached") || name.ends_with(".rotary_emb.sin_cached");
+    // Causal masks of GPT-2 and GPT-NeoX.
+    const bool is_mask = name.ends_with(".attn.bias") || name.ends_with(".attention.bias") ||
+                         name.ends_with(".attn.masked_bias") || name.ends_with(".attention.masked_bias");
+    const bool known = is_rope_table || is_mask || name == head + "weight" || IsKvScaleTensor(name);
     if (!is_decoder || known || read_.contains(name) || is_spare(name)) continue;
     throw InputError(fmt::format("{}: tensor {} would be ignored: config.json describes a model without it",
                                  checkpoint_.Name(), Quote(name)));

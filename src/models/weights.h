@@ -44,8 +44,14 @@ class WeightReader {
   bool HasShape(std::string_view name, std::span<const int64_t> shape) const;
   // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`: of each,
   // the rows of this rank (parallel::Partition).
-  std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
+  std::unique_ptr<kernels::Linear> Linear(std::span<const StackedWeight> stack, int64_t in, bool bias,
                                           kernels::LinearKind kind);
+  std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
+                                          kernels::LinearKind kind) {
+    return Linear(std::span(stack.begin(), stack.size()), in, bias, kind);
+  }
+  // True: Linear() takes weights that are stored [in][out], by elements.
+  void SetTransposed(bool transposed) noexcept { transposed_ = transposed; }
   // True if a linear layer keeps the module's weights in blocks that amplify the rounding of 8-bit activations.
   bool AmplifiesRounding(std::string_view module) const;
   // The rows of this rank of a matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`.
@@ -66,7 +72,9 @@ class WeightReader {
   weights::WeightView Elements(const std::string& name, std::span<const int64_t> shape, kernels::WeightType store);
   // A vector of `size` values as f32 on the host.
   std::vector<float> Values(const std::string& name, int64_t size);
-  // The same, to be kept on the host: counted in Bytes().
+  // A value of the shape [] or [1].
+  float Scalar(const std::string& name);
+  // As Values(), to be kept on the host: counted in Bytes().
   std::vector<float> KeptValues(const std::string& name, int64_t size);
   // A vector of `size` values plus `offset`, times `scale`, as f32 in the device's memory; with `rows`, [rows][size].
   Buffer Vector(const std::string& name, int64_t size, float offset = 0, double scale = 1, int64_t rows = 0);
@@ -85,6 +93,7 @@ class WeightReader {
  private:
   weights::WeightView Read(const std::string& name, std::span<const int64_t> shape);
   weights::WeightView ReadWeight(const StackedWeight& weight, int64_t in);
+  weights::WeightView ReadTransposed(const StackedWeight& weight, int64_t in);
   void CheckWeight(const weights::WeightView& view, kernels::WeightType store) const;
   // Null for a weight that is stored by elements or in blocks.
   std::unique_ptr<weights::QuantizedWeight> FindQuantized(const StackedWeight& weight, int64_t in, bool has_bias);
@@ -110,10 +119,12 @@ class WeightReader {
   const weights::QuantizationConfig quantization_;
   const bool keep_quantized_;
   const parallel::Communicator* ranks_;  // null: alone
+  bool transposed_ = false;
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
   std::vector<const weights::TensorView*> mapped_;  // read, and not released yet
-  std::vector<std::vector<uint32_t>> aligned_;      // copies of tensors that are misaligned in the file
+  // Copies of tensors that are misaligned in the file, and of transposed ones.
+  std::vector<std::vector<uint32_t>> aligned_;
 };
 
 // Element `i` of a weight stored by elements, in the order of the file.

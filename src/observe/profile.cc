@@ -132,9 +132,9 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(copy_);
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
-  void SquaredRelu(float* x, int64_t n) noexcept override {
+  void Activate(kernels::Pointwise activation, const kernels::Xielu& xielu, float* x, int64_t n) noexcept override {
     const Timer timer(activation_);
-    inner_->SquaredRelu(x, n);
+    inner_->Activate(activation, xielu, x, n);
   }
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                   int64_t width) noexcept override {

@@ -341,9 +341,13 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   ops_->AddGated(sum.as<float>(), gate.as<float>(), gate.as<float>() + 7, kRowCount, stride);
   ExpectClose(Download(sum), expected);
 
-  cpu_->SquaredRelu(expected.data(), std::ssize(x));
-  ops_->SquaredRelu(sum.as<float>(), std::ssize(x));
-  ExpectClose(Download(sum), expected);
+  const Xielu xielu{.alpha_p = 0.8F, .alpha_n = 0.3F, .beta = 0.5F};
+  for (const Pointwise activation :
+       {Pointwise::kGelu, Pointwise::kGeluTanh, Pointwise::kXielu, Pointwise::kSquaredRelu, Pointwise::kRelu}) {
+    cpu_->Activate(activation, xielu, expected.data(), std::ssize(x));
+    ops_->Activate(activation, xielu, sum.as<float>(), std::ssize(x));
+    ExpectClose(Download(sum), expected);
+  }
 
   cpu_->MulSigmoid(expected.data(), stride, x.data() + 3, stride, kRowCount, width);
   ops_->MulSigmoid(sum.as<float>(), stride, gate.as<float>() + 3, stride, kRowCount, width);

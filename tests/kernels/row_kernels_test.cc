@@ -126,13 +126,55 @@ TEST_P(RowTest, SquaredReluIsExact) {
   auto x = RandomValues(50000, 23);
   const auto before = x;
   x.push_back(-77.0F);
-  ops->SquaredRelu(x.data(), std::ssize(before));
+  ops->Activate(Pointwise::kSquaredRelu, {}, x.data(), std::ssize(before));
   for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(x[i], before[i] > 0 ? before[i] * before[i] : 0) << i;
   EXPECT_EQ(x.back(), -77.0F);
   std::vector<float> limits = {std::nanf(""), -INFINITY, INFINITY};
-  ops->SquaredRelu(limits.data(), 3);
+  ops->Activate(Pointwise::kSquaredRelu, {}, limits.data(), 3);
   EXPECT_TRUE(std::isnan(limits[0]));
   EXPECT_THAT(std::vector<float>(limits.begin() + 1, limits.end()), ::testing::ElementsAre(0, INFINITY));
+}
+
+// x, by the formulas in double.
+double ExactPointwise(Pointwise activation, const Xielu& xielu, double x) {
+  switch (activation) {
+    case Pointwise::kGelu:
+      return x * std::erfc(-x / std::numbers::sqrt2) / 2;
+    case Pointwise::kGeluTanh:
+      return x / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+    case Pointwise::kRelu:
+      return std::max(x, 0.0);
+    case Pointwise::kSquaredRelu:
+      return std::max(x, 0.0) * x;
+    case Pointwise::kXielu:
+      break;
+  }
+  return (x > 0 ? xielu.alpha_p * x * x : xielu.alpha_n * (std::expm1(x) - x)) + xielu.beta * x;
+}
+
+TEST_P(RowTest, ActivationsWithoutAGateMatchDouble) {
+  using kvanta::testing::kUnitF32;
+  const Xielu xielu{.alpha_p = 0.9F, .alpha_n = 1.7F, .beta = 0.5F};
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(2), *GetParam().table);
+  for (const Pointwise activation :
+       {Pointwise::kGelu, Pointwise::kGeluTanh, Pointwise::kRelu, Pointwise::kSquaredRelu, Pointwise::kXielu}) {
+    auto x = RandomValues(50000, 23, 5);  // several tasks
+    x[0] = -30;
+    const auto before = x;
+    x.push_back(-77.0F);
+    ops->Activate(activation, xielu, x.data(), std::ssize(before));
+    EXPECT_EQ(x.back(), -77.0F);
+    for (size_t i = 0; i < 500; ++i) {
+      const double value = before[i], expected = ExactPointwise(activation, xielu, value);
+      // The argument of an exponential of up to x^2 rounds; terms of opposite signs of up to |x| are added.
+      const double error = 8 * kUnitF32 * ((1 + value * value) * std::abs(expected) + std::abs(value));
+      ASSERT_NEAR(x[i], expected, error) << static_cast<int>(activation) << ", " << value;
+    }
+    std::vector<float> limits = {std::nanf(""), before[7]};
+    ops->Activate(activation, xielu, limits.data(), 2);
+    EXPECT_TRUE(std::isnan(limits[0]));
+    EXPECT_EQ(limits[1], x[7]);
+  }
 }
 
 TEST_P(RowTest, SiluMulMatchesDouble) {

@@ -369,7 +369,7 @@ struct BadValue {
 
 TEST(Config, ErrorsNameKeyValueAndAlternatives) {
   for (const auto& [key, value, message] : std::initializer_list<BadValue>{
-           {"architectures", "[\"GPT2LMHeadModel\"]", "known ones: "},
+           {"architectures", "[\"BloomForCausalLM\"]", "known ones: "},
            {"architectures", "[3]", "a list with a class, such as 'LlamaForCausalLM'"},
            {"model_type", "\"qwen2\"", "expected 'llama'"},
            {"hidden_size", "-64", "key 'hidden_size' is -64; expected an integer from 1 to"},

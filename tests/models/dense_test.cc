@@ -60,7 +60,7 @@ json Phi3() {
 TEST(Phi3Config, LongRopeOfBothGenerations) {
   const ModelConfig first = Parse(Phi3());
   const RopeSpec rope = first.layer_specs[0].rope;
-  EXPECT_TRUE(first.qkv_fused && first.mlp.kind == MlpKind::kFusedGate);
+  EXPECT_TRUE(first.qkv_layout == QkvLayout::kConcatenated && first.mlp.kind == MlpKind::kFusedGate);
   EXPECT_DOUBLE_EQ(first.rms_eps, 1e-5) << "the class's default";
   EXPECT_EQ(first.max_position, 512) << "scaling included";
   EXPECT_EQ(rope.type, RopeType::kLongRope);
@@ -197,7 +197,8 @@ TEST(GlmConfig, HalfTheChannelsInPairsOfNeighbours) {
   const ModelConfig glm = Parse(config);
   EXPECT_EQ(glm.layer_specs[0].rope.rotary_dim, 8) << "the class's default";
   EXPECT_TRUE(glm.layer_specs[0].rope.interleaved);
-  EXPECT_TRUE(glm.qkv_bias && !glm.o_bias && glm.mlp.kind == MlpKind::kFusedGate && !glm.qkv_fused);
+  EXPECT_TRUE(glm.qkv_bias && !glm.o_bias && glm.mlp.kind == MlpKind::kFusedGate &&
+              glm.qkv_layout == QkvLayout::kSeparate);
   EXPECT_DOUBLE_EQ(glm.rms_eps, 1.5625e-7);
   EXPECT_EQ(glm.names.post_attention_norm, "");
   config["partial_rotary_factor"] = 0.25;

@@ -155,12 +155,15 @@ TEST(CohereConfig, ParallelBlocksAndLayerNorm) {
 
 TEST(NemotronConfig, SquaredRelu) {
   const json arcee = Base("ArceeForCausalLM", "arcee"), nemotron = Base("NemotronForCausalLM", "nemotron");
-  EXPECT_TRUE(Parse(arcee).mlp.kind == MlpKind::kSquaredRelu && Parse(arcee).norm == NormKind::kRms);
+  EXPECT_TRUE(Parse(arcee).mlp.kind == MlpKind::kUngated && Parse(arcee).norm == NormKind::kRms);
+  for (const json& base : {arcee, nemotron}) {
+    EXPECT_EQ(Parse(base).mlp.pointwise, kernels::Pointwise::kSquaredRelu) << "the class's default";
+  }
   const ModelConfig config = Parse(nemotron);
-  EXPECT_TRUE(config.mlp.kind == MlpKind::kSquaredRelu && config.norm == NormKind::kLayerWithBias);
+  EXPECT_TRUE(config.mlp.kind == MlpKind::kUngated && config.norm == NormKind::kLayerWithBias);
   EXPECT_EQ(config.norm_weight_offset, 1);
   EXPECT_EQ(config.layer_specs[0].rope.rotary_dim, 8) << "the class's default";
-  for (const json& base : {arcee, nemotron}) ExpectRefused(With(base, "hidden_act", "silu"), "expected relu2");
+  for (const json& base : {arcee, nemotron}) ExpectRefused(With(base, "hidden_act", "silu"), "expected gelu, gelu_new");
 }
 
 TEST(StableLmConfig, BlocksOneAfterTheOtherOrSideBySide) {

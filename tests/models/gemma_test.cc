@@ -101,7 +101,11 @@ TEST(Gemma3Config, Errors) {
   EXPECT_THAT(error(), HasSubstr("'text_config.hidden_activation' is 'gelu'; expected silu or gelu_pytorch_tanh"));
   config = Gemma3();
   config["text_config"]["use_bidirectional_attention"] = true;
-  EXPECT_THAT(error(), HasSubstr("expected false"));
+  EXPECT_THAT(error(), HasSubstr("expected false: attention in both directions is not supported"));
+  config = {{"architectures", {"Gemma3TextModel"}},  // EmbeddingGemma
+            {"model_type", "gemma3_text"},
+            {"use_bidirectional_attention", true}};
+  EXPECT_THAT(error(), HasSubstr("'use_bidirectional_attention' is true; expected false: attention in both"));
   config = Gemma3();
   config.erase("text_config");
   EXPECT_THAT(error(), HasSubstr("'text_config' is missing"));

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gguf
+import gguf_dense
 import gguf_gemma4
 import gguf_hybrids
 import gguf_kimi
@@ -13,7 +14,11 @@ import gguf_mamba2
 
 _COUNTED = ("num_local", "num", "n_routed", "moe_num")  # keys of the number of experts
 _SHARED = ("n_shared", "num_shared", "moe_num_shared")
-_LAYER_NORM_EPS = {**dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"), "nemotron": "norm_eps"}
+_LAYER_NORM_EPS = {
+    **dict.fromkeys(("cohere", "cohere2", "stablelm"), "layer_norm_eps"),
+    "nemotron": "norm_eps",
+    **gguf_dense.LAYER_NORM_EPS,
+}
 _USED = {
     "ernie4_5_moe": "moe_k",
     "gemma4_text": "top_k_experts",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_dense
 import gguf_gemma4
 import gguf_hybrids
 import gguf_kimi
@@ -89,9 +90,10 @@ ARCHITECTURES = {
     "olmo2": "OLMO2",
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
+    **gguf_dense.ARCHITECTURES,
 }
 _NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"}
-_PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3", "ARCEE"}
+_PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3", "ARCEE"} | gguf_dense.PAIRED_ROPE
 _GRANITE_WITH_EXPERTS = {"GRANITE_MOE", "GRANITE_HYBRID"}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -103,11 +105,14 @@ class Source:
     folder: Path
     other_arch: str = ""
     """Replacement for the one that ARCHITECTURES has."""
+    fuses_qkv: bool = False
+    """The file has q, k and v of a layer in one matrix; its values are not rounded."""
     config: dict[str, Any] = field(init=False)
     tensors: dict[str, Array] = field(init=False)
 
     def __post_init__(self) -> None:
         self.config = json.loads((self.folder / "config.json").read_text())
+        self.config = gguf_dense.common_config(self.config)
         if "layers_block_type" in self.config:
             self.config["num_hidden_layers"] = len(self.config["layers_block_type"])
         self.config = gguf_kimi.with_common_names(self.config)
@@ -166,6 +171,8 @@ def _parts(source: Source) -> dict[str, Array]:
             parts[gguf_gemma4.part_name(name)] = values
         elif expert:
             stacks.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = values
+        elif (of_dense := gguf_dense.parts(config, name, values)) is not None:
+            parts.update(of_dense)
         elif short_conv := gguf_lfm2.part(name, values):
             parts[short_conv[0]] = short_conv[1]
         elif (of_mamba2 := gguf_mamba2.parts(config, name, values)) is not None:
@@ -220,7 +227,7 @@ def _back(source: Source, name: str, values: Array) -> None:
     """Puts a part's values into the checkpoint's tensors."""
     if gguf_mamba2.is_kept(name) or gguf_hybrids.back(source.config, source.tensors, name, values):
         return
-    if gguf_lfm2.back(source.tensors, name, values):
+    if gguf_lfm2.back(source.tensors, name, values) or gguf_dense.back(source.config, source.tensors, name, values):
         return
     name = name if source.arch != "GEMMA4" else gguf_gemma4.tensor_name(source.tensors, name)
     if name in source.tensors:
@@ -301,10 +308,17 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
     is_deepseek32 = source.config["model_type"] == "deepseek_v32"
     writer = gguf.GGUFWriter(path, "deepseek32" if is_deepseek32 else gguf.MODEL_ARCH_NAMES[arch])
     add_config(writer, source.config, source.arch)
+    gguf_dense.add_config(writer, source.config, source.tensors)
     write_tokenizer(writer, source.config["vocab_size"])
     names = gguf.get_tensor_name_map(arch, source.config["num_hidden_layers"])
     plus_one = source.config["model_type"] in _NORMS_PLUS_ONE
-    for name, values in _parts(source).items():
+    parts = _parts(source)
+    if source.fuses_qkv:
+        parts = gguf_dense.fused(source.config, parts, source.arch in _PAIRED_ROPE)
+    for name, values in parts.items():
+        if name.startswith("blk."):
+            writer.add_tensor(name, values)
+            continue
         target = gguf_gemma4.target(name) or names.get_name(
             _expert_names(source, name), try_suffixes=(".weight", ".bias")
         )

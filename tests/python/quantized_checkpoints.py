@@ -163,13 +163,28 @@ LAYOUTS = {
 _FUSED_EXPERTS = re.compile(r"(.+\.(?:feed_forward|layers\.\d+\.mlp)\.experts)\.(gate_up|down)_proj")
 
 
+_FURTHER_LINEAR = r"\.dense|dense_h_to_4h|dense_4h_to_h|\.fc[12]|\.c_fc|query_key_value|\.wqkv|\.wo"
+
+
 def is_quantized(name: str, tensor: torch.Tensor) -> bool:
     """Linear layers of the language model's layers, except for routers and small projections of recurrent layers and
     of indexers."""
     linear = (
-        re.search(r"((?<!weights)_proj|_proj_qkvz?|_proj_z|\.w[123]|\.wq_b|\.wk|put_linear)\.weight$", name) is not None
+        re.search(
+            r"((?<!weights)_proj|_proj_qkvz?|_proj_z|\.w[123]|\.wq_b|\.wk|put_linear|"
+            + _FURTHER_LINEAR
+            + r")\.weight$",
+            name,
+        )
+        is not None
     )
-    return ".layers." in name and "vision" not in name and "audio" not in name and linear and tensor.dim() == 2
+    return (
+        (".layers." in name or ".h." in name)
+        and "vision" not in name
+        and "audio" not in name
+        and linear
+        and tensor.dim() == 2
+    )
 
 
 def _has_inputs_first(name: str) -> bool:

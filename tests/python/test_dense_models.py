@@ -51,6 +51,19 @@ def test_evaluation(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert 0 < rows["int8"]["kl_mean"] < rows["fp8"]["kl_mean"]
 
 
+def test_chunks_batches_and_hits_keep_the_bits(folder: Path) -> None:
+    whole = LLM(folder, kv_cache_dtype="int4", max_num_batched_tokens=192, **OPTIONS)
+    chunked = LLM(folder, kv_cache_dtype="int4", max_num_batched_tokens=64, **OPTIONS)
+    np.testing.assert_array_equal(chunked.logits(TOKENS), whole.logits(TOKENS))
+    prompts = [[int(token) for token in TOKENS[:count]] for count in (150, 70, 33, 1)]
+    params = SamplingParams(max_tokens=8, temperature=0, logprobs=4, ignore_eos=True)
+    alone = [whole.generate([prompt], params)[0].outputs[0] for prompt in prompts]
+    for _ in range(2):  # the second time with hits
+        for output, expected in zip(chunked.generate(prompts, params), alone, strict=True):
+            assert output.outputs[0].token_ids == expected.token_ids
+            assert output.outputs[0].logprobs == expected.logprobs
+
+
 def test_decode_continues_as_a_prompt_of_the_same_tokens(folder: Path) -> None:
     """Rows of one token, from the cache: the bits are those of one long prompt."""
     llm = LLM(folder, kv_cache_dtype="int8", **OPTIONS)

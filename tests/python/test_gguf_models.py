@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_dense
 import gguf_gemma4
 import gguf_kimi
 import gguf_lfm2
@@ -147,6 +148,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False},
         },
     ),
+    **gguf_dense.MODELS,
     **MODELS_WITH_EXPERTS,
     **gguf_gemma4.MODELS,
     **gguf_lfm2.MODELS,
@@ -201,13 +203,35 @@ def test_float32_logits_equal_transformers(
     record_support(file, f"GGUF {kind}")
 
 
-@pytest.mark.parametrize(("model", "arch"), [("qwen2", "QWEN2VL"), ("qwen3", "QWEN3VL"), ("qwen3_moe", "QWEN3VLMOE")])
-def test_language_models_of_qwen_vl(model: str, arch: str, tmp_path: Path) -> None:
-    """A file has the language model alone, with Qwen2's or Qwen3's layers."""
+@pytest.mark.parametrize(
+    ("model", "arch"),
+    [
+        ("qwen2", "QWEN2VL"),
+        ("qwen3", "QWEN3VL"),
+        ("qwen3_moe", "QWEN3VLMOE"),
+        ("llama", "INTERNLM2"),
+        ("granite", "MINICPM"),
+    ],
+)
+def test_architectures_of_another_class(model: str, arch: str, tmp_path: Path) -> None:
+    """Qwen-VL: a file has the language model alone. InternLM2 and MiniCPM: the arithmetic of Llama and Granite."""
     architecture, settings = MODELS[model]
+    if arch == "MINICPM":  # its attention has no factor of its own
+        settings = settings | {"attention_multiplier": 0.25}
     source = gguf_models.make_source(tmp_path / "source", architecture, **settings)
     source.other_arch = arch
     assert float32_error(gguf_models.write(source, tmp_path / "m.gguf"), source) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize("model", ["llama_biases", "qwen2", "gemma2", "starcoder2", "phi", "glm"])
+def test_q_k_and_v_in_one_matrix(model: str, tmp_path: Path) -> None:
+    """Files of every architecture may have them, as llama.cpp reads them."""
+    architecture, settings = MODELS[model]
+    source = gguf_models.make_source(tmp_path / "source", architecture, **settings)
+    source.fuses_qkv = True
+    file = gguf_models.write(source, tmp_path / "m.gguf")
+    assert "blk.0.attn_qkv.weight" in {tensor.name for tensor in gguf.GGUFReader(file).tensors}
+    assert float32_error(file, source) < tolerance.F32_LOGITS
 
 
 # NVFP4 also has scales of whole tensors, which no architecture here has names for.

@@ -166,7 +166,7 @@ def test_metadata_that_does_not_fit(extra: dict[str, Any], reason: str, tmp_path
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"general.architecture": "gpt2"}, "architecture 'gpt2'; known: llama"),
+        ({"general.architecture": "bloom"}, "architecture 'bloom'; known: llama"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer 't5'; known"),
         ({"tokenizer.ggml.eos_token_id": 300}, "outside the vocabulary"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "entries"),

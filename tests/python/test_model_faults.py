@@ -175,7 +175,10 @@ def test_a_small_fault_in_16_bits_is_noticed(
         (edit_config(num_key_value_heads=1), r"shape \[32, 64\]; config.json asks for \[16, 64\]"),
         (edit_config(num_hidden_layers=4), "no tensor 'model.layers.3"),
         (edit_config(num_hidden_layers=2), "'model.layers.2.*would be ignored"),
-        (edit_config(architectures=["GPT2LMHeadModel"]), "unknown architecture 'GPT2LMHeadModel'; the nearest of the"),
+        (
+            edit_config(architectures=["BloomForCausalLM"]),
+            "unknown architecture 'BloomForCausalLM'; the nearest of the",
+        ),
         (edit_config(**{"rope_parameters.rope_type": "ntk"}), "yarn, longrope or proportional"),
     ],
 )

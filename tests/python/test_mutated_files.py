@@ -18,6 +18,7 @@ import tiny_classes
 import tiny_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from published_layouts import layout_of, publish_config
 
 from kvanta import InputError, ResourceError, _core
 from kvanta.checkpoint.checks import check_model_folder
@@ -170,6 +171,8 @@ def stories(folder: Path) -> None:
 def config_of(architecture: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         tiny_classes.make_of_class(architecture).config.save_pretrained(folder)
+        if layout := layout_of(architecture):
+            publish_config(folder, layout)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture], "dtype": "bfloat16"}))
 

@@ -38,6 +38,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], tuple[int, ...]]]
         (2,),
     ),
     "side by side": (lambda folder: saved("FalconH1", folder), {}, (2,)),
+    "learned positions": (lambda folder: saved("GPT2", folder), {}, (2,)),
     "GGUF": (lambda folder: blocks(folder, "Q4_K"), {"kv_cache_dtype": "int4"}, (2,)),
     "GGUF experts": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}, (2,)),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel"), {"kv_cache_dtype": "nvfp4"}, (2,)),

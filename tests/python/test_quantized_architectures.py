@@ -14,16 +14,20 @@ import torch
 import transformers
 from logits_oracle import largest_error, logits, rms_error
 from model_support import RecordSupport
+from published_layouts import LAYOUTS, layout_of, unpublish
 
 from kvanta import LLM, _core
 from kvanta.fleet.plan import plan
 
 TOKENS = np.random.default_rng(3).integers(0, tiny_models.VOCAB, 70).astype(np.int32)
-# GPT-OSS has its own MXFP4 (test_mxfp4_experts.py).
-ARCHITECTURES = [name for name in _core.architectures() if name != "GptOssForCausalLM"]
+# GPT-OSS has its own MXFP4 (test_mxfp4_experts.py); GPT-2's matrices are no linear layers, which quantizers take.
+ARCHITECTURES = [name for name in _core.architectures() if name not in ("GptOssForCausalLM", "GPT2LMHeadModel")]
 
 
 def load_twin(folder: Path, architecture: str) -> transformers.PreTrainedModel:
+    if layout := layout_of(architecture):
+        unpublish(folder, layout)
+        architecture = f"{LAYOUTS[layout].base}ForCausalLM"
     model: transformers.PreTrainedModel = getattr(transformers, architecture).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )

@@ -75,6 +75,11 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "scales": (scale_file, {"kv_cache_dtype": "k=fp8_e4m3+mean+outliers=2,v=fp8_e4m3"}),
     "klt3": (with_tokenizer, {"kv_cache_dtype": "k=klt3,v=int4"}),
     "Nemotron": (lambda folder: saved("Nemotron", folder), {"weight_dtype": "int8"}),
+    "GPTNeoX": (lambda folder: saved("GPTNeoX", folder), {"kv_cache_dtype": "int4"}),
+    "GPT2": (lambda folder: saved("GPT2", folder), {"weight_dtype": "int8"}),
+    "InternLM2": (lambda folder: saved("InternLM2", folder, attention_bias=True), {"kv_cache_dtype": "int8"}),
+    "InternLM2 FP8": (lambda folder: quantized(folder, "ct_fp8_channel", "InternLM2"), {}),
+    "Phi GGUF": (lambda folder: gguf_file(folder, "Phi", "Q8_0"), {}),
     "DeepseekV3": (lambda folder: saved("DeepseekV3", folder), {"kv_cache_dtype": "mla_int4"}),
     "DeepseekV32": (
         lambda folder: saved("DeepseekV32", folder),

@@ -10,6 +10,7 @@ import tiny_models
 import tiny_multimodal
 import tiny_text_and_images
 import transformers
+from published_layouts import layout_of
 
 
 def make_qwen3_vl_moe(**settings: Any) -> transformers.PreTrainedModel:
@@ -107,6 +108,8 @@ def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
         settings["head_dim"] = settings["qk_nope_head_dim"] + settings["qk_rope_head_dim"]
     if name.startswith("Phimoe"):  # two experts, and no jumps of their weights
         settings |= {"num_local_experts": 2, "num_experts_per_tok": 2, "router_jitter_noise": 0.0}
+    if layout := layout_of(name):
+        return tiny_models.make_model(layout, **settings)
     if name.endswith("ForConditionalGeneration"):
         return MULTIMODAL[name.removesuffix("ForConditionalGeneration")](**settings)
-    return tiny_models.make_model(name.removesuffix("ForCausalLM"), **settings)
+    return tiny_models.make_model(name.removesuffix("ForCausalLM").removesuffix("LMHeadModel"), **settings)

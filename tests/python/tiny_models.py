@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import published_layouts
+import tiny_dense
 import safetensors.torch
 import torch
 import transformers
 from numpy.typing import NDArray
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward  # Llama's, and a softcap
+from transformers.pytorch_utils import Conv1D
 
 VOCAB = 96
 SIZES = {
@@ -256,6 +261,7 @@ GEMMA4 = {
     "hidden_activation": "gelu_pytorch_tanh",
     "final_logit_softcapping": 1.0,
 }
+SETTINGS |= tiny_dense.SETTINGS
 SETTINGS["Gemma4"] = GEMMA4
 SETTINGS["Gemma4Unified"] = {key: value for key, value in GEMMA4.items() if "per_layer_input" not in key}
 GATED_DELTA_NET = {
@@ -359,6 +365,7 @@ CONFIGS = {
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
 }
+PEAKED = ("q_proj", "q_b_proj", "k_proj", "qkv_proj", "query_key_value", "c_attn")  # parts of names
 CORRECTION_BIASES = ("e_score_correction_bias", "expert_bias")  # buffers
 FIRST = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Gemma4Unified"]
 HYBRIDS = [
@@ -376,6 +383,7 @@ HYBRIDS = [
 DENSE = [
     *("Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3", "SeedOss", "Ernie4_5"),
     *("Exaone4", "HunYuanDenseV1", "Cwm", "HyperCLOVAX", "Cohere", "Cohere2", "Arcee", "Nemotron", "StableLm"),
+    *tiny_dense.ARCHITECTURES,
 ]
 WITH_EXPERTS = [
     *("Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4", "Glm4MoeLite", "MiniMaxM2", "Ernie4_5_Moe"),
@@ -386,9 +394,25 @@ WITH_EXPERTS = [
 
 def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
     """A model whose every part matters: attention is peaked, norms differ from one, biases from zero."""
-    config_class = getattr(transformers, CONFIGS.get(architecture, f"{architecture}Config"))
-    config = config_class(**copy.deepcopy({**SIZES, **SETTINGS.get(architecture, {}), **settings}))
-    return fill(getattr(transformers, f"{architecture}ForCausalLM")(config), seed)
+    layout = published_layouts.LAYOUTS.get(architecture)
+    base = layout.base if layout else architecture
+    if architecture == "MiniCPM":  # its attention has no factor of its own
+        all_settings = SIZES | settings
+        head_dim = settings.get("head_dim") or all_settings["hidden_size"] // all_settings["num_attention_heads"]
+        settings = {**settings, "attention_multiplier": head_dim**-0.5}
+    settings = tiny_dense.own_keys(architecture, {**SIZES, **SETTINGS.get(architecture, {}), **settings})
+    model = fill(class_of(base)(config_class_of(base)(**copy.deepcopy(settings))), seed)
+    if layout:
+        model.published_layout = architecture
+    return model
+
+
+def config_class_of(architecture: str) -> Any:
+    return getattr(transformers, CONFIGS.get(architecture, f"{architecture}Config"))
+
+
+def class_of(architecture: str) -> Any:
+    return getattr(transformers, tiny_dense.CLASSES.get(architecture, f"{architecture}ForCausalLM"))
 
 
 def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
@@ -404,7 +428,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 parameter.copy_(1 + 0.3 * noise)
             elif name.endswith("A_log"):
                 parameter.copy_(noise - 3)  # so that a state remembers dozens of tokens
-            elif "norm" in name or name.endswith(("router.scale", "per_expert_scale")):
+            elif "norm" in name or ".ln_" in name or name.endswith(("router.scale", "per_expert_scale")):
                 parameter.copy_(norm_center + 0.3 * noise)
                 if type(model).__name__.startswith("Gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
                     parameter.mul_(0.5)  # its attention has no scale
@@ -421,7 +445,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
             elif "lm_head" in name:
                 parameter.copy_(0.3 * noise)
             else:
-                gain = 2.0 if any(part in name for part in ("q_proj", "q_b_proj", "k_proj", "qkv_proj")) else 1.0
+                gain = 2.0 if any(part in name for part in PEAKED) else 1.0
                 parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith(CORRECTION_BIASES):
@@ -433,6 +457,12 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
 
 
 def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    layout = published_layouts.layout_of(json.loads((folder / "config.json").read_text())["architectures"][0])
+    if layout:
+        with tempfile.TemporaryDirectory() as temporary:
+            copied = shutil.copytree(folder, Path(temporary) / "model")
+            published_layouts.unpublish(copied, layout)
+            return load(copied, dtype)
     # transformers' table of language models lacks Mistral 4.
     is_mistral4 = json.loads((folder / "config.json").read_text())["model_type"] == "mistral4"
     model_class: Any = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
@@ -446,6 +476,8 @@ def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype =
     stored.to(dtype).save_pretrained(folder, **options)
     if type(model).__name__.startswith("Kimi"):
         _rename_blocks(folder / "model.safetensors")
+    if hasattr(model, "published_layout"):
+        published_layouts.publish(folder, model.published_layout)
     biases = [buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION_BIASES)]
     with torch.no_grad():
         for parameter in [*model.parameters(), *biases]:
@@ -477,6 +509,8 @@ def rounded_logits(
     """The same in float32, but with the inputs of linear layers and K and V rounded, as the engine rounds them."""
 
     def attend(module, query, key, value, *arguments, **others):  # type: ignore[no-untyped-def]
+        if not hasattr(module, "num_key_value_groups"):
+            module.num_key_value_groups = 1
         return eager_attention_forward(
             module, query, key.to(cache).float(), value.to(cache).float(), *arguments, **others
         )
@@ -484,7 +518,7 @@ def rounded_logits(
     transformers.AttentionInterface.register("rounded", attend)
     transformers.AttentionMaskInterface.register("rounded", eager_mask)
     model.config._attn_implementation = "rounded"
-    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    linear = [module for module in model.modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
     hooks = [module.register_forward_pre_hook(lambda _, x: (x[0].to(inputs).float(),)) for module in linear]
     try:
         return expected_logits(model, tokens)
@@ -513,7 +547,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 def as_first_generation(folder: Path) -> None:
     """Rewrites config.json as transformers 4 wrote it."""
     config = json.loads((folder / "config.json").read_text())
-    rope = config.pop("rope_parameters")
+    rope = config.pop("rope_parameters", None) or {"rope_type": "default", "rope_theta": config.pop("rope_theta", None)}
     if "sliding_attention" in rope:  # Gemma 3, OLMo 3
         if config["model_type"] != "olmo3":
             config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
@@ -521,6 +555,9 @@ def as_first_generation(folder: Path) -> None:
     config["rope_theta"] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "gpt_neox":
+        config["rotary_pct"] = config.pop("partial_rotary_factor")
+        config["rotary_emb_base"] = config.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
     if config["model_type"] not in ("ministral", "olmo3", "exaone4", "cwm", "cohere2"):

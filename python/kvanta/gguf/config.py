@@ -13,7 +13,12 @@ from kvanta.gguf.metadata import Metadata
 from kvanta.gguf.recurrent_families import kv_heads_of_layers
 
 # Architectures that may rotate a part of each head.
-_PARTLY_ROTATED = {"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe", "minimax-m2", "nemotron", "stablelm"}
+_PARTLY_ROTATED = {
+    *("phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe", "minimax-m2", "nemotron", "stablelm"),
+    *("phi2", "gptneox", "chatglm"),
+}
+_WITHOUT_ROPE = {"gpt2"}
+_WITH_LONGROPE = ("phi3", "phimoe", "minicpm")
 
 
 def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:
@@ -41,11 +46,12 @@ def _rope_scaling(metadata: Metadata, rotated: int, theta: float) -> dict[str, A
         return _llama3_scaling(metadata, metadata.values(freqs).astype(np.float64).ravel(), rotated, theta)
     # llama.cpp scales linearly where the file names no type, and knows an older key.
     kind = metadata.text(f"{metadata.architecture}.rope.scaling.type", "linear")
-    if kind == "none" or (kind == "longrope" and metadata.architecture in ("phi3", "phimoe")):
+    if kind == "none" or (kind == "longrope" and metadata.architecture in _WITH_LONGROPE):
         return None  # families.py reads the factors of longrope
     if kind not in ("linear", "yarn"):
         raise InputError(
-            f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3, Phi-3's longrope"
+            f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3, "
+            f"longrope of {' and '.join(_WITH_LONGROPE)}"
         )
     factor_key = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
     is_scaled = metadata.value(f"{metadata.architecture}.{factor_key}") not in (None, 0)
@@ -71,7 +77,7 @@ def _check_heads(metadata: Metadata, config: dict[str, Any], rotated: int) -> No
         raise InputError(f"{metadata.path} has values of another size than its keys, which is not supported")
     if metadata.architecture in _PARTLY_ROTATED:
         config["partial_rotary_factor"] = rotated / head_dim
-    elif rotated != head_dim:
+    elif rotated != head_dim and metadata.architecture not in _WITHOUT_ROPE:
         raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
 
 

@@ -102,11 +102,11 @@ def _write_index(metadata: Metadata, folder: Path) -> None:
         ],
         "tensors": tensors,
     }
-    if others:
+    if others or weights.from_keys:
         index["converted"] = CONVERTED_FILE
         shapes = weights.shapes(others)
         # Vectors are few, and read as f32 in any case.
-        types_of = {name: "F32" if len(shape) == 1 else "BF16" for name, shape in shapes.items()}
+        types_of = {name: "F32" if len(shape) < 2 else "BF16" for name, shape in shapes.items()}
         write_safetensors(folder / CONVERTED_FILE, shapes, weights.values(others), types_of)
     _write_json(folder / INDEX_FILE, index)
 

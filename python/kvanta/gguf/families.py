@@ -16,6 +16,18 @@ from kvanta.gguf.deepseek import (
     experts,
     glm_dsa,
 )
+from kvanta.gguf.dense_families import (
+    apertus,
+    falcon,
+    gpt2,
+    gptneox,
+    minicpm,
+    phi2,
+    phi3,
+    squared_relu,
+    stablelm,
+    starcoder2,
+)
 from kvanta.gguf.expert_families import afmoe, hunyuan_moe, mimo2, mistral4
 from kvanta.gguf.gemma4 import gemma4
 from kvanta.gguf.kimi_linear import kimi_linear
@@ -180,16 +192,6 @@ def _gemma1(_metadata: Metadata, config: Config) -> None:
     config["hidden_act"] = "gelu_pytorch_tanh"
 
 
-def _stablelm(metadata: Metadata, config: Config) -> None:
-    config["use_qkv_bias"] = "blk.0.attn_q.bias" in metadata.tensors
-    # As in llama.cpp, whatever the file's key says.
-    config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in metadata.tensors
-
-
-def _squared_relu(_metadata: Metadata, config: Config) -> None:
-    config["hidden_act"] = "relu2"
-
-
 def _gpt_oss(metadata: Metadata, config: Config) -> None:
     experts(metadata, config, "num_local_experts")
     config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
@@ -197,20 +199,6 @@ def _gpt_oss(metadata: Metadata, config: Config) -> None:
     config |= {"attention_bias": True, "swiglu_limit": 7.0}
     if config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
-
-
-def _phi3(metadata: Metadata, config: Config) -> None:
-    config["original_max_position_embeddings"] = metadata.size(
-        "rope.scaling.original_context_length", config["max_position_embeddings"]
-    )
-    if metadata.has("attention.sliding_window"):
-        window = metadata.count("attention.sliding_window")
-        config["sliding_window"] = window if 0 < window < config["max_position_embeddings"] else None
-    factors = {f"{name}_factor": metadata.tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
-    if all(tensor is not None for tensor in factors.values()):
-        config["rope_scaling"] = {"rope_type": "longrope"} | {
-            name: metadata.values(tensor).ravel().tolist() for name, tensor in factors.items() if tensor is not None
-        }
 
 
 def _glm4_moe(metadata: Metadata, config: Config) -> None:
@@ -279,7 +267,7 @@ def _mistral3(metadata: Metadata, config: Config) -> None:
 
 
 def _phimoe(metadata: Metadata, config: Config) -> None:
-    _phi3(metadata, config)
+    phi3(metadata, config)
     experts(metadata, config, "num_local_experts")
     config["lm_head_bias"] = "output.bias" in metadata.tensors
     if config["rope_scaling"] is not None:  # not in the file: of the published model
@@ -310,11 +298,21 @@ ARCHITECTURES = {
     "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _as_in_common),
     "command-r": Family("CohereForCausalLM", "cohere", command_r, layer_norm_eps="layer_norm_eps"),
     "cohere2": Family("Cohere2ForCausalLM", "cohere2", cohere2, layer_norm_eps="layer_norm_eps"),
-    "arcee": Family("ArceeForCausalLM", "arcee", _squared_relu),
-    "nemotron": Family("NemotronForCausalLM", "nemotron", _squared_relu, layer_norm_eps="norm_eps"),
-    "stablelm": Family("StableLmForCausalLM", "stablelm", _stablelm, layer_norm_eps="layer_norm_eps"),
+    "arcee": Family("ArceeForCausalLM", "arcee", squared_relu),
+    "nemotron": Family("NemotronForCausalLM", "nemotron", squared_relu, layer_norm_eps="norm_eps"),
+    "stablelm": Family("StableLmForCausalLM", "stablelm", stablelm, layer_norm_eps="layer_norm_eps"),
+    "starcoder2": Family("Starcoder2ForCausalLM", "starcoder2", starcoder2, layer_norm_eps="norm_epsilon"),
+    "phi2": Family("PhiForCausalLM", "phi", phi2, layer_norm_eps="layer_norm_eps"),
+    "gptneox": Family("GPTNeoXForCausalLM", "gpt_neox", gptneox, layer_norm_eps="layer_norm_eps"),
+    "gpt2": Family("GPT2LMHeadModel", "gpt2", gpt2, layer_norm_eps="layer_norm_epsilon"),
+    "falcon": Family("FalconForCausalLM", "falcon", falcon, layer_norm_eps="layer_norm_epsilon"),
+    "apertus": Family("ApertusForCausalLM", "apertus", apertus),
+    # The arithmetic of other classes.
+    "internlm2": Family("LlamaForCausalLM", "llama", _as_in_common),
+    "minicpm": Family("GraniteForCausalLM", "granite", minicpm),
+    "chatglm": Family("GlmForCausalLM", "glm", _as_in_common),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", _gpt_oss, has_experts=True),
-    "phi3": Family("Phi3ForCausalLM", "phi3", _phi3),
+    "phi3": Family("Phi3ForCausalLM", "phi3", phi3),
     "deepseek2": Family("DeepseekV2ForCausalLM", "deepseek_v2", deepseek2, has_experts=True, is_latent=True),
     "deepseek32": Family("DeepseekV32ForCausalLM", "deepseek_v32", deepseek32, has_experts=True, is_latent=True),
     "glm-dsa": Family("GlmMoeDsaForCausalLM", "glm_moe_dsa", glm_dsa, has_experts=True, is_latent=True),

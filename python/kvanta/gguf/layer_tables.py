@@ -5,18 +5,24 @@ The letters of sizes are those of `tensor_names.sizes`; GGUF leaves out sizes of
 
 from __future__ import annotations
 
-from kvanta.gguf import expert_tables, mamba2_tables, recurrent_tables
+from kvanta.gguf import dense_tables, expert_tables, mamba2_tables, recurrent_tables
 
 TOP = """
 token_embd     model.embed_tokens   v,h
-output_norm    model.norm           h     norm
-output_norm.bias  =model.norm.bias  h     optional
 output         lm_head              v,h   optional
 output.bias    =lm_head.bias        v     optional
 """
 
 # Names of the last norm that differ, by model type.
-FINAL_NORMS = {"bamba": "final_layernorm", "falcon_h1": "final_layernorm", "nemotron_h": "norm_f"}
+FINAL_NORMS = {
+    "bamba": "final_layernorm",
+    "falcon_h1": "final_layernorm",
+    "nemotron_h": "norm_f",
+    "phi": "final_layernorm",
+    "gpt_neox": "final_layer_norm",
+    "gpt2": "ln_f",
+    "falcon": "ln_f",
+}
 
 TOP_OF_LAYER_INPUTS = """
 per_layer_token_embd   model.embed_tokens_per_layer      v,Lp   layer_inputs
@@ -372,6 +378,14 @@ BY_MODEL_TYPE = {
     "mimo_v2_flash": _LLAMA + _EXPERTS + expert_tables.MIMO2,
     "phimoe": _MIXTRAL + expert_tables.PHIMOE,
     "mistral4": _DEEPSEEK2,
+    "starcoder2": dense_tables.STARCODER2,
+    "phi": dense_tables.PHI,
+    "gpt_neox": dense_tables.GPT_NEOX,
+    "gpt2": dense_tables.GPT2,
+    "falcon": dense_tables.FALCON,
+    "falcon, two norms": dense_tables.FALCON_TWO_NORMS,
+    "apertus": dense_tables.APERTUS,
+    "glm": dense_tables.CHATGLM,
     "deepseek_v2": _DEEPSEEK2,
     "deepseek_v3": _DEEPSEEK2,
     "kimi_k2": _DEEPSEEK2,
@@ -380,6 +394,8 @@ BY_MODEL_TYPE = {
     "kimi_linear": _MLP + _EXPERTS + _SHARED_EXPERTS + recurrent_tables.KIMI_LINEAR,
 }
 # GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).
-PAIRED_ROPE = {"llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3", "arcee"}
+PAIRED_ROPE = {
+    *("llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3", "arcee", "internlm2", "minicpm"),
+}
 # Model types whose norm weights are stored plus one in GGUF.
 NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"}

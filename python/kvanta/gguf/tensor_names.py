@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from kvanta.gguf.dense_tables import GPT2_TOP, PHI_TOP
 from kvanta.gguf.layer_tables import BY_MODEL_TYPE, FINAL_NORMS, TOP, TOP_OF_LAYER_INPUTS
 from kvanta.gguf.recurrent_tables import LFM2_TOP
 from kvanta.gguf.tensor_table import Module, parse_table
@@ -19,17 +20,29 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 _SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
-def modules_of(model_type: str) -> dict[str, Module]:
-    """The modules of a layer."""
-    return parse_table(BY_MODEL_TYPE[model_type])
+_MORE_AT_THE_TOP = {"gemma4_text": TOP_OF_LAYER_INPUTS, "gpt2": GPT2_TOP, "phi": PHI_TOP}
+QKV, QKV_PARTS = "attn_qkv", ("attn_q", "attn_k", "attn_v")
+
+
+def modules_of(config: Mapping[str, Any]) -> dict[str, Module]:
+    """The modules of a layer. Any file may have q, k and v in one matrix, as llama.cpp reads them."""
+    two_norms = config.get("num_ln_in_parallel_attn") == 2
+    modules = parse_table(BY_MODEL_TYPE["falcon, two norms" if two_norms else config["model_type"]])
+    if QKV not in modules and all(part in modules for part in QKV_PARTS):
+        first, *others = (modules[part] for part in QKV_PARTS)
+        names = "|".join([first.name, *(each.name.rpartition(".")[2] for each in others)])
+        rows = tuple(modules[part].shape[0] for part in QKV_PARTS)
+        modules[QKV] = Module(names, ("qkv", first.shape[1]), first.words | {"optional"}, rows)
+    return modules
 
 
 def top_modules(model_type: str) -> dict[str, Module]:
     """The modules of no layer."""
     if model_type in ("lfm2", "lfm2_moe"):
         return parse_table(LFM2_TOP)
-    final_norm = f"output_norm model.{FINAL_NORMS[model_type]} h norm" if model_type in FINAL_NORMS else ""
-    return parse_table(TOP + final_norm + (TOP_OF_LAYER_INPUTS if model_type == "gemma4_text" else ""))
+    norm = f"model.{FINAL_NORMS.get(model_type, 'norm')}"
+    norms = f"output_norm {norm} h norm\noutput_norm.bias ={norm}.bias h optional\n"
+    return parse_table(TOP + norms + _MORE_AT_THE_TOP.get(model_type, ""))
 
 
 def sizes_by_layer(config: Mapping[str, Any]) -> list[dict[str, int]]:
@@ -71,6 +84,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "h": config["hidden_size"],
         "3h": 3 * config["hidden_size"],
         "v": config["vocab_size"],
+        "P": config["max_position_embeddings"],
         "d": head_dim,
         "H": heads,
         "Hk": config["num_key_value_heads"],

@@ -5,8 +5,8 @@ may be there), `optional`, `dense` and `moe` (needed in layers without and with 
 (needed in layers of attention and in those with a state), `mlp` (needed in layers of an MLP alone), `flat` (the file's
 shape may be any of as many values), `k` and `v` (needed in layers that have keys, and values, of
 their own), `layer_inputs` (needed with an input of every layer), `norm`. "*" stands for the number of an expert or a
-head, the first size. "|" joins two modules: the upper half of the rows, and the lower one. A name after "=" is that of
-the tensor itself; one that ends with a dot has neither .weight nor .bias appended.
+head, the first size. "|" joins modules that divide the rows, equally but where `Module.rows` says how. A name after "="
+is that of the tensor itself; one that ends with a dot has neither .weight nor .bias appended.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ class Module:
     name: str
     shape: tuple[str, ...]
     words: frozenset[str]
+    rows: tuple[str, ...] = ()
+    """Rows of each of several modules; none: equal parts."""
 
     def tensors(self, kind: str) -> list[str]:
-        """Hugging Face's names of the tensors: one, or two that divide the rows."""
+        """Hugging Face's names of the tensors: one, or several that divide the rows."""
         if self.name.startswith("="):
             return [self.name[1:]]
         parent, _, names = self.name.rpartition(".")

@@ -11,10 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta.errors import InputError
+from kvanta.gguf.dense_families import xielu_tensors
 from kvanta.gguf.header import TensorInfo
 from kvanta.gguf.layer_tables import NORMS_PLUS_ONE, PAIRED_ROPE
 from kvanta.gguf.metadata import Metadata, tensor_bytes, type_name
-from kvanta.gguf.tensor_names import BLOCK_NAME, IGNORED, modules_of, sizes, sizes_by_layer, top_modules
+from kvanta.gguf.tensor_names import (
+    BLOCK_NAME,
+    IGNORED,
+    QKV_PARTS,
+    modules_of,
+    sizes,
+    sizes_by_layer,
+    top_modules,
+)
 from kvanta.gguf.tensor_table import Module
 from kvanta.terminal.progress import progress_bar
 
@@ -44,7 +53,7 @@ class Weight:
     plus_one: bool = False
     """GGUF's values are Hugging Face's plus one."""
     first_row: int = 0
-    """The first row of each matrix in the file that is one of the weight's."""
+    """The first row of each matrix in the file, or value of a vector, that is one of the weight's."""
     rows_in_file: int = 0
     """Rows of each matrix in the file, where it has others, too; 0: as many as the weight."""
     scale: TensorInfo | None = None
@@ -59,7 +68,8 @@ class Weight:
     def tensors(self) -> list[tuple[str, tuple[int, ...], slice]]:
         """The tensors that it stands for: name, shape, rows of the stored matrix."""
         if "*" not in self.name:
-            return [(self.name, self.shape, slice(None))]
+            end = self.first_row + self.shape[0]
+            return [(self.name, self.shape, slice(self.first_row, end) if self.rows_in_file else slice(None))]
         count, shape = self.shape[0], self.shape[1:]
         rows = math.prod(shape[:-1])
         firsts = [i * (self.rows_in_file or rows) + self.first_row for i in range(count)]
@@ -67,13 +77,14 @@ class Weight:
 
     def entry(self) -> dict[str, Any]:
         """Its place in the file, for the index."""
-        row_bytes = tensor_bytes(self.info) // math.prod(self.info.shape[:-1])
+        is_vector = len(self.info.shape) == 1
+        row_bytes = tensor_bytes(self.info) // math.prod(self.info.shape if is_vector else self.info.shape[:-1])
         entry: dict[str, Any] = {
             "offset": self.info.offset + self.first_row * row_bytes,
             "type": type_name(self.info),
             "shape": list(self.shape),
         }
-        if self.rows_in_file:
+        if self.rows_in_file and "*" in self.name:
             entry["stride"] = self.rows_in_file * row_bytes
         if self.interleaved_heads:
             entry["interleaved_heads"] = self.interleaved_heads
@@ -98,8 +109,11 @@ class Weights:
         if metadata.architecture in PAIRED_ROPE or config["model_type"] == "bamba":
             heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
             self._interleaved_heads = {"attn_q": heads, "attn_k": kv_heads}
+        self.from_keys: dict[str, NDArray[np.float32]] = {}
+        if config["model_type"] == "apertus":
+            self.from_keys = xielu_tensors(metadata, self._layers)
         self._top = top_modules(config["model_type"])
-        self._modules = modules_of(config["model_type"])
+        self._modules = modules_of(config)
         self.weights: dict[str, Weight] = {}
         for info in metadata.tensors.values():
             self.weights |= {weight.name: weight for weight in self._place(info)}
@@ -142,6 +156,14 @@ class Weights:
         scale = self._scale_of(info)
         if len(names) == 1:
             return [Weight(names[0], info, shape, heads, plus_one, scale=scale)]
+        if module.rows:
+            counts = [own_sizes[letter] for letter in module.rows]
+            firsts = [sum(counts[:i]) for i in range(len(counts))]
+            heads_of = [self._interleaved_heads.get(part, 0) for part in QKV_PARTS]
+            return [
+                Weight(each, info, (count, *shape[1:]), own, first_row=first, rows_in_file=shape[0], scale=scale)
+                for each, count, first, own in zip(names, counts, firsts, heads_of, strict=True)
+            ]
         rows = shape[1] // len(names)
         part = (shape[0], rows, *shape[2:])
         return [
@@ -205,8 +227,9 @@ class Weights:
         )
 
     def shapes(self, names: list[str]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors that the weights `names` stand for."""
-        return {name: shape for weight in names for name, shape, _ in self.weights[weight].tensors()}
+        """Shapes of the tensors that the weights `names` stand for, and of those made from keys."""
+        shapes = {name: shape for weight in names for name, shape, _ in self.weights[weight].tensors()}
+        return shapes | {name: values.shape for name, values in self.from_keys.items()}
 
     def values(self, names: list[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """float32 tensors in the order of shapes(), one at a time, with a progress bar."""
@@ -217,9 +240,13 @@ class Weights:
                 for name, shape, rows in tensors:
                     yield name, self._values(weight, shape, rows)
                     bar.update(tensor_bytes(weight.info) // len(tensors))
+        yield from self.from_keys.items()
 
     def _values(self, weight: Weight, shape: tuple[int, ...], rows: slice) -> NDArray[np.float32]:
-        values = self._metadata.values(weight.info, rows).reshape(shape)
+        if len(weight.info.shape) == 1:
+            values = self._metadata.values(weight.info).ravel()[rows].reshape(shape)
+        else:
+            values = self._metadata.values(weight.info, rows).reshape(shape)
         if weight.scale is not None:
             factors = self._metadata.values(weight.scale).ravel()
             stride = weight.rows_in_file or math.prod(shape[:-1])

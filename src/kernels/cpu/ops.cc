@@ -104,8 +104,8 @@ class CpuOps final : public Ops {
     });
   }
 
-  void SquaredRelu(float* x, int64_t n) noexcept override {
-    ForChunks(n, [&](int64_t first, int64_t count) { SquaredReluRow(x + first, count); });
+  void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept override {
+    ForChunks(n, [&](int64_t first, int64_t count) { ActivateRow(activation, xielu, x + first, count); });
   }
 
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,

@@ -2,7 +2,12 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <numbers>
+
+#include "kernels/activation.h"
+#include "kernels/pointwise.h"
 
 namespace kvanta::kernels {
 
@@ -21,11 +26,25 @@ inline void SubtractMean(const float* x, int64_t n, float* out) noexcept {
   for (int64_t j = 0; j < n; ++j) out[j] = x[j] - mean;
 }
 
-inline void SquaredReluRow(float* x, int64_t n) noexcept {
-  for (int64_t i = 0; i < n; ++i) {
-    const float value = x[i] < 0 ? 0 : x[i];  // NaN stays NaN
-    x[i] = value * value;
+inline float ActivatePoint(Pointwise activation, const Xielu& xielu, float x) noexcept {
+  switch (activation) {
+    case Pointwise::kGelu:
+      return 0.5F * x * std::erfc(-x / std::numbers::sqrt2_v<float>);
+    case Pointwise::kGeluTanh:
+      return x / (1 + std::exp(x * (x * x * kGeluCubic + kGeluLinear)));
+    case Pointwise::kRelu:
+      return x < 0 ? 0 : x;  // NaN stays NaN
+    case Pointwise::kSquaredRelu:
+      return x < 0 ? 0 : x * x;
+    case Pointwise::kXielu:
+      break;
   }
+  // transformers cuts x off above -1e-6 in its exponential: a difference below 1e-6 alpha_n.
+  return (x > 0 ? xielu.alpha_p * x * x : xielu.alpha_n * (std::expm1(x) - x)) + xielu.beta * x;
+}
+
+inline void ActivateRow(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept {
+  for (int64_t i = 0; i < n; ++i) x[i] = ActivatePoint(activation, xielu, x[i]);
 }
 
 }  // namespace kvanta::kernels

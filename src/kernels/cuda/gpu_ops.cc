@@ -55,7 +55,9 @@ class GpuOps final : public Ops {
                                    .out_stride = out_stride});
   }
 
-  void SquaredRelu(float* x, int64_t n) noexcept override { Run(n, cuda::SquaredReluOp{.x = x, .count = n}); }
+  void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept override {
+    Run(n, cuda::ActivateOp{.activation = activation, .xielu = xielu, .x = x, .count = n});
+  }
 
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                   int64_t width) noexcept override {

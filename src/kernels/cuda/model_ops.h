@@ -10,6 +10,7 @@
 #include "kernels/cuda/types.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/moe_layer.h"
+#include "kernels/pointwise.h"
 #include "kernels/sampling/sample_params.h"
 
 namespace kvanta::kernels::cuda {
@@ -125,8 +126,10 @@ struct ActivateMulOp {
   float* out = nullptr;
 };
 
-// x = max(x, 0)^2.
-struct SquaredReluOp {
+// x = activation(x).
+struct ActivateOp {
+  Pointwise activation = Pointwise::kSquaredRelu;
+  Xielu xielu = {};
   float* x = nullptr;
   int64_t count = 0;
 };
@@ -264,7 +267,7 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp = std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, SquaredReluOp, MulSigmoidOp,
-                             ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
+using ModelOp = std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulSigmoidOp, ScaleOp,
+                             SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
 
 }  // namespace kvanta::kernels::cuda

@@ -145,14 +145,27 @@ KVANTA_DEVICE void RunBlock(const ActivateMulOp& op) {
   });
 }
 
-inline LaunchShape ShapeOf(const SquaredReluOp& op) {
+inline LaunchShape ShapeOf(const ActivateOp& op) {
   return ValuesShape(op.count);
 }
-KVANTA_DEVICE void RunBlock(const SquaredReluOp& op) {
-  ForValues(op.count, [&](int64_t index) {
-    const float x = op.x[index] > 0 ? op.x[index] : 0.0F;
-    op.x[index] = x * x;
-  });
+// As ActivatePoint() of the CPU.
+KVANTA_DEVICE float Activated(const ActivateOp& op, float x) {
+  switch (op.activation) {
+    case Pointwise::kGelu:
+      return 0.5F * x * erfcf(-x * 0.70710678F);
+    case Pointwise::kGeluTanh:
+      return x / (1.0F + Exp2(x * (x * x * kGeluCubic + kGeluLinear) * kLog2E));
+    case Pointwise::kRelu:
+      return x < 0 ? 0.0F : x;
+    case Pointwise::kSquaredRelu:
+      return x < 0 ? 0.0F : x * x;
+    case Pointwise::kXielu:
+      break;
+  }
+  return (x > 0 ? op.xielu.alpha_p * x * x : op.xielu.alpha_n * (expm1f(x) - x)) + op.xielu.beta * x;
+}
+KVANTA_DEVICE void RunBlock(const ActivateOp& op) {
+  ForValues(op.count, [&](int64_t index) { op.x[index] = Activated(op, op.x[index]); });
 }
 
 inline LaunchShape ShapeOf(const MulSigmoidOp& op) {

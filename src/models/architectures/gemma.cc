@@ -15,7 +15,9 @@ void ReadGemma(const JsonObject& json, ModelConfig& config) {
   config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
   config.embedding_scale_rounded = true;
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  if (json.Bool("use_bidirectional_attention", false)) json.Fail("use_bidirectional_attention", "false");
+  if (json.Bool("use_bidirectional_attention", false)) {
+    json.Fail("use_bidirectional_attention", "false: attention in both directions is not supported");
+  }
 }
 
 // Gemma 2 and 3.
@@ -97,7 +99,8 @@ extern const Architecture kGemma3 = {.name = "Gemma3ForCausalLM",
                                      .read_config = ReadGemma3,
                                      .defaults = kGemma3Defaults,
                                      .activation_key = "hidden_activation",
-                                     .reads_rope = true};
+                                     .reads_rope = true,
+                                     .other_name = "Gemma3TextModel"};
 extern const Architecture kGemma3Multimodal = {.name = "Gemma3ForConditionalGeneration",
                                                .model_type = "gemma3",
                                                .read_config = ReadGemma3Multimodal,

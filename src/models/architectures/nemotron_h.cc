@@ -76,7 +76,8 @@ void ReadNemotronH(const JsonObject& json, ModelConfig& config) {
   for (const auto& [key, value] : {std::pair{"mlp_hidden_act", "relu2"}, std::pair{"mamba_hidden_act", "silu"}}) {
     if (json.String(key, value) != value) json.Fail(key, value);
   }
-  config.mlp.kind = MlpKind::kSquaredRelu;
+  config.mlp.kind = MlpKind::kUngated;
+  config.mlp.pointwise = kernels::Pointwise::kSquaredRelu;
   config.mlp.bias = json.Bool("mlp_bias", false);
   config.rms_eps = json.Number("layer_norm_epsilon", 0, 1);
   TensorNames& names = config.names;

@@ -6,7 +6,7 @@ namespace kvanta::models {
 namespace {
 
 void ReadPhi3(const JsonObject& json, ModelConfig& config) {
-  config.qkv_fused = true;
+  config.qkv_layout = QkvLayout::kConcatenated;
   config.mlp.kind = MlpKind::kFusedGate;
   const RopeType rope = config.layer_specs.front().rope.type;
   if (rope != RopeType::kDefault && rope != RopeType::kLongRope) {

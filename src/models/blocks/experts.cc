@@ -38,7 +38,7 @@ class MixtureOfExperts final : public MlpBlock {
         names.shared_expert_in_layer ? module.substr(0, module.size() - names.mlp.size() - 1) : module;
     const std::string shared = fmt::format("{}{}.", parent, names.shared_expert);
     shared_ = moe_.gated ? ReadGatedMlp(source, shared, shared_width, config_.mlp.bias)
-                         : ReadSquaredReluMlp(source, shared, shared_width);
+                         : ReadUngatedMlp(source, shared, shared_width);
     if (!moe_.shared_expert_gate) return;
     shared_gate_ = source.reader.Linear({{.module = name_of(names.shared_expert_gate), .out = 1, .whole = true}},
                                         config_.hidden, false, kernels::WeightType::kF32);

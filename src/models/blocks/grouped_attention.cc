@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "models/blocks/layer_blocks.h"
@@ -35,33 +36,28 @@ class GroupedAttention final : public AttentionBlock {
     }
     if (spec.qk_l2_norm || config_.v_norm) ones_ = Filled(ops_.device(), spec_.head_dim, 1);
     if (PadsValues()) zeros_ = Filled(ops_.device(), spec_.head_dim - v_head_dim_, 0);
-    const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
+    const auto read_qkv = [&](std::span<const StackedWeight> stack) {
       return source.reader.Linear(stack, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
     };
     const int64_t ranks = source.ranks.Size();
     const bool own_gates = config_.attn_output_gate == OutputGate::kOwnMatrix;
     const int64_t queries = ranks * (own_gates ? QWidth() : QueryProjection()), keys = ranks * KvWidth(),
                   values = ranks * ValueWidth();
+    const StackedWeight q{module + "q_proj", queries}, k{module + "k_proj", keys}, v{module + "v_proj", values};
+    const bool is_fused = config_.qkv_layout != QkvLayout::kSeparate && !source.reader.HasPrefix(module + "q_proj.");
     if (!HasKv()) {
       for (const char* unused : {"k_proj.", "v_proj.", "k_norm."}) source.reader.SkipTensors(module + unused);
-      qkv_ = read_qkv({{module + "q_proj", queries}});
+      qkv_ = read_qkv(std::array{q});
     } else if (spec.k_eq_v) {
-      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}});
+      qkv_ = read_qkv(std::array{q, k});
     } else if (own_gates) {
-      qkv_ = read_qkv({{module + "q_proj", queries},
-                       {module + "gate_proj", queries},
-                       {module + "k_proj", keys},
-                       {module + "v_proj", values}});
-    } else if (!config_.qkv_fused) {
-      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}, {module + "v_proj", values}});
+      qkv_ = read_qkv(std::array{q, StackedWeight{module + "gate_proj", queries}, k, v});
+    } else if (!is_fused) {
+      qkv_ = read_qkv(std::array{q, k, v});
     } else {
-      const std::string fused = module + "qkv_proj";
-      const int64_t all = queries + 2 * keys;
-      qkv_ = source.ranks.IsSingleRank()
-                 ? read_qkv({{fused, all}})
-                 : read_qkv({{.module = fused, .out = queries, .tensor_out = all},
-                             {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries},
-                             {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries + keys}});
+      const std::string fused = module + std::string(config_.names.qkv);
+      qkv_ = read_qkv(config_.qkv_layout == QkvLayout::kByKvHead ? RowsByKvHead(source.ranks, fused)
+                                                                 : ConcatenatedRows(source.ranks, fused));
     }
     out_.emplace(source.ranks,
                  source.reader.Linear({{module + std::string(config_.names.attention_out), config_.hidden}},
@@ -140,6 +136,35 @@ class GroupedAttention final : public AttentionBlock {
         source.reader.KeptValues(module + std::string(source.config.names.sinks), source.config.heads);
     const parallel::Partition heads = source.ranks.PartitionOf(source.config.heads);
     return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
+  }
+
+  // The parts of a matrix q | k | v.
+  std::vector<StackedWeight> ConcatenatedRows(const parallel::Communicator& ranks, const std::string& module) const {
+    const int64_t queries = ranks.Size() * QWidth(), keys = ranks.Size() * KvWidth(), all = queries + 2 * keys;
+    if (ranks.IsSingleRank()) return {{module, all}};
+    return {{.module = module, .out = queries, .tensor_out = all},
+            {.module = module, .out = keys, .tensor_out = all, .tensor_first = queries},
+            {.module = module, .out = keys, .tensor_out = all, .tensor_first = queries + keys}};
+  }
+
+  // The parts of a matrix with q | k | v of each KV head: q of all heads of this rank, then k, then v.
+  std::vector<StackedWeight> RowsByKvHead(const parallel::Communicator& ranks, const std::string& module) const {
+    const int64_t head = spec_.head_dim, queries = heads_ / kv_heads_ * head, stride = queries + 2 * head;
+    const int64_t first_head = ranks.PartitionOf(spec_.kv_heads).Begin(ranks.Rank());
+    std::vector<StackedWeight> rows;
+    const auto add = [&](int64_t first, int64_t count) {
+      for (int64_t kv_head = first_head; kv_head < first_head + kv_heads_; ++kv_head) {
+        rows.push_back({.module = module,
+                        .out = count,
+                        .tensor_out = spec_.kv_heads * stride,
+                        .tensor_first = kv_head * stride + first,
+                        .whole = true});
+      }
+    };
+    add(0, queries);
+    add(queries, head);
+    add(queries + head, head);
+    return rows;
   }
 
   static Buffer Filled(Device& device, int64_t size, float value) {

@@ -158,9 +158,9 @@ std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& sp
 // down(activation(gate(x)) * up(x)), activation by config.mlp; `module`: "model.layers.0.mlp.".
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
                                        bool bias);
-// down(max(up(x), 0)^2) (config.mlp).
-std::unique_ptr<MlpBlock> ReadSquaredReluMlp(const BlockSource& source, const std::string& module,
-                                             int64_t intermediate_size);
+// down(activation(up(x))) (config.mlp).
+std::unique_ptr<MlpBlock> ReadUngatedMlp(const BlockSource& source, const std::string& module,
+                                         int64_t intermediate_size);
 // Mixture of experts (config.moe).
 std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module);
 // Both, side by side (config.mlp_beside_experts), with their norms. `prefix`: of the layer's tensors.

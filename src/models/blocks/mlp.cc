@@ -10,9 +10,10 @@ std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& sp
   if (spec.moe && config.mlp_beside_experts) return ReadMlpAndExperts(source, spec, prefix);
   const std::string sparse = fmt::format("{}{}.", prefix, config.names.sparse_mlp);
   const bool has_sparse = !config.names.sparse_mlp.empty() && source.reader.HasPrefix(sparse);
-  const std::string module = has_sparse ? sparse : fmt::format("{}{}.", prefix, config.names.mlp);
+  const std::string own = config.names.mlp.empty() ? prefix : fmt::format("{}{}.", prefix, config.names.mlp);
+  const std::string module = has_sparse ? sparse : own;
   if (spec.moe) return ReadMoe(source, module);
-  if (config.mlp.kind == MlpKind::kSquaredRelu) return ReadSquaredReluMlp(source, module, spec.intermediate_size);
+  if (config.mlp.kind == MlpKind::kUngated) return ReadUngatedMlp(source, module, spec.intermediate_size);
   return ReadGatedMlp(source, module, spec.intermediate_size, config.mlp.bias);
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/device.h"
 #include "models/config/config.h"
 
 namespace kvanta::models {

@@ -76,6 +76,20 @@ void ReadHeads(const JsonObject& json, ModelConfig& config) {
   config.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
 }
 
+// Names of transformers' ACT2FN.
+kernels::Pointwise ReadPointwise(const JsonObject& json, std::string_view key) {
+  using kernels::Pointwise;
+  const std::string name = json.String(key);
+  if (name == "relu") return Pointwise::kRelu;
+  if (name == "relu2") return Pointwise::kSquaredRelu;
+  if (name == "gelu") return Pointwise::kGelu;
+  if (name == "xielu") return Pointwise::kXielu;
+  if (name != "gelu_new" && name != "gelu_fast" && name != "gelu_pytorch_tanh") {
+    json.Fail(key, "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu, relu2 or xielu");
+  }
+  return Pointwise::kGeluTanh;
+}
+
 kernels::Activation ReadActivation(const JsonObject& json, const Architecture& architecture) {
   constexpr const char* kKnown = "silu or gelu_pytorch_tanh";
   const std::string_view key = architecture.activation_key;
@@ -127,7 +141,9 @@ const Architecture& LanguageModel(const Json& root, const Architecture& architec
 Json LanguageModelKeys(const Json& root, const Architecture& architecture, const std::string& name) {
   Json keys = Json::parse(architecture.defaults);
   if (!HasTextConfig(root, architecture)) {
-    keys.update(root);
+    Json file = root;
+    if (architecture.rename_keys != nullptr) architecture.rename_keys(file);
+    keys.update(file);
     AddDefaultRope(architecture, keys);
     return keys;
   }
@@ -232,6 +248,26 @@ ModelConfig ReadFolder(const std::string& folder) {
 
 }  // namespace
 
+void RenameKey(Json& keys, const char* from, const char* to) {
+  if (keys.contains(from) && !keys.contains(to)) keys[to] = keys[from];
+}
+
+void RemoveHeadKeys(Json& keys) {
+  for (const char* key : {"num_key_value_heads", "head_dim"}) keys.erase(key);
+}
+
+void SetFourfoldMlp(Json& keys) {
+  Json& size = keys["intermediate_size"];
+  if (!size.is_null()) return;
+  const auto found = keys.find("hidden_size");
+  const int64_t hidden = found != keys.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+  if (hidden > 0 && hidden <= kMaxWidth) {
+    size = 4 * hidden;
+  } else {
+    keys.erase("intermediate_size");
+  }
+}
+
 void FillLayerSpecs(ModelConfig& config) {
   config.layer_specs.resize(static_cast<size_t>(config.layers));
   for (LayerSpec& layer : config.layer_specs) {
@@ -307,7 +343,7 @@ const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weight
     if (checkpoint.Find(EmbeddingName(decoder)) != nullptr) return decoder;
   }
   for (const TensorNames::Decoder& decoder : config.names.decoders) {
-    if (HasPrefix(checkpoint, std::string(decoder.prefix) + "layers.")) return decoder;
+    if (HasPrefix(checkpoint, fmt::format("{}{}.", decoder.prefix, decoder.layers))) return decoder;
   }
   return config.names.decoders.front();
 }
@@ -350,7 +386,12 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   config.rms_eps = json.Number("rms_norm_eps", 0, 1, config.rms_eps);
   config.tied_embeddings = json.Bool("tie_word_embeddings", false);
   const Architecture& reader = architecture.has_text_class ? LanguageModel(root, architecture, name) : architecture;
-  if (!reader.reads_activation) config.mlp.activation = config.moe.activation = ReadActivation(json, reader);
+  if (reader.ungated_mlp) {
+    config.mlp.kind = MlpKind::kUngated;
+    config.mlp.pointwise = ReadPointwise(json, reader.activation_key);
+  } else if (!reader.reads_activation) {
+    config.mlp.activation = config.moe.activation = ReadActivation(json, reader);
+  }
   config.layer_specs.resize(static_cast<size_t>(config.layers));
   if (!reader.reads_rope) {
     const int64_t max_position = ReadMaxPosition(json);

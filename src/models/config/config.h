@@ -14,6 +14,7 @@
 #include "kernels/linear_attention/mamba2.h"
 #include "kernels/linear_attention/short_conv.h"
 #include "kernels/moe/moe_layer.h"
+#include "kernels/pointwise.h"
 #include "weights/quantization_config.h"
 
 namespace kvanta::weights {
@@ -88,15 +89,23 @@ struct AttentionTemperature {
 };
 
 enum class MlpKind : uint8_t {
-  kGated,        // down(activation(gate(x)) * up(x))
-  kFusedGate,    // the same, whose gate and up the checkpoint has as one matrix, gate_up_proj
-  kSquaredRelu,  // down(max(up(x), 0)^2)
+  kGated,      // down(activation(gate(x)) * up(x))
+  kFusedGate,  // the same, whose gate and up the checkpoint has as one matrix, gate_up_proj
+  kUngated,    // down(pointwise(up(x)))
 };
 struct MlpSpec {
-  kernels::Activation activation = kernels::Activation::kSilu;
+  kernels::Activation activation = kernels::Activation::kSilu;      // of a gate
+  kernels::Pointwise pointwise = kernels::Pointwise::kSquaredRelu;  // without a gate
   MlpKind kind = MlpKind::kGated;
   bool bias = false;
   float gate_scale = 1;  // of a gate before the activation
+};
+
+// Rows of the matrix, or matrices, of queries, keys and values.
+enum class QkvLayout : uint8_t {
+  kSeparate,      // q_proj, k_proj, v_proj
+  kConcatenated,  // one matrix: q of all heads | k | v
+  kByKvHead,      // one matrix: of each KV head, q of its heads | k | v
 };
 
 // Norms of the hidden states.
@@ -170,6 +179,8 @@ struct TensorNames {
     std::string_view prefix = "model.";  // embedding, layers.N, final_norm
     std::string_view lm_head = "lm_head";
     std::string_view embedding = "embed_tokens";
+    std::string_view layers = "layers";
+    bool transposed = false;  // matrices of the layers are stored [in][out] (GPT-2)
   };
   std::vector<Decoder> decoders = {{}};  // alternatives; the first one that the checkpoint has
   // Multi-token prediction (MTP): a layer that continues the model's hidden states.
@@ -185,10 +196,12 @@ struct TensorNames {
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
   std::string_view final_norm = "norm";                        // in the decoder
+  std::string_view positions;                                  // in the decoder: learned ones
   std::string_view q_norm = "q_norm", k_norm = "k_norm";       // in the attention
+  std::string_view qkv = "qkv_proj";                           // in the attention: the matrix of all three
   std::string_view attention_out = "o_proj", sinks = "sinks";  // in the attention
   std::string_view attention = "self_attn", mamba2 = "mamba";  // in a layer
-  std::string_view mlp = "mlp";                                // in a layer, dense or of experts
+  std::string_view mlp = "mlp";                                // in a layer, dense or of experts; "": the layer itself
   std::string_view sparse_mlp;                                 // the same in layers that have it; "": none
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
@@ -227,6 +240,7 @@ struct ModelConfig {
   bool tied_embeddings = false;
   bool has_lm_head = true;               // false: the checkpoint of an embedding model has no output matrix
   bool lm_head_bias = false;             // of the output logits
+  int position_offset = 0;               // rows of the learned positions before that of position 0
   double embedding_scale = 1;            // multiplies embeddings
   bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
   double residual_scale = 1;             // multiplies what a block adds to the hidden states
@@ -235,11 +249,13 @@ struct ModelConfig {
   // Per-layer embeddings: channels of a token's input of each layer, from a table of its own; 0: none.
   int hidden_size_per_layer_input = 0;
   int vocab_size_per_layer_input = 0;
-  bool qkv_fused = false;  // the checkpoint has q, k and v as one matrix, qkv_proj
+  // The checkpoint's; separate matrices, as a GGUF file has, are taken in any case.
+  QkvLayout qkv_layout = QkvLayout::kSeparate;
   bool qkv_bias = false, o_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  bool v_norm = false;           // RMS norm without weights of each head's v
-  bool parallel_blocks = false;  // the MLP has the attention's normed input, and both outputs are added
+  bool v_norm = false;  // RMS norm without weights of each head's v
+  // The MLP has the attention's input, and both outputs are added; the norm is one, or each has its own.
+  bool parallel_blocks = false;
   int v_head_dim = 0;  // channels of a head's value, fewer than head_dim, which the cache has zeros after; 0: head_dim
   float value_scale = 1;  // multiplies values
   OutputGate attn_output_gate = OutputGate::kNone;

@@ -32,7 +32,7 @@ void ReadTimeStepLimit(const JsonObject& json, kernels::Mamba2Shape& shape) {
 
 void ReadMamba2(const JsonObject& json, const Mamba2Keys& keys, int64_t width, ModelConfig& config) {
   constexpr int kMaxHeads = 4096, kMaxHeadDim = 1024, kUnit = 8;
-  if (config.mlp.activation != kernels::Activation::kSilu && config.mlp.kind != MlpKind::kSquaredRelu) {
+  if (config.mlp.activation != kernels::Activation::kSilu && config.mlp.kind != MlpKind::kUngated) {
     json.Fail("hidden_act", "silu, the activation of Mamba-2");
   }
   const auto channels = [&](std::string_view key, int max) {

@@ -158,7 +158,8 @@ class CpuExperts final : public ExpertLayer {
     Multiply(entries, &ExpertWeights::gate_up, reads_x ? x : expert_rows_, reads_x ? 0 : hidden_,
              moe_.gated ? gate_up_ : own_gated_, (moe_.gated ? 2 : 1) * own_width_);
     ForParts(*context_->threads, count, own_width_, [&](int64_t first, int64_t end) {
-      if (!moe_.gated) return SquaredReluRow(own_gated_ + first * own_width_, (end - first) * own_width_);
+      if (!moe_.gated)
+        return ActivateRow(Pointwise::kSquaredRelu, {}, own_gated_ + first * own_width_, (end - first) * own_width_);
       for (int64_t i = first; i < end; ++i) {
         const float* gate = gate_up_ + i * 2 * own_width_;
         activate_mul_(gate, gate + own_width_, own_width_, own_gated_ + i * own_width_);

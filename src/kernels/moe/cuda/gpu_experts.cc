@@ -130,7 +130,7 @@ class GpuExperts final : public ExpertLayer {
                                   .out = gated});
     } else {
       gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, gated);
-      gpu.Run(cuda::SquaredReluOp{.x = gated, .count = permuted * down_.In()});
+      gpu.Run(cuda::ActivateOp{.activation = Pointwise::kSquaredRelu, .x = gated, .count = permuted * down_.In()});
     }
     down_.Multiply(gated, permuted, tile, tile_experts, expert_rows);
     gpu.Run(cuda::CombineOp{.expert_out = expert_rows,

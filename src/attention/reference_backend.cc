@@ -263,7 +263,7 @@ class ReferenceBackend final : public Backend {
         row_q = rest;
         for (const int channel : transform.outliers) row_q.push_back(double{row[channel]});
         row_q.insert(row_q.end(), row + head_dim, row + attention.KeyDim());
-        reference::Attend(row_q, row_keys.data(), row_values.data(), std::ssize(row_values) / head_dim, logits,
+        reference::Attend(row_q, row_keys.data(), row_values.data(), std::ssize(row_values) / values.width, logits,
                           row_out);
         if (scheme.v.hadamard) reference::Hadamard(row_out);
         float* result = out + (sequence.first_row + token) * attention.heads * head_dim + query_head * head_dim;

@@ -91,7 +91,7 @@ struct GatheredPages {
 struct LayerView {
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
             const cache::PagePool& pool);
-  // Of copies: the bases and bytes of their quantized and exact records.
+  // A view of copies: the bases and bytes of their quantized and exact records.
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
             const GatheredPages& pages, const uint8_t* quantized_base, const uint8_t* exact_base);
 

@@ -26,7 +26,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A checkpoint of a class that models.cc lists: a new one needs a model in tiny_models."""
     name: str = request.param
     folder = tmp_path_factory.mktemp(name)
-    # Of random weights, tokens that rounding selects matter as much as any: nearly all are selected.
+    # Random weights make tokens that rounding selects matter as much as any: nearly all are selected.
     model = tiny_classes.make_of_class(name, vocab_size=512, index_topk=120, **tiny_classes.experts(16, 2))
     tiny_models.save(model, folder, torch.bfloat16)
     assert json.loads((folder / "config.json").read_text())["architectures"] == [name]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import published_layouts
-import tiny_dense
 import safetensors.torch
+import tiny_dense
 import torch
 import transformers
 from numpy.typing import NDArray

@@ -46,7 +46,7 @@ struct Weight {
   int64_t out = 0;
   PanelKind kind = PanelKind::kBf16;
   bool panels = true;
-  // Where scales are apart: their place after `data`, and that of factors of scales, in bytes; and log2 of the units
+  // Place of scales that are apart after `data`, and that of factors of scales, in bytes; and log2 of the units
   // that share a scale or, where there are such, factors.
   int64_t scales_at = 0;
   int64_t factors_at = 0;

@@ -32,8 +32,8 @@ struct GatedDeltaNetShape {
   int64_t GatesWidth() const noexcept { return v_heads * (DecayDim() + 1); }
   // Floats of a token that a state advances by: inputs of the convolution, gates.
   int64_t InputWidth() const noexcept { return ConvWidth() + GatesWidth(); }
-  int64_t DecayDim() const noexcept { return channel_decay ? k_dim : 1; }       // decays of a head
-  int64_t FactorWidth() const noexcept { return v_heads * (DecayDim() + 1); }   // decays of all heads, and betas
+  int64_t DecayDim() const noexcept { return channel_decay ? k_dim : 1; }      // decays of a head
+  int64_t FactorWidth() const noexcept { return v_heads * (DecayDim() + 1); }  // decays of all heads, and betas
   // A sequence's state, f32: [v_heads][k_dim][v_dim], then the inputs of the convolution, [conv_width -
   // 1][ConvWidth()].
   int64_t RuleFloats() const noexcept { return ValueWidth() * k_dim; }

@@ -227,12 +227,12 @@ class Metrics(Collector):
             itertools.zip_longest(*((g["pages_used"], *g["level_pages_used"]) for g in stats["groups"]), fillvalue=0)
         )
         if len(levels) > 1:
-            pages = GaugeMetricFamily(
+            by_level = GaugeMetricFamily(
                 "kvanta:kv_cache_level_pages", "Pages by level of precision by age.", labels=["model_name", "level"]
             )
             for level, used in enumerate(levels):
-                pages.add_metric([self._model, str(level)], max(used))
-            yield pages
+                by_level.add_metric([self._model, str(level)], max(used))
+            yield by_level
 
     def _engine_counters(self, stats: dict[str, Any]) -> Iterator[Metric]:
         cached, prompt, generated = (stats[f"{kind}_tokens"] for kind in ("cached", "prompt", "generated"))

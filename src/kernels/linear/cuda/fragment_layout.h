@@ -8,7 +8,7 @@
 //   4 bits         [32 lanes][2 steps] words of 8 codes, register r's two at bits 4 r and 4 r + 16
 //                  | [8] fp16 scale of g, g + 8, minimum of g, g + 8
 //
-// Where scales are apart, units have codes only, and [panels][groups of units] of scales follow, [8 g] of:
+// With scales apart, units have codes only, and [panels][groups of units] of scales follow, [8 g] of:
 //
 //   e4m3, int8     f32 scale of rows g, g + 8; codes of kE4m3Groups and kMxfp8 are E4M3 bytes
 //   int4           f32 scale of g, g + 8, then f16 -(1024 + zero point) twice of g, twice of g + 8

@@ -57,9 +57,15 @@ INPUTS = (
     *("python/kvanta/options/engine.py", "python/kvanta/fleet/plan.py"),
     *(f"python/kvanta/cli/{name}.py" for name in ("calibrate", "eval", "plan", "serve")),
     *(f"tests/python/{name}.py" for name in ("conftest", "logits_oracle", "tolerance", "live_server", "model_support")),
-    *(f"tests/python/{name}.py" for name in ("tiny_checkpoints", "tiny_classes", "tiny_gguf", "tiny_models")),
-    *("tests/python/tiny_multimodal.py", "tests/python/quantized_checkpoints.py", "tests/python/quantized_packing.py"),
-    *(f"tests/python/gguf_{name}.py" for name in ("gemma4", "hybrids", "keys", "lfm2", "models", "moe_models")),
+    *(
+        f"tests/python/tiny_{name}.py"
+        for name in ("checkpoints", "classes", "dense", "gguf", "models", "multimodal", "text_and_images")
+    ),
+    *("tests/python/quantized_checkpoints.py", "tests/python/quantized_packing.py"),
+    *(
+        f"tests/python/gguf_{name}.py"
+        for name in ("dense", "gemma4", "hybrids", "keys", "kimi", "lfm2", "mamba2", "models", "moe_models")
+    ),
 )
 # The longer names first: one is the beginning of another.
 UNITS = (

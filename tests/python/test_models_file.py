@@ -248,7 +248,7 @@ def test_a_load_that_fails_is_answered_and_the_server_goes_on(tmp_path: Path) ->
     models = (
         entry("a"),
         entry("nowhere", "/nowhere"),
-        entry("bad-format", options={**SMALL, "kv-cache-dtype": "nvfp4"}),
+        entry("bad-format", options={**SMALL, "kv-cache-dtype": "mla_fp8"}),
         entry("bad-template", options={**SMALL, "chat-template": "/nowhere.jinja"}),
         entry("large", memory="1GiB"),
     )
@@ -256,7 +256,7 @@ def test_a_load_that_fails_is_answered_and_the_server_goes_on(tmp_path: Path) ->
         complete(client, "a")
         expected = {
             "nowhere": "there is no model '/nowhere'",
-            "bad-format": "nvfp4",
+            "bad-format": "mla_fp8",
             "bad-template": "the chat template '/nowhere.jinja' cannot be read",
             "large": "need 1.0 GiB, and all models may take 20.0 MiB (--memory-budget)",
         }

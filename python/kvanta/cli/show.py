@@ -20,6 +20,7 @@ from kvanta.fleet.plan import plan
 from kvanta.terminal.tables import human_bytes, render_table
 
 _NAME_WIDTH, _SOURCE_WIDTH = 22, 36  # columns, with their margins
+_LEAST_VALUE_WIDTH = 20  # in a narrow terminal, whose lines are then too long
 _MAX_LINES = 5  # of a problem
 _FORMATS = ("bf16", "fp8_e4m3", "int8", "int4")
 _DESCRIPTION = """\
@@ -61,7 +62,9 @@ def _entry(text: str) -> list[str]:
 def _text(report: dict[str, Any]) -> str:
     lines = []
     for fact in report["facts"]:
-        values = textwrap.wrap(fact["value"], page_width() - _NAME_WIDTH - _SOURCE_WIDTH) or [""]
+        values = textwrap.wrap(fact["value"], max(page_width() - _NAME_WIDTH - _SOURCE_WIDTH, _LEAST_VALUE_WIDTH)) or [
+            ""
+        ]
         sources = textwrap.wrap(fact["source"], _SOURCE_WIDTH, break_long_words=False)
         for row, (value, source) in enumerate(itertools.zip_longest(values, sources, fillvalue="")):
             lines.append(["" if row else fact["name"], value, source])

@@ -78,9 +78,9 @@ class EngineOptions(BatchingOptions):
         "",
         "precision by age, in place of --kv-cache-dtype: formats of pages by their distance from a query in tokens, as "
         "in 0=int8,8192=int4,32768=t3",
+        config_field="kv_cache_dtype",
         metavar="MAP",
         group="cache",
-        shown=EVERYWHERE,
     )
     kv_cache_dtype_layers: str = option(
         "", "formats of single layers, as in '0,1,-1=bf16;2-5=int8'", metavar="MAP", group="cache"

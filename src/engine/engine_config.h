@@ -53,12 +53,6 @@ formats::StateRounding StateRoundingOf(const EngineConfig& config);
 // Each layer's visibility.
 std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model);
 
-// The groups of a cache, without counts of pages.
-std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec);
-
-// The levels of a layer: one without precision by age.
-std::vector<LayerLevel> DescribeLevels(const formats::LayerScheme& layer);
-
 // Checks that need no model: throws InputError on values out of range and unknown devices.
 void CheckConfig(const EngineConfig& config);
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "engine/cache_identity.h"
+#include "engine/cache_stats.h"
 #include "engine/ranks.h"
 #include "kvanta/error.h"
 #include "store/record_folder.h"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/cache_stats.h"
 #include "engine/engine_config.h"
 #include "engine/proposers.h"
 #include "engine/ranks.h"

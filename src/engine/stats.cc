@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <new>
 
+#include "engine/cache_stats.h"
 #include "engine/engine_impl.h"
 
 namespace kvanta {

@@ -89,3 +89,12 @@ pre_ffw_norm_2        pre_feedforward_layernorm_2   h        norm moe
 post_ffw_norm_1       post_feedforward_layernorm_1  h        norm moe
 post_ffw_norm_2       post_feedforward_layernorm_2  h        norm moe
 """
+
+# Layers that use the selection of an earlier one have none.
+INDEXER = """
+indexer.attn_q_b     self_attn.indexer.wq_b          iq,a   optional
+indexer.attn_k       self_attn.indexer.wk            i,h    optional
+indexer.proj         self_attn.indexer.weights_proj  iH,h   optional
+indexer.k_norm       self_attn.indexer.k_norm        i      optional
+indexer.k_norm.bias  =self_attn.indexer.k_norm.bias  i      optional
+"""

@@ -324,15 +324,6 @@ attn_output     self_attn.o_proj               h,om
 """
 )
 
-# Layers that use the selection of an earlier one have none.
-_INDEXER = """
-indexer.attn_q_b     self_attn.indexer.wq_b          iq,a   optional
-indexer.attn_k       self_attn.indexer.wk            i,h    optional
-indexer.proj         self_attn.indexer.weights_proj  iH,h   optional
-indexer.k_norm       self_attn.indexer.k_norm        i      optional
-indexer.k_norm.bias  =self_attn.indexer.k_norm.bias  i      optional
-"""
-
 BY_MODEL_TYPE = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "granite", "smollm3", "ministral3", "gemma", "ernie4_5"), _LLAMA),
     "mixtral": _MIXTRAL,
@@ -389,8 +380,8 @@ BY_MODEL_TYPE = {
     "deepseek_v2": _DEEPSEEK2,
     "deepseek_v3": _DEEPSEEK2,
     "kimi_k2": _DEEPSEEK2,
-    "deepseek_v32": _DEEPSEEK2 + _INDEXER,
-    "glm_moe_dsa": _DEEPSEEK2 + _INDEXER,
+    "deepseek_v32": _DEEPSEEK2 + expert_tables.INDEXER,
+    "glm_moe_dsa": _DEEPSEEK2 + expert_tables.INDEXER,
     "kimi_linear": _MLP + _EXPERTS + _SHARED_EXPERTS + recurrent_tables.KIMI_LINEAR,
 }
 # GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).

@@ -268,76 +268,6 @@ void SetFourfoldMlp(Json& keys) {
   }
 }
 
-void FillLayerSpecs(ModelConfig& config) {
-  config.layer_specs.resize(static_cast<size_t>(config.layers));
-  for (LayerSpec& layer : config.layer_specs) {
-    if (layer.kv_heads == 0) layer.kv_heads = config.kv_heads;
-    if (layer.head_dim == 0) layer.head_dim = config.head_dim;
-    if (layer.intermediate_size == 0) layer.intermediate_size = config.intermediate_size;
-  }
-}
-
-int ModelConfig::KvLayers() const {
-  return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
-}
-
-std::vector<LayerSpec> ModelConfig::CachedLayers() const {
-  const std::span<const LayerSpec> with_kv = LayersWithKv();
-  std::vector<LayerSpec> cached(with_kv.begin(), with_kv.end());
-  for (const LayerSpec& layer : with_kv) {
-    if (layer.selection != TokenSelection::kIndexer) continue;
-    LayerSpec& keys = cached.emplace_back();
-    keys.kv_heads = 1;
-    keys.head_dim = indexer.head_dim;
-    keys.keys_only = true;
-  }
-  return cached;
-}
-
-formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
-  switch (layer.recurrent) {
-    case RecurrentKind::kNone:
-      break;
-    case RecurrentKind::kGatedDeltaNet:
-    case RecurrentKind::kKimiDelta:
-      return gated_delta_net.State();
-    case RecurrentKind::kShortConv:
-      return short_conv.State();
-    case RecurrentKind::kMamba2:
-      return mamba2.shape.State();
-  }
-  return {};
-}
-
-int64_t ModelConfig::StateInputBytes() const noexcept {
-  int64_t floats = 0;
-  for (const LayerSpec& layer : layer_specs) {
-    switch (layer.recurrent) {
-      case RecurrentKind::kNone:
-        break;
-      case RecurrentKind::kGatedDeltaNet:
-      case RecurrentKind::kKimiDelta:
-        floats += gated_delta_net.InputWidth();
-        break;
-      case RecurrentKind::kShortConv:
-        floats += short_conv.InputWidth();
-        break;
-      case RecurrentKind::kMamba2:
-        floats += mamba2.shape.InputWidth();
-        break;
-    }
-  }
-  return floats * static_cast<int64_t>(sizeof(float));
-}
-
-std::vector<int> ModelConfig::SlidingWindows() const {
-  std::vector<int> windows;
-  for (const LayerSpec& layer : layer_specs) {
-    windows.push_back(layer.visibility.kind == cache::VisibilityKind::kSlidingWindow ? layer.visibility.span : 0);
-  }
-  return windows;
-}
-
 const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const weights::Checkpoint& checkpoint) {
   for (const TensorNames::Decoder& decoder : config.names.decoders) {
     if (checkpoint.Find(EmbeddingName(decoder)) != nullptr) return decoder;
@@ -430,37 +360,6 @@ ModelConfig ReadConfig(const std::string& path) {
   bool dtype_missing = false;
   ModelConfig config = ParseConfig(ReadTextFile(path), path, &dtype_missing);
   config.dtype_known = !dtype_missing;
-  return config;
-}
-
-std::string PredictorModule(const ModelConfig& config, const TensorNames::Decoder& names) {
-  const TensorNames::Predictor& predictor = config.names.predictor;
-  if (!predictor.prefix.empty()) return std::string(predictor.prefix);
-  return fmt::format("{}layers.{}.", names.prefix, config.layer_specs.front().stored_attention);
-}
-
-// Its block is that of the model's last layer of attention.
-ModelConfig ConfigOfPredictor(ModelConfig config) {
-  const std::string_view prefix = config.names.predictor.prefix;
-  const auto last = std::find_if(config.layer_specs.rbegin(), config.layer_specs.rend(),
-                                 [](const LayerSpec& layer) { return !layer.IsRecurrent(); });
-  LayerSpec layer = *last;
-  layer.moe = config.layer_specs.back().moe;
-  layer.stored_attention = layer.stored_mlp = prefix.empty() ? config.layers : 0;
-  if (!prefix.empty()) config.names.decoders = {{.prefix = prefix}};
-  config.layer_specs = {layer};
-  config.declared_kv_cache_layers.clear();
-  config.layers = 1;
-  return config;
-}
-
-ModelConfig ConfigOfLayers(ModelConfig config, int first, int count) {
-  const auto keep = [&](auto& of_layers) {
-    if (!of_layers.empty()) of_layers = {of_layers.begin() + first, of_layers.begin() + first + count};
-  };
-  keep(config.layer_specs);
-  keep(config.declared_kv_cache_layers);
-  config.layers = count;
   return config;
 }
 

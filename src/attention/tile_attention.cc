@@ -53,7 +53,7 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
 void TileAttention::PlanPasses(PageKind kind) noexcept {
   const PageCells& cells = layer_.Cells(kind);
   const bool exact = kind == PageKind::kExact;
-  Passes& passes = passes_[cache::KindIndex(kind)].emplace();
+  Passes& passes = passes_[cache::KindIndex(kind)].emplace(Passes{});  // clang 14 does not construct it in place
   passes.key_kernel = exact ? &kernels_.exact_keys : &KeyKernelOf(kernels_, cells.k.code, cells.k.scaling);
   passes.value_kernel = exact ? &kernels_.exact_values : &kernels_.values[Index(cells.v.code)];
   passes.keys = {.cell = cells.k.View(),

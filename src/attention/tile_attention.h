@@ -16,6 +16,9 @@
 
 namespace kvanta::attention {
 
+// Alignment of arrays in a workspace, in bytes: that of the widest vectors.
+inline constexpr int64_t kWorkspaceAlignment = 64;
+
 using kernels::SoftmaxState;
 
 // True if `kernels` has those of the layer's formats.

@@ -12,10 +12,8 @@ using kernels::AttentionKernels;
 using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 
-constexpr int64_t kAlignment = 64;
-
 int64_t Align(int64_t bytes) {
-  return RoundUp(bytes, kAlignment);
+  return RoundUp(bytes, kWorkspaceAlignment);
 }
 
 }  // namespace
@@ -64,8 +62,8 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   const int64_t out = Align(int64_t{4} * rows * head_dim);
   const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
   const auto arrays = static_cast<int64_t>(queries);
-  const int64_t total = arrays * rows * query_bytes + (arrays + 1) * row_floats + 2 * states + 2 * out + kAlignment +
-                        2 * scores + kernels::kWorkspaceBytes + latent_bytes;
+  const int64_t total = arrays * rows * query_bytes + (arrays + 1) * row_floats + 2 * states + 2 * out +
+                        kWorkspaceAlignment + 2 * scores + kernels::kWorkspaceBytes + latent_bytes;
   memory_ = device.Allocate(static_cast<size_t>(total));
   uint8_t* next = memory_.data();
   const auto take = [&next](int64_t bytes) {
@@ -83,7 +81,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   total_state_ = reinterpret_cast<SoftmaxState*>(take(states));
   split_out_ = reinterpret_cast<float*>(take(out));
   total_out_ = reinterpret_cast<float*>(take(out));
-  rescale_ = reinterpret_cast<float*>(take(kAlignment));
+  rescale_ = reinterpret_cast<float*>(take(kWorkspaceAlignment));
   scores_ = reinterpret_cast<float*>(take(scores));
   unquantized_scores_ = reinterpret_cast<float*>(take(scores));
   workspace_ = take(kernels::kWorkspaceBytes);

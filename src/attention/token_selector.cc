@@ -119,9 +119,9 @@ TokenSelector::TokenSelector(Device& device, const std::vector<LayerView>& layer
     query_stride_ = std::max({query_stride_, KeyKernelOf(kernels, keys.code, keys.scaling).query_bytes(head_dim),
                               kernels.exact_keys.query_bytes(head_dim)});
   }
-  constexpr int64_t kAlignment = 64;
   const int64_t rows = int64_t{heads_} * static_cast<int64_t>(kTaskRows);
-  const int64_t query_bytes = rows * query_stride_, scale_bytes = RoundUp(rows * int64_t{sizeof(float)}, kAlignment),
+  const int64_t query_bytes = rows * query_stride_,
+                scale_bytes = RoundUp(rows * int64_t{sizeof(float)}, kWorkspaceAlignment),
                 score_bytes = int64_t{sizeof(float)} * kPassRows * kMaxPageTokens;
   for (Workspace& workspace : workspaces_) {
     workspace.memory =

@@ -44,7 +44,7 @@ class Model {
   // Final hidden states after the last norm of the output rows, divided by config.logits_divisor, f32
   // [output rows][hidden]; `hidden` has [rows][hidden].
   // In a pipeline, `hidden` goes in with the states that the rank before gave, and comes out with those for the next.
-  // Of a predictor (LoadPredictor), it goes in with the hidden states before the tokens, f32 [rows][hidden].
+  // A predictor (LoadPredictor) takes it with the hidden states before the tokens, f32 [rows][hidden].
   // rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;

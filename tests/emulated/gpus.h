@@ -33,6 +33,20 @@ class GpuTestBase : public ::testing::Test {
     if (gpu_ != nullptr) gpu_->device().Synchronize();
   }
 
+  template <class T>
+  Buffer Upload(const std::vector<T>& values) {
+    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(T));
+    gpu_->device().CopyIn(buffer.data(), values.data(), values.size() * sizeof(T));
+    return buffer;
+  }
+  template <class T = float>
+  std::vector<T> Download(const Buffer& buffer) {
+    std::vector<T> values(buffer.bytes() / sizeof(T));
+    gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
+    gpu_->device().Synchronize();
+    return values;
+  }
+
   std::shared_ptr<kernels::CudaContext> gpu_;
   bool emulated_ = false;
 };

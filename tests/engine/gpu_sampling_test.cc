@@ -21,13 +21,6 @@ class GpuSamplingTest : public testing::GpuTestBase, public ::testing::WithParam
     if (gpu_ != nullptr) ops_ = kernels::MakeGpuOps(gpu_, std::make_shared<ThreadPool>(1));
   }
 
-  template <class T>
-  Buffer Upload(const std::vector<T>& values) {
-    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(T));
-    gpu_->device().CopyIn(buffer.data(), values.data(), values.size() * sizeof(T));
-    return buffer;
-  }
-
   std::vector<int32_t> Sample(const std::vector<float>& logits, const std::vector<SampleParams>& draws) {
     const size_t vocab = logits.size() / draws.size();
     std::vector<RowArgmax> argmaxes;

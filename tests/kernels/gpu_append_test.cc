@@ -22,13 +22,6 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
  protected:
   void SetUp() override { Start(GetParam()); }
 
-  template <class T>
-  Buffer Upload(const std::vector<T>& values) {
-    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(T));
-    gpu_->device().CopyIn(buffer.data(), values.data(), values.size() * sizeof(T));
-    return buffer;
-  }
-
   // Appends rows of one KV head, one record per page. `x`: f32 [tokens][head_dim], whole pages.
   void Check(const Format& format, SideKind kind, int head_dim, const std::vector<float>& x) {
     constexpr int kPage = 64;

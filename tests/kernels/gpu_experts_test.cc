@@ -26,18 +26,6 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
     if (gpu_ != nullptr) ops_ = MakeGpuOps(gpu_, std::make_shared<ThreadPool>(1));
   }
 
-  Buffer Upload(const std::vector<float>& values) {
-    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(float));
-    gpu_->device().CopyIn(buffer.data(), values.data(), buffer.bytes());
-    return buffer;
-  }
-  std::vector<float> Download(const Buffer& buffer) {
-    std::vector<float> values(buffer.bytes() / sizeof(float));
-    gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
-    gpu_->device().Synchronize();
-    return values;
-  }
-
   ExpertWeights MakeExpert(WeightType store, uint32_t seed, bool has_bias = false) {
     const auto make = [&](int64_t out, int64_t in, uint32_t w_seed) {
       const std::vector<float> w = RandomValues(out * in, w_seed);

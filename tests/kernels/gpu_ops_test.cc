@@ -29,20 +29,6 @@ class GpuOpsTest : public testing::GpuTestBase, public ::testing::WithParamInter
     cpu_ = MakeCpuOps(threads);
   }
 
-  template <class T>
-  Buffer Upload(const std::vector<T>& values) {
-    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(T));
-    gpu_->device().CopyIn(buffer.data(), values.data(), values.size() * sizeof(T));
-    return buffer;
-  }
-  template <class T = float>
-  std::vector<T> Download(const Buffer& buffer) {
-    std::vector<T> values(buffer.bytes() / sizeof(T));
-    gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
-    gpu_->device().Synchronize();
-    return values;
-  }
-
   void ExpectProducts(int64_t out, int64_t in);
 
   std::unique_ptr<Ops> ops_, cpu_;

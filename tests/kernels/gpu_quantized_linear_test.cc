@@ -36,18 +36,6 @@ class GpuQuantizedLinearTest : public testing::GpuTestBase, public ::testing::Wi
     if (gpu_ != nullptr) ops_ = MakeGpuOps(gpu_, std::make_shared<ThreadPool>(1));
   }
 
-  Buffer Upload(const std::vector<float>& values) {
-    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(float));
-    gpu_->device().CopyIn(buffer.data(), values.data(), buffer.bytes());
-    return buffer;
-  }
-  std::vector<float> Download(const Buffer& buffer) {
-    std::vector<float> values(buffer.bytes() / sizeof(float));
-    gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
-    gpu_->device().Synchronize();
-    return values;
-  }
-
   // w: the weights, [out][in]; max_bits: of a weight as it is stored, in hundredths.
   void ExpectProducts(const Linear& linear, const std::vector<float>& w, int64_t max_bits);
 

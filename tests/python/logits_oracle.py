@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors.torch
 import tiny_models
 import tolerance
 import torch
+import transformers
 from numpy.typing import NDArray
 
 import kvanta
+from kvanta.errors import InputError
 
 TOKENS = np.random.default_rng(7).integers(0, tiny_models.VOCAB, 150).astype(np.int32)  # three pages, one of them open
+ISAS = ("portable", "avx2", "avx512", "avx512fp16", "zen4", "amx", "neon", "dotprod", "i8mm")
 
 
 def logits(
@@ -42,6 +46,38 @@ def divergence(found: NDArray[np.float32], expected: NDArray[np.float32]) -> flo
     """Mean KL divergence of the next token's distribution, in nats."""
     p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (expected, found))
     return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def assert_equals_transformers(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Logits of the checkpoint in `folder`, which is of `model`, in float32."""
+    expected, found = tiny_models.expected_logits(model, TOKENS), logits(folder)
+    assert largest_error(found, expected) < tolerance.F32_LOGITS
+    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+
+
+def assert_equals_on_isa(isa: str, model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Saves the model; skips the test where the machine lacks `isa`, one of ISAS."""
+    tiny_models.save(model, folder)
+    try:
+        found = logits(folder, isa=isa)
+    except InputError as error:
+        pytest.skip(str(error))
+    assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+def assert_bf16_is_near(architecture: str, folder: Path, settings: dict[str, Any], **options: Any) -> Path:
+    """In bfloat16, logits of random models are no farther from those in float32 than transformers'. Returns the last
+    model's folder."""
+    found, rounded = [], []
+    for seed in range(4):
+        last = folder / str(seed)
+        model = tiny_models.make_model(architecture, seed, **settings)
+        tiny_models.save(model, last, torch.bfloat16)
+        exact = tiny_models.expected_logits(model, TOKENS)
+        found.append(rms_error(logits(last, "auto", "bf16", **options), exact))
+        rounded.append(rms_error(tiny_models.expected_logits(tiny_models.load(last, torch.bfloat16), TOKENS), exact))
+    assert np.linalg.norm(found) < np.linalg.norm(rounded)
+    return last
 
 
 def edit_names(folder: Path, rename: Callable[[str], str]) -> None:

@@ -4,16 +4,15 @@ every kind of state, over batches, preemption, prefix hits and rounded states.""
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
 import torch
+from cold_runs import Answers, add_tokenizer, with_logprobs
 
 from kvanta import LLM, SamplingParams
-from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.errors import InputError
 from kvanta.fleet.plan import plan
 
@@ -27,9 +26,7 @@ FEW = dict.fromkeys(range(300, 304), 12.0)
 
 def save_with_tokenizer(architecture: str, folder: Path, settings: dict[str, Any]) -> Path:
     tiny_models.save(tiny_models.make_model(architecture, **WIDE, **settings), folder, torch.bfloat16)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
-    return folder
+    return add_tokenizer(folder)
 
 
 @pytest.fixture(
@@ -54,7 +51,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_with_tokenizer("Qwen3_5", tmp_path_factory.mktemp("qwen"), {})
 
 
-def answers(llm: LLM, prompts: list[list[int]], seed: int = 0, tokens: int = 70) -> list[tuple[list[int], list[float]]]:
+def answers(llm: LLM, prompts: list[list[int]], seed: int = 0, tokens: int = 70) -> Answers:
     """Tokens of the answers, and their log-probabilities; every second prompt is sampled."""
     params = [
         SamplingParams(
@@ -67,14 +64,7 @@ def answers(llm: LLM, prompts: list[list[int]], seed: int = 0, tokens: int = 70)
         )
         for index in range(len(prompts))
     ]
-    outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
-    return [
-        (
-            list(each.token_ids),
-            [entry[token].logprob for token, entry in zip(each.token_ids, each.logprobs or [], strict=True)],
-        )
-        for each in outputs
-    ]
+    return with_logprobs(llm.generate(prompts, params))
 
 
 def prompts_of(seed: int, count: int = 4) -> list[list[int]]:

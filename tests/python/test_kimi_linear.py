@@ -14,10 +14,12 @@ import tiny_models
 import tolerance
 import torch
 from logits_oracle import (
+    ISAS,
     TOKENS,
     Fault,
+    assert_equals_on_isa,
+    assert_equals_transformers,
     assert_noticed,
-    divergence,
     edit_names,
     edit_tensor,
     largest_error,
@@ -41,22 +43,13 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_models.make_model("KimiLinear", **MODELS[name])
     tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    found = logits(tmp_path)
-    assert largest_error(found, expected) < tolerance.F32_LOGITS
-    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    assert_equals_transformers(model, tmp_path)
     record_support(tmp_path, "F32")
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512fp16", "zen4", "amx", "neon", "dotprod", "i8mm"])
+@pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str, tmp_path: Path) -> None:
-    model = tiny_models.make_model("KimiLinear", linear_head_dim=40)
-    tiny_models.save(model, tmp_path)
-    try:
-        found = logits(tmp_path, isa=isa)
-    except InputError as error:
-        pytest.skip(str(error))
-    assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+    assert_equals_on_isa(isa, tiny_models.make_model("KimiLinear", linear_head_dim=40), tmp_path)
 
 
 LINEAR = {

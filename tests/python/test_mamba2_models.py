@@ -13,7 +13,16 @@ import safetensors.torch
 import tiny_models
 import tolerance
 import torch
-from logits_oracle import TOKENS, Fault, assert_noticed, divergence, edit_config, edit_tensor, largest_error, logits
+from logits_oracle import (
+    TOKENS,
+    Fault,
+    assert_equals_transformers,
+    assert_noticed,
+    edit_config,
+    edit_tensor,
+    largest_error,
+    logits,
+)
 from model_support import RecordSupport
 
 from kvanta import LLM, SamplingParams
@@ -49,10 +58,7 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_sup
     architecture, settings = MODELS[name]
     model = tiny_models.make_model(architecture, **settings)
     tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    found = logits(tmp_path)
-    assert largest_error(found, expected) < tolerance.F32_LOGITS
-    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    assert_equals_transformers(model, tmp_path)
     record_support(tmp_path, "F32")
 
 

@@ -19,14 +19,14 @@ import torch
 from logits_oracle import (
     TOKENS,
     Fault,
+    assert_bf16_is_near,
+    assert_equals_transformers,
     assert_noticed,
-    divergence,
     edit_config,
     edit_names,
     edit_tensor,
     largest_error,
     logits,
-    rms_error,
 )
 from model_support import RecordSupport
 
@@ -197,10 +197,7 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_sup
     architecture, settings = MODELS[name]
     model = tiny_models.make_model(architecture, **settings)
     tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    found = logits(tmp_path)
-    assert largest_error(found, expected) < tolerance.F32_LOGITS
-    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    assert_equals_transformers(model, tmp_path)
     record_support(tmp_path, "F32")
 
 
@@ -226,16 +223,7 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
     """
     # Norms after the blocks enlarge an exchange of experts so much that chance decides: every row goes to all of them.
     settings = {"num_experts_per_tok": 8} if architecture in ("Afmoe", "FlexOlmo") else {}
-    found, transformers = [], []
-    for seed in range(4):
-        folder = tmp_path / str(seed)
-        model = tiny_models.make_model(architecture, seed, **settings)
-        tiny_models.save(model, folder, torch.bfloat16)
-        exact = tiny_models.expected_logits(model, TOKENS)
-        rounded = tiny_models.expected_logits(tiny_models.load(folder, torch.bfloat16), TOKENS)
-        found.append(rms_error(logits(folder, "auto", "bf16", isa=tolerance.EXACT_ISA), exact))
-        transformers.append(rms_error(rounded, exact))
-    assert np.linalg.norm(found) < np.linalg.norm(transformers)
+    assert_bf16_is_near(architecture, tmp_path, settings, isa=tolerance.EXACT_ISA)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3Moe", "GptOss", "Llama4"])
@@ -291,10 +279,7 @@ def test_kimi_k2_is_deepseek_v3_by_another_name(tmp_path: Path) -> None:
     tiny_models.save(model, tmp_path)
     tiny_models.as_first_generation(tmp_path)
     tiny_models.edit_config(tmp_path, model_type="kimi_k2", rope_interleave=...)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    found = logits(tmp_path)
-    assert largest_error(found, expected) < tolerance.F32_LOGITS
-    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    assert_equals_transformers(model, tmp_path)
 
 
 def test_language_model_of_llama4_multimodal(tmp_path: Path, record_support: RecordSupport) -> None:

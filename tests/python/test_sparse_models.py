@@ -13,15 +13,18 @@ import tiny_models
 import tolerance
 import torch
 from logits_oracle import (
+    ISAS,
     TOKENS,
     Fault,
+    assert_bf16_is_near,
+    assert_equals_on_isa,
+    assert_equals_transformers,
     assert_noticed,
     divergence,
     edit_config,
     edit_tensor,
     largest_error,
     logits,
-    rms_error,
 )
 from model_support import RecordSupport
 
@@ -56,39 +59,20 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_sup
     architecture, settings = MODELS[name]
     model = tiny_models.make_model(architecture, **settings)
     tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    found = logits(tmp_path)
-    assert largest_error(found, expected) < tolerance.F32_LOGITS
-    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    assert_equals_transformers(model, tmp_path)
     record_support(tmp_path, "F32")
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512fp16", "zen4", "amx", "neon", "dotprod", "i8mm"])
+@pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str, tmp_path: Path) -> None:
-    model = tiny_models.make_model("DeepseekV32")
-    tiny_models.save(model, tmp_path)
-    try:
-        found = logits(tmp_path, isa=isa)
-    except InputError as error:
-        pytest.skip(str(error))
-    assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+    assert_equals_on_isa(isa, tiny_models.make_model("DeepseekV32"), tmp_path)
 
 
 @pytest.mark.parametrize("architecture", ["DeepseekV32", "GlmMoeDsa"])
 def test_bf16_is_no_farther_from_float32_than_transformers(
     architecture: str, tmp_path: Path, record_support: RecordSupport
 ) -> None:
-    found, transformers = [], []
-    for seed in range(4):
-        folder = tmp_path / str(seed)
-        model = tiny_models.make_model(architecture, seed)
-        tiny_models.save(model, folder, torch.bfloat16)
-        exact = tiny_models.expected_logits(model, TOKENS)
-        rounded = tiny_models.expected_logits(tiny_models.load(folder, torch.bfloat16), TOKENS)
-        found.append(rms_error(logits(folder, "auto", "bf16"), exact))
-        transformers.append(rms_error(rounded, exact))
-    assert np.linalg.norm(found) < np.linalg.norm(transformers)
-    record_support(folder, "BF16")
+    record_support(assert_bf16_is_near(architecture, tmp_path, {}), "BF16")
 
 
 FAULTS: dict[str, Fault] = {

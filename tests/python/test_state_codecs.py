@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,19 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from cold_runs import VOCABULARY, add_tokenizer, compare_with_cold_runs
 
 from kvanta import LLM, SamplingParams
-from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.errors import InputError
 from kvanta.evaluate import Settings, evaluate
 from kvanta.fleet.plan import plan
-
-VOCABULARY = 512
 
 
 def make_folder(folder: Path) -> Path:
     """A random Qwen3.5 with the tokenizer of stories260k, and heads that every format takes."""
     settings = {"vocab_size": VOCABULARY, "hidden_size": 128, "head_dim": 32, "max_position_embeddings": 2048}
     tiny_models.save(tiny_models.make_model("Qwen3_5", **settings), folder, torch.bfloat16)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
-    return folder
+    return add_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("states"))
 
 
-def answers(llm: LLM, prompts: list[list[int]], tokens: int) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Tokens of the answers, and their log-probabilities."""
-    params = SamplingParams(max_tokens=tokens, temperature=0.7, seed=3, logprobs=0, ignore_eos=True)
-    outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
-    return [
-        (
-            tuple(each.token_ids),
-            tuple(entry[token].logprob for token, entry in zip(each.token_ids, each.logprobs or [], strict=True)),
-        )
-        for each in outputs
-    ]
-
-
-def compare_with_cold_runs(folder: Path, seed: int, disk: Path) -> int:
-    """Runs conversations through an engine with random options; every answer must be that of a cold run.
-
-    Returns the number of tokens that the prefix cache gave.
-    """
+@pytest.mark.parametrize("seed", range(12))
+def test_every_way_to_a_token_has_the_bits_of_a_cold_run(folder: Path, seed: int, tmp_path: Path) -> None:
     choice = random.Random(seed)
     cache: dict[str, Any] = {
         "kv_cache_dtype": choice.choice(["bf16", "int8", "int4", "kivi4", "int4+exact=2", "nvfp4"]),
@@ -61,36 +40,7 @@ def compare_with_cold_runs(folder: Path, seed: int, disk: Path) -> int:
         "max_model_len": 2048,
         "threads": choice.choice([1, 2]),
     }
-    system = [choice.randrange(3, VOCABULARY) for _ in range(choice.randrange(40, 400))]
-    prompts = [
-        [*system[: choice.randrange(30, len(system) + 1)], *(choice.randrange(3, VOCABULARY) for _ in range(length))]
-        for length in (choice.randrange(1, 300) for _ in range(4))
-    ]
-    tokens = choice.randrange(2, 90)
-    cold = LLM(folder, **cache, enable_prefix_caching=False, kv_cache_memory_bytes="64MiB", max_num_batched_tokens=2048)
-    options = cache | {
-        "max_num_batched_tokens": choice.choice([64, 100, 256, 700]),
-        "kv_cache_memory_bytes": choice.choice(["900KiB", "2MiB", "64MiB"]),
-        "max_num_seqs": choice.choice([1, 2, 4]),
-    }
-    if choice.random() < 0.4:
-        options["kv_cache_dir"] = str(disk)
-    found = 0
-    for _ in range(2):  # with a folder, the second engine is a restart
-        llm = LLM(folder, **options)
-        for _ in range(2):
-            expected = [answers(cold, [prompt], tokens)[0] for prompt in prompts]
-            assert answers(llm, prompts, tokens) == expected, (seed, options)
-            # The next turn of each conversation.
-            more = [choice.randrange(3, VOCABULARY) for _ in range(choice.randrange(1, 70))]
-            prompts = [[*prompt, *answer[0], *more] for prompt, answer in zip(prompts, expected, strict=True)]
-        found += llm.stats()["cached_tokens"]
-    return found
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_every_way_to_a_token_has_the_bits_of_a_cold_run(folder: Path, seed: int, tmp_path: Path) -> None:
-    compare_with_cold_runs(folder, seed, tmp_path)
+    compare_with_cold_runs(folder, cache, ["900KiB", "2MiB", "64MiB"], choice, tmp_path)
 
 
 def test_hits_end_at_the_grid(folder: Path) -> None:

@@ -143,7 +143,7 @@ void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan,
                         .positions = positions,
                         .max_rows = own.max_num_batched_tokens,
                         .max_logit_rows = MaxLogitRows(own),
-                        .prefix_caching = own.enable_prefix_caching,
+                        .prefix_caching = own.enable_prefix_caching && !speculation.mtp,
                         .graphs = !own.enforce_eager};
   if (speculation.mtp) {
     components.proposer = std::make_unique<MtpProposer>(std::move(setup));

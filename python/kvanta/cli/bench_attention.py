@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 from statistics import median
 from typing import Any
 
 from kvanta import _core, attention
-from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
+from kvanta.cli.arguments import CommandParser, ListOption, whole_number
 from kvanta.cli.attention_plot import write_plot
+from kvanta.cli.kernel_bench import add_measurement, this_machine, threads_of
 from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, output_file, write_report
 from kvanta.errors import InputError
@@ -64,12 +64,8 @@ def parser() -> CommandParser:
         + "; all",
     )
     result.add_argument("--page-size", "--block-size", type=whole_number, default=64, metavar="N", help="[64]")
-    result.add_argument(
-        "--threads", type=whole_number, nargs="+", action=ListOption, metavar="N", help="numbers of threads [1 and all]"
-    )
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
-    result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
-    result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
+    add_measurement(result, 0.5)
     result.add_argument(
         "--plot", type=output_file, metavar="FILE", help="plot of shares and of speed against bf16: .png, .svg or .pdf"
     )
@@ -175,8 +171,7 @@ def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     if values.device == "cuda":
         return _run_gpu(values)
-    cpus = len(os.sched_getaffinity(0))
-    threads = values.threads or sorted({1, cpus})
+    threads = threads_of(values)
     if any(count < 1 for count in threads):
         raise InputError(f"threads are {threads}; each must be at least 1")
     shapes = _shapes(values)
@@ -204,7 +199,7 @@ def run(values: argparse.Namespace) -> int:
             )
             rows += [{"shape": name, **row, "binds": _binds(row)} for row in measured]
     report = {
-        "machine": {"cpu": cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()},
+        "machine": this_machine() | {"backends": attention.backends()},
         "limit_gb_s": {
             str(count): median(row["read_gb_s"] for row in rows if row["threads"] == count) for count in threads
         },

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import re
 from typing import Any
 
 from kvanta import _core
-from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
-from kvanta.cli.machine import cpu_name
-from kvanta.cli.report import add_json, write_report
+from kvanta.cli.arguments import CommandParser, ListOption
+from kvanta.cli.kernel_bench import add_measurement, add_numbers, threads_of, write_rows
+from kvanta.cli.report import add_json
 from kvanta.errors import InputError
 from kvanta.terminal.progress import progress_bar
 from kvanta.terminal.tables import render_table
@@ -47,20 +45,8 @@ def parser() -> CommandParser:
         metavar="INxOUT",
         help="sizes [SmolLM2-135M's, 4096x4096]",
     )
-    result.add_argument(
-        "--rows",
-        type=whole_number,
-        nargs="+",
-        action=ListOption,
-        default=[1, 8, 64, 1024],
-        metavar="N",
-        help="1: decode [1 8 64 1024]",
-    )
-    result.add_argument(
-        "--threads", type=whole_number, nargs="+", action=ListOption, metavar="N", help="numbers of threads [1 and all]"
-    )
-    result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
-    result.add_argument("--seconds", type=real_number, default=0.3, metavar="S", help="measured per row [0.3]")
+    add_numbers(result, "--rows", "1: decode [1 8 64 1024]", default=[1, 8, 64, 1024])
+    add_measurement(result, 0.3)
     add_json(result)
     return result
 
@@ -95,8 +81,7 @@ def _limit_line(limit: dict[str, Any]) -> str:
 
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
-    cpus = len(os.sched_getaffinity(0))
-    threads = values.threads or sorted({1, cpus})
+    threads = threads_of(values)
     # Beyond 32 bits nothing fits what the library takes.
     if not all(1 <= count < 2**31 for count in [*threads, *values.rows]):
         raise InputError(f"threads are {threads}, rows are {values.rows}; each must be at least 1")
@@ -121,10 +106,7 @@ def run(values: argparse.Namespace) -> int:
                     row["share_of_read"] = row["bytes_per_second"] / read
                     row["share_of_peak"] = row["operations_per_second"] / operations
                 rows += measured
-    machine = {"cpu": cpu_name(), "cpus": cpus, "system": platform.platform()}
-    lines = [_limit_line(limit) for limit in limits]
     header = ["weights", "isa", "threads", "layer", "rows", "ms", "GB/s", "of memory", "GFLOP/s", "of peak"]
     table = render_table(header, [_row_cells(row) for row in rows], left=(0, 1, 3))
-    text = "\n".join([f"{machine['cpu']}, {cpus} CPUs", *lines, "", table])
-    write_report(values.json, {"machine": machine, "limits": limits, "rows": rows}, text)
+    write_rows(values.json, limits, _limit_line, rows, table)
     return 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 from typing import Any
 
 from kvanta import _core
-from kvanta.cli.arguments import CommandParser, ListOption, real_number, whole_number
-from kvanta.cli.machine import cpu_name
-from kvanta.cli.report import add_json, write_report
+from kvanta.cli.arguments import CommandParser, ListOption
+from kvanta.cli.kernel_bench import add_measurement, add_numbers, threads_of, write_rows
+from kvanta.cli.report import add_json
 from kvanta.errors import InputError
 from kvanta.terminal.progress import progress_bar
 from kvanta.terminal.tables import render_table
@@ -30,29 +28,9 @@ def parser() -> CommandParser:
     result.add_argument(
         "--layers", nargs="+", action=ListOption, default=names, metavar="NAME", help=f"of {', '.join(names)} [all]"
     )
-    result.add_argument(
-        "--decode",
-        type=whole_number,
-        nargs="+",
-        action=ListOption,
-        default=[1, 16],
-        metavar="N",
-        help="sequences with a token each in a step [1 16]",
-    )
-    result.add_argument(
-        "--prompt",
-        type=whole_number,
-        nargs="+",
-        action=ListOption,
-        default=[512],
-        metavar="N",
-        help="tokens of one sequence in a step [512]",
-    )
-    result.add_argument(
-        "--threads", type=whole_number, nargs="+", action=ListOption, metavar="N", help="numbers of threads [1 and all]"
-    )
-    result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
-    result.add_argument("--seconds", type=real_number, default=0.3, metavar="S", help="measured per row [0.3]")
+    add_numbers(result, "--decode", "sequences with a token each in a step [1 16]", default=[1, 16])
+    add_numbers(result, "--prompt", "tokens of one sequence in a step [512]", default=[512])
+    add_measurement(result, 0.3)
     add_json(result)
     return result
 
@@ -80,8 +58,7 @@ def _limit_line(limit: dict[str, Any]) -> str:
 
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
-    cpus = len(os.sched_getaffinity(0))
-    threads = values.threads or sorted({1, cpus})
+    threads = threads_of(values)
     # Beyond 32 bits nothing fits what the library takes.
     if not all(1 <= count < 2**31 for count in [*threads, *values.decode, *values.prompt]):
         raise InputError(
@@ -106,9 +83,7 @@ def run(values: argparse.Namespace) -> int:
                 row["share_of_memory"] = row["bytes_per_second"] / updated
                 row["share_of_peak"] = row["operations_per_second"] / operations
             rows += measured
-    machine = {"cpu": cpu_name(), "cpus": cpus, "system": platform.platform()}
     header = ["layer", "kernel", "isa", "threads", "work", "ms", "GB/s", "of memory", "GFLOP/s", "of peak"]
     table = render_table(header, [_cells(row) for row in rows], left=(0, 1, 2, 4))
-    text = "\n".join([f"{machine['cpu']}, {cpus} CPUs", *map(_limit_line, limits), "", table])
-    write_report(values.json, {"machine": machine, "limits": limits, "rows": rows}, text)
+    write_rows(values.json, limits, _limit_line, rows, table)
     return 0

@@ -61,9 +61,9 @@ models::ModelConfig PredictorOf(const EngineConfig& config, const models::ModelC
   if (config.device == "cuda") {
     throw InputError("speculative_config: method mtp is not supported on device cuda; there are: ngram, draft_model");
   }
+  models::ModelConfig model = models::ConfigOfPredictor(target);
   if (weights::Checkpoint::Exists(config.model)) {
     const weights::Checkpoint checkpoint = weights::Checkpoint::Open(config.model);
-    const models::ModelConfig model = models::ConfigOfPredictor(target);
     const std::string module = models::PredictorModule(model, models::DecoderNames(target, checkpoint));
     const std::string norm = module + std::string(model.names.predictor.hidden_norm) + ".weight";
     if (checkpoint.Find(norm) == nullptr) {
@@ -73,7 +73,7 @@ models::ModelConfig PredictorOf(const EngineConfig& config, const models::ModelC
           Quote(config.model), norm));
     }
   }
-  return models::ConfigOfPredictor(target);
+  return model;
 }
 
 }  // namespace

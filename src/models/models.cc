@@ -150,9 +150,8 @@ const Architecture* FindArchitecture(std::string_view name) {
   const std::string with_head =
       is_headless ? fmt::format("{}ForCausalLM", name.substr(0, name.size() - kModel.size())) : std::string(name);
   for (const Architecture* architecture : Architectures()) {
-    if (architecture->name == with_head || HasWord(architecture->other_name, name)) return architecture;
     const bool is_name = architecture->name == name || architecture->name == with_head;
-    if (is_name || (!name.empty() && architecture->other_name == name)) return architecture;
+    if (is_name || HasWord(architecture->other_name, name)) return architecture;
   }
   return nullptr;
 }

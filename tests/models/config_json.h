@@ -1,9 +1,13 @@
 // Configs of tests: made as JSON, changed by key, and parsed.
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "kvanta/error.h"
 #include "models/config/config.h"
 
 namespace kvanta::models {
@@ -15,6 +19,16 @@ inline ModelConfig Parse(const nlohmann::json& config) {
 inline nlohmann::json With(nlohmann::json base, const std::string& key, const nlohmann::json& value) {
   base[key] = value;
   return base;
+}
+
+// `message`: a part of the error's.
+inline void ExpectRefused(const nlohmann::json& config, const char* message) {
+  try {
+    Parse(config);
+    ADD_FAILURE() << "accepted, not refused with: " << message;
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(message));
+  }
 }
 
 }  // namespace kvanta::models

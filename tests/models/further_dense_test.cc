@@ -8,7 +8,6 @@
 #include <string>
 #include <tuple>
 
-#include "kvanta/error.h"
 #include "models/config/config.h"
 #include "models/config_json.h"
 
@@ -17,7 +16,6 @@ namespace {
 
 using nlohmann::json;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 json Base(const char* architecture, const char* model_type) {
   json config = json::parse(R"({"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -26,15 +24,6 @@ json Base(const char* architecture, const char* model_type) {
   config["architectures"] = {architecture};
   config["model_type"] = model_type;
   return config;
-}
-
-void ExpectRefused(const json& config, const char* message) {
-  try {
-    Parse(config);
-    ADD_FAILURE() << "accepted, not refused with: " << message;
-  } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(message));
-  }
 }
 
 std::vector<int> RotaryDims(const ModelConfig& config) {

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "kvanta/error.h"
 #include "models/config/config.h"
 #include "models/config_json.h"
 
@@ -16,7 +15,6 @@ namespace {
 
 using kernels::Pointwise;
 using nlohmann::json;
-using testing::HasSubstr;
 
 json Base(const char* architecture, const char* model_type) {
   json config = json::parse(R"({"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -24,15 +22,6 @@ json Base(const char* architecture, const char* model_type) {
   config["architectures"] = {architecture};
   config["model_type"] = model_type;
   return config;
-}
-
-void ExpectRefused(const json& config, const char* message) {
-  try {
-    Parse(config);
-    ADD_FAILURE() << "accepted, not refused with: " << message;
-  } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(message));
-  }
 }
 
 TEST(Starcoder2Config, Activations) {

@@ -64,7 +64,9 @@ void GpuQuantizedLinearTest::ExpectProducts(const Linear& linear, const std::vec
     const Buffer device_y = Upload(std::vector<float>(static_cast<size_t>(rows * out), NAN));
     linear.Forward(device_x.as<float>(), rows, device_y.as<float>(), out);
     const std::vector<float> y = Download(device_y);
-    ASSERT_EQ(std::memcmp(y.data(), first.data(), first.size() * sizeof(float)), 0) << rows << " rows";
+    if (!first.empty()) {
+      ASSERT_EQ(std::memcmp(y.data(), first.data(), first.size() * sizeof(float)), 0) << rows << " rows";
+    }
     for (int64_t r = std::ssize(first) / out; r < rows; ++r) {
       float largest = 0;
       for (int64_t k = 0; k < in; ++k) largest = std::max(largest, std::abs(x[static_cast<size_t>(r * in + k)]));

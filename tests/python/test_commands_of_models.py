@@ -59,8 +59,9 @@ def test_plan_and_calibrate(folder: Path, tmp_path: Path, capsys: pytest.Capture
         calibrated = report(*words, tmp_path / "calibrated.json")
         llm = LLM(folder, kv_cache_dtype="fp8", quantization_param_path=str(scales), **options)
         assert len(calibrated["layers"]) == llm.model_info.layers
-    # The gate of a shared expert is one row of a panel of 16; AMX's panels have 32, and latents 80 rows.
-    padded = 1.03 if llm.stats()["isa"] == "amx" else 1.01
+    # The gate of a shared expert is one row of a panel of 16, and Phimoe's routers are two here; AMX's panels have 32,
+    # and latents 80 rows.
+    padded = 1.03 if llm.stats()["isa"] == "amx" else 1.02
     assert planned["weight_bytes"] <= llm.stats()["weight_bytes"] < padded * planned["weight_bytes"]
     assert np.isfinite(llm.logits(range(3, 90))).all()
 

@@ -249,6 +249,7 @@ RankPart PartOfRank(const EngineConfig& config, const models::ModelConfig& model
   if (config.pipeline_parallel_size == 1) {
     RankPart part{.model = model, .schemes = schemes, .groups = {}, .layers = {}};
     part.model.heads /= config.tensor_parallel_size;
+    for (models::LayerSpec& layer : part.model.layer_specs) layer.heads /= config.tensor_parallel_size;
     if (model.UsesMla()) return part;
     part.model.kv_heads /= config.tensor_parallel_size;
     for (models::LayerSpec& layer : part.model.layer_specs) layer.kv_heads /= config.tensor_parallel_size;

@@ -78,14 +78,15 @@ class Ops {
   virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = activation(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32
-  // [rows][width].
-  virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
+  // [rows][width]. With a `limit`, which only kSilu may have, min(silu(gate), limit) times up, which is cut off below
+  // -limit and above it (Step 3.5); 0: none.
+  virtual void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
                            float* out) noexcept = 0;
   // x = activation(x), f32 [n]. xielu: of kXielu.
   virtual void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept = 0;
-  // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats.
-  virtual void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
-                          int64_t width) noexcept = 0;
+  // x[r][i] *= function(gate[r][i / channels]): f32 [rows][width], row strides in floats.
+  virtual void MulGate(GateFunction function, float* x, int64_t x_stride, const float* gate, int64_t gate_stride,
+                       int64_t rows, int64_t width, int64_t channels) noexcept = 0;
   // Throws InputError if the device does not support Gated DeltaNet layers.
   virtual void CheckGatedDeltaNet() const = 0;
   virtual void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept = 0;

@@ -1,4 +1,4 @@
-// Activation of an MLP without a gate, element by element.
+// Activation of an MLP without a gate, element by element; and functions of gates.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,8 @@ enum class Pointwise : uint8_t { kGelu, kGeluTanh, kRelu, kSquaredRelu, kXielu }
 struct Xielu {
   float alpha_p = 0, alpha_n = 0, beta = 0;
 };
+
+// Function of a gate that multiplies channels. kSigmoid: 1 / (1 + exp(-x)). kSoftplus: log(1 + exp(x)).
+enum class GateFunction : uint8_t { kSigmoid, kSoftplus };
 
 }  // namespace kvanta::kernels

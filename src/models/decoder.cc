@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvanta/error.h"
+#include "models/blocks/embedding_scale.h"
 #include "models/blocks/layer_blocks.h"
 #include "models/blocks/norm.h"
 #include "models/blocks/per_layer_inputs.h"
@@ -56,7 +57,8 @@ class Decoder final : public Model {
         lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, config.lm_head_bias, embedding_kind);
       }
       if (!config.names.positions.empty()) positions_ = PositionEmbedding(reader, ops, config, prefix);
-      embedding_scale_ = EmbeddingScale(config.embedding_scale, options.store);
+      if (config.norm_embeddings) embedding_norm_ = Norm(reader, config, "", config.hidden);
+      embedding_scale_ = EmbeddingScale(config, config.embedding_scale, options.store);
     } else {
       reader.SkipTensors(embedding + ".");
       reader.SkipTensors(head + ".");
@@ -75,7 +77,7 @@ class Decoder final : public Model {
     if (config.hidden_size_per_layer_input != 0) {
       const auto width = static_cast<double>(config.hidden_size_per_layer_input);
       per_layer_ = std::make_unique<PerLayerInputs>(source, prefix, embedding_kind,
-                                                    EmbeddingScale(std::sqrt(width), options.store));
+                                                    EmbeddingScale(config, std::sqrt(width), options.store));
     }
     for (int layer = 0; layer < config.layers; ++layer) {
       const LayerSpec& spec = config.layer_specs[layer];
@@ -117,7 +119,7 @@ class Decoder final : public Model {
         layers.push_back({.visibility = spec.visibility});
         continue;
       }
-      layers.push_back({.heads = config_.heads / ranks_.Size(),
+      layers.push_back({.heads = spec.heads / ranks_.Size(),
                         .kv_heads = config_.UsesMla() ? spec.kv_heads : spec.kv_heads / ranks_.Size(),
                         .head_dim = spec.head_dim,
                         .rope_dim = config_.mla.qk_rope_head_dim,
@@ -147,6 +149,7 @@ class Decoder final : public Model {
       Embed(batch.tokens, hidden);
     }
     if (positions_) positions_.Add(ops_, batch.positions, block_out_, hidden);
+    if (embedding_norm_) Apply(embedding_norm_, hidden, rows, hidden);
     if (per_layer_) per_layer_->Prepare(batch.tokens, hidden);
     AttentionStep step{.index_layer = config_.KvLayers() - 1,
                        .rows = rows,
@@ -296,18 +299,13 @@ class Decoder final : public Model {
     layer.attention = read_attention(source, spec, prefix);
     if (!spec.has_mlp) return layer;
     layer.pre_mlp_norm = read_norm(mlp_prefix, config.names.pre_mlp_norm);
-    layer.post_mlp_norm = read_norm(mlp_prefix, config.names.post_mlp_norm);
+    if (spec.moe || !config.names.post_mlp_norm_of_experts) {
+      layer.post_mlp_norm = read_norm(mlp_prefix, config.names.post_mlp_norm);
+    } else {  // published A.X K1 has weights that are not used
+      source.reader.SkipTensors(fmt::format("{}{}.", mlp_prefix, config.names.post_mlp_norm));
+    }
     layer.mlp = ReadMlp(source, spec, mlp_prefix);
     return layer;
-  }
-
-  float EmbeddingScale(double scale, kernels::WeightType store) const {
-    const auto value = static_cast<float>(scale);
-    if (!config_.embedding_scale_rounded) return value;
-    const bool elements = store != kernels::WeightType::kInt8 && store != kernels::WeightType::kInt4;
-    const kernels::WeightType type = elements ? store : kernels::WeightTypeOf(config_.dtype);
-    if (type == kernels::WeightType::kBf16) return Bf16ToFloat(FloatToBf16(value));
-    return type == kernels::WeightType::kF16 ? Fp16ToFloat(FloatToFp16(value)) : value;
   }
 
   // One allocation for the activations of the largest batch. Blocks run one after the other, in the same memory.
@@ -370,6 +368,7 @@ class Decoder final : public Model {
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
   PositionEmbedding positions_;      // none where positions are rotations; the first rank has it
+  Norm embedding_norm_;              // none; the first rank has it
   float embedding_scale_ = 1;
   std::optional<RopeTables> ropes_;
   std::unique_ptr<PerLayerInputs> per_layer_;        // null: none
@@ -389,7 +388,9 @@ class Decoder final : public Model {
 
 std::unique_ptr<Model> LoadDecoder(const ModelConfig& config, const weights::Checkpoint& checkpoint, kernels::Ops& ops,
                                    const LoadOptions& options) {
-  return std::make_unique<Decoder>(config, checkpoint, ops, options);
+  if (!config.names.stacked_experts) return std::make_unique<Decoder>(config, checkpoint, ops, options);
+  const weights::Checkpoint split = checkpoint.SplitExperts(config.names.sparse_mlp, config.moe.num_experts);
+  return std::make_unique<Decoder>(config, split, ops, options);
 }
 
 }  // namespace kvanta::models

@@ -37,19 +37,21 @@ struct BlockCount {
 };
 
 BlockCount CountGroupedAttention(const ModelConfig& config, const LayerSpec& spec) {
-  const int64_t hidden = config.hidden, q = int64_t{config.heads} * spec.head_dim;
+  const int64_t hidden = config.hidden, q = int64_t{spec.heads} * spec.head_dim;
   const bool has_kv = spec.kv_layer < 0;
   const int64_t kv = has_kv ? int64_t{spec.kv_heads} * spec.head_dim : 0;
-  const int64_t gates = config.attn_output_gate != OutputGate::kNone ? q : 0;
+  const bool per_head = config.attn_output_gate == OutputGate::kPerHead;
+  const int64_t gates = config.attn_output_gate != OutputGate::kNone && !per_head ? q : 0;
   const int64_t v_head_dim = config.v_head_dim == 0 ? spec.head_dim : config.v_head_dim;
   const int64_t values = spec.k_eq_v ? 0 : kv / spec.head_dim * v_head_dim;
-  BlockCount count{.matrices = hidden * (q + gates + kv + values + config.heads * v_head_dim)};
+  BlockCount count{.matrices = hidden * (q + gates + kv + values + spec.heads * v_head_dim)};
+  if (per_head) count.matrices += hidden * spec.heads;
   count.kept = count.matrices;
   if (config.qkv_bias) count.vectors += q + gates + kv + values;
   if (config.o_bias) count.vectors += hidden;
   const bool of_all_heads = config.qk_norm == QkNorm::kAllHeads || config.qk_norm == QkNorm::kOwnWeights;
   if (config.qk_norm != QkNorm::kNone) count.vectors += of_all_heads ? q + kv : int64_t{has_kv ? 2 : 1} * spec.head_dim;
-  if (spec.attention_sinks) count.vectors += config.heads;
+  if (spec.attention_sinks) count.vectors += spec.heads;
   return count;
 }
 
@@ -267,21 +269,23 @@ WeightCount CountWeights(const ModelConfig& config) {
     count_norm(config.names.post_attention_norm);
     if (!spec.has_mlp) continue;
     count_norm(config.names.pre_mlp_norm);
-    count_norm(config.names.post_mlp_norm);
+    if (spec.moe || !config.names.post_mlp_norm_of_experts) count_norm(config.names.post_mlp_norm);
   }
   const weights::QuantizedFormat& format = config.quantization.format;
   constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
   const int64_t per_layer_table =
       int64_t{config.vocab_size_per_layer_input} * config.layers * config.hidden_size_per_layer_input;
-  return {.matrices = matrices,
-          .mxfp4 = mxfp4,
-          .quantized = CountQuantized(config, layers),
-          .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
-          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) +
-                        per_layer_table,
-          .vectors = vectors + (norms + 1) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
-                     (config.layer_scalars ? config.layers : 0) + (config.lm_head_bias ? config.vocab : 0) +
-                     CountPositions(config) + CountXielu(config)};
+  return {
+      .matrices = matrices,
+      .mxfp4 = mxfp4,
+      .quantized = CountQuantized(config, layers),
+      .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
+      .embeddings =
+          int64_t{config.vocab} * hidden * (config.tied_embeddings || !config.has_lm_head ? 1 : 2) + per_layer_table,
+      .vectors = vectors +
+                 (config.norm_weights ? norms + 1 : 0) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
+                 (config.layer_scalars ? config.layers : 0) + (config.lm_head_bias ? config.vocab : 0) +
+                 CountPositions(config) + CountXielu(config)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

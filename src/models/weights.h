@@ -50,6 +50,7 @@ class WeightReader {
                                           kernels::LinearKind kind) {
     return Linear(std::span(stack.begin(), stack.size()), in, bias, kind);
   }
+  Device& device() const noexcept { return ops_.device(); }
   // True: Linear() takes weights that are stored [in][out], by elements.
   void SetTransposed(bool transposed) noexcept { transposed_ = transposed; }
   // True if a linear layer keeps the module's weights in blocks that amplify the rounding of 8-bit activations.

@@ -136,10 +136,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(activation_);
     inner_->Activate(activation, xielu, x, n);
   }
-  void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
-                  int64_t width) noexcept override {
+  void MulGate(kernels::GateFunction function, float* x, int64_t x_stride, const float* gate, int64_t gate_stride,
+               int64_t rows, int64_t width, int64_t channels) noexcept override {
     const Timer timer(activation_);
-    inner_->MulSigmoid(x, x_stride, gate, gate_stride, rows, width);
+    inner_->MulGate(function, x, x_stride, gate, gate_stride, rows, width, channels);
   }
   void CheckGatedDeltaNet() const override { inner_->CheckGatedDeltaNet(); }
   void GatedDeltaNet(const kernels::GatedDeltaNetOp& op) noexcept override {
@@ -185,10 +185,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(rope_);
     inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, interleaved, cos_sin, positions);
   }
-  void ActivateMul(kernels::Activation activation, const float* gate_up, int64_t rows, int64_t width,
+  void ActivateMul(kernels::Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
                    float* out) noexcept override {
     const Timer timer(activation_);
-    inner_->ActivateMul(activation, gate_up, rows, width, out);
+    inner_->ActivateMul(activation, limit, gate_up, rows, width, out);
   }
   void Scale(float* x, float factor, int64_t n) noexcept override {
     const Timer timer(embed_);

@@ -121,6 +121,27 @@ Checkpoint Checkpoint::OfTensors(TensorMap tensors, std::string name) {
   return checkpoint;
 }
 
+Checkpoint Checkpoint::SplitExperts(std::string_view module, int64_t count) const {
+  Checkpoint split = *this;
+  const std::string infix = fmt::format(".{}.", module);
+  for (const auto& [name, tensor] : tensors_) {
+    const size_t at = name.rfind(infix);
+    const bool is_stack = at != name.npos && tensor.shape.size() == 3 && tensor.shape.front() == count;
+    if (!is_stack || tensor.data.size() % static_cast<size_t>(count) != 0) continue;
+    const size_t bytes = tensor.data.size() / static_cast<size_t>(count);
+    const std::string_view layer = std::string_view(name).substr(0, at),
+                           part = std::string_view(name).substr(at + infix.size());
+    for (int64_t i = 0; i < count; ++i) {
+      TensorView view = tensor;
+      view.shape.erase(view.shape.begin());
+      view.data = tensor.data.subspan(static_cast<size_t>(i) * bytes, bytes);
+      split.tensors_.emplace(fmt::format("{}{}experts.{}.{}", layer, infix, i, part), std::move(view));
+    }
+    split.tensors_.erase(name);
+  }
+  return split;
+}
+
 bool Checkpoint::IsGgufFolder(const std::string& folder) {
   std::error_code ignored;
   return std::filesystem::exists(std::filesystem::path(folder) / kGgufIndexFile, ignored);

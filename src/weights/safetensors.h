@@ -47,6 +47,9 @@ class Checkpoint {
   static Checkpoint Open(const std::string& folder);
   // Tensors in memory that outlives the checkpoint. `name`: for messages.
   static Checkpoint OfTensors(TensorMap tensors, std::string name);
+  // The checkpoint with each tensor "LAYER.`module`.PART.KIND" of `count` matrices, [count][...], as `count` tensors
+  // "LAYER.`module`.experts.N.PART.KIND".
+  Checkpoint SplitExperts(std::string_view module, int64_t count) const;
   // True if the folder has an index of GGUF files.
   static bool IsGgufFolder(const std::string& folder);
   // True if the folder has one of these.

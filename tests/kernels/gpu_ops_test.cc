@@ -296,10 +296,13 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   std::vector<float> gated(static_cast<size_t>(kRowCount * half));
   const Buffer gate = Upload(x), out = Upload(gated);
   for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kSwigluOai}) {
-    cpu_->ActivateMul(activation, x.data(), kRowCount, half, gated.data());
-    gpu_->device().Fill(out.data(), 0xFF, out.bytes());
-    ops_->ActivateMul(activation, gate.as<float>(), kRowCount, half, out.as<float>());
-    ExpectClose(Download(out), gated);
+    for (const float limit : {0.0F, 0.5F}) {
+      if (limit != 0 && activation != Activation::kSilu) continue;
+      cpu_->ActivateMul(activation, limit, x.data(), kRowCount, half, gated.data());
+      gpu_->device().Fill(out.data(), 0xFF, out.bytes());
+      ops_->ActivateMul(activation, limit, gate.as<float>(), kRowCount, half, out.as<float>());
+      ExpectClose(Download(out), gated);
+    }
   }
 
   std::vector<RowArgmax> argmaxes(kRowCount);
@@ -335,9 +338,14 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
     ExpectClose(Download(sum), expected);
   }
 
-  cpu_->MulSigmoid(expected.data(), stride, x.data() + 3, stride, kRowCount, width);
-  ops_->MulSigmoid(sum.as<float>(), stride, gate.as<float>() + 3, stride, kRowCount, width);
-  ExpectClose(Download(sum), expected);
+  for (const GateFunction function : {GateFunction::kSigmoid, GateFunction::kSoftplus}) {
+    for (const int64_t channels : {1, 2}) {
+      cpu_->MulGate(function, expected.data(), stride, x.data() + 3, stride, kRowCount, width / 2 * 2, channels);
+      ops_->MulGate(function, sum.as<float>(), stride, gate.as<float>() + 3, stride, kRowCount, width / 2 * 2,
+                    channels);
+      ExpectClose(Download(sum), expected);
+    }
+  }
 
   cpu_->ScaleColumns(expected.data() + 1, stride, kRowCount, width, 0.75F);
   ops_->ScaleColumns(sum.as<float>() + 1, stride, kRowCount, width, 0.75F);

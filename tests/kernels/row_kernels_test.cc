@@ -192,6 +192,24 @@ TEST_P(RowTest, SiluMulMatchesDouble) {
   }
 }
 
+TEST_P(RowTest, LimitedSiluMulMatchesDouble) {
+  constexpr float kLimit = 1.5F;
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), *GetParam().table);
+  for (const int64_t width : kWidths) {
+    std::vector<float> gate_up = RandomValues(width, 3, 10);
+    const auto up = RandomValues(width, 4, 3);
+    gate_up.insert(gate_up.end(), up.begin(), up.end());
+    std::vector<float> out(static_cast<size_t>(width) + 1, -77.0F);
+    ops->ActivateMul(Activation::kSilu, kLimit, gate_up.data(), 1, width, out.data());
+    for (int64_t i = 0; i < width; ++i) {
+      const double silu = std::min(gate_up[i] / (1 + std::exp(-double{gate_up[i]})), double{kLimit});
+      const double expected = silu * std::clamp(up[i], -kLimit, kLimit);
+      ASSERT_NEAR(out[i], expected, kvanta::testing::kSiluRelative * std::abs(expected) + 0x1p-120) << gate_up[i];
+    }
+    EXPECT_EQ(out[width], -77.0F);
+  }
+}
+
 TEST_P(RowTest, GeluMulMatchesDouble) {
   for (const int64_t width : kWidths) {
     auto gate = RandomValues(width, 3, 4);
@@ -364,12 +382,12 @@ TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
       rows().rms_norm(x.data() + row * kWidth, weight.data(), 1e-5F, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
-    ops->ActivateMul(Activation::kSilu, x.data(), kManyRows / 2, kWidth, out.data());
+    ops->ActivateMul(Activation::kSilu, 0, x.data(), kManyRows / 2, kWidth, out.data());
     for (int64_t row = 0; row < kManyRows / 2; ++row) {
       rows().silu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
-    ops->ActivateMul(Activation::kGeluTanh, x.data(), kManyRows / 2, kWidth, out.data());
+    ops->ActivateMul(Activation::kGeluTanh, 0, x.data(), kManyRows / 2, kWidth, out.data());
     for (int64_t row = 0; row < kManyRows / 2; ++row) {
       rows().gelu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));

@@ -26,6 +26,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "GptOss": {"intermediate_size": 90},
     "Llama4": {"intermediate_size": 90},
     "DeepseekV3": {"num_key_value_heads": 8},
+    "Step3p5": {"num_sliding_attention_heads": 12},
     "DeepseekV32": {"num_key_value_heads": 8},
 }
 

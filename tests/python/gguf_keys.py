@@ -32,7 +32,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_head_count(config["num_attention_heads"])
+    if arch != "STEP35":
+        writer.add_head_count(config["num_attention_heads"])
     is_lfm2 = config["model_type"] in gguf_lfm2.MODEL_TYPES
     if is_lfm2:
         gguf_lfm2.add_config(writer, config)
@@ -50,6 +51,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str) -> No
         _add_latents(writer, config)
     elif arch == "MIMO2":
         _add_mimo2(writer, config)
+    elif arch == "STEP35":
+        _add_step35(writer, config)
     elif arch != "GEMMA4" and not is_lfm2:
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(head_dim)
@@ -108,6 +111,27 @@ def _add_mimo2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
 
 
+def _add_step35(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    layers = config["num_hidden_layers"]
+    windows = [kind == "sliding_attention" for kind in config["layer_types"][:layers]]
+    full, other = config["num_attention_heads"], config["attention_other_setting"]
+    writer.add_head_count([other["num_attention_heads"] if window else full for window in windows])
+    writer.add_head_count_kv([config["num_attention_groups"]] * layers)
+    writer.add_sliding_window_pattern(windows)
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"][windows.index(False)])
+    writer.add_rope_freq_base_swa(config["rope_theta"][windows.index(True)])
+    writer.add_expert_used_count(config["moe_top_k"])
+    writer.add_expert_count(config["moe_num_experts"])
+    writer.add_expert_shared_feed_forward_length(config["share_expert_dim"])
+    writer.add_expert_weights_scale(config["moe_router_scaling_factor"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_swiglu_clamp_exp([limit or 0.0 for limit in config["swiglu_limits"][:layers]])
+    writer.add_swiglu_clamp_shexp([limit or 0.0 for limit in config["swiglu_limits_shared"][:layers]])
+
+
 def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
     writer.add_head_count_kv(1)
@@ -131,6 +155,8 @@ def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def _add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     get = config.get
     kind = config["model_type"]
+    if kind == "step3p5":
+        return  # _add_step35
     count = next((get(f"{key}_experts") for key in _COUNTED if get(f"{key}_experts")), 0)
     if not count or kind == "nemotron_h" or get("first_k_dense_replace", 0) >= config["num_hidden_layers"]:
         return

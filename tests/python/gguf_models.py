@@ -74,6 +74,7 @@ ARCHITECTURES = {
     "mimo_v2_flash": "MIMO2",
     "mistral4": "MISTRAL4",
     "phimoe": "PHIMOE",
+    "step3p5": "STEP35",
     "minimax_m2": "MINIMAXM2",
     "ernie4_5_moe": "ERNIE4_5_MOE",
     "olmoe": "OLMOE",
@@ -92,7 +93,10 @@ ARCHITECTURES = {
     "smollm3": "SMOLLM3",
     **gguf_dense.ARCHITECTURES,
 }
-_NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"}
+_NORMS_PLUS_ONE = {
+    *("gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"),
+    "step3p5",
+}
 _PAIRED_ROPE = {"LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "MISTRAL3", "ARCEE"} | gguf_dense.PAIRED_ROPE
 _GRANITE_WITH_EXPERTS = {"GRANITE_MOE", "GRANITE_HYBRID"}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
@@ -207,6 +211,10 @@ def _parts(source: Source) -> dict[str, Array]:
             parts[f"{name}.weight"] = values
         elif name.endswith(("e_score_correction_bias", "mlp.expert_bias")):
             parts[name.replace("_bias", ".bias")] = values.reshape(-1)
+        elif name.endswith("moe.router_bias"):
+            parts[f"{name}.bias"] = values
+        elif name.startswith(("vision_model.", "vit_")):
+            pass  # of Step 3.7, whose language model is written
         elif name.endswith("shared_expert_gate.weight"):
             parts[name] = values.reshape(-1)
         else:

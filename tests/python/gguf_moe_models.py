@@ -92,6 +92,21 @@ MODELS_WITH_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral4": ("Mistral4", {**LATENTS, "pad_token_id": 0}),
+    "step35": (
+        "Step3p5",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 64,
+            "head_dim": 32,
+            "query_pre_attn_scalar": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "phimoe": ("Phimoe", {"num_local_experts": 8, "router_jitter_noise": 0.01}),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
     "granite_moe": ("GraniteMoe", GRANITE | {"num_local_experts": 8}),

@@ -1,7 +1,7 @@
 """Checkpoints in the layouts of classes that transformers lacks, from those of a class of the same arithmetic.
 
 The layouts are those of the code next to the weights: internlm/internlm2-chat-7b, openbmb/MiniCPM-2B-sft-bf16,
-THUDM/glm-4-9b-chat.
+THUDM/glm-4-9b-chat, stepfun-ai/Step-3.5-Flash.
 """
 
 from __future__ import annotations
@@ -91,6 +91,51 @@ def _chatglm_config(config: Config) -> Config:
     }
 
 
+# Keys of StepFun's own config.
+STEP_KEYS = {
+    "num_key_value_heads": "num_attention_groups",
+    "n_routed_experts": "moe_num_experts",
+    "num_experts_per_tok": "moe_top_k",
+}
+_PREDICTED = 3
+
+
+def _step_config(config: Config) -> Config:
+    """The language model's alone, with lists that have layers that predict further tokens."""
+    text = config["text_config"]
+    kept = ("per_layer_config", "num_sliding_attention_heads", "rope_parameters", "mlp_layer_types", "dtype")
+    own = {STEP_KEYS.get(key, key): value for key, value in text.items() if key not in kept}
+    ropes, layers = text["rope_parameters"], text["layer_types"]
+    full = dict(ropes["full_attention"])
+    own["rope_theta"] = [ropes[kind]["rope_theta"] for kind in layers] + [1e4] * _PREDICTED
+    factors = [ropes[kind].get("partial_rotary_factor", 1.0) for kind in layers]
+    own["partial_rotary_factors"] = factors + [1.0] * _PREDICTED
+    if full["rope_type"] != "default":
+        own["rope_scaling"] = {key: full[key] for key in full if key not in ("rope_theta", "partial_rotary_factor")}
+        own["yarn_only_types"] = ["full_attention"]
+    own["layer_types"] = layers + ["sliding_attention"] * _PREDICTED
+    for key in ("swiglu_limits", "swiglu_limits_shared"):
+        own[key] = (text[key] or [None] * len(layers)) + [0.0] * _PREDICTED
+    own["moe_layers_enum"] = ",".join(str(i) for i, kind in enumerate(text["mlp_layer_types"]) if kind == "sparse")
+    heads = {"num_attention_heads": text["num_sliding_attention_heads"], "head_dim": text["head_dim"]}
+    own["attention_other_setting"] = {
+        **heads,
+        "attention_type": "sliding_attention",
+        "num_attention_groups": text["num_key_value_heads"],
+    }
+    return own | {
+        "model_type": "step3p5",
+        "torch_dtype": config["dtype"],
+        "num_nextn_predict_layers": _PREDICTED,
+        "use_moe_router_bias": True,
+        "moe_router_activation": "sigmoid",
+        "use_head_wise_attn_gate": True,
+        "use_rope_layers": [],
+        "zero_centered": True,
+        "sink": False,
+    }
+
+
 def _concatenated(_config: Config, parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(parts)
 
@@ -120,6 +165,7 @@ LAYOUTS = {
         _from_kv_heads,
         "attention.wqkv",
     ),
+    "Step3p5": Layout("Step3p5ForCausalLM", "Step3p7", _step_config, ()),
     "MiniCPM": Layout("MiniCPMForCausalLM", "Granite", _minicpm_config, ()),
     "ChatGLM": Layout(
         "ChatGLMForConditionalGeneration",
@@ -155,7 +201,8 @@ def publish_config(folder: Path, name: str) -> Config:
     """Rewrites config.json of the layout's base; returns what it was."""
     layout = LAYOUTS[name]
     config: Config = json.loads((folder / "config.json").read_text())
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if "hidden_size" in config:
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     (folder / BASE_CONFIG).write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps(layout.config(config) | {"architectures": [layout.class_name]}))
     return config

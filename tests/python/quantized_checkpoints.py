@@ -182,6 +182,7 @@ def is_quantized(name: str, tensor: torch.Tensor) -> bool:
         (".layers." in name or ".h." in name)
         and "vision" not in name
         and "audio" not in name
+        and ".g_proj." not in name  # a row for each head
         and linear
         and tensor.dim() == 2
     )
@@ -208,6 +209,18 @@ def _join_experts(name: str, modules: Tensors) -> torch.Tensor:
     return joined if _has_inputs_first(name) else joined.transpose(1, 2).contiguous()
 
 
+def _quantized_stack(name: str, tensor: torch.Tensor, layout: Layout, only: str) -> tuple[Tensors, torch.Tensor] | None:
+    """Parts of experts that have one tensor (Step 3.5), and their values; None for tensors that are no such stack, and
+    for layouts with other parts than matrices."""
+    if ".moe." not in name or tensor.dim() != 3 or only not in name:
+        return None
+    each, values = zip(*(layout.quantize(expert.float()) for expert in tensor), strict=True)
+    if any(part.dim() != 2 for part in each[0].values()):
+        return None
+    module = name.removesuffix("weight")
+    return {module + part: torch.stack([parts[part] for parts in each]) for part in each[0]}, torch.stack(values)
+
+
 def write(source: Path, folder: Path, twin: Path, layout: Layout, only: str = "") -> None:
     """Writes `source` with quantized layers, those whose names contain `only`, and with the dequantized values."""
     stored = safetensors.torch.load_file(source / "model.safetensors")
@@ -218,6 +231,10 @@ def write(source: Path, folder: Path, twin: Path, layout: Layout, only: str = ""
     quantized: Tensors = {}
     dequantized: Tensors = {}
     for name, tensor in tensors.items():
+        if stack := _quantized_stack(name, tensor, layout, only):
+            stored_parts, dequantized[name] = stack
+            quantized |= stored_parts
+            continue
         if not is_quantized(name, tensor) or only not in name:
             quantized[name] = dequantized[name] = tensor
             continue

@@ -277,6 +277,34 @@ def test_types_that_are_not_read_are_converted(tmp_path: Path) -> None:
     assert float32_error(file, source) < 0.02  # converted tensors are rounded to bf16
 
 
+def test_rope_factors_of_step35(tmp_path: Path) -> None:
+    """llama.cpp has the factors of whole heads' frequencies, of which full attention rotates half."""
+    theta = 5e6
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    name, settings = MODELS["step35"]
+    source = gguf_models.make_source(tmp_path / "source", name, **settings | {"rope_parameters": ropes})
+    file = gguf_models.write(source, tmp_path / "m.gguf")
+    wavelength = 2 * np.pi * theta ** (np.arange(0, 32, 2) / 32)
+    smooth = np.clip((131072 / wavelength - 1) / 31, 0, 1)
+    architecture = {"general.architecture": "step35"}
+    rewrite(file, architecture, {"rope_freqs.weight": (1 / ((1 - smooth) / 2 + smooth)).astype(np.float32)})
+    rope = json.loads((resolve_model(file).path / "config.json").read_text())["rope_parameters"]
+    assert rope["full_attention"] == {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+        "original_max_position_embeddings": 131072,
+        "rope_theta": theta,
+        "partial_rotary_factor": 0.5,
+    }
+    assert rope["sliding_attention"] == {"rope_type": "default", "rope_theta": 1e4}
+    assert np.isfinite(logits(file)).all()
+
+
 def written_types(file: Path) -> set[str]:
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
 

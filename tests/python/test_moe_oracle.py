@@ -169,6 +169,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "step3p5": ("Step3p5", {}),
+    "step3p7": ("Step3p7", {}),
+    "step3p7_layers": (
+        "Step3p7",
+        {
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            "num_sliding_attention_heads": None,
+            "swiglu_limits": None,
+            "swiglu_limits_shared": None,
+            "query_pre_attn_scalar": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": None,
+            "tie_word_embeddings": True,
+        },
+    ),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -360,6 +376,8 @@ LAYOUTS = {
     "Mistral4": "model.layers.1.mlp.experts.gate_up_proj",
     "MiMoV2Flash": "model.layers.1.self_attn.attention_sink_bias",
     "Phimoe": "model.layers.1.block_sparse_moe.experts.5.w3.weight",
+    "Step3p5": "model.layers.1.moe.gate_proj.weight",
+    "Step3p7": "model.layers.1.moe.router_bias",
 }
 
 
@@ -448,6 +466,10 @@ FAULTS: dict[str, Fault] = {
         edit_tensor(ATTENTION + "attention_sink_bias", lambda sinks: sinks.roll(1)),
     ),
     "scale_of_values": ("MiMoV2Flash", {}, edit_config(attention_value_scale=0.8)),
+    "head_gate": ("Step3p7", {}, edit_tensor(ATTENTION + "g_proj.weight", lambda weight: weight.roll(1, 0))),
+    "limit_of_experts": ("Step3p7", {}, edit_config(**{"text_config.swiglu_limits": [0, 0, 1.0, 0.6]})),
+    "limit_of_shared_experts": ("Step3p7", {}, edit_config(**{"text_config.swiglu_limits_shared": [0.7, 0, 0, 0.6]})),
+    "limit_of_an_mlp": ("Step3p5", {}, edit_config(swiglu_limits_shared=[0.6, 0, 0, 0.5])),
     "jitter_noise": ("Phimoe", {}, edit_config(router_jitter_noise=0.2)),
     "bias_of_logits": ("Phimoe", {}, edit_tensor("lm_head.bias", lambda bias: bias.roll(1))),
     "norm_of_top_k": ("Qwen3Moe", {}, edit_config(norm_topk_prob=False)),

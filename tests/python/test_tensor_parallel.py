@@ -96,6 +96,7 @@ EXPERT_CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "GptOss MXFP4": (mxfp4_experts, {"kv_cache_dtype": "fp8_e4m3"}),
     "Llama4": (lambda folder: saved("Llama4", folder), {"dtype": "float32"}),
     "GraniteMoeShared": (lambda folder: saved("GraniteMoeShared", folder), {}),
+    "Step3p5": (lambda folder: saved("Step3p5", folder), {"kv_cache_dtype": "int8"}),
     "Q4_0": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel", "Qwen3Moe"), {}),
 }

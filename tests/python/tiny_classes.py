@@ -45,6 +45,7 @@ MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
         f"{name}Thinker": partial(tiny_text_and_images.make_omni_thinker, name)
         for name in ("Qwen2_5Omni", "Qwen3OmniMoe")
     },
+    "Step3p7": partial(tiny_models.make_model, "Step3p7"),
     **{name: partial(tiny_text_and_images.make, name) for name in tiny_text_and_images.CLASSES},
 }
 
@@ -59,6 +60,8 @@ WHOLE_GROUPS: dict[str, Any] = {
     "intermediate_size_mlp": 192,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
+    "share_expert_dim": 64,
+    "prefix_dense_intermediate_size": 192,
     "n_shared_experts": 1,
     "num_shared_experts": 1,
     "moe_num_shared_experts": 1,
@@ -94,9 +97,9 @@ def experts(count: int, chosen: int) -> dict[str, int]:
 def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
     """A model of a class of config.json's "architectures", in WHOLE_GROUPS; `settings` of its language model."""
     settings = {**WHOLE_GROUPS, **settings}
-    if name.startswith(("Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Kimi_K25", "KimiK25", "Youtu")):
+    if name.startswith(("AXK1", "Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Kimi_K25", "KimiK25", "Youtu")):
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
-    if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid")):
+    if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid", "GraniteMoeSWA")):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0
     if name.startswith("HunYuanMoE"):
         del settings["moe_intermediate_size"]  # the experts have intermediate_size

@@ -27,19 +27,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
 ]
-CLASSES = {"GPT2": "GPT2LMHeadModel"}
+CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""
 _ONE_KIND_OF_HEADS = {"num_key_value_heads": "", "head_dim": "", "rms_norm_eps": ""}
+_GPT2 = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    **_ONE_KIND_OF_HEADS,
+}
 # The classes' names of keys; "": they have none.
 KEYS: dict[str, dict[str, str]] = {
-    "GPT2": {
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-        "intermediate_size": "n_inner",
-        **_ONE_KIND_OF_HEADS,
-    },
+    **dict.fromkeys(("GPT2"), _GPT2),
+    "Olmo": {"rms_norm_eps": "", "head_dim": ""},
     "OPT": {"intermediate_size": "ffn_dim", **_ONE_KIND_OF_HEADS},
     "GPTNeoX": _ONE_KIND_OF_HEADS,
     "Falcon": {"intermediate_size": "ffn_hidden_size", **_ONE_KIND_OF_HEADS},

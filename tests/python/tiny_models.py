@@ -170,6 +170,36 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "Step3p5": {
+        **{
+            key: value
+            for key, value in SIGMOID_EXPERTS.items()
+            if key not in ("n_shared_experts", "routed_scaling_factor")
+        },
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "num_sliding_attention_heads": 6,
+        "share_expert_dim": 40,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "swiglu_limits": [0, None, 1.0, 0.5],
+        "swiglu_limits_shared": [0.7, 0, None, 0.5],
+        "moe_router_scaling_factor": 1.7,
+        "query_pre_attn_scalar": 20,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+    },
     "Phimoe": LOCAL_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},
@@ -388,7 +418,18 @@ DENSE = [
 WITH_EXPERTS = [
     *("Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4", "Glm4MoeLite", "MiniMaxM2", "Ernie4_5_Moe"),
     *("Olmoe", "FlexOlmo", "GraniteMoe", "GraniteMoeShared", "Dots1", "SolarOpen", "ExaoneMoe"),
-    *("Afmoe", "HunYuanMoEV1", "Mistral4", "Phimoe", "MiMoV2Flash"),
+    *(
+        "Afmoe",
+        "HunYuanMoEV1",
+        "Mistral4",
+        "Phimoe",
+        "MiMoV2Flash",
+        "Step3p5",
+        "Laguna",
+        "Mellum",
+        "HYV3",
+        "Cohere2Moe",
+    ),
 ]
 
 
@@ -396,6 +437,8 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
     """A model whose every part matters: attention is peaked, norms differ from one, biases from zero."""
     layout = published_layouts.LAYOUTS.get(architecture)
     base = layout.base if layout else architecture
+    if base == "Step3p7":
+        return _make_step(architecture, seed, settings)
     if architecture == "MiniCPM":  # its attention has no factor of its own
         all_settings = SIZES | settings
         head_dim = settings.get("head_dim") or all_settings["hidden_size"] // all_settings["num_attention_heads"]
@@ -403,6 +446,18 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
     settings = tiny_dense.own_keys(architecture, {**SIZES, **SETTINGS.get(architecture, {}), **settings})
     model = fill(class_of(base)(config_class_of(base)(**copy.deepcopy(settings))), seed)
     if layout:
+        model.published_layout = architecture
+    return model
+
+
+def _make_step(architecture: str, seed: int, settings: dict[str, Any]) -> transformers.PreTrainedModel:
+    """Step 3.7, or its language model in the layout of Step 3.5."""
+    text = {key: value for key, value in SIZES.items() if key != "bos_token_id"}
+    text = copy.deepcopy({**text, **SETTINGS["Step3p5"], **settings})
+    vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}
+    config = transformers.Step3p7Config(text_config=text, vision_config=vision)
+    model = fill(transformers.Step3p7ForConditionalGeneration(config), seed)
+    if architecture == "Step3p5":
         model.published_layout = architecture
     return model
 
@@ -418,7 +473,8 @@ def class_of(architecture: str) -> Any:
 def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
     """Random values for its parameters, for attention without fused kernels."""
     model.config._attn_implementation = "eager"
-    adds_one = ("GemmaFor", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "NemotronFor")  # to the weights of norms
+    # To the weights of norms.
+    adds_one = ("GemmaFor", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "NemotronFor", "Step3p7")
     norm_center = 0 if type(model).__name__.startswith(adds_one) else 1
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -463,9 +519,10 @@ def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
             copied = shutil.copytree(folder, Path(temporary) / "model")
             published_layouts.unpublish(copied, layout)
             return load(copied, dtype)
-    # transformers' table of language models lacks Mistral 4.
-    is_mistral4 = json.loads((folder / "config.json").read_text())["model_type"] == "mistral4"
-    model_class: Any = transformers.Mistral4ForCausalLM if is_mistral4 else transformers.AutoModelForCausalLM
+    # transformers' table of language models lacks these.
+    own = {"mistral4": "Mistral4ForCausalLM", "step3p7": tiny_dense.CLASSES["Step3p7"]}
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    model_class: Any = getattr(transformers, own.get(model_type, "AutoModelForCausalLM"))
     model: transformers.PreTrainedModel = model_class.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model
 
@@ -560,6 +617,7 @@ def as_first_generation(folder: Path) -> None:
         config["rotary_emb_base"] = config.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
-    if config["model_type"] not in ("ministral", "olmo3", "exaone4", "cwm", "cohere2"):
+    kept = ("ministral", "olmo3", "exaone4", "cwm", "cohere2", "granite_swa", "vaultgemma")
+    if config["model_type"] not in kept:
         config.pop("layer_types", None)
     (folder / "config.json").write_text(json.dumps(config))

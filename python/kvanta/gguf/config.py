@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import numpy as np
 
 from kvanta.errors import InputError
 from kvanta.gguf.families import ARCHITECTURES
 from kvanta.gguf.metadata import Metadata
 from kvanta.gguf.recurrent_families import kv_heads_of_layers
+from kvanta.gguf.rope_scaling import rope_scaling
 
 # Architectures that may rotate a part of each head.
 _PARTLY_ROTATED = {
@@ -18,55 +16,6 @@ _PARTLY_ROTATED = {
     *("phi2", "gptneox", "chatglm"),
 }
 _WITHOUT_ROPE = {"gpt2"}
-_WITH_LONGROPE = ("phi3", "phimoe", "minicpm")
-
-
-def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:
-    """Llama 3.1's rope scaling from the per-frequency factors that GGUF stores instead of its parameters."""
-    low, high, original = 1.0, 4.0, 8192  # of every published Llama 3.x
-    factor = float(factors.max(initial=0.0))
-    with np.errstate(all="ignore"):  # zeros, NaN: they will not be close to what is expected
-        wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-        smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
-        expected = 1.0 / ((1.0 - smooth) / np.float64(factor) + smooth)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
-        raise InputError(f"{metadata.path}: the frequency factors in 'rope_freqs.weight' are not those of Llama 3.x")
-    return {
-        "rope_type": "llama3",
-        "factor": round(factor, 4),
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
-
-
-def _rope_scaling(metadata: Metadata, rotated: int, theta: float) -> dict[str, Any] | None:
-    freqs = metadata.tensors.get("rope_freqs.weight")
-    if freqs is not None:
-        return _llama3_scaling(metadata, metadata.values(freqs).astype(np.float64).ravel(), rotated, theta)
-    # llama.cpp scales linearly where the file names no type, and knows an older key.
-    kind = metadata.text(f"{metadata.architecture}.rope.scaling.type", "linear")
-    if kind == "none" or (kind == "longrope" and metadata.architecture in _WITH_LONGROPE):
-        return None  # families.py reads the factors of longrope
-    if kind not in ("linear", "yarn"):
-        raise InputError(
-            f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3, "
-            f"longrope of {' and '.join(_WITH_LONGROPE)}"
-        )
-    factor_key = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
-    is_scaled = metadata.value(f"{metadata.architecture}.{factor_key}") not in (None, 0)
-    factor = metadata.number(factor_key) if is_scaled else 1.0
-    if kind == "linear" and factor == 1.0:
-        return None
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = metadata.size(
-            "rope.scaling.original_context_length", metadata.size("context_length")
-        )
-        for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attention_factor", "attn_factor")):
-            if metadata.has(f"rope.scaling.yarn_{name}"):
-                scaling[key] = metadata.number(f"rope.scaling.yarn_{name}")
-    return scaling
 
 
 def _check_heads(metadata: Metadata, config: dict[str, Any], rotated: int) -> None:
@@ -79,6 +28,14 @@ def _check_heads(metadata: Metadata, config: dict[str, Any], rotated: int) -> No
         config["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim and metadata.architecture not in _WITHOUT_ROPE:
         raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
+
+
+def _heads(metadata: Metadata) -> int:
+    """Query heads of the first layer: `complete` sets those of others."""
+    key = f"{metadata.architecture}.attention.head_count"
+    if isinstance(metadata.value(key), list):
+        return metadata.sizes("attention.head_count", metadata.size("block_count"))[0]
+    return metadata.size("attention.head_count")
 
 
 def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
@@ -94,7 +51,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
     layers = metadata.size("block_count")
     if layers > len(metadata.tensors):
         raise InputError(f"{metadata.path} says {layers} layers in {len(metadata.tensors)} tensors")
-    hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
+    hidden, heads = metadata.size("embedding_length"), _heads(metadata)
     head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
     if family.has_layers_without_kv:
         kv_heads = max(kv_heads_of_layers(metadata, layers))
@@ -117,7 +74,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
         "max_position_embeddings": metadata.size("context_length"),
         family.layer_norm_eps or "rms_norm_eps": float(f"{epsilon:.6g}"),  # stored as f32: 9.99999975e-06 means 1e-05
         "rope_theta": theta,
-        "rope_scaling": None if by_layer else _rope_scaling(metadata, rotated, theta),
+        "rope_scaling": None if by_layer else rope_scaling(metadata, rotated, theta),
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
     }

@@ -42,6 +42,19 @@ attn_sinks.weight    =self_attn.attention_sink_bias        H     optional
 exp_probs_b.bias     =mlp.gate.e_score_correction_bias     E     moe
 """
 
+STEP35 = """
+attn_gate         self_attn.g_proj             H,h
+ffn_gate_inp      moe.gate                     E,h     moe
+ffn_gate_up_exps  moe.experts.*.gate_proj|up_proj  E,2e,h  optional
+ffn_gate_exps     moe.experts.*.gate_proj      E,e,h   moe
+ffn_up_exps       moe.experts.*.up_proj        E,e,h   moe
+ffn_down_exps     moe.experts.*.down_proj      E,h,e   moe
+exp_probs_b.bias  =moe.router_bias             E       optional
+ffn_gate_shexp    share_expert.gate_proj       s,h     moe
+ffn_up_shexp      share_expert.up_proj         s,h     moe
+ffn_down_shexp    share_expert.down_proj       h,s     moe
+"""
+
 PHIMOE = """
 attn_norm.bias  =input_layernorm.bias            h
 ffn_norm.bias   =post_attention_layernorm.bias   h

@@ -28,7 +28,7 @@ from kvanta.gguf.dense_families import (
     stablelm,
     starcoder2,
 )
-from kvanta.gguf.expert_families import afmoe, hunyuan_moe, mimo2, mistral4
+from kvanta.gguf.expert_families import afmoe, hunyuan_moe, mimo2, mistral4, step35
 from kvanta.gguf.gemma4 import gemma4
 from kvanta.gguf.kimi_linear import kimi_linear
 from kvanta.gguf.mamba2 import falcon_h1, granite_hybrid, nemotron_h
@@ -346,6 +346,7 @@ ARCHITECTURES = {
     "afmoe": Family("AfmoeForCausalLM", "afmoe", afmoe, has_experts=True),
     "hunyuan-moe": Family("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", hunyuan_moe, has_experts=True),
     "mimo2": Family("MiMoV2FlashForCausalLM", "mimo_v2_flash", mimo2, has_experts=True, has_sizes_by_layer=True),
+    "step35": Family("Step3p5ForCausalLM", "step3p5", step35, has_experts=True, has_sizes_by_layer=True),
     "mistral4": Family("Mistral4ForCausalLM", "mistral4", mistral4, has_experts=True, is_latent=True),
     "phimoe": Family("PhimoeForCausalLM", "phimoe", _phimoe, has_experts=True),
     "granite": Family("GraniteForCausalLM", "granite", _granite),

@@ -367,6 +367,7 @@ BY_MODEL_TYPE = {
     "hunyuan_v1_moe": _ATTENTION + _HUNYUAN_NORMS + _EXPERTS + expert_tables.HUNYUAN_MOE,
     "afmoe": _LLAMA + _QK_NORM + _EXPERTS + expert_tables.AFMOE,
     "mimo_v2_flash": _LLAMA + _EXPERTS + expert_tables.MIMO2,
+    "step3p5": _LLAMA + _QK_NORM + expert_tables.STEP35,
     "phimoe": _MIXTRAL + expert_tables.PHIMOE,
     "mistral4": _DEEPSEEK2,
     "starcoder2": dense_tables.STARCODER2,
@@ -389,4 +390,7 @@ PAIRED_ROPE = {
     *("llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3", "arcee", "internlm2", "minicpm"),
 }
 # Model types whose norm weights are stored plus one in GGUF.
-NORMS_PLUS_ONE = {"gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"}
+NORMS_PLUS_ONE = {
+    *("gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron"),
+    "step3p5",
+}

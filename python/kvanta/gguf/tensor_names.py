@@ -68,7 +68,7 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     experts = next((get(key) for key in _EXPERT_COUNTS if get(key)), 0)
     expert = get("moe_intermediate_size") or config["intermediate_size"]
     shared = get("shared_expert_intermediate_size") or get("shared_intermediate_size")
-    shared = shared or get("moe_shared_expert_intermediate_size")
+    shared = shared or get("moe_shared_expert_intermediate_size") or get("share_expert_dim")
     shared = shared or sum(get(key, 0) for key in _SHARED_COUNTS) * expert
     q, k = heads * head_dim, config["num_key_value_heads"] * head_dim
     ffn = get("intermediate_size_mlp") or config["intermediate_size"]

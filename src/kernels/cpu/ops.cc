@@ -95,11 +95,12 @@ class CpuOps final : public Ops {
     });
   }
 
-  void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
+  void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
                    float* out) noexcept override {
     const ActivateMulKernel multiply = rows_.ActivateMul(activation);
     ForRows(rows, width, [&](int64_t row) {
       const float* gate = gate_up + row * 2 * width;
+      if (limit != 0) return LimitedSiluMulRow(multiply, gate, gate + width, limit, width, out + row * width);
       multiply(gate, gate + width, width, out + row * width);
     });
   }
@@ -108,9 +109,15 @@ class CpuOps final : public Ops {
     ForChunks(n, [&](int64_t first, int64_t count) { ActivateRow(activation, xielu, x + first, count); });
   }
 
-  void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
-                  int64_t width) noexcept override {
-    ForRows(rows, width, [&](int64_t row) { rows_.mul_sigmoid(x + row * x_stride, gate + row * gate_stride, width); });
+  void MulGate(GateFunction function, float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
+               int64_t width, int64_t channels) noexcept override {
+    ForRows(rows, width, [&](int64_t row) {
+      float* to = x + row * x_stride;
+      const float* by = gate + row * gate_stride;
+      if (channels == 1 && function == GateFunction::kSigmoid) return rows_.mul_sigmoid(to, by, width);
+      for (int64_t i = 0; i < width; i += channels)
+        rows_.scale(to + i, GateFactor(function, by[i / channels]), channels);
+    });
   }
 
   void CheckGatedDeltaNet() const override {}

@@ -1,6 +1,7 @@
 // Row kernels in plain C++, the same on all units: of models that are few, and of a small part of their time.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -41,6 +42,32 @@ inline float ActivatePoint(Pointwise activation, const Xielu& xielu, float x) no
   }
   // transformers cuts x off above -1e-6 in its exponential: a difference below 1e-6 alpha_n.
   return (x > 0 ? xielu.alpha_p * x * x : xielu.alpha_n * (std::expm1(x) - x)) + xielu.beta * x;
+}
+
+// out = min(silu(gate), limit) * up, where up is cut off below -limit and above it, all [width]; `silu_mul` is silu(x)
+// times y of the unit. NaN stays NaN.
+template <class SiluMul>
+void LimitedSiluMulRow(const SiluMul& silu_mul, const float* gate, const float* up, float limit, int64_t width,
+                       float* out) noexcept {
+  constexpr int64_t kCount = 64;
+  static constexpr auto kOnes = [] {
+    std::array<float, kCount> ones{};
+    ones.fill(1);
+    return ones;
+  }();
+  for (int64_t first = 0; first < width; first += kCount) {
+    const int64_t count = std::min(kCount, width - first);
+    silu_mul(gate + first, kOnes.data(), count, out + first);
+    for (int64_t i = first; i < first + count; ++i) {
+      const float y = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+      out[i] = (out[i] > limit ? limit : out[i]) * y;
+    }
+  }
+}
+
+inline float GateFactor(GateFunction function, float gate) noexcept {
+  if (function == GateFunction::kSigmoid) return 1.0F / (1.0F + std::exp(-gate));
+  return std::max(gate, 0.0F) + std::log1p(std::exp(-std::abs(gate)));
 }
 
 inline void ActivateRow(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept {

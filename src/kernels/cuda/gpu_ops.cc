@@ -59,11 +59,16 @@ class GpuOps final : public Ops {
     Run(n, cuda::ActivateOp{.activation = activation, .xielu = xielu, .x = x, .count = n});
   }
 
-  void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
-                  int64_t width) noexcept override {
-    Run(rows * width,
-        cuda::MulSigmoidOp{
-            .x = x, .x_stride = x_stride, .gate = gate, .gate_stride = gate_stride, .rows = rows, .width = width});
+  void MulGate(GateFunction function, float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
+               int64_t width, int64_t channels) noexcept override {
+    Run(rows * width, cuda::MulGateOp{.function = function,
+                                      .x = x,
+                                      .x_stride = x_stride,
+                                      .gate = gate,
+                                      .gate_stride = gate_stride,
+                                      .rows = rows,
+                                      .width = width,
+                                      .channels = channels});
   }
 
   void CheckGatedDeltaNet() const override {
@@ -147,10 +152,11 @@ class GpuOps final : public Ops {
                                                 .positions = positions});
   }
 
-  void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
+  void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
                    float* out) noexcept override {
     Run(rows * width,
-        cuda::ActivateMulOp{.activation = activation, .gate_up = gate_up, .rows = rows, .width = width, .out = out});
+        cuda::ActivateMulOp{
+            .activation = activation, .limit = limit, .gate_up = gate_up, .rows = rows, .width = width, .out = out});
   }
 
   void Scale(float* x, float factor, int64_t n) noexcept override {

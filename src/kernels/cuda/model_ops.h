@@ -120,6 +120,7 @@ struct RopeOp {
 
 struct ActivateMulOp {
   Activation activation = Activation::kSilu;
+  float limit = 0;  // 0: none
   const float* gate_up = nullptr;
   int64_t rows = 0;
   int64_t width = 0;
@@ -134,14 +135,16 @@ struct ActivateOp {
   int64_t count = 0;
 };
 
-// x[r] *= sigmoid(gate[r]) for rows of `width` values.
-struct MulSigmoidOp {
+// x[r][i] *= function(gate[r][i / channels]) for rows of `width` values.
+struct MulGateOp {
+  GateFunction function = GateFunction::kSigmoid;
   float* x = nullptr;
   int64_t x_stride = 0;
   const float* gate = nullptr;
   int64_t gate_stride = 0;
   int64_t rows = 0;
   int64_t width = 0;
+  int64_t channels = 1;
 };
 
 // x *= factor, or, for rows of `width` values, x[r] *= factors[positions[r]], without positions factors[r], without
@@ -267,7 +270,7 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp = std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulSigmoidOp, ScaleOp,
+using ModelOp = std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulGateOp, ScaleOp,
                              SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
 
 }  // namespace kvanta::kernels::cuda

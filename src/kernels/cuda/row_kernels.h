@@ -141,7 +141,12 @@ KVANTA_DEVICE void RunBlock(const ActivateMulOp& op) {
     }
     const float x = *gate;
     const float exponent = op.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
-    op.out[index] = x / (1.0F + Exp2(exponent * kLog2E)) * gate[op.width];
+    float y = x / (1.0F + Exp2(exponent * kLog2E)), up = gate[op.width];
+    if (op.limit != 0) {  // NaN stays NaN
+      y = y > op.limit ? op.limit : y;
+      up = up > op.limit ? op.limit : up < -op.limit ? -op.limit : up;
+    }
+    op.out[index] = y * up;
   });
 }
 
@@ -168,13 +173,19 @@ KVANTA_DEVICE void RunBlock(const ActivateOp& op) {
   ForValues(op.count, [&](int64_t index) { op.x[index] = Activated(op, op.x[index]); });
 }
 
-inline LaunchShape ShapeOf(const MulSigmoidOp& op) {
+inline LaunchShape ShapeOf(const MulGateOp& op) {
   return ValuesShape(op.rows * op.width);
 }
-KVANTA_DEVICE void RunBlock(const MulSigmoidOp& op) {
+KVANTA_DEVICE void RunBlock(const MulGateOp& op) {
   ForValues(op.rows * op.width, [&](int64_t index) {
     const int64_t row = index / op.width, column = index % op.width;
-    op.x[row * op.x_stride + column] /= 1.0F + Exp2(-op.gate[row * op.gate_stride + column] * kLog2E);
+    const float gate = op.gate[row * op.gate_stride + column / op.channels];
+    float& x = op.x[row * op.x_stride + column];
+    if (op.function == GateFunction::kSigmoid) {
+      x /= 1.0F + Exp2(-gate * kLog2E);
+    } else {
+      x *= (gate > 0 ? gate : 0.0F) + log1pf(expf(gate > 0 ? -gate : gate));
+    }
   });
 }
 

@@ -30,8 +30,9 @@ struct MoeConfig {
   bool shared_expert_gate = false;  // its output is multiplied by the sigmoid of a linear layer of the row
   bool gated = true;                // else experts are down(max(up(x), 0)^2)
   Activation activation = Activation::kSilu;
-  int32_t n_group = 1;     // groups of consecutive experts
-  int32_t topk_group = 1;  // groups that a row's experts are chosen from: the best
+  float activation_limit = 0;  // of kSilu (Ops::ActivateMul); 0: none
+  int32_t n_group = 1;         // groups of consecutive experts
+  int32_t topk_group = 1;      // groups that a row's experts are chosen from: the best
   // Sigmoid scores are chosen after e_score_correction_bias is added, their groups by the sum of the two best
   // (DeepSeek V3); softmax scores as they are, their groups by the best (V2).
   ScoringFunc scoring_func = ScoringFunc::kSoftmax;

@@ -14,8 +14,9 @@ namespace {
 
 class MixtureOfExperts final : public MlpBlock {
  public:
-  MixtureOfExperts(const BlockSource& source, const std::string& module)
-      : ops_(source.ops), config_(source.config), moe_(source.config.moe) {
+  MixtureOfExperts(const BlockSource& source, const LayerSpec& spec, const std::string& prefix,
+                   const std::string& module)
+      : ops_(source.ops), config_(source.config), moe_(ConfigOf(source, spec)) {
     const TensorNames& names = config_.names;
     const auto name_of = [&](std::string_view part) { return module + std::string(part); };
     // The router stays f32: a small error would choose other experts.
@@ -34,10 +35,9 @@ class MixtureOfExperts final : public MlpBlock {
     }
     const int64_t shared_width = moe_.shared_expert_intermediate_size;
     if (shared_width == 0) return;
-    const std::string parent =
-        names.shared_expert_in_layer ? module.substr(0, module.size() - names.mlp.size() - 1) : module;
-    const std::string shared = fmt::format("{}{}.", parent, names.shared_expert);
-    shared_ = moe_.gated ? ReadGatedMlp(source, shared, shared_width, config_.mlp.bias)
+    const std::string shared =
+        fmt::format("{}{}.", names.shared_expert_in_layer ? prefix : module, names.shared_expert);
+    shared_ = moe_.gated ? ReadGatedMlp(source, shared, {.intermediate_size = shared_width, .limit = spec.mlp_limit})
                          : ReadUngatedMlp(source, shared, shared_width);
     if (!moe_.shared_expert_gate) return;
     shared_gate_ = source.reader.Linear({{.module = name_of(names.shared_expert_gate), .out = 1, .whole = true}},
@@ -55,6 +55,9 @@ class MixtureOfExperts final : public MlpBlock {
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     router_->Forward(x, rows, logits_, moe_.num_experts);
+    if (const auto cap = static_cast<float>(config_.router_logit_softcapping); cap != 0) {
+      ops_.Softcap(logits_, rows, moe_.num_experts, cap, nullptr);
+    }
     if (to_latent_) {
       to_latent_->Forward(x, rows, latents_, moe_.moe_latent_size);
       experts_->Forward(latents_, logits_, rows, latents_out_);
@@ -64,6 +67,7 @@ class MixtureOfExperts final : public MlpBlock {
     }
     if (!shared_) return;
     shared_->Forward(x, rows, shared_out_);
+    if (config_.shared_expert_scale != 1) ops_.Scale(shared_out_, config_.shared_expert_scale, rows * config_.hidden);
     if (!shared_gate_) return ops_.Add(out, shared_out_, rows * config_.hidden);
     float* gate = logits_;  // [rows]
     shared_gate_->Forward(x, rows, gate, 1);
@@ -71,10 +75,17 @@ class MixtureOfExperts final : public MlpBlock {
   }
 
  private:
+  static kernels::MoeConfig ConfigOf(const BlockSource& source, const LayerSpec& spec) {
+    kernels::MoeConfig moe = source.config.moe;
+    moe.activation_limit = spec.expert_limit;
+    return moe;
+  }
+
   // e_score_correction_bias of the experts; none if the architecture has no such bias.
   static std::vector<float> ReadCorrection(const BlockSource& source, const std::string& name) {
     const int64_t experts = source.config.moe.num_experts;
     if (!source.config.moe.has_correction_bias) return {};
+    if (source.config.names.correction_bias_is_optional && !source.reader.Has(name)) return {};
     if (!source.config.names.correction_bias_is_row) return source.reader.KeptValues(name, experts);
     const weights::WeightView row =
         source.reader.Elements(name, std::array{int64_t{1}, experts}, kernels::WeightType::kF32);
@@ -86,7 +97,7 @@ class MixtureOfExperts final : public MlpBlock {
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
-  const kernels::MoeConfig& moe_;
+  const kernels::MoeConfig moe_;
   std::unique_ptr<kernels::Linear> router_;  // hidden -> num_experts
   std::unique_ptr<kernels::ExpertLayer> experts_;
   std::unique_ptr<kernels::Linear> to_latent_, from_latent_;  // hidden -> latent, and back; null: none
@@ -101,8 +112,9 @@ class MixtureOfExperts final : public MlpBlock {
 
 }  // namespace
 
-std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module) {
-  return std::make_unique<MixtureOfExperts>(source, module);
+std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const LayerSpec& spec, const std::string& prefix,
+                                  const std::string& module) {
+  return std::make_unique<MixtureOfExperts>(source, spec, prefix, module);
 }
 
 }  // namespace kvanta::models

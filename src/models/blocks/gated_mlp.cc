@@ -10,13 +10,15 @@ namespace {
 
 class GatedMlp final : public MlpBlock {
  public:
-  GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
+  GatedMlp(const BlockSource& source, const std::string& module, const GatedMlpShape& shape)
       : ops_(source.ops),
         activation_(source.config.mlp.activation),
+        limit_(shape.limit),
         gate_scale_(source.config.mlp.gate_scale),
-        width_(source.ranks.PartitionOf(intermediate_size).Size(source.ranks.Rank())),
-        gathered_(source.ranks, intermediate_size) {
-    const int64_t hidden = source.config.hidden;
+        width_(source.ranks.PartitionOf(shape.intermediate_size).Size(source.ranks.Rank())),
+        gathered_(source.ranks, shape.intermediate_size) {
+    const int64_t hidden = source.config.hidden, intermediate_size = shape.intermediate_size;
+    const bool bias = source.config.mlp.bias;
     const auto read_gate_up = [&](std::initializer_list<StackedWeight> stack) {
       return source.reader.Linear(stack, hidden, bias, source.store);
     };
@@ -65,12 +67,13 @@ class GatedMlp final : public MlpBlock {
   void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
     gate_up_->Forward(x, rows, both_, 2 * width_);
     if (gate_scale_ != 1) ops_.ScaleColumns(both_, 2 * width_, rows, width_, gate_scale_);
-    ops_.ActivateMul(activation_, both_, rows, width_, gated_);
+    ops_.ActivateMul(activation_, limit_, both_, rows, width_, gated_);
     down_->Forward(gathered_.Gather(gated_, rows), rows, out);
   }
 
   kernels::Ops& ops_;
   kernels::Activation activation_;
+  float limit_;  // of activation_
   float gate_scale_;
   int64_t width_;                             // this rank's part of intermediate_size
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up
@@ -82,9 +85,9 @@ class GatedMlp final : public MlpBlock {
 
 }  // namespace
 
-std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
-                                       bool bias) {
-  return std::make_unique<GatedMlp>(source, module, intermediate_size, bias);
+std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module,
+                                       const GatedMlpShape& shape) {
+  return std::make_unique<GatedMlp>(source, module, shape);
 }
 
 }  // namespace kvanta::models

@@ -18,12 +18,12 @@ class GroupedAttention final : public AttentionBlock {
       : ops_(source.ops),
         config_(source.config),
         spec_(spec),
-        heads_(source.config.heads / source.ranks.Size()),
+        heads_(spec.heads / source.ranks.Size()),
         kv_heads_(spec.kv_layer >= 0 ? 0 : spec.kv_heads / source.ranks.Size()),
         v_head_dim_(source.config.v_head_dim == 0 ? spec.head_dim : source.config.v_head_dim),
-        gathered_(source.ranks, int64_t{source.config.heads} * v_head_dim_) {
+        gathered_(source.ranks, int64_t{spec.heads} * v_head_dim_) {
     const std::string module = fmt::format("{}{}.", prefix, source.config.names.attention);
-    if (spec.attention_sinks) sinks_ = ReadSinks(source, module);
+    if (spec.attention_sinks) sinks_ = ReadSinks(source, spec.heads, module);
     if (config_.qk_norm != QkNorm::kNone) {
       const bool all = config_.qk_norm == QkNorm::kAllHeads;
       const auto read_norm = [&](std::string_view name, int heads) {
@@ -51,13 +51,17 @@ class GroupedAttention final : public AttentionBlock {
     } else if (spec.k_eq_v) {
       qkv_ = read_qkv(std::array{q, k});
     } else if (own_gates) {
-      qkv_ = read_qkv(std::array{q, StackedWeight{module + "gate_proj", queries}, k, v});
+      qkv_ = read_qkv(std::array{q, StackedWeight{module + std::string(config_.names.output_gate), queries}, k, v});
     } else if (!is_fused) {
       qkv_ = read_qkv(std::array{q, k, v});
     } else {
       const std::string fused = module + std::string(config_.names.qkv);
       qkv_ = read_qkv(config_.qkv_layout == QkvLayout::kByKvHead ? RowsByKvHead(source.ranks, fused)
                                                                  : ConcatenatedRows(source.ranks, fused));
+    }
+    if (config_.attn_output_gate == OutputGate::kPerHead) {
+      head_gates_ = source.reader.Linear({{module + std::string(config_.names.output_gate), ranks * heads_}},
+                                         config_.hidden, false, source.store);
     }
     out_.emplace(source.ranks,
                  source.reader.Linear({{module + std::string(config_.names.attention_out), config_.hidden}},
@@ -72,6 +76,7 @@ class GroupedAttention final : public AttentionBlock {
     attended_ = scratch.Take(rows * QWidth());
     if (PadsValues()) values_ = scratch.Take(rows * heads_ * v_head_dim_);
     if (SplitsQueries()) queries_ = scratch.Take(rows * QWidth());
+    if (head_gates_) gates_ = scratch.Take(rows * heads_);
     gathered_.Place(scratch, rows);
     out_->Place(scratch, rows);
   }
@@ -111,7 +116,11 @@ class GroupedAttention final : public AttentionBlock {
     if (split) {
       GateHeads(rows);
     } else if (Gated()) {
-      ops_.MulSigmoid(attended_, QWidth(), projected_ + QWidth(), QkvWidth(), rows, QWidth());
+      ops_.MulGate(config_.attn_gate_function, attended_, QWidth(), projected_ + QWidth(), QkvWidth(), rows, QWidth(),
+                   1);
+    } else if (head_gates_) {
+      head_gates_->Forward(x, rows, gates_, heads_);
+      ops_.MulGate(config_.attn_gate_function, attended_, QWidth(), gates_, heads_, rows, QWidth(), spec_.head_dim);
     }
     if (PadsValues()) CutValues(rows);
     out_->Forward(gathered_.Gather(PadsValues() ? values_ : attended_, rows), rows, out);
@@ -120,7 +129,8 @@ class GroupedAttention final : public AttentionBlock {
  private:
   bool HasKv() const { return spec_.kv_layer < 0; }
   bool PadsValues() const { return v_head_dim_ != spec_.head_dim; }
-  bool Gated() const { return config_.attn_output_gate != OutputGate::kNone; }
+  // Gates of channels, which are projected with the queries.
+  bool Gated() const { return SplitsQueries() || config_.attn_output_gate == OutputGate::kOwnMatrix; }
   bool SplitsQueries() const { return config_.attn_output_gate == OutputGate::kAfterQueries; }
   int64_t QWidth() const { return int64_t{heads_} * spec_.head_dim; }
   int64_t KvWidth() const { return int64_t{kv_heads_} * spec_.head_dim; }
@@ -131,10 +141,9 @@ class GroupedAttention final : public AttentionBlock {
   int64_t QkvWidth() const { return QueryProjection() + KvWidth() + ValueWidth() + (PadsValues() ? KvWidth() : 0); }
 
   // This rank's heads' sinks.
-  static std::vector<float> ReadSinks(const BlockSource& source, const std::string& module) {
-    const std::vector<float> sinks =
-        source.reader.KeptValues(module + std::string(source.config.names.sinks), source.config.heads);
-    const parallel::Partition heads = source.ranks.PartitionOf(source.config.heads);
+  static std::vector<float> ReadSinks(const BlockSource& source, int all, const std::string& module) {
+    const std::vector<float> sinks = source.reader.KeptValues(module + std::string(source.config.names.sinks), all);
+    const parallel::Partition heads = source.ranks.PartitionOf(all);
     return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
   }
 
@@ -165,13 +174,6 @@ class GroupedAttention final : public AttentionBlock {
     add(queries, head);
     add(queries + head, head);
     return rows;
-  }
-
-  static Buffer Filled(Device& device, int64_t size, float value) {
-    const std::vector<float> values(static_cast<size_t>(size), value);
-    Buffer buffer = device.Allocate(values.size() * sizeof(float));
-    device.CopyIn(buffer.data(), values.data(), buffer.bytes());
-    return buffer;
   }
 
   // Each head's values with zeros after them, after the values `v`.
@@ -219,9 +221,9 @@ class GroupedAttention final : public AttentionBlock {
     const int64_t width = spec_.head_dim;
     ForHeads(rows, [&](int64_t row, int64_t count, int64_t head, int64_t heads) {
       const bool one_row = heads > 1;
-      ops_.MulSigmoid(attended_ + row * QWidth() + head * width, one_row ? width : QWidth(),
-                      projected_ + row * QkvWidth() + (2 * head + 1) * width, one_row ? 2 * width : QkvWidth(),
-                      one_row ? heads : count, width);
+      ops_.MulGate(config_.attn_gate_function, attended_ + row * QWidth() + head * width, one_row ? width : QWidth(),
+                   projected_ + row * QkvWidth() + (2 * head + 1) * width, one_row ? 2 * width : QkvWidth(),
+                   one_row ? heads : count, width, 1);
     });
   }
 
@@ -257,19 +259,21 @@ class GroupedAttention final : public AttentionBlock {
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const LayerSpec spec_;
-  int heads_, kv_heads_;                     // this rank's; no KV heads where those of another layer are used
-  int v_head_dim_;                           // channels of a head's value
-  std::vector<float> sinks_;                 // [heads], or empty
-  Norm q_norm_, k_norm_;                     // none without q/k norms
-  Buffer ones_;                              // f32 [head_dim]; empty without norms after rope
-  Buffer zeros_;                             // f32 [head_dim - v_head_dim_]; empty without padded values
-  std::unique_ptr<kernels::Linear> qkv_;     // hidden -> q (and gates) | k | v, which may be padded after it
-  GatheredColumns gathered_;                 // all ranks' heads * head_dim
-  std::optional<ColumnParallelLinear> out_;  // all ranks' heads * head_dim -> hidden
-  float* projected_ = nullptr;               // [rows][QkvWidth()]
-  float* attended_ = nullptr;                // [rows][QWidth()]
-  float* values_ = nullptr;                  // [rows][heads * v_head_dim_], of padded values
-  float* queries_ = nullptr;                 // the same, with gates after each head's q; else in projected_
+  int heads_, kv_heads_;                         // this rank's; no KV heads where those of another layer are used
+  int v_head_dim_;                               // channels of a head's value
+  std::vector<float> sinks_;                     // [heads], or empty
+  Norm q_norm_, k_norm_;                         // none without q/k norms
+  Buffer ones_;                                  // f32 [head_dim]; empty without norms after rope
+  Buffer zeros_;                                 // f32 [head_dim - v_head_dim_]; empty without padded values
+  std::unique_ptr<kernels::Linear> qkv_;         // hidden -> q (and gates) | k | v, which may be padded after it
+  std::unique_ptr<kernels::Linear> head_gates_;  // hidden -> heads; null: none
+  GatheredColumns gathered_;                     // all ranks' heads * head_dim
+  std::optional<ColumnParallelLinear> out_;      // all ranks' heads * head_dim -> hidden
+  float* projected_ = nullptr;                   // [rows][QkvWidth()]
+  float* attended_ = nullptr;                    // [rows][QWidth()]
+  float* values_ = nullptr;                      // [rows][heads * v_head_dim_], of padded values
+  float* gates_ = nullptr;                       // [rows][heads], of head_gates_
+  float* queries_ = nullptr;                     // the same, with gates after each head's q; else in projected_
 };
 
 }  // namespace

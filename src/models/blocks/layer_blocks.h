@@ -155,14 +155,19 @@ std::unique_ptr<AttentionBlock> ReadMamba2(const BlockSource& source, const std:
 
 // The layer's MLP or mixture of experts: one of those below. `prefix`: of its tensors.
 std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& spec, const std::string& prefix);
+struct GatedMlpShape {
+  int64_t intermediate_size = 0;
+  float limit = 0;  // of the activation (Ops::ActivateMul); 0: none
+};
 // down(activation(gate(x)) * up(x)), activation by config.mlp; `module`: "model.layers.0.mlp.".
-std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
-                                       bool bias);
+std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module,
+                                       const GatedMlpShape& shape);
 // down(activation(up(x))) (config.mlp).
 std::unique_ptr<MlpBlock> ReadUngatedMlp(const BlockSource& source, const std::string& module,
                                          int64_t intermediate_size);
-// Mixture of experts (config.moe).
-std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module);
+// Mixture of experts (config.moe). `prefix`: of the layer's tensors, `module`: of the experts'.
+std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const LayerSpec& spec, const std::string& prefix,
+                                  const std::string& module);
 // Both, side by side (config.mlp_beside_experts), with their norms. `prefix`: of the layer's tensors.
 std::unique_ptr<MlpBlock> ReadMlpAndExperts(const BlockSource& source, const LayerSpec& spec,
                                             const std::string& prefix);

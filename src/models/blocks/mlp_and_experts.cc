@@ -21,7 +21,7 @@ class MlpAndExperts final : public MlpBlock {
     pre_experts_norm_ = read_norm("pre_feedforward_layernorm_2");
     post_experts_norm_ = read_norm("post_feedforward_layernorm_2");
     router_norm_ = source.reader.Vector(prefix + "router.scale", hidden, 0, 1 / std::sqrt(static_cast<double>(hidden)));
-    mlp_ = ReadGatedMlp(source, prefix + "mlp.", spec.intermediate_size, config_.mlp.bias);
+    mlp_ = ReadGatedMlp(source, prefix + "mlp.", {.intermediate_size = spec.intermediate_size});
     // The router stays f32: a small error would choose other experts.
     router_ = source.reader.Linear({{.module = prefix + "router.proj", .out = moe_.num_experts, .whole = true}}, hidden,
                                    false, kernels::WeightType::kF32);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "models/config/config.h"
@@ -10,17 +11,27 @@
 
 namespace kvanta::models {
 
+// f32 [size] of one value.
+inline Buffer Filled(Device& device, int64_t size, float value) {
+  const std::vector<float> values(static_cast<size_t>(size), value);
+  Buffer buffer = device.Allocate(values.size() * sizeof(float));
+  device.CopyIn(buffer.data(), values.data(), buffer.bytes());
+  return buffer;
+}
+
 class Norm {
  public:
   Norm() = default;  // none
-  // `module` with weights [width], or [heads][width] if heads != 0. Weights and biases are multiplied by `scale`.
+  // `module` with weights [width], which are 1 without config.norm_weights, or [heads][width] if heads != 0. Weights
+  // and biases are multiplied by `scale`.
   Norm(WeightReader& reader, const ModelConfig& config, const std::string& module, int64_t width, int heads = 0,
        double scale = 1)
       : layer_norm_(config.norm != NormKind::kRms),
         eps_(static_cast<float>(config.rms_eps)),
         width_(width),
         heads_(heads),
-        weight_(reader.Vector(module + ".weight", width, config.norm_weight_offset, scale, heads)) {
+        weight_(config.norm_weights ? reader.Vector(module + ".weight", width, config.norm_weight_offset, scale, heads)
+                                    : Filled(reader.device(), width, static_cast<float>(scale))) {
     if (config.norm == NormKind::kLayerWithBias) bias_ = reader.Vector(module + ".bias", width, 0, scale);
   }
 

@@ -147,6 +147,9 @@ RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope, int64_t positions) {
       result.attention_scaling = LongRopeAttentionScaling(rope, positions);
       break;
   }
+  if (rope.reversed) {
+    for (float& frequency : result.inverse) frequency = -frequency;
+  }
   return result;
 }
 

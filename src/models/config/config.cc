@@ -152,7 +152,9 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
   keys = Json::parse(language_model.defaults);
   keys.update(Json::parse(language_model.text_defaults));
   keys.update(Json::parse(architecture.defaults));
-  keys.update(text.Value());
+  Json file = text.Value();
+  if (language_model.rename_keys != nullptr) language_model.rename_keys(file);
+  keys.update(file);
   AddDefaultRope(language_model, keys);
   for (const char* key : {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings",
                           "quantization_config", "compression_config"}) {

@@ -43,6 +43,7 @@ struct RopeSpec {
   std::vector<float> short_factor = {}, long_factor = {};
   double short_mscale = 0.0, long_mscale = 0.0;  // attention_factor of each, longrope; 0: the same for both
   int rotated_pairs = 0;  // proportional: pairs (i, i + rotary_dim / 2) below it are rotated, the others stay
+  bool reversed = false;  // rotates the other way
   // Queries at `position` are multiplied by 1 + beta log(1 + floor(position / original_max_position)).
   double llama_4_scaling_beta = 0.0;
 
@@ -120,11 +121,12 @@ enum class QkNorm : uint8_t {
   kAllHeads,          // over the channels of all heads together, before RoPE
 };
 
-// Gates whose sigmoid multiplies the output of attention, channel by channel.
+// Gates that multiply the output of attention, channel by channel or head by head.
 enum class OutputGate : uint8_t {
   kNone,
   kAfterQueries,  // q_proj has a head's gates after the head's q
-  kOwnMatrix,     // gate_proj
+  kOwnMatrix,     // of a matrix of its own (TensorNames::output_gate)
+  kPerHead,       // the same, one for all channels of a head
 };
 
 // Order of the tensors of all experts, fused_gate_up and fused_down.
@@ -152,7 +154,9 @@ struct LayerSpec {
   bool moe = false;         // mixture of experts in place of the MLP
   bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
   // 0 while config.json is read: the model's (FillLayerSpecs).
-  int kv_heads = 0, head_dim = 0, intermediate_size = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0, intermediate_size = 0;
+  float mlp_limit = 0;           // of activations of its MLP or shared experts (Ops::ActivateMul); 0: none
+  float expert_limit = 0;        // the same of its routed experts
   bool attention_sinks = false;  // each query head has a sink (attention::AttentionSpec)
   bool k_eq_v = false;           // values are the projected keys, before their norm
   int kv_layer = -1;             // an earlier layer, whose K and V it attends to; -1: its own
@@ -195,21 +199,26 @@ struct TensorNames {
   // RMS norms of a layer, before and after its two blocks; "" where there is none.
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
+  bool post_mlp_norm_of_experts = false;                       // layers without experts do not have post_mlp_norm
   std::string_view final_norm = "norm";                        // in the decoder
   std::string_view positions;                                  // in the decoder: learned ones
   std::string_view q_norm = "q_norm", k_norm = "k_norm";       // in the attention
   std::string_view qkv = "qkv_proj";                           // in the attention: the matrix of all three
   std::string_view attention_out = "o_proj", sinks = "sinks";  // in the attention
+  std::string_view output_gate = "gate_proj";                  // in the attention
   std::string_view attention = "self_attn", mamba2 = "mamba";  // in a layer
   std::string_view mlp = "mlp";                                // in a layer, dense or of experts; "": the layer itself
   std::string_view sparse_mlp;                                 // the same in layers that have it; "": none
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   std::string_view correction_bias = "gate.e_score_correction_bias";  // in `mlp`; [experts], or [1][experts]
   bool correction_bias_is_row = false;                                // the latter
+  bool correction_bias_is_optional = false;                           // 0 in checkpoints without it
   bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
   std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // tensors of all experts
   // In an MLP; gate_up if it has one matrix for both.
   std::string_view gate = "gate_proj", up = "up_proj", gate_up = "gate_up_proj", down = "down_proj";
+  // The layers' `sparse_mlp` has gate, up and down of all experts in three tensors [experts][out][in].
+  bool stacked_experts = false;
   bool interleaved_gate_up = false;  // fused_gate_up has interleaved gate and up; else gate, then up
   ExpertOrder expert_order = ExpertOrder::kInOut;
 };
@@ -230,13 +239,17 @@ struct ModelConfig {
   bool short_conv_bias = false;  // of its projections and of the convolution
   Mamba2Config mamba2;
   kernels::MoeConfig moe;
-  bool mlp_beside_experts = false;   // layers with experts have the MLP, too
-  bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
-  int stored_layers = 0;             // layers of the checkpoint, where blocks are counted otherwise; 0: `layers`
-  int num_nextn_predict_layers = 0;  // layers at the checkpoint's end that predict further tokens: LoadPredictor
+  double router_logit_softcapping = 0;  // of the router's logits, as attn_logit_softcapping; 0: none
+  float shared_expert_scale = 1;        // multiplies the output of shared experts
+  bool mlp_beside_experts = false;      // layers with experts have the MLP, too
+  bool mxfp4_experts = false;           // the checkpoint has the routed experts in MXFP4
+  int stored_layers = 0;                // layers of the checkpoint, where blocks are counted otherwise; 0: `layers`
+  int num_nextn_predict_layers = 0;     // layers at the checkpoint's end that predict further tokens: LoadPredictor
   NormKind norm = NormKind::kRms;
   double rms_eps = 1e-6;         // epsilon of any kind
   float norm_weight_offset = 0;  // added to the weights of all norms
+  bool norm_weights = true;      // false: norms have none
+  bool norm_embeddings = false;  // the first layer has the embeddings through an RMS norm without weights
   bool tied_embeddings = false;
   bool has_lm_head = true;               // false: the checkpoint of an embedding model has no output matrix
   bool lm_head_bias = false;             // of the output logits
@@ -259,6 +272,7 @@ struct ModelConfig {
   int v_head_dim = 0;  // channels of a head's value, fewer than head_dim, which the cache has zeros after; 0: head_dim
   float value_scale = 1;  // multiplies values
   OutputGate attn_output_gate = OutputGate::kNone;
+  kernels::GateFunction attn_gate_function = kernels::GateFunction::kSigmoid;
   AttentionTemperature attn_temperature;
   double softmax_scale = 0;            // multiplies attention logits
   double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)

@@ -9,6 +9,7 @@ namespace kvanta::models {
 void FillLayerSpecs(ModelConfig& config) {
   config.layer_specs.resize(static_cast<size_t>(config.layers));
   for (LayerSpec& layer : config.layer_specs) {
+    if (layer.heads == 0) layer.heads = config.heads;
     if (layer.kv_heads == 0) layer.kv_heads = config.kv_heads;
     if (layer.head_dim == 0) layer.head_dim = config.head_dim;
     if (layer.intermediate_size == 0) layer.intermediate_size = config.intermediate_size;

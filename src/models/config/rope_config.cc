@@ -169,10 +169,26 @@ bool HasRopesByLayerType(const JsonObject& json) {
 RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
                           double theta, double partial) {
   CheckOneGeneration(json);
-  const JsonObject ropes = json.Object("rope_parameters");
   const Json none = Json::object();
+  const JsonObject ropes = json.Has("rope_parameters") ? json.Object("rope_parameters") : JsonObject(none, json.File());
   return ReadRopeParameters(ropes.Has(type) ? ropes.Object(type) : JsonObject(none, json.File()), head_dim,
                             max_position, theta, partial);
+}
+
+void ReadRopesByLayerType(const JsonObject& json, const RopeDefault& full, const RopeDefault& sliding,
+                          ModelConfig& config) {
+  constexpr const char* kKey = "rope_parameters";
+  config.max_position = ReadMaxPosition(json);  // scaling is included
+  for (const char* other : {"rope_scaling", "rope_theta", "partial_rotary_factor"}) {
+    if (json.Has(other)) json.Fail(other, fmt::format("absent: this class has {} by layer type", kKey));
+  }
+  for (LayerSpec& layer : config.layer_specs) {
+    const char* type = layer.visibility.IsFull() ? "full_attention" : "sliding_attention";
+    const RopeDefault& missing = layer.visibility.IsFull() ? full : sliding;
+    if (json.Has(kKey) && !json.Object(kKey).Has(type)) json.Fail(kKey, fmt::format("an object with '{}'", type));
+    layer.rope = ReadRopeOfLayers(json, type, config.head_dim, config.max_position, missing.theta,
+                                  json.Has(kKey) ? 1 : missing.partial);
+  }
 }
 
 RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta, bool partial) {

@@ -24,6 +24,17 @@ RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_po
 RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
                           double theta, double partial = 0);
 
+// Default of a rope_parameters by layer type.
+struct RopeDefault {
+  double theta = kDefaultTheta;
+  double partial = 1;  // part of a head that is rotated
+};
+
+// Sets the ropes of layers with full attention and of those with a window, and the longest context: from
+// rope_parameters by layer type, or these where it is absent.
+void ReadRopesByLayerType(const JsonObject& json, const RopeDefault& full, const RopeDefault& sliding,
+                          ModelConfig& config);
+
 // max_position_embeddings, at most kMaxPositions.
 int64_t ReadMaxPosition(const JsonObject& json);
 

@@ -162,7 +162,12 @@ class CpuExperts final : public ExpertLayer {
         return ActivateRow(Pointwise::kSquaredRelu, {}, own_gated_ + first * own_width_, (end - first) * own_width_);
       for (int64_t i = first; i < end; ++i) {
         const float* gate = gate_up_ + i * 2 * own_width_;
-        activate_mul_(gate, gate + own_width_, own_width_, own_gated_ + i * own_width_);
+        float* gated = own_gated_ + i * own_width_;
+        if (moe_.activation_limit != 0) {
+          LimitedSiluMulRow(activate_mul_, gate, gate + own_width_, moe_.activation_limit, own_width_, gated);
+        } else {
+          activate_mul_(gate, gate + own_width_, own_width_, gated);
+        }
       }
     });
     if (DividesColumns()) ranks_.AllGatherColumns(own_gated_, count, ranks_.PartitionOf(width_), gated_);

@@ -124,6 +124,7 @@ class GpuExperts final : public ExpertLayer {
     if (moe_.gated) {
       gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, buffers.gate_up.as<float>());
       gpu.Run(cuda::ActivateMulOp{.activation = moe_.activation,
+                                  .limit = moe_.activation_limit,
                                   .gate_up = buffers.gate_up.as<float>(),
                                   .rows = permuted,
                                   .width = down_.In(),

@@ -185,6 +185,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "laguna": ("Laguna", {}),
+    "laguna_gates_of_channels": (
+        "Laguna",
+        {
+            "gating": "per-element",
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_attention_heads_per_layer": None,
+            "layer_types": None,
+            "moe_router_logit_softcapping": 0.0,
+            "rope_parameters": None,
+        },
+    ),
+    "laguna_bias": ("Laguna", {"attention_bias": True, "num_attention_heads_per_layer": [2, 8, 6]}),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -378,6 +391,7 @@ LAYOUTS = {
     "Phimoe": "model.layers.1.block_sparse_moe.experts.5.w3.weight",
     "Step3p5": "model.layers.1.moe.gate_proj.weight",
     "Step3p7": "model.layers.1.moe.router_bias",
+    "Laguna": "model.layers.1.mlp.experts.e_score_correction_bias",
 }
 
 
@@ -470,6 +484,8 @@ FAULTS: dict[str, Fault] = {
     "limit_of_experts": ("Step3p7", {}, edit_config(**{"text_config.swiglu_limits": [0, 0, 1.0, 0.6]})),
     "limit_of_shared_experts": ("Step3p7", {}, edit_config(**{"text_config.swiglu_limits_shared": [0.7, 0, 0, 0.6]})),
     "limit_of_an_mlp": ("Step3p5", {}, edit_config(swiglu_limits_shared=[0.6, 0, 0, 0.5])),
+    "softplus_gate": ("Laguna", {}, edit_tensor(ATTENTION + "g_proj.weight", lambda weight: weight.roll(1, 0))),
+    "softcap_of_the_router": ("Laguna", {}, edit_config(moe_router_logit_softcapping=3.0)),
     "jitter_noise": ("Phimoe", {}, edit_config(router_jitter_noise=0.2)),
     "bias_of_logits": ("Phimoe", {}, edit_tensor("lm_head.bias", lambda bias: bias.roll(1))),
     "norm_of_top_k": ("Qwen3Moe", {}, edit_config(norm_topk_prob=False)),

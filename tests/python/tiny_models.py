@@ -200,6 +200,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
         },
     },
+    "Laguna": EXPERTS
+    | {
+        "head_dim": 16,
+        "num_attention_heads_per_layer": [4, 6, 4],
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 24,
+        "shared_expert_intermediate_size": 40,
+        "moe_routed_scaling_factor": 1.7,
+        "moe_router_logit_softcapping": 2.0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "Phimoe": LOCAL_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},

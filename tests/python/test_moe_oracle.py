@@ -198,6 +198,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "laguna_bias": ("Laguna", {"attention_bias": True, "num_attention_heads_per_layer": [2, 8, 6]}),
+    "mellum": ("Mellum", {}),
+    "mellum_layers": (
+        "Mellum",
+        {
+            "layer_types": ["sliding_attention"] * 3,
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "rope_parameters": None,
+        },
+    ),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -392,6 +403,7 @@ LAYOUTS = {
     "Step3p5": "model.layers.1.moe.gate_proj.weight",
     "Step3p7": "model.layers.1.moe.router_bias",
     "Laguna": "model.layers.1.mlp.experts.e_score_correction_bias",
+    "Mellum": "model.layers.1.mlp.experts.7.up_proj.weight",
 }
 
 

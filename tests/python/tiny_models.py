@@ -214,6 +214,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "Mellum": EXPERTS
+    | {
+        "head_dim": 16,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 24,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "Phimoe": LOCAL_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},

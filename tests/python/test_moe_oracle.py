@@ -209,6 +209,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": None,
         },
     ),
+    "hy_v3": ("HYV3", {}),
+    "hy_v3_layers": (
+        "HYV3",
+        {
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_shared_experts": 1,
+        },
+    ),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -404,6 +414,7 @@ LAYOUTS = {
     "Step3p7": "model.layers.1.moe.router_bias",
     "Laguna": "model.layers.1.mlp.experts.e_score_correction_bias",
     "Mellum": "model.layers.1.mlp.experts.7.up_proj.weight",
+    "HYV3": "model.layers.1.mlp.shared_mlp.up_proj.weight",
 }
 
 

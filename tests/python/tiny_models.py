@@ -229,6 +229,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "HYV3": EXPERTS | {"head_dim": 16, "num_shared_experts": 2, "router_scaling_factor": 1.7},
     "Phimoe": LOCAL_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},

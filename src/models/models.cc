@@ -19,7 +19,8 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kLfm2Moe, kGraniteMoeHybrid, kBamba, kFalconH1, kNemotronH, kKimiLinear, kAfmoe, kAyaVision, kCohere2Vision,
     kExaone45, kGlm46v, kGlm4v, kHunYuanMoe, kIdefics3, kInternVl, kKimiK25, kLfm2Vl, kLlava, kLlavaNext,
     kLlavaOnevision, kMimoV2Flash, kMistral4, kPhimoe, kQwen25Omni, kQwen3Omni, kSmolVlm, kStarcoder2, kPhi, kGptNeox,
-    kGpt2, kOpt, kApertus, kInternLm2, kMiniCpm, kChatGlm, kFalcon, kStep35, kStep37, kLaguna, kMellum, kHyV3;
+    kGpt2, kOpt, kApertus, kInternLm2, kMiniCpm, kChatGlm, kFalcon, kStep35, kStep37, kLaguna, kMellum, kHyV3,
+    kCohere2Moe;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -129,7 +130,8 @@ std::span<const Architecture* const> Architectures() {
                                       &kStep37,
                                       &kLaguna,
                                       &kMellum,
-                                      &kHyV3};
+                                      &kHyV3,
+                                      &kCohere2Moe};
   return kAll;
 }
 

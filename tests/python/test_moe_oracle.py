@@ -219,6 +219,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_shared_experts": 1,
         },
     ),
+    "cohere2_moe": ("Cohere2Moe", {}),
+    "cohere2_moe_sigmoid": (
+        "Cohere2Moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "norm_topk_prob": False,
+            "rms_norm_eps": 0.01,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "prefix_dense_sliding_window_pattern": 2,
+            "num_shared_experts": 2,
+        },
+    ),
+    "cohere2_moe_no_shared": (
+        "Cohere2Moe",
+        {"num_shared_experts": 0, "layer_types": None, "mlp_layer_types": None, "sliding_window_pattern": 2},
+    ),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -415,6 +433,7 @@ LAYOUTS = {
     "Laguna": "model.layers.1.mlp.experts.e_score_correction_bias",
     "Mellum": "model.layers.1.mlp.experts.7.up_proj.weight",
     "HYV3": "model.layers.1.mlp.shared_mlp.up_proj.weight",
+    "Cohere2Moe": "model.layers.1.mlp.experts.7.up_proj.weight",
 }
 
 
@@ -509,6 +528,8 @@ FAULTS: dict[str, Fault] = {
     "limit_of_an_mlp": ("Step3p5", {}, edit_config(swiglu_limits_shared=[0.6, 0, 0, 0.5])),
     "softplus_gate": ("Laguna", {}, edit_tensor(ATTENTION + "g_proj.weight", lambda weight: weight.roll(1, 0))),
     "softcap_of_the_router": ("Laguna", {}, edit_config(moe_router_logit_softcapping=3.0)),
+    "average_with_the_shared_expert": ("Cohere2Moe", {}, edit_config(shared_expert_combination_strategy="sum")),
+    "rope_of_dense_layers": ("Cohere2Moe", {}, edit_config(prefix_dense_sliding_window_pattern=2)),
     "jitter_noise": ("Phimoe", {}, edit_config(router_jitter_noise=0.2)),
     "bias_of_logits": ("Phimoe", {}, edit_tensor("lm_head.bias", lambda bias: bias.roll(1))),
     "norm_of_top_k": ("Qwen3Moe", {}, edit_config(norm_topk_prob=False)),

@@ -7,8 +7,6 @@
 #include "models/config/rope_config.h"
 
 namespace kvanta::models {
-namespace {
-
 void ReadCohereBlocks(const JsonObject& json, ModelConfig& config) {
   config.norm = NormKind::kLayer;
   config.parallel_blocks = true;
@@ -18,6 +16,8 @@ void ReadCohereBlocks(const JsonObject& json, ModelConfig& config) {
   config.logits_divisor = 1 / json.Number("logit_scale", 1e-6, 1e6);
   for (LayerSpec& layer : config.layer_specs) layer.rope.interleaved = true;
 }
+
+namespace {
 
 void ReadCohere(const JsonObject& json, ModelConfig& config) {
   ReadCohereBlocks(json, config);

@@ -98,6 +98,10 @@ void ReadGraniteFactors(const JsonObject& json, ModelConfig& config);
 // Queries that grow with the position, from llama_4_scaling_beta of the rope (Ministral 3 and Mistral 4).
 void ReadQueryScaling(const JsonObject& json, ModelConfig& config);
 
+// Granite 3's classes: dense, and with experts and a shared one.
+void ReadGranite(const JsonObject& json, ModelConfig& config);
+void ReadGraniteMoeShared(const JsonObject& json, ModelConfig& config);
+
 // Keys that all of Cohere's classes have.
 void ReadCohereBlocks(const JsonObject& json, ModelConfig& config);
 

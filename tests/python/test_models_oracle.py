@@ -184,6 +184,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm_longrope": ("MiniCPM", {"max_position_embeddings": 256, "rope_parameters": MINICPM_ROPE}),
     "chatglm": ("ChatGLM", {"rope_parameters": ROPES["default"] | {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}),
     "chatglm_no_bias": ("ChatGLM", {"attention_bias": False, "num_key_value_heads": 4}),
+    "granite_swa": ("GraniteSWA", {}),
+    "granite_swa_layers": (
+        "GraniteSWA",
+        {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "layer_rope_theta": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granite_swa_yarn": ("GraniteSWA", {"rope_parameters": ROPES["yarn"]}),
     "youtu": ("Youtu", {}),
     "youtu_rope_halves": ("Youtu", {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True}),
     "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),

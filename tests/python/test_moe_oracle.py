@@ -237,6 +237,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2Moe",
         {"num_shared_experts": 0, "layer_types": None, "mlp_layer_types": None, "sliding_window_pattern": 2},
     ),
+    "granite_moe_swa": ("GraniteMoeSWA", {}),
+    "granite_moe_swa_layers": (
+        "GraniteMoeSWA",
+        {
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "layer_rope_theta": None,
+            "shared_intermediate_size": 0,
+            "attention_bias": True,
+        },
+    ),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -434,6 +444,7 @@ LAYOUTS = {
     "Mellum": "model.layers.1.mlp.experts.7.up_proj.weight",
     "HYV3": "model.layers.1.mlp.shared_mlp.up_proj.weight",
     "Cohere2Moe": "model.layers.1.mlp.experts.7.up_proj.weight",
+    "GraniteMoeSWA": "model.layers.1.block_sparse_moe.experts.gate_up_proj",
 }
 
 
@@ -530,6 +541,8 @@ FAULTS: dict[str, Fault] = {
     "softcap_of_the_router": ("Laguna", {}, edit_config(moe_router_logit_softcapping=3.0)),
     "average_with_the_shared_expert": ("Cohere2Moe", {}, edit_config(shared_expert_combination_strategy="sum")),
     "rope_of_dense_layers": ("Cohere2Moe", {}, edit_config(prefix_dense_sliding_window_pattern=2)),
+    "sinks_of_granite": ("GraniteMoeSWA", {}, edit_tensor(ATTENTION + "sinks", lambda sinks: sinks.roll(1))),
+    "bases_by_layer": ("GraniteMoeSWA", {}, edit_config(layer_rope_theta=[1e4, 1e4, 5e5, 1e4])),
     "jitter_noise": ("Phimoe", {}, edit_config(router_jitter_noise=0.2)),
     "bias_of_logits": ("Phimoe", {}, edit_tensor("lm_head.bias", lambda bias: bias.roll(1))),
     "norm_of_top_k": ("Qwen3Moe", {}, edit_config(norm_topk_prob=False)),

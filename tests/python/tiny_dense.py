@@ -13,6 +13,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.5,
     },
     "ChatGLM": {"pad_token_id": 0, "head_dim": 16},
+    "GraniteSWA": {
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_rope_theta": [0, 1e4, 5e5, 1e4],
+        "embedding_multiplier": 7.3,
+        "attention_multiplier": 0.21,
+        "residual_multiplier": 0.37,
+        "logits_scaling": 2.7,
+    },
     "Apertus": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -26,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
+    *("GraniteSWA"),
 ]
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""

@@ -244,6 +244,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "logit_scale": 0.4,
         "rms_norm_eps": None,
     },
+    "GraniteMoeSWA": LOCAL_EXPERTS
+    | GRANITE
+    | {
+        "num_hidden_layers": 4,
+        "shared_intermediate_size": 40,
+        "sliding_window": 24,
+        "layer_rope_theta": [1e4, 0, 5e5, 1e4],
+    },
     "Phimoe": LOCAL_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},
@@ -474,6 +482,7 @@ WITH_EXPERTS = [
         "HYV3",
         "Cohere2Moe",
     ),
+    *("GraniteMoeSWA"),
 ]
 
 

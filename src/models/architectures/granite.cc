@@ -3,15 +3,11 @@
 #include "models/architecture.h"
 
 namespace kvanta::models {
-namespace {
-
 void ReadGranite(const JsonObject& json, ModelConfig& config) {
   ReadGraniteFactors(json, config);
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.mlp.bias = json.Bool("mlp_bias", false);
 }
-
-}  // namespace
 
 void ReadGraniteFactors(const JsonObject& json, ModelConfig& config) {
   const auto factor = [&](const char* key) { return json.Number(key, 1e-6, 1e6, 1); };

@@ -13,6 +13,11 @@ void ReadGraniteMoe(const JsonObject& json, ModelConfig& config) {
   ReadGraniteExperts(json, config);
 }
 
+constexpr std::string_view kGraniteMoeDefaults = R"({"num_local_experts": 8, "num_experts_per_tok": 2,
+  "intermediate_size": 11008, "max_position_embeddings": 2048, "eos_token_id": 2, "bos_token_id": 1})";
+
+}  // namespace
+
 void ReadGraniteMoeShared(const JsonObject& json, ModelConfig& config) {
   ReadGraniteMoe(json, config);
   config.moe.shared_expert_intermediate_size =
@@ -24,11 +29,6 @@ void ReadGraniteMoeShared(const JsonObject& json, ModelConfig& config) {
   names.gate_up = "input_linear";
   names.down = "output_linear";
 }
-
-constexpr std::string_view kGraniteMoeDefaults = R"({"num_local_experts": 8, "num_experts_per_tok": 2,
-  "intermediate_size": 11008, "max_position_embeddings": 2048, "eos_token_id": 2, "bos_token_id": 1})";
-
-}  // namespace
 
 void ReadGraniteExperts(const JsonObject& json, ModelConfig& config) {
   MarkSparseLayers(0, config);

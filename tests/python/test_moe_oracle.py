@@ -247,6 +247,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "axk1": ("AXK1", {}),
+    "axk1_layers": (
+        "AXK1",
+        {
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "first_k_dense_replace": None,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     "llama4": ("Llama4", {}),
     "llama4_dense_layers": ("Llama4", {"moe_layers": [1], "num_experts_per_tok": 2, "use_qk_norm": False}),
     "llama4_scaled_rope": (
@@ -445,6 +458,7 @@ LAYOUTS = {
     "HYV3": "model.layers.1.mlp.shared_mlp.up_proj.weight",
     "Cohere2Moe": "model.layers.1.mlp.experts.7.up_proj.weight",
     "GraniteMoeSWA": "model.layers.1.block_sparse_moe.experts.gate_up_proj",
+    "AXK1": "model.layers.1.post_mlp_layernorm.weight",
 }
 
 
@@ -543,6 +557,11 @@ FAULTS: dict[str, Fault] = {
     "rope_of_dense_layers": ("Cohere2Moe", {}, edit_config(prefix_dense_sliding_window_pattern=2)),
     "sinks_of_granite": ("GraniteMoeSWA", {}, edit_tensor(ATTENTION + "sinks", lambda sinks: sinks.roll(1))),
     "bases_by_layer": ("GraniteMoeSWA", {}, edit_config(layer_rope_theta=[1e4, 1e4, 5e5, 1e4])),
+    "norm_after_experts": (
+        "AXK1",
+        {},
+        edit_tensor("model.layers.1.post_mlp_layernorm.weight", lambda weight: weight.roll(1)),
+    ),
     "jitter_noise": ("Phimoe", {}, edit_config(router_jitter_noise=0.2)),
     "bias_of_logits": ("Phimoe", {}, edit_tensor("lm_head.bias", lambda bias: bias.roll(1))),
     "norm_of_top_k": ("Qwen3Moe", {}, edit_config(norm_topk_prob=False)),

@@ -252,6 +252,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "layer_rope_theta": [1e4, 0, 5e5, 1e4],
     },
+    "AXK1": LATENTS | {"n_group": 4, "topk_group": 2},
     "Phimoe": LOCAL_EXPERTS | {"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     # Tokens for padding are beyond the vocabulary by default.
     "Phi3": {"pad_token_id": 0},
@@ -482,7 +483,7 @@ WITH_EXPERTS = [
         "HYV3",
         "Cohere2Moe",
     ),
-    *("GraniteMoeSWA"),
+    *("GraniteMoeSWA", "AXK1"),
 ]
 
 

@@ -1,4 +1,5 @@
-// DeepSeek V2 and V3 (also Kimi K2, Moonlight): multi-head latent attention, mixtures of experts. Youtu-LLM: the same
+// DeepSeek V2 and V3 (also Kimi K2, Moonlight): multi-head latent attention, mixtures of experts. A.X K1: V3 with one
+// more norm. Youtu-LLM: the same
 // attention without experts. transformers: models/deepseek_v2/modeling_deepseek_v2.py,
 // models/deepseek_v3/modeling_deepseek_v3.py, models/youtu/modeling_youtu.py.
 #include "models/architecture.h"
@@ -53,6 +54,16 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
   config.moe.norm_topk_prob = json.BoolOrNull("norm_topk_prob", true);
 }
 
+// A.X K1: V3 with a norm after the experts, and no correction bias in published checkpoints.
+void ReadAxK1(const JsonObject& json, ModelConfig& config) {
+  if (!json.Has("q_lora_rank")) json.Fail("q_lora_rank", "a number");
+  ReadDeepseekV3(json, config);
+  if (json.Has("mlp_layer_types")) ReadMlpLayerTypes(json, 1, config);
+  config.names.post_mlp_norm = "post_mlp_layernorm";
+  config.names.post_mlp_norm_of_experts = true;
+  config.names.correction_bias_is_optional = true;
+}
+
 void ReadYoutu(const JsonObject& json, ModelConfig& config) {
   ReadMla(json, config);
   config.mla.rope_interleave = json.BoolOrNull("rope_interleave", true);
@@ -71,6 +82,12 @@ constexpr std::string_view kDeepseekV3Defaults = R"({"head_dim": 64, "kv_lora_ra
 constexpr std::string_view kDeepseekV3TextDefaults = R"({"vocab_size": 129280, "hidden_size": 7168,
   "intermediate_size": 18432, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
   "max_position_embeddings": 4096, "eos_token_id": 1, "bos_token_id": 0})";
+constexpr std::string_view kAxK1Defaults = R"({"vocab_size": 163840, "hidden_size": 7168, "intermediate_size": 18432,
+  "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 64, "kv_lora_rank": 512,
+  "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 192,
+  "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4,
+  "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "max_position_embeddings": 32768, "eos_token_id": 163691,
+  "bos_token_id": 163691})";
 constexpr std::string_view kYoutuDefaults = R"({"vocab_size": 128256, "hidden_size": 2048,
   "intermediate_size": 6144, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 16,
   "head_dim": 64, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
@@ -84,6 +101,7 @@ extern const Architecture kDeepseekV3 = {.name = "DeepseekV3ForCausalLM",
                                          .defaults = kDeepseekV3Defaults,
                                          .other_model_type = "kimi_k2",
                                          .text_defaults = kDeepseekV3TextDefaults};
+extern const Architecture kAxK1 = {"AXK1ForCausalLM", "axk1", ReadAxK1, kAxK1Defaults};
 extern const Architecture kYoutu = {"YoutuForCausalLM", "youtu", ReadYoutu, kYoutuDefaults};
 
 }  // namespace kvanta::models

@@ -196,6 +196,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "granite_swa_yarn": ("GraniteSWA", {"rope_parameters": ROPES["yarn"]}),
+    "jais2": ("Jais2", {}),
+    "jais2_no_bias": (
+        "Jais2",
+        {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "layer_norm_eps": 0.01,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
     "youtu": ("Youtu", {}),
     "youtu_rope_halves": ("Youtu", {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True}),
     "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),

@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
-    *("GraniteSWA"),
+    *("GraniteSWA", "Jais2"),
 ]
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""
@@ -51,6 +51,7 @@ _GPT2 = {
 # The classes' names of keys; "": they have none.
 KEYS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("GPT2"), _GPT2),
+    "Jais2": {"rms_norm_eps": ""},
     "Olmo": {"rms_norm_eps": "", "head_dim": ""},
     "OPT": {"intermediate_size": "ffn_dim", **_ONE_KIND_OF_HEADS},
     "GPTNeoX": _ONE_KIND_OF_HEADS,

@@ -207,6 +207,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "helium": ("Helium", {}),
+    "helium_biases": ("Helium", {"attention_bias": True, "mlp_bias": True, "rope_parameters": ROPES["llama3"]}),
     "youtu": ("Youtu", {}),
     "youtu_rope_halves": ("Youtu", {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True}),
     "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),

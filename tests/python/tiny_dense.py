@@ -22,6 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.37,
         "logits_scaling": 2.7,
     },
+    "Helium": {"head_dim": 16, "pad_token_id": 0},
     "Apertus": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -35,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
-    *("GraniteSWA", "Jais2"),
+    *("GraniteSWA", "Jais2", "Helium"),
 ]
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""

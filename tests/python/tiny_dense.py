@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.7,
     },
     "Helium": {"head_dim": 16, "pad_token_id": 0},
+    "Olmo": {"pad_token_id": 0},
     "Apertus": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -36,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
-    *("GraniteSWA", "Jais2", "Helium"),
+    *("GraniteSWA", "Jais2", "Helium", "Olmo"),
 ]
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""

@@ -1,11 +1,20 @@
-// OLMo 2 and 3: norms after the blocks in place of before, and norms of q and k over all heads together. OLMo 3 has
-// windows in three of four layers, and scales the rope of the others alone. transformers:
-// models/olmo2/modeling_olmo2.py, models/olmo3/modeling_olmo3.py.
+// OLMo: LayerNorm without weights. OLMo 2 and 3: norms after the blocks in place of before, and norms of q and k over
+// all heads together. OLMo 3 has windows in three of four layers, and scales the rope of the others alone.
+// transformers: models/olmo/modeling_olmo.py, models/olmo2/modeling_olmo2.py, models/olmo3/modeling_olmo3.py.
 #include "models/architecture.h"
 #include "models/config/rope_config.h"
 
 namespace kvanta::models {
 namespace {
+
+// OLMo 1: Llama with LayerNorm without weights.
+void ReadOlmo(const JsonObject& json, ModelConfig& config) {
+  if (json.Has("clip_qkv")) json.Fail("clip_qkv", "null: q, k and v are not clipped");
+  config.norm = NormKind::kLayer;
+  config.norm_weights = false;
+  config.rms_eps = 1e-5;
+  config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
+}
 
 void ReadOlmo2(const JsonObject& json, ModelConfig& config) {
   config.names.pre_attention_norm = config.names.pre_mlp_norm = "";
@@ -39,6 +48,7 @@ void ReadOlmo3(const JsonObject& json, ModelConfig& config) {
   ReadOlmo3Ropes(json, config);
 }
 
+constexpr std::string_view kOlmoDefaults = R"({"max_position_embeddings": 2048, "eos_token_id": 50279})";
 constexpr std::string_view kOlmo2Defaults =
     R"({"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "eos_token_id": 50279})";
 constexpr std::string_view kOlmo3Defaults =
@@ -46,6 +56,7 @@ constexpr std::string_view kOlmo3Defaults =
 
 }  // namespace
 
+extern const Architecture kOlmo = {"OlmoForCausalLM", "olmo", ReadOlmo, kOlmoDefaults};
 extern const Architecture kOlmo2 = {"Olmo2ForCausalLM", "olmo2", ReadOlmo2, kOlmo2Defaults};
 extern const Architecture kOlmo3 = {.name = "Olmo3ForCausalLM",
                                     .model_type = "olmo3",

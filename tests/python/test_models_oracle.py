@@ -211,6 +211,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "helium_biases": ("Helium", {"attention_bias": True, "mlp_bias": True, "rope_parameters": ROPES["llama3"]}),
     "olmo": ("Olmo", {}),
     "olmo_bias_tied": ("Olmo", {"attention_bias": True, "tie_word_embeddings": True, "rope_parameters": ROPES["yarn"]}),
+    "vaultgemma": ("VaultGemma", {}),
+    "vaultgemma_layers": (
+        "VaultGemma",
+        {"layer_types": ["full_attention", "full_attention", "sliding_attention"], "attention_bias": True},
+    ),
     "youtu": ("Youtu", {}),
     "youtu_rope_halves": ("Youtu", {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True}),
     "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),

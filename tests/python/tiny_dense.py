@@ -24,6 +24,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "Helium": {"head_dim": 16, "pad_token_id": 0},
     "Olmo": {"pad_token_id": 0},
+    "VaultGemma": {
+        "head_dim": 32,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 1.0,
+    },
     "Apertus": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -37,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
-    *("GraniteSWA", "Jais2", "Helium", "Olmo"),
+    *("GraniteSWA", "Jais2", "Helium", "Olmo", "VaultGemma"),
 ]
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""

@@ -528,7 +528,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
     """Random values for its parameters, for attention without fused kernels."""
     model.config._attn_implementation = "eager"
     # To the weights of norms.
-    adds_one = ("GemmaFor", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "NemotronFor", "Step3p7")
+    adds_one = ("GemmaFor", "Gemma2", "Gemma3", "VaultGemma", "Qwen3Next", "Qwen3_5", "NemotronFor", "Step3p7")
     norm_center = 0 if type(model).__name__.startswith(adds_one) else 1
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,5 +1,6 @@
 // Gemma: Llama with GeGLU, scaled embeddings and norm weights around zero. Gemma 2 and 3: norms around both blocks,
-// layers with and without a sliding window. Gemma 2 has softcaps of logits; Gemma 3 has q/k norms, and another rope in
+// layers with and without a sliding window. Gemma 2 has softcaps of logits, and
+// VaultGemma is Gemma 2 without the norms after the blocks; Gemma 3 has q/k norms, and another rope in
 // layers with a window. transformers: models/gemma/modeling_gemma.py, models/gemma2/modeling_gemma2.py,
 // models/gemma3/modeling_gemma3.py (the language model).
 #include <cmath>
@@ -29,6 +30,12 @@ void ReadLaterGemma(const JsonObject& json, ModelConfig& config) {
   config.softmax_scale = 1 / std::sqrt(json.Number("query_pre_attn_scalar", 1, 1e6));
   config.attn_logit_softcapping = json.Number("attn_logit_softcapping", 1e-3, 1e6, 0);
   config.final_logit_softcapping = json.Number("final_logit_softcapping", 1e-3, 1e6, 0);
+}
+
+void ReadVaultGemma(const JsonObject& json, ModelConfig& config) {
+  ReadLaterGemma(json, config);
+  config.names.post_attention_norm = config.names.post_mlp_norm = "";
+  ReadAlternatingWindows(json, 2, config);
 }
 
 void ReadGemma2(const JsonObject& json, ModelConfig& config) {
@@ -94,6 +101,8 @@ extern const Architecture kGemma = {.name = "GemmaForCausalLM",
                                     .defaults = kGemmaDefaults,
                                     .gelu_is_tanh = true};
 extern const Architecture kGemma2 = {"Gemma2ForCausalLM", "gemma2", ReadGemma2, kGemma2Defaults, "hidden_activation"};
+extern const Architecture kVaultGemma = {"VaultGemmaForCausalLM", "vaultgemma", ReadVaultGemma, kGemma2Defaults,
+                                         "hidden_activation"};
 extern const Architecture kGemma3 = {.name = "Gemma3ForCausalLM",
                                      .model_type = "gemma3_text",
                                      .read_config = ReadGemma3,

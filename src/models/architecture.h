@@ -63,6 +63,9 @@ void RenameKey(Json& keys, const char* from, const char* to);
 // Sets `intermediate_size` to four times `hidden_size` where the file has none.
 void SetFourfoldMlp(Json& keys);
 
+// Gives GPT-2's keys the common names.
+void RenameGpt2Keys(Json& keys);
+
 // Removes keys of KV heads and of the heads' size, which a class of as many KV heads as heads does not read.
 void RemoveHeadKeys(Json& keys);
 

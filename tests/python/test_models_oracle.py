@@ -209,6 +209,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "helium": ("Helium", {}),
     "helium_biases": ("Helium", {"attention_bias": True, "mlp_bias": True, "rope_parameters": ROPES["llama3"]}),
+    "gpt_bigcode": ("GPTBigCode", {}),
+    "gpt_bigcode_heads": (
+        "GPTBigCode",
+        {"multi_query": False, "intermediate_size": None, "tie_word_embeddings": False, "layer_norm_epsilon": 0.01},
+    ),
     "olmo": ("Olmo", {}),
     "olmo_bias_tied": ("Olmo", {"attention_bias": True, "tie_word_embeddings": True, "rope_parameters": ROPES["yarn"]}),
     "vaultgemma": ("VaultGemma", {}),

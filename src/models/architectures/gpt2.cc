@@ -1,11 +1,10 @@
-// GPT-2: learned positions, LayerNorm, q, k and v in one matrix, an MLP of GELU without a gate; matrices are stored
-// [in][out]. transformers: models/gpt2/modeling_gpt2.py.
+// GPT-2 and GPT-BigCode: learned positions, LayerNorm, q, k and v in one matrix, an MLP of GELU without a gate;
+// matrices are stored [in][out]. transformers: models/gpt2/modeling_gpt2.py,
+// models/gpt_bigcode/modeling_gpt_bigcode.py.
 #include "models/architecture.h"
 #include "models/config/rope_config.h"
 
 namespace kvanta::models {
-namespace {
-
 void RenameGpt2Keys(Json& keys) {
   RemoveHeadKeys(keys);
   RenameKey(keys, "n_embd", "hidden_size");
@@ -15,6 +14,8 @@ void RenameGpt2Keys(Json& keys) {
   RenameKey(keys, "n_inner", "intermediate_size");
   SetFourfoldMlp(keys);
 }
+
+namespace {
 
 void ReadGpt2(const JsonObject& json, ModelConfig& config) {
   if (!json.Bool("scale_attn_weights", true)) json.Fail("scale_attn_weights", "true");
@@ -42,10 +43,24 @@ void ReadGpt2(const JsonObject& json, ModelConfig& config) {
   names.up = "c_fc";
 }
 
+// GPT-BigCode: GPT-2 with one KV head, whose matrices are stored [out][in]; or with one for each head.
+void ReadGptBigCode(const JsonObject& json, ModelConfig& config) {
+  ReadGpt2(json, config);
+  const bool multi_query = json.Bool("multi_query", true);
+  config.kv_heads = multi_query ? 1 : config.heads;
+  if (!multi_query) config.qkv_layout = QkvLayout::kByKvHead;
+  for (TensorNames::Decoder& decoder : config.names.decoders) decoder.transposed = false;
+}
+
 constexpr std::string_view kGpt2Defaults = R"({"vocab_size": 50257, "hidden_size": 768, "intermediate_size": 3072,
   "num_hidden_layers": 12, "num_attention_heads": 12, "activation_function": "gelu_new",
   "max_position_embeddings": 1024, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": true, "eos_token_id": 50256,
   "bos_token_id": 50256})";
+
+constexpr std::string_view kGptBigCodeDefaults = R"({"vocab_size": 50257, "hidden_size": 768,
+  "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+  "activation_function": "gelu_pytorch_tanh", "max_position_embeddings": 1024, "layer_norm_epsilon": 1e-5,
+  "tie_word_embeddings": true, "eos_token_id": 50256, "bos_token_id": 50256})";
 
 }  // namespace
 
@@ -58,5 +73,15 @@ extern const Architecture kGpt2 = {.name = "GPT2LMHeadModel",
                                    .other_name = "GPT2Model",
                                    .ungated_mlp = true,
                                    .rename_keys = RenameGpt2Keys};
+
+extern const Architecture kGptBigCode = {.name = "GPTBigCodeForCausalLM",
+                                         .model_type = "gpt_bigcode",
+                                         .read_config = ReadGptBigCode,
+                                         .defaults = kGptBigCodeDefaults,
+                                         .activation_key = "activation_function",
+                                         .reads_rope = true,
+                                         .other_name = "GPTBigCodeModel",
+                                         .ungated_mlp = true,
+                                         .rename_keys = RenameGpt2Keys};
 
 }  // namespace kvanta::models

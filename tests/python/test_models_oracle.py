@@ -209,6 +209,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "helium": ("Helium", {}),
     "helium_biases": ("Helium", {"attention_bias": True, "mlp_bias": True, "rope_parameters": ROPES["llama3"]}),
+    "gptj": ("GPTJ", {}),
+    "gptj_fourfold": ("GPTJ", {"intermediate_size": None, "rotary_dim": 16, "layer_norm_epsilon": 0.01}),
     "gpt_bigcode": ("GPTBigCode", {}),
     "gpt_bigcode_heads": (
         "GPTBigCode",

@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.7,
     },
     "Helium": {"head_dim": 16, "pad_token_id": 0},
+    "GPTJ": {"rotary_dim": 8},
     "Olmo": {"pad_token_id": 0},
     "VaultGemma": {
         "head_dim": 32,
@@ -44,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
-    *("GraniteSWA", "Jais2", "Helium", "GPTBigCode", "Olmo", "VaultGemma"),
+    *("GraniteSWA", "Jais2", "Helium", "GPTJ", "GPTBigCode", "Olmo", "VaultGemma"),
 ]
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""
@@ -59,7 +60,7 @@ _GPT2 = {
 }
 # The classes' names of keys; "": they have none.
 KEYS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("GPT2", "GPTBigCode"), _GPT2),
+    **dict.fromkeys(("GPT2", "GPTJ", "GPTBigCode"), _GPT2),
     "Jais2": {"rms_norm_eps": ""},
     "Olmo": {"rms_norm_eps": "", "head_dim": ""},
     "OPT": {"intermediate_size": "ffn_dim", **_ONE_KIND_OF_HEADS},

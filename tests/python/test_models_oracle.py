@@ -209,6 +209,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "helium": ("Helium", {}),
     "helium_biases": ("Helium", {"attention_bias": True, "mlp_bias": True, "rope_parameters": ROPES["llama3"]}),
+    "nanochat": ("NanoChat", {}),
+    "nanochat_no_softcap": (
+        "NanoChat",
+        {"final_logit_softcapping": None, "attention_bias": True, "num_key_value_heads": 4, "rms_norm_eps": 0.01},
+    ),
     "gptj": ("GPTJ", {}),
     "gptj_fourfold": ("GPTJ", {"intermediate_size": None, "rotary_dim": 16, "layer_norm_epsilon": 0.01}),
     "gpt_bigcode": ("GPTBigCode", {}),

@@ -80,6 +80,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "InternLM2": (lambda folder: saved("InternLM2", folder, attention_bias=True), {"kv_cache_dtype": "int8"}),
     "InternLM2 FP8": (lambda folder: quantized(folder, "ct_fp8_channel", "InternLM2"), {}),
     "GraniteSWA": (lambda folder: saved("GraniteSWA", folder), {"weight_dtype": "int8"}),
+    "NanoChat": (lambda folder: saved("NanoChat", folder), {"kv_cache_dtype": "int8"}),
     "Phi GGUF": (lambda folder: gguf_file(folder, "Phi", "Q8_0"), {}),
     "DeepseekV3": (lambda folder: saved("DeepseekV3", folder), {"kv_cache_dtype": "mla_int4"}),
     "DeepseekV32": (

@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.7,
     },
     "Helium": {"head_dim": 16, "pad_token_id": 0},
+    "NanoChat": {"pad_token_id": 0, "final_logit_softcapping": 2.0},
     "GPTJ": {"rotary_dim": 8},
     "Olmo": {"pad_token_id": 0},
     "VaultGemma": {
@@ -45,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES = [
     *("Starcoder2", "Phi", "GPTNeoX", "GPT2", "OPT", "Apertus", "Falcon", "InternLM2", "MiniCPM", "ChatGLM"),
-    *("GraniteSWA", "Jais2", "Helium", "GPTJ", "GPTBigCode", "Olmo", "VaultGemma"),
+    *("GraniteSWA", "Jais2", "Helium", "NanoChat", "GPTJ", "GPTBigCode", "Olmo", "VaultGemma"),
 ]
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Step3p7": "Step3p7ForConditionalGeneration"}
 """Names of classes that are not the architecture's with "ForCausalLM"."""

@@ -18,6 +18,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", {"num_attention_heads": 2}),
     "gpt_neox_in_turn": ("GPTNeoX", {"use_parallel_residual": False}),
     "gpt2": ("GPT2", {"intermediate_size": 256}),
+    "gpt_bigcode": ("GPTBigCode", {"intermediate_size": 256}),
+    "olmo": ("Olmo", {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}),
+    "jais2": ("Jais2", {"head_dim": 32}),
     "falcon": ("Falcon", {"num_attention_heads": 2}),
     "falcon_groups": (
         "Falcon",
@@ -32,16 +35,20 @@ ARCHITECTURES = {
     "phi": "PHI2",
     "gpt_neox": "GPTNEOX",
     "gpt2": "GPT2",
+    "gpt_bigcode": "STARCODER",
+    "olmo": "OLMO",
+    "jais2": "JAIS2",
     "falcon": "FALCON",
     "apertus": "APERTUS",
     "glm": "CHATGLM",
 }
-PAIRED_ROPE = {"INTERNLM2", "MINICPM"}
+PAIRED_ROPE = {"INTERNLM2", "MINICPM", "OLMO"}
 LAYER_NORM_EPS = {
     "starcoder2": "norm_epsilon",
     "phi": "layer_norm_eps",
     "gpt_neox": "layer_norm_eps",
-    "gpt2": "layer_norm_epsilon",
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), "layer_norm_epsilon"),
+    **dict.fromkeys(("jais2", "olmo"), "layer_norm_eps"),
     "falcon": "layer_norm_epsilon",
 }
 _XIELU = ("alpha_n", "alpha_p", "beta", "eps")
@@ -62,6 +69,10 @@ def common_config(config: Config) -> Config:
     if config["model_type"] == "falcon":
         is_grouped = config["new_decoder_architecture"]
         config["num_key_value_heads"] = config["num_kv_heads"] if is_grouped else 1 if config["multi_query"] else heads
+    if config["model_type"] == "gpt_bigcode":
+        config["num_key_value_heads"] = 1 if config["multi_query"] else heads
+    if config["model_type"] == "olmo":
+        config["layer_norm_eps"] = 1e-5
     config.setdefault("num_key_value_heads", heads)
     return config
 

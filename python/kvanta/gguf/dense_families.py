@@ -1,4 +1,4 @@
-"""config.json's keys of GPT-2, GPT-NeoX, Phi, StarCoder2, StableLM, Falcon, Apertus, MiniCPM and others in GGUF files.
+"""config.json's keys of GPT-2, GPT-NeoX, OLMo, Phi, StarCoder, StableLM, Falcon, Apertus, MiniCPM and others in GGUF.
 
 llama.cpp computes every GELU by the tanh formula; the models' own classes, which the engine follows, have others.
 """
@@ -73,6 +73,20 @@ def gptneox(metadata: Metadata, config: Config) -> None:
 def gpt2(_metadata: Metadata, config: Config) -> None:
     del config["hidden_act"]
     config["activation_function"] = "gelu_new"
+
+
+def starcoder(metadata: Metadata, config: Config) -> None:
+    del config["hidden_act"]
+    config["activation_function"] = "gelu_pytorch_tanh"
+    config["multi_query"] = config["num_key_value_heads"] == 1
+
+
+def olmo(metadata: Metadata, config: Config) -> None:
+    """Norms have no weights, and one epsilon."""
+    if config.pop("layer_norm_eps") != 1e-5:
+        raise InputError(f"{metadata.path} has norms of another epsilon than 1e-5, which 'olmo' models have")
+    if metadata.value("olmo.attention.clamp_kqv"):
+        config["clip_qkv"] = metadata.number("attention.clamp_kqv")  # which the engine refuses
 
 
 def falcon(metadata: Metadata, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Tables of tensor_table.py of GPT-2, GPT-NeoX, Phi-2, StarCoder2, Falcon, Apertus and ChatGLM."""
+"""Tables of tensor_table.py of GPT-2, OLMo, GPT-NeoX, Phi-2, StarCoder2, Falcon, Apertus and ChatGLM."""
 
 from __future__ import annotations
 
@@ -94,6 +94,17 @@ ffn_down       mlp.c_proj    h,f   bias
 
 GPT2_TOP = """
 position_embd  model.wpe  P,h
+"""
+
+# Norms have no weights.
+OLMO = """
+attn_q         self_attn.q_proj   q,h   bias
+attn_k         self_attn.k_proj   k,h   bias
+attn_v         self_attn.v_proj   k,h   bias
+attn_output    self_attn.o_proj   h,q   bias
+ffn_gate       mlp.gate_proj      f,h
+ffn_up         mlp.up_proj        f,h
+ffn_down       mlp.down_proj      h,f
 """
 
 PHI_TOP = """

@@ -22,10 +22,12 @@ from kvanta.gguf.dense_families import (
     gpt2,
     gptneox,
     minicpm,
+    olmo,
     phi2,
     phi3,
     squared_relu,
     stablelm,
+    starcoder,
     starcoder2,
 )
 from kvanta.gguf.expert_families import afmoe, hunyuan_moe, mimo2, mistral4, step35
@@ -305,6 +307,9 @@ ARCHITECTURES = {
     "phi2": Family("PhiForCausalLM", "phi", phi2, layer_norm_eps="layer_norm_eps"),
     "gptneox": Family("GPTNeoXForCausalLM", "gpt_neox", gptneox, layer_norm_eps="layer_norm_eps"),
     "gpt2": Family("GPT2LMHeadModel", "gpt2", gpt2, layer_norm_eps="layer_norm_epsilon"),
+    "starcoder": Family("GPTBigCodeForCausalLM", "gpt_bigcode", starcoder, layer_norm_eps="layer_norm_epsilon"),
+    "olmo": Family("OlmoForCausalLM", "olmo", olmo, layer_norm_eps="layer_norm_eps"),
+    "jais2": Family("Jais2ForCausalLM", "jais2", squared_relu, layer_norm_eps="layer_norm_eps"),
     "falcon": Family("FalconForCausalLM", "falcon", falcon, layer_norm_eps="layer_norm_epsilon"),
     "apertus": Family("ApertusForCausalLM", "apertus", apertus),
     # The arithmetic of other classes.

@@ -21,6 +21,7 @@ FINAL_NORMS = {
     "phi": "final_layernorm",
     "gpt_neox": "final_layer_norm",
     "gpt2": "ln_f",
+    "gpt_bigcode": "ln_f",
     "falcon": "ln_f",
 }
 
@@ -360,7 +361,7 @@ BY_MODEL_TYPE = {
     "cohere": _COHERE,
     "cohere2": _COHERE,
     "arcee": _ARCEE,
-    "nemotron": _NEMOTRON,
+    **dict.fromkeys(("nemotron", "jais2"), _NEMOTRON),
     "stablelm": _STABLELM,
     "exaone4": _OLMO2 + _QK_NORM,
     "hunyuan_v1_dense": _LLAMA + _HUNYUAN_NORMS,
@@ -373,7 +374,8 @@ BY_MODEL_TYPE = {
     "starcoder2": dense_tables.STARCODER2,
     "phi": dense_tables.PHI,
     "gpt_neox": dense_tables.GPT_NEOX,
-    "gpt2": dense_tables.GPT2,
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), dense_tables.GPT2),
+    "olmo": dense_tables.OLMO,
     "falcon": dense_tables.FALCON,
     "falcon, two norms": dense_tables.FALCON_TWO_NORMS,
     "apertus": dense_tables.APERTUS,
@@ -388,6 +390,7 @@ BY_MODEL_TYPE = {
 # GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).
 PAIRED_ROPE = {
     *("llama", "mistral", "granite", "granitemoe", "smollm3", "mistral3", "arcee", "internlm2", "minicpm"),
+    "olmo",
 }
 # Model types whose norm weights are stored plus one in GGUF.
 NORMS_PLUS_ONE = {

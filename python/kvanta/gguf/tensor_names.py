@@ -20,7 +20,7 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 _SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
-_MORE_AT_THE_TOP = {"gemma4_text": TOP_OF_LAYER_INPUTS, "gpt2": GPT2_TOP, "phi": PHI_TOP}
+_MORE_AT_THE_TOP = {"gemma4_text": TOP_OF_LAYER_INPUTS, "gpt2": GPT2_TOP, "gpt_bigcode": GPT2_TOP, "phi": PHI_TOP}
 QKV, QKV_PARTS = "attn_qkv", ("attn_q", "attn_k", "attn_v")
 
 
@@ -40,6 +40,8 @@ def top_modules(model_type: str) -> dict[str, Module]:
     """The modules of no layer."""
     if model_type in ("lfm2", "lfm2_moe"):
         return parse_table(LFM2_TOP)
+    if model_type == "olmo":  # norms have no weights
+        return parse_table(TOP)
     norm = f"model.{FINAL_NORMS.get(model_type, 'norm')}"
     norms = f"output_norm {norm} h norm\noutput_norm.bias ={norm}.bias h optional\n"
     return parse_table(TOP + norms + _MORE_AT_THE_TOP.get(model_type, ""))

@@ -365,6 +365,24 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
     assert rms_error(logits(tmp_path, "auto", "bf16"), exact) < rms_error(rounded, exact)
 
 
+@pytest.mark.parametrize(
+    ("name", "rope"),
+    [
+        ("THUDM/chatglm2-6b-32k", {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+        ("THUDM/chatglm3-6b-32k", {"rope_type": "default", "rope_theta": 40000.0}),
+    ],
+)
+def test_rope_ratio_of_chatglm(name: str, rope: dict[str, Any], tmp_path: Path) -> None:
+    """One key with two meanings; files that do not say which model they are of are refused."""
+    model = tiny_models.make_model("ChatGLM", vocab_size=65024, rope_parameters=rope | {"partial_rotary_factor": 0.5})
+    tiny_models.save(model, tmp_path)
+    tiny_models.edit_config(tmp_path, rope_ratio=4.0, _name_or_path=name)
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+    tiny_models.edit_config(tmp_path, _name_or_path="./output")
+    with pytest.raises(kvanta.InputError, match=r"'rope_ratio' is 4\.0; expected 1, or _name_or_path with chatglm2"):
+        logits(tmp_path)
+
+
 def test_gelu_of_the_first_gemma_is_the_approximation(tmp_path: Path) -> None:
     model = tiny_models.make_model("Gemma")
     tiny_models.save(model, tmp_path)

@@ -1,5 +1,7 @@
 // ChatGLM2, ChatGLM3 and GLM-4 in the layout of their own code: the arithmetic of GLM (glm.cc) under other names, with
 // q, k and v in one matrix. Hugging Face: THUDM/glm-4-9b-chat, modeling_chatglm.py.
+#include <string>
+
 #include "models/architecture.h"
 
 namespace kvanta::models {
@@ -15,6 +17,30 @@ void RenameChatGlmKeys(Json& keys) {
   RenameKey(keys, "layernorm_epsilon", "rms_norm_eps");
 }
 
+// ChatGLM2-6B-32K divides positions by rope_ratio, ChatGLM3 and GLM-4 multiply the base by it: that is in the code next
+// to the weights alone, and the first two have the same keys and sizes.
+void ReadRopeRatio(const JsonObject& json, ModelConfig& config) {
+  constexpr const char* kKey = "rope_ratio";
+  constexpr int kVocabOf2And3 = 65024;
+  const double ratio = json.Number(kKey, 1e-3, 1e6, 1);
+  if (ratio == 1) return;
+  const std::string name = json.String("_name_or_path", "");
+  const bool is_2 = name.find("chatglm2") != name.npos, is_3 = name.find("chatglm3") != name.npos;
+  if (config.vocab == kVocabOf2And3 && is_2 == is_3) {
+    json.Fail(kKey,
+              "1, or _name_or_path with chatglm2, which divides positions by it, or chatglm3, which multiplies the "
+              "base by it");
+  }
+  for (LayerSpec& layer : config.layer_specs) {
+    if (is_2) {
+      layer.rope.type = RopeType::kLinear;
+      layer.rope.factor = ratio;
+    } else {
+      layer.rope.theta *= ratio;
+    }
+  }
+}
+
 void ReadChatGlm(const JsonObject& json, ModelConfig& config) {
   for (const char* key : {"rmsnorm", "post_layer_norm", "multi_query_attention", "original_rope"}) {
     if (!json.Bool(key, true)) json.Fail(key, "true");
@@ -22,11 +48,8 @@ void ReadChatGlm(const JsonObject& json, ModelConfig& config) {
   for (const char* key : {"apply_residual_connection_post_layernorm", "add_bias_linear"}) {
     if (json.Bool(key, false)) json.Fail(key, "false");
   }
-  const double ratio = json.Number("rope_ratio", 1e-3, 1e6, 1);
-  for (LayerSpec& layer : config.layer_specs) {
-    layer.rope.interleaved = true;
-    layer.rope.theta *= ratio;
-  }
+  for (LayerSpec& layer : config.layer_specs) layer.rope.interleaved = true;
+  ReadRopeRatio(json, config);
   config.qkv_layout = QkvLayout::kConcatenated;
   config.qkv_bias = json.Bool("add_qkv_bias", false);
   config.mlp.kind = MlpKind::kFusedGate;

@@ -86,17 +86,12 @@ class Ops {
   // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats.
   virtual void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                           int64_t width) noexcept = 0;
-  // Throws InputError if the device does not support Gated DeltaNet layers.
-  virtual void CheckGatedDeltaNet() const = 0;
+  // Recurrent layers. `runs` of GatedDeltaNetOp and the segments of a step are read on the host.
   virtual void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept = 0;
-  // Throws InputError if the device does not support gated short convolutions.
-  virtual void CheckShortConv() const = 0;
   virtual void ShortConv(const ShortConvOp& op) noexcept = 0;
+  virtual void Mamba2(const Mamba2Op& op) noexcept = 0;
   // Throws InputError if the device does not support sparse attention (attention::Backend::Select).
   virtual void CheckSparseAttention() const = 0;
-  // Throws InputError if the device does not support Mamba-2 layers.
-  virtual void CheckMamba2() const = 0;
-  virtual void Mamba2(const Mamba2Op& op) noexcept = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].

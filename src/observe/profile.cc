@@ -141,18 +141,15 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(activation_);
     inner_->MulSigmoid(x, x_stride, gate, gate_stride, rows, width);
   }
-  void CheckGatedDeltaNet() const override { inner_->CheckGatedDeltaNet(); }
   void GatedDeltaNet(const kernels::GatedDeltaNetOp& op) noexcept override {
     const Timer timer(delta_);
     inner_->GatedDeltaNet(op);
   }
-  void CheckShortConv() const override { inner_->CheckShortConv(); }
   void ShortConv(const kernels::ShortConvOp& op) noexcept override {
     const Timer timer(conv_);
     inner_->ShortConv(op);
   }
   void CheckSparseAttention() const override { inner_->CheckSparseAttention(); }
-  void CheckMamba2() const override { inner_->CheckMamba2(); }
   void Mamba2(const kernels::Mamba2Op& op) noexcept override {
     const Timer timer(mamba2_);
     inner_->Mamba2(op);

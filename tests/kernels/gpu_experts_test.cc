@@ -79,6 +79,12 @@ const ExpertCase kExpertCases[] = {
      WeightType::kF32,
      30},
     {{.num_experts = 8, .num_experts_per_tok = 3, .has_expert_scales = true}, WeightType::kInt8, 12},
+    {{.num_experts = 40,
+      .num_experts_per_tok = 2,
+      .scoring_func = ScoringFunc::kSparseMixer,
+      .router_jitter_noise = 0.2F},
+     WeightType::kBf16,
+     16},
 #endif
     {{.num_experts = 4,
       .num_experts_per_tok = 2,

@@ -23,29 +23,8 @@ from kvanta.checkpoint.resolve import resolve_model
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
-RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
-SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
-SPARSE_MIXER = "does not support experts that SparseMixer chooses; device cpu does"
 SPARSE = "does not support sparse attention; device cpu does"
-MAMBA2 = "does not support Mamba-2 layers; device cpu does"
-REFUSED = {
-    "BambaForCausalLM": MAMBA2,
-    "DeepseekV32ForCausalLM": SPARSE,
-    "FalconH1ForCausalLM": MAMBA2,
-    "GlmMoeDsaForCausalLM": SPARSE,
-    "GraniteMoeHybridForCausalLM": MAMBA2,
-    "KimiLinearForCausalLM": RECURRENT,
-    "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
-    "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
-    "Lfm2VlForConditionalGeneration": SHORT_CONVOLUTIONS,
-    "NemotronHForCausalLM": MAMBA2,
-    "PhimoeForCausalLM": SPARSE_MIXER,
-    "Qwen3NextForCausalLM": RECURRENT,
-    "Qwen3_5ForCausalLM": RECURRENT,
-    "Qwen3_5ForConditionalGeneration": RECURRENT,
-    "Qwen3_5MoeForCausalLM": RECURRENT,
-    "Qwen3_5MoeForConditionalGeneration": RECURRENT,
-}
+REFUSED = {"DeepseekV32ForCausalLM": SPARSE, "GlmMoeDsaForCausalLM": SPARSE}
 
 pytestmark = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not built; scripts/test builds it")
 

@@ -113,18 +113,12 @@ class CpuOps final : public Ops {
     ForRows(rows, width, [&](int64_t row) { rows_.mul_sigmoid(x + row * x_stride, gate + row * gate_stride, width); });
   }
 
-  void CheckGatedDeltaNet() const override {}
-
   void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override {
     CpuGatedDeltaNet(op, context_->isa, *context_->threads);
   }
 
-  void CheckShortConv() const override {}
-
   void ShortConv(const ShortConvOp& op) noexcept override { CpuShortConv(op, context_->isa, *context_->threads); }
   void CheckSparseAttention() const override {}
-  void CheckMamba2() const override {}
-
   void Mamba2(const Mamba2Op& op) noexcept override { CpuMamba2(op, context_->isa, *context_->threads); }
 
   void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/linear/cuda/gpu_linear_group.h"
+#include "kernels/linear_attention/cuda/gpu_recurrent.h"
 #include "kernels/moe/cuda/gpu_experts.h"
 #include "kvanta/error.h"
 
@@ -61,36 +62,25 @@ class GpuOps final : public Ops {
 
   void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                   int64_t width) noexcept override {
-    Run(rows * width,
-        cuda::MulSigmoidOp{
-            .x = x, .x_stride = x_stride, .gate = gate, .gate_stride = gate_stride, .rows = rows, .width = width});
+    Run(rows * width, cuda::MulOp{.x = x,
+                                  .x_stride = x_stride,
+                                  .by = gate,
+                                  .by_stride = gate_stride,
+                                  .by_sigmoid = true,
+                                  .rows = rows,
+                                  .width = width});
   }
 
-  void CheckGatedDeltaNet() const override {
-    throw InputError(fmt::format("{} does not support Gated DeltaNet layers; device cpu does", context_->gpu->Name()));
-  }
-  void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept override {}
-
-  void CheckShortConv() const override {
-    throw InputError(
-        fmt::format("{} does not support gated short convolutions; device cpu does", context_->gpu->Name()));
-  }
-  void ShortConv(const ShortConvOp& /*op*/) noexcept override {}
+  void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override { GpuGatedDeltaNet(op, *context_->gpu); }
+  void ShortConv(const ShortConvOp& op) noexcept override { GpuShortConv(op, *context_->gpu); }
+  void Mamba2(const Mamba2Op& op) noexcept override { GpuMamba2(op, *context_->gpu); }
   void CheckSparseAttention() const override {
     throw InputError(fmt::format("{} does not support sparse attention; device cpu does", context_->gpu->Name()));
   }
-  void CheckMamba2() const override {
-    throw InputError(fmt::format("{} does not support Mamba-2 layers; device cpu does", context_->gpu->Name()));
-  }
-  void Mamba2(const Mamba2Op& /*op*/) noexcept override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,
                                            const ExpertDivision& /*division: one process*/) override {
-    if (moe.scoring_func == ScoringFunc::kSparseMixer) {
-      throw InputError(
-          fmt::format("{} does not support experts that SparseMixer chooses; device cpu does", context_->gpu->Name()));
-    }
     return MakeGpuExperts(context_, std::move(experts), moe, router);
   }
 

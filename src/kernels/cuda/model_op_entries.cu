@@ -7,6 +7,8 @@
 #include "kernels/cuda/entries.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/linear/cuda/pack_kernel.h"
+#include "kernels/linear_attention/cuda/gated_norm_kernel.h"
+#include "kernels/linear_attention/cuda/state_scan_kernel.h"
 #include "kernels/moe/cuda/expert_kernels.h"
 #include "kernels/sampling/cuda/sample_kernel.h"
 

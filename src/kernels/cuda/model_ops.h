@@ -9,6 +9,7 @@
 #include "kernels/activation.h"
 #include "kernels/cuda/types.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear_attention/cuda/recurrent_ops.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/pointwise.h"
 #include "kernels/sampling/sample_params.h"
@@ -134,12 +135,13 @@ struct ActivateOp {
   int64_t count = 0;
 };
 
-// x[r] *= sigmoid(gate[r]) for rows of `width` values.
-struct MulSigmoidOp {
+// x[r] *= by[r], or sigmoid(by[r]), for rows of `width` values.
+struct MulOp {
   float* x = nullptr;
   int64_t x_stride = 0;
-  const float* gate = nullptr;
-  int64_t gate_stride = 0;
+  const float* by = nullptr;
+  int64_t by_stride = 0;
+  bool by_sigmoid = false;
   int64_t rows = 0;
   int64_t width = 0;
 };
@@ -267,7 +269,8 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp = std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulSigmoidOp, ScaleOp,
-                             SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
+using ModelOp =
+    std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulOp, ScaleOp, SoftcapOp, PackOp,
+                 LinearOp, TopKOp, PermuteOp, CombineOp, CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp>;
 
 }  // namespace kvanta::kernels::cuda

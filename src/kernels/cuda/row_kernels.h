@@ -168,13 +168,15 @@ KVANTA_DEVICE void RunBlock(const ActivateOp& op) {
   ForValues(op.count, [&](int64_t index) { op.x[index] = Activated(op, op.x[index]); });
 }
 
-inline LaunchShape ShapeOf(const MulSigmoidOp& op) {
+inline LaunchShape ShapeOf(const MulOp& op) {
   return ValuesShape(op.rows * op.width);
 }
-KVANTA_DEVICE void RunBlock(const MulSigmoidOp& op) {
+KVANTA_DEVICE void RunBlock(const MulOp& op) {
   ForValues(op.rows * op.width, [&](int64_t index) {
     const int64_t row = index / op.width, column = index % op.width;
-    op.x[row * op.x_stride + column] /= 1.0F + Exp2(-op.gate[row * op.gate_stride + column] * kLog2E);
+    float& x = op.x[row * op.x_stride + column];
+    const float by = op.by[row * op.by_stride + column];
+    x = op.by_sigmoid ? x / (1.0F + Exp2(-by * kLog2E)) : x * by;
   });
 }
 

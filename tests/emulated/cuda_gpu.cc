@@ -65,9 +65,9 @@ void RunAttendFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionPara
   kRuns[kernel](params);
 }
 
-struct LinearLauncher {
-  template <class Kernel>
-  void Launch(const LinearOp& op) const {
+struct KernelLauncher {
+  template <class Kernel, class Op>
+  void Launch(const Op& op) const {
     RunShape(Kernel::Shape(op), [&] { Kernel::Run(op); });
   }
 };
@@ -75,7 +75,9 @@ struct LinearLauncher {
 void RunOp(const ModelOp& model_op) {
   const auto run = []<class Op>(const Op& op) {
     if constexpr (std::is_same_v<Op, LinearOp>) {
-      LaunchLinearKernel(op, LinearLauncher{});
+      LaunchLinearKernel(op, KernelLauncher{});
+    } else if constexpr (std::is_same_v<Op, StateScanOp>) {
+      LaunchScanKernel(op, KernelLauncher{});
     } else {
       RunShape(ShapeOf(op), [&] { RunBlock(op); });
     }

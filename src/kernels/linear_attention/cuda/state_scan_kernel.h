@@ -14,14 +14,6 @@ inline constexpr int kScanGroupRows = 16;
 inline constexpr int kScanTokens = 8;  // whose k, q, v and gates are staged in shared memory
 inline constexpr float kKeyNormEps = 1e-6F;
 
-inline LaunchShape ShapeOf(const StateScanOp& op) {
-  const int64_t columns = CeilDiv(int64_t{op.state_columns}, int64_t{kScanColumns});
-  const int rows = static_cast<int>(RoundUp(op.state_rows, kScanGroupRows));
-  const int decays = op.rule == StateRule::kChannelDelta ? rows : 1;
-  return {op.states.max_sequences * op.heads * columns, kScanWarps * kWarp,
-          4 * kScanTokens * (2 * rows + kScanColumns + decays + 1)};
-}
-
 // PyTorch's softplus, with its threshold.
 KVANTA_DEVICE float Softplus(float x) {
   return x > 20.0F ? x : log1pf(expf(x));
@@ -196,17 +188,34 @@ struct ScanBlock {
   }
 };
 
-KVANTA_DEVICE void RunBlock(const StateScanOp& op) {
-  const int columns = static_cast<int>(CeilDiv(int64_t{op.state_columns}, int64_t{kScanColumns}));
-  const int64_t sequence = BlockIndex() / columns / op.heads;
-  if (sequence >= op.states.table->sequences) return;
-  const int64_t head = BlockIndex() / columns % op.heads;
-  const int first_column = BlockIndex() % columns * kScanColumns;
+template <int kGroups>
+struct ScanKernel {
+  static constexpr int kThreads = kScanWarps * kWarp;
+
+  static LaunchShape Shape(const StateScanOp& op) {
+    const int64_t columns = CeilDiv(int64_t{op.state_columns}, int64_t{kScanColumns});
+    const int rows = static_cast<int>(RoundUp(op.state_rows, kScanGroupRows));
+    const int decays = op.rule == StateRule::kChannelDelta ? rows : 1;
+    return {op.states.max_sequences * op.heads * columns, kThreads,
+            4 * kScanTokens * (2 * rows + kScanColumns + decays + 1)};
+  }
+  static KVANTA_DEVICE void Run(const StateScanOp& op) {
+    const int columns = static_cast<int>(CeilDiv(int64_t{op.state_columns}, int64_t{kScanColumns}));
+    const int64_t sequence = BlockIndex() / columns / op.heads;
+    if (sequence >= op.states.table->sequences) return;
+    const int64_t head = BlockIndex() / columns % op.heads;
+    ScanBlock<kGroups>(op, head, BlockIndex() % columns * kScanColumns).Run(sequence);
+  }
+};
+
+// Calls launcher.Launch<Kernel>(op). A kernel of both sizes would spill registers.
+template <class Launcher>
+void LaunchScanKernel(const StateScanOp& op, Launcher launcher) {
   constexpr int kFewGroups = 128 / kScanGroupRows;
   if (op.state_rows <= kFewGroups * kScanGroupRows) {
-    ScanBlock<kFewGroups>(op, head, first_column).Run(sequence);
+    launcher.template Launch<ScanKernel<kFewGroups>>(op);
   } else {
-    ScanBlock<kMaxDeltaHeadDim / kScanGroupRows>(op, head, first_column).Run(sequence);
+    launcher.template Launch<ScanKernel<kMaxDeltaHeadDim / kScanGroupRows>>(op);
   }
 }
 

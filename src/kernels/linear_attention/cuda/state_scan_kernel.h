@@ -20,8 +20,11 @@ KVANTA_DEVICE float Softplus(float x) {
 }
 
 // kGroups: groups of rows that registers hold, at least those of S.
-template <int kGroups>
+template <int kGroups, StateRule kRule>
 struct ScanBlock {
+  static constexpr bool kIsDelta = kRule != StateRule::kMamba2;
+  static constexpr bool kDecaysByChannel = kRule == StateRule::kChannelDelta;
+
   const StateScanOp& op;
   int64_t head, key_head;
   int column;  // of this thread
@@ -47,9 +50,7 @@ struct ScanBlock {
     betas = decays + 4 * kScanTokens * DecayStride();
   }
 
-  KVANTA_DEVICE bool IsDelta() const { return op.rule != StateRule::kMamba2; }
-  KVANTA_DEVICE bool DecaysByChannel() const { return op.rule == StateRule::kChannelDelta; }
-  KVANTA_DEVICE int DecayStride() const { return DecaysByChannel() ? rows : 1; }
+  KVANTA_DEVICE int DecayStride() const { return kDecaysByChannel ? rows : 1; }
 
   // Calls visit(float of `record`, element) for this thread's elements of S.
   template <class T, class Visit>
@@ -69,7 +70,7 @@ struct ScanBlock {
   // Stages a vector of a token by a warp, normed to length `scale` by the delta rule.
   KVANTA_DEVICE void StageVector(const float* from, float scale, int to) const {
     float factor = 1;
-    if (IsDelta()) {
+    if constexpr (kIsDelta) {
       float squares = 0;
       for (int i = lane; i < op.state_rows; i += kWarp) squares = MultiplyAdd(from[i], from[i], squares);
       for (int mask = kWarp / 2; mask > 0; mask /= 2) squares += ShuffleXor(squares, mask);
@@ -82,7 +83,7 @@ struct ScanBlock {
   KVANTA_DEVICE void StageGates(int64_t row, int token) const {
     const float* gates = op.gates + row * op.gates_stride;
     const float b = gates[op.b.At(head)];
-    if (!IsDelta()) {
+    if constexpr (!kIsDelta) {
       float dt = Softplus(b * op.dt_scale + op.dt_bias[head]);
       dt = fminf(fmaxf(dt, op.min_dt), op.max_dt);
       StoreShared(betas + 4 * token, dt);
@@ -90,7 +91,7 @@ struct ScanBlock {
       return;
     }
     StoreShared(betas + 4 * token, 1.0F / (1.0F + expf(-b)));
-    if (DecaysByChannel()) return;
+    if (kDecaysByChannel) return;
     StoreShared(decays + 4 * token, expf(op.rates[head] * Softplus(gates[op.a.At(head)] + op.dt_bias[head])));
   }
 
@@ -103,7 +104,7 @@ struct ScanBlock {
       const int64_t own = column - 8 * warp - lane % 8 + lane;
       StoreShared(values + 4 * (token * kScanColumns + lane),
                   own < op.state_columns ? mixed[op.v + head * op.state_columns + own] : 0.0F);
-      if (!DecaysByChannel()) continue;
+      if (!kDecaysByChannel) continue;
       const float* gates = op.channel_gates + (first_row + token) * op.channel_gates_stride + head * op.state_rows;
       const float* bias = op.dt_bias + head * op.state_rows;
       for (int i = lane; i < rows; i += kWarp) {
@@ -129,25 +130,24 @@ struct ScanBlock {
   KVANTA_DEVICE float Advance(int token) {
     const auto value = LoadShared<float>(values + 4 * (token * kScanColumns + 8 * warp + lane % 8));
     const auto beta = LoadShared<float>(betas + 4 * token);
-    const bool by_channel = DecaysByChannel();
-    const float decay = by_channel ? 0.0F : LoadShared<float>(decays + 4 * token);
+    const float decay = kDecaysByChannel ? 0.0F : LoadShared<float>(decays + 4 * token);
     const int first = 4 * (token * rows + 4 * part);  // of this thread's rows
     float k[4], q[4], factors[4] = {decay, decay, decay, decay};
     float added = value * beta;
-    if (IsDelta()) {
+    if constexpr (kIsDelta) {
       float sums[4] = {};
       KVANTA_UNROLL
       for (int group = 0; group < kGroups; ++group) {
         if (group * kScanGroupRows >= rows) break;
         LoadFour(keys + first + 4 * group * kScanGroupRows, k);
-        if (by_channel) LoadFour(decays + first + 4 * group * kScanGroupRows, factors);
+        if (kDecaysByChannel) LoadFour(decays + first + 4 * group * kScanGroupRows, factors);
         KVANTA_UNROLL
         for (int i = 0; i < 4; ++i) {
-          sums[i] = MultiplyAdd(state[group][i], by_channel ? k[i] * factors[i] : k[i], sums[i]);
+          sums[i] = MultiplyAdd(state[group][i], kDecaysByChannel ? k[i] * factors[i] : k[i], sums[i]);
         }
       }
       const float known = SumOfColumn(sums);
-      added = (value - (by_channel ? known : decay * known)) * beta;
+      added = (value - (kDecaysByChannel ? known : decay * known)) * beta;
     }
     float sums[4] = {};
     KVANTA_UNROLL
@@ -155,7 +155,7 @@ struct ScanBlock {
       if (group * kScanGroupRows >= rows) break;
       LoadFour(keys + first + 4 * group * kScanGroupRows, k);
       LoadFour(queries + first + 4 * group * kScanGroupRows, q);
-      if (by_channel) LoadFour(decays + first + 4 * group * kScanGroupRows, factors);
+      if (kDecaysByChannel) LoadFour(decays + first + 4 * group * kScanGroupRows, factors);
       KVANTA_UNROLL
       for (int i = 0; i < 4; ++i) {
         state[group][i] = MultiplyAdd(k[i], added, state[group][i] * factors[i]);
@@ -163,7 +163,7 @@ struct ScanBlock {
       }
     }
     const float out = SumOfColumn(sums);
-    return IsDelta() ? out : MultiplyAdd(op.d[head], value, out);
+    return kIsDelta ? out : MultiplyAdd(op.d[head], value, out);
   }
 
   KVANTA_DEVICE void Run(int64_t sequence) {
@@ -188,14 +188,14 @@ struct ScanBlock {
   }
 };
 
-template <int kGroups>
+template <int kGroups, StateRule kRule>
 struct ScanKernel {
   static constexpr int kThreads = kScanWarps * kWarp;
 
   static LaunchShape Shape(const StateScanOp& op) {
     const int64_t columns = CeilDiv(int64_t{op.state_columns}, int64_t{kScanColumns});
     const int rows = static_cast<int>(RoundUp(op.state_rows, kScanGroupRows));
-    const int decays = op.rule == StateRule::kChannelDelta ? rows : 1;
+    const int decays = kRule == StateRule::kChannelDelta ? rows : 1;
     return {op.states.max_sequences * op.heads * columns, kThreads,
             4 * kScanTokens * (2 * rows + kScanColumns + decays + 1)};
   }
@@ -204,18 +204,29 @@ struct ScanKernel {
     const int64_t sequence = BlockIndex() / columns / op.heads;
     if (sequence >= op.states.table->sequences) return;
     const int64_t head = BlockIndex() / columns % op.heads;
-    ScanBlock<kGroups>(op, head, BlockIndex() % columns * kScanColumns).Run(sequence);
+    ScanBlock<kGroups, kRule>(op, head, BlockIndex() % columns * kScanColumns).Run(sequence);
   }
 };
 
-// Calls launcher.Launch<Kernel>(op). A kernel of both sizes would spill registers.
-template <class Launcher>
-void LaunchScanKernel(const StateScanOp& op, Launcher launcher) {
+// Calls launcher.Launch<Kernel>(op). One kernel for all would spill registers.
+template <StateRule kRule, class Launcher>
+void LaunchScanOfRule(const StateScanOp& op, Launcher launcher) {
   constexpr int kFewGroups = 128 / kScanGroupRows;
   if (op.state_rows <= kFewGroups * kScanGroupRows) {
-    launcher.template Launch<ScanKernel<kFewGroups>>(op);
+    launcher.template Launch<ScanKernel<kFewGroups, kRule>>(op);
   } else {
-    launcher.template Launch<ScanKernel<kMaxDeltaHeadDim / kScanGroupRows>>(op);
+    launcher.template Launch<ScanKernel<kMaxDeltaHeadDim / kScanGroupRows, kRule>>(op);
+  }
+}
+template <class Launcher>
+void LaunchScanKernel(const StateScanOp& op, Launcher launcher) {
+  switch (op.rule) {
+    case StateRule::kDelta:
+      return LaunchScanOfRule<StateRule::kDelta>(op, launcher);
+    case StateRule::kChannelDelta:
+      return LaunchScanOfRule<StateRule::kChannelDelta>(op, launcher);
+    case StateRule::kMamba2:
+      return LaunchScanOfRule<StateRule::kMamba2>(op, launcher);
   }
 }
 

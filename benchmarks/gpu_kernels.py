@@ -1,13 +1,13 @@
-"""What nvcc makes of the CUDA kernels: registers, spills and the instructions of each kernel's main loop, without a GPU.
+"""What nvcc makes of the CUDA kernels: registers, spills, and instructions of the main loops, without a GPU.
 
     python benchmarks/gpu_kernels.py --json docs/results/gpu-kernels.json
 
 Compiles the units src/kernels/**/*_entries.cu as the build does, for --arch. Registers, spills and shared memory are
 ptxas's (-v; dynamic shared memory is not known there), instructions those of the machine code: nvdisasm, which the
-package nvidia-cuda-nvdisasm has; without it they are left out. The main loop is the one that a kernel spends its time in: of
-loops with products of tensor cores and exponentials (attention), the shortest, which takes chunks of 32 tokens that
-every row of a tile sees; else of innermost loops the one with the most products of tensor cores or, without such, with
-the most floating-point operations.
+package nvidia-cuda-nvdisasm has; without it they are left out. The main loop is where a kernel spends its time: of loops
+with products of tensor cores and exponentials (attention), the shortest, which takes chunks of 32 tokens that every row
+of a tile sees; else of innermost loops the one with the most products of tensor cores or, without such, with the most
+floating-point operations.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_sass(text: str) -> dict[str, Code]:
 
 def class_of(name: str) -> str:
     """Class of an instruction: HMMA.16816.F32 -> hmma."""
-    base = name.split(".")[0]
+    base = name.partition(".")[0]
     return next((key for prefix, key in _BY_LENGTH if base == prefix), "other")
 
 
@@ -150,7 +150,7 @@ def _demangle(names: list[str]) -> list[str]:
 
 
 def find_nvdisasm() -> str | None:
-    """nvdisasm on the PATH, or in the package nvidia-cuda-nvdisasm."""
+    """The nvdisasm on the PATH, or in the package nvidia-cuda-nvdisasm."""
     if found := shutil.which("nvdisasm"):
         return found
     package = importlib.util.find_spec("nvidia")
@@ -194,7 +194,7 @@ def main() -> None:
     options = parser.parse_args()
     units = sorted((ROOT / "src/kernels").rglob("*_entries.cu"))
     if unknown := set(options.units or ()) - {unit.stem for unit in units}:
-        raise SystemExit(f"error: no unit {sorted(unknown)[0]}; there are: {', '.join(unit.stem for unit in units)}")
+        raise SystemExit(f"error: no unit {min(unknown)}; there are: {', '.join(unit.stem for unit in units)}")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for unit in units:

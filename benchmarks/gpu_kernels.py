@@ -1,11 +1,11 @@
-"""What nvcc makes of the CUDA kernels: registers, spills, and instructions of the main loops, without a GPU.
+"""Registers, spills and instructions of the main loops of the CUDA kernels, as nvcc compiles them; needs no GPU.
 
     python benchmarks/gpu_kernels.py --json docs/results/gpu-kernels.json
 
 Compiles the units src/kernels/**/*_entries.cu as the build does, for --arch. Registers, spills and shared memory are
 ptxas's (-v; dynamic shared memory is not known there), instructions those of the machine code: nvdisasm, which the
-package nvidia-cuda-nvdisasm has; without it they are left out. The main loop is where a kernel spends its time: of loops
-with products of tensor cores and exponentials (attention), the shortest, which takes chunks of 32 tokens that every row
+package nvidia-cuda-nvdisasm has; without it they are left out. The main loop is where a kernel spends its time: of all
+with products of tensor cores and exponentials (attention) the shortest, which takes chunks of 32 tokens that every row
 of a tile sees; else of innermost loops the one with the most products of tensor cores or, without such, with the most
 floating-point operations.
 """
@@ -57,7 +57,7 @@ _BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
 
 
 def read_ptxas(text: str) -> dict[str, dict[str, int]]:
-    """Of each kernel, by its mangled name: registers, bytes of spills and of static shared memory."""
+    """Resources of each kernel by its mangled name: registers, bytes of spills and of static shared memory."""
     kernels: dict[str, dict[str, int]] = {}
     current: dict[str, int] = {}
     for line in text.splitlines():
@@ -73,21 +73,21 @@ def read_ptxas(text: str) -> dict[str, dict[str, int]]:
 
 
 @dataclass
-class Code:
+class MachineCode:
     """Machine code of a kernel: names of instructions, and branches back as (first, last) instruction of a loop."""
 
     names: list[str]
     loops: list[tuple[int, int]]
 
 
-def read_sass(text: str) -> dict[str, Code]:
-    """Of each kernel in nvdisasm's listing, by its mangled name."""
-    kernels: dict[str, Code] = {}
-    code = Code([], [])
+def read_sass(text: str) -> dict[str, MachineCode]:
+    """Machine code of each kernel in nvdisasm's listing, by its mangled name."""
+    kernels: dict[str, MachineCode] = {}
+    code = MachineCode([], [])
     labels: dict[str, int] = {}
     for line in text.splitlines():
         if section := _TEXT.match(line):
-            code = kernels[section[1]] = Code([], [])
+            code = kernels[section[1]] = MachineCode([], [])
             labels = {}
         elif label := _LABEL.match(line):
             labels[label[1]] = len(code.names)
@@ -120,7 +120,7 @@ def _innermost(loops: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             yield first, last
 
 
-def main_loop(code: Code) -> Counter[str] | None:
+def main_loop(code: MachineCode) -> Counter[str] | None:
     """Instructions of the main loop (module's docstring) by class; None without a loop."""
 
     def classes(loop: tuple[int, int]) -> Counter[str]:
@@ -169,7 +169,7 @@ def compile_unit(unit: Path, options: argparse.Namespace, folder: Path) -> list[
     if done.returncode != 0:
         raise SystemExit(f"error: {' '.join(command)}: {done.stderr[-2000:]}")
     resources = read_ptxas(done.stdout + done.stderr)
-    code: dict[str, Code] = {}
+    code: dict[str, MachineCode] = {}
     if options.nvdisasm:
         listing = subprocess.run([options.nvdisasm, "-c", str(cubin)], capture_output=True, text=True, check=True)
         code = read_sass(listing.stdout)

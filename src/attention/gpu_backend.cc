@@ -16,7 +16,6 @@ namespace kvanta::attention {
 namespace {
 
 using cache::PageKind;
-using kernels::cuda::AppendParams;
 using kernels::cuda::AppendSums;
 using kernels::cuda::AttentionMetadata;
 using kernels::cuda::AttentionParams;
@@ -134,22 +133,17 @@ class GpuBackend final : public Backend {
   void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
-    for (const GpuCell& cell : gpu_layer.cells) {
-      AppendParams params = cell.params;
-      params.rows = (params.is_key ? k : v) + cell.first_channel;
-      params.stride = kv_stride;
-      params.slot_mapping = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.group));
-      params.max_slots = step.max_rows;
-      params.to_exact = gpu_layer.exact_open;
-      gpu_->Append(params.to_exact ? cell.exact_kernel : cell.kernel, params);
-      const int32_t max_closed_slots = step.groups[static_cast<size_t>(gpu_layer.group)].max_closed_slots;
-      if (!gpu_layer.exact_open || max_closed_slots == 0) continue;
-      params.slot_mapping = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.group));
-      params.max_slots = max_closed_slots;
-      params.to_exact = false;
-      params.from_exact = true;
-      gpu_->Append(cell.kernel, params);
-    }
+    AppendStep rows{.k = k,
+                    .v = v,
+                    .stride = kv_stride,
+                    .slots = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.group)),
+                    .max_slots = step.max_rows};
+    AppendCells(gpu_layer, rows, *gpu_);
+    rows.max_slots = step.groups[static_cast<size_t>(gpu_layer.group)].max_closed_slots;
+    if (!gpu_layer.exact_open || rows.max_slots == 0) return;
+    rows.slots = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.group));
+    rows.from_exact = true;
+    AppendCells(gpu_layer, rows, *gpu_);
   }
 
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {

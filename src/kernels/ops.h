@@ -63,6 +63,10 @@ class Ops {
   // out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, as RmsNorm(); bias may be null.
   virtual void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps,
                          int64_t rows, int64_t width, float* out, int64_t out_stride) noexcept = 0;
+  // x += y unless y is null, then out = RmsNorm(x): f32 [rows][width], dense; out may be x. `reader`: the linear layer
+  // that reads `out` next, which a GPU packs for it by the same launch, or null; nothing may write to `out` before.
+  virtual void AddRmsNorm(float* x, const float* y, const float* weight, float eps, int64_t rows, int64_t width,
+                          float* out, const Linear* reader) noexcept = 0;
   // out[r] = x[r]: f32 [rows][width], row strides in floats.
   virtual void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
                     int64_t out_stride) noexcept = 0;
@@ -78,9 +82,9 @@ class Ops {
   virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = activation(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32
-  // [rows][width].
-  virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
-                           float* out) noexcept = 0;
+  // [rows][width]. reader: as of AddRmsNorm(); if it is not null, it alone may read `out`.
+  virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width, float* out,
+                           const Linear* reader) noexcept = 0;
   // x = activation(x), f32 [n]. xielu: of kXielu.
   virtual void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept = 0;
   // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats.

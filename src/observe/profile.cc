@@ -122,6 +122,11 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(norm_);
     inner_->RmsNorm(x, x_stride, weight, eps, rows, width, out, out_stride);
   }
+  void AddRmsNorm(float* x, const float* y, const float* weight, float eps, int64_t rows, int64_t width, float* out,
+                  const kernels::Linear* reader) noexcept override {
+    const Timer timer(norm_);
+    inner_->AddRmsNorm(x, y, weight, eps, rows, width, out, reader);
+  }
   void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
                  int64_t width, float* out, int64_t out_stride) noexcept override {
     const Timer timer(norm_);
@@ -182,10 +187,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(rope_);
     inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, interleaved, cos_sin, positions);
   }
-  void ActivateMul(kernels::Activation activation, const float* gate_up, int64_t rows, int64_t width,
-                   float* out) noexcept override {
+  void ActivateMul(kernels::Activation activation, const float* gate_up, int64_t rows, int64_t width, float* out,
+                   const kernels::Linear* reader) noexcept override {
     const Timer timer(activation_);
-    inner_->ActivateMul(activation, gate_up, rows, width, out);
+    inner_->ActivateMul(activation, gate_up, rows, width, out, reader);
   }
   void Scale(float* x, float factor, int64_t n) noexcept override {
     const Timer timer(embed_);

@@ -27,9 +27,9 @@ using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): the ker
 using emulated::EmulationError;
 
 template <class Format>
-void RunAppend(const AppendParams& params) {
+void RunAppend(const AppendSides& sides) {
   constexpr int kMaxBlocks = 5;  // below the rows' need: exercises the grid-stride loop
-  RunShape(AppendKernel<Format>::Shape(params, kMaxBlocks), [&] { AppendKernel<Format>::Run(params); });
+  RunShape(AppendKernel<Format>::Shape(sides, kMaxBlocks), [&] { AppendKernel<Format>::Run(sides); });
 }
 
 constexpr int kAttentionBlocks = 5;
@@ -54,9 +54,9 @@ void RunAttend(const AttentionParams& params) {
 }
 
 template <class... Format>
-void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendParams& params) {
-  constexpr void (*kRuns[])(const AppendParams&) = {&RunAppend<Format>...};
-  kRuns[kernel](params);
+void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides) {
+  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Format>...};
+  kRuns[kernel](sides);
 }
 
 template <class... Kernel>
@@ -91,20 +91,28 @@ class EmulatedGpu final : public kernels::CudaContext {
   Device& device() noexcept override { return device_; }
   int Multiprocessors() const noexcept override { return 2; }  // small layers then use every tile
 
-  void Append(int kernel, const AppendParams& params) noexcept override {
-    Launch([=] { RunAppendFrom(AppendFormats{}, kernel, params); });
+  void Append(int kernel, const AppendSides& sides) noexcept override {
+    Launch([=, this] {
+      device_.CountLaunch();
+      RunAppendFrom(AppendFormats{}, kernel, sides);
+    });
   }
   int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {
     return kAttentionBlocks;
   }
   void Attend(int kernel, const AttentionParams& params) noexcept override {
-    Launch([=] {
+    Launch([=, this] {
+      device_.CountLaunch();
       RunAttendFrom(AttentionKernels{}, kernel, params);
+      device_.CountLaunch();
       RunShape(CombineShape(params), [&] { CombineBlock(params); });
     });
   }
   void Run(const ModelOp& op) noexcept override {
-    Launch([=] { RunOp(op); });
+    Launch([=, this] {
+      device_.CountLaunch();
+      RunOp(op);
+    });
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Launch([=] { std::memcpy(to, from, bytes); });

@@ -130,7 +130,7 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
       }
       const Buffer device_inputs = Upload(inputs);
       experts.back().gate_up->Forward(device_inputs.as<float>(), rows, gate_up.as<float>(), 2 * kIntermediateSize);
-      ops_->ActivateMul(moe.activation, gate_up.as<float>(), rows, kIntermediateSize, gated.as<float>());
+      ops_->ActivateMul(moe.activation, gate_up.as<float>(), rows, kIntermediateSize, gated.as<float>(), nullptr);
       experts.back().down->Forward(gated.as<float>(), rows, expert_out.as<float>(), kHidden);
       const std::vector<float> own = Download(expert_out);
       for (size_t i = 0; i < own.size(); ++i) {

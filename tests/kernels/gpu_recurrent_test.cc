@@ -227,10 +227,10 @@ class ConvLayer final : public RecurrentLayer {
   std::vector<float> projected_, conv_, bias_;
 };
 
-// Records of a layer's states on a device, NaN until written.
-class Records {
+// StateRecords of a layer's states on a device, NaN until written.
+class StateRecords {
  public:
-  Records(Ops& ops, const RecurrentLayer& layer, int64_t count)
+  StateRecords(Ops& ops, const RecurrentLayer& layer, int64_t count)
       : ops_(ops),
         layer_(layer),
         memory_(ops.device().Allocate(static_cast<size_t>(count * layer.StateBytes()))),
@@ -317,12 +317,12 @@ void GpuRecurrentTest::Check(const RecurrentLayer& layer) {
   const std::vector<cache::StateSegment> segments = {{.first_row = 0, .tokens = 16, .to = 0},
                                                      {.first_row = 16, .tokens = 64, .from = 0, .to = 1},
                                                      {.first_row = 80, .tokens = 20, .from = 1, .to = 2}};
-  Records whole(*ops_, layer, 4), on_cpu(*cpu_, layer, 3);
+  StateRecords whole(*ops_, layer, 4), on_cpu(*cpu_, layer, 3);
   const std::vector<float> out = whole.Step({{0, kSteps}}, segments, {0});
   ExpectNear(out, on_cpu.Step({{0, kSteps}}, segments, {0}), layer.Tolerance());
   for (const int record : {0, 1, 2}) ExpectNear(whole.Record(record), on_cpu.Record(record), layer.Tolerance());
 
-  Records parts(*ops_, layer, 1);
+  StateRecords parts(*ops_, layer, 1);
   int64_t begin = 0;
   const auto rows = [&](int64_t first, int64_t end) {
     return std::span(out).subspan(static_cast<size_t>(first * layer.OutWidth()),
@@ -345,7 +345,7 @@ void GpuRecurrentTest::Check(const RecurrentLayer& layer) {
   EXPECT_TRUE(SameBits(std::span(both).subspan(rows(80, 93).size()), rows(0, 20)));
 
   // Drafted rows leave the state of the row before them, which then advances over accepted ones alone.
-  Records drafted(*ops_, layer, 1), plain(*ops_, layer, 1);
+  StateRecords drafted(*ops_, layer, 1), plain(*ops_, layer, 1);
   plain.Step({{0, 15}}, {{.first_row = 0, .tokens = 15, .to = 0}}, {0});
   drafted.Step({{0, 11}}, {{.first_row = 0, .tokens = 11, .to = 0}}, {0});
   const std::vector<float> drafts = drafted.Step(

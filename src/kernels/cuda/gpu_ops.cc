@@ -101,6 +101,18 @@ class GpuOps final : public Ops {
                                    .out_stride = out_stride});
   }
 
+  void AddRmsNorm(float* x, const float* y, const float* weight, float eps, int64_t rows, int64_t width, float* out,
+                  const Linear* reader) noexcept override {
+    Run(rows * width, cuda::AddNormOp{.x = x,
+                                      .y = y,
+                                      .weight = weight,
+                                      .eps = eps,
+                                      .rows = rows,
+                                      .width = width,
+                                      .out = out,
+                                      .pack = Prepack(reader, out, rows)});
+  }
+
   void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
             int64_t out_stride) noexcept override {
     Run(rows * width, cuda::CopyOp{.x = x,
@@ -137,10 +149,13 @@ class GpuOps final : public Ops {
                                                 .positions = positions});
   }
 
-  void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
-                   float* out) noexcept override {
-    Run(rows * width,
-        cuda::ActivateMulOp{.activation = activation, .gate_up = gate_up, .rows = rows, .width = width, .out = out});
+  void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width, float* out,
+                   const Linear* reader) noexcept override {
+    const cuda::ActivateMulOp op{
+        .activation = activation, .gate_up = gate_up, .rows = rows, .width = width, .out = out};
+    const cuda::PackTarget pack = Prepack(reader, out, rows);
+    if (pack.packs) return Run(rows * width, cuda::ActivatePackOp{.activate = op, .pack = pack});
+    Run(rows * width, op);
   }
 
   void Scale(float* x, float factor, int64_t n) noexcept override {
@@ -179,6 +194,10 @@ class GpuOps final : public Ops {
   }
 
  private:
+  static cuda::PackTarget Prepack(const Linear* reader, const float* x, int64_t rows) noexcept {
+    return reader == nullptr ? cuda::PackTarget{} : static_cast<const GpuLinear*>(reader)->Prepack(x, rows);
+  }
+
   // An empty grid would be a launch error.
   void Run(int64_t values, const cuda::ModelOp& op) noexcept {
     if (values > 0) context_->gpu->Run(op);

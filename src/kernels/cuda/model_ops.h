@@ -183,6 +183,31 @@ struct PackOp {
   PackedRows out;
 };
 
+// Rows that an operation also packs for the linear layer that reads them.
+struct PackTarget {
+  bool packs = false;
+  PanelKind kind = PanelKind::kBf16;
+  PackedRows out;
+};
+
+// x += y unless null, then the RMS norm of x; dense rows.
+struct AddNormOp {
+  float* x = nullptr;
+  const float* y = nullptr;
+  const float* weight = nullptr;
+  float eps = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+  float* out = nullptr;
+  PackTarget pack;
+};
+
+// Packs what ActivateMulOp would store.
+struct ActivatePackOp {
+  ActivateMulOp activate;
+  PackTarget pack;
+};
+
 // Output tile of a block: panels of W x tiles of 8 rows.
 enum class ProductTile : uint8_t { k1x1, k2x4, k4x8, k8x16 };
 
@@ -269,8 +294,8 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp =
-    std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulOp, ScaleOp, SoftcapOp, PackOp,
-                 LinearOp, TopKOp, PermuteOp, CombineOp, CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp>;
+using ModelOp = std::variant<EmbedOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp, RopeOp, ActivateMulOp,
+                             ActivateOp, MulOp, ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp,
+                             CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp>;
 
 }  // namespace kvanta::kernels::cuda

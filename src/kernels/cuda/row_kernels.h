@@ -132,17 +132,16 @@ KVANTA_DEVICE float SwigluOai(float gate, float up) {
   y = y < -kSwigluOaiLimit ? -kSwigluOaiLimit : y;
   return x / (1.0F + Exp2(-kSwigluOaiAlpha * kLog2E * x)) * (y + 1.0F);
 }
+KVANTA_DEVICE float GatedValue(const ActivateMulOp& op, int64_t row, int64_t column) {
+  const float* gate = op.gate_up + row * 2 * op.width + column;
+  if (op.activation == Activation::kSwigluOai) return SwigluOai(*gate, gate[op.width]);
+  const float x = *gate;
+  const float exponent = op.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
+  return x / (1.0F + Exp2(exponent * kLog2E)) * gate[op.width];
+}
 KVANTA_DEVICE void RunBlock(const ActivateMulOp& op) {
-  ForValues(op.rows * op.width, [&](int64_t index) {
-    const float* gate = op.gate_up + index / op.width * 2 * op.width + index % op.width;
-    if (op.activation == Activation::kSwigluOai) {
-      op.out[index] = SwigluOai(*gate, gate[op.width]);
-      return;
-    }
-    const float x = *gate;
-    const float exponent = op.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
-    op.out[index] = x / (1.0F + Exp2(exponent * kLog2E)) * gate[op.width];
-  });
+  ForValues(op.rows * op.width,
+            [&](int64_t index) { op.out[index] = GatedValue(op, index / op.width, index % op.width); });
 }
 
 inline LaunchShape ShapeOf(const ActivateOp& op) {

@@ -36,6 +36,8 @@ class GatedDeltaNet final : public AttentionBlock {
     values_ = scratch.Take(rows * shape_.ValueWidth());
   }
 
+  const kernels::Linear* Reader() const noexcept override { return projection_.get(); }
+
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     projection_->Forward(x, step.rows, projected_, ProjectedWidth());
     gate_projection_->Forward(x, step.rows, gates_, shape_.GatesWidth());

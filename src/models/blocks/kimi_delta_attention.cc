@@ -53,6 +53,8 @@ class KimiDeltaAttention final : public AttentionBlock {
     values_ = scratch.Take(rows * Width());
   }
 
+  const kernels::Linear* Reader() const noexcept override { return projection_.get(); }
+
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     const int64_t rows = step.rows;
     projection_->Forward(x, rows, projected_, shape_.ConvWidth());

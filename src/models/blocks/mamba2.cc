@@ -35,6 +35,8 @@ class Mamba2 final : public AttentionBlock {
     values_ = scratch.Take(rows * shape_.Width());
   }
 
+  const kernels::Linear* Reader() const noexcept override { return in_.get(); }
+
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     in_->Forward(x, step.rows, projected_, shape_.ProjectedWidth());
     kernels::Mamba2Op op = OpOf(step.backend->States(*step.plan, step.layer));

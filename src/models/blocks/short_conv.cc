@@ -26,6 +26,8 @@ class ShortConv final : public AttentionBlock {
     mixed_ = scratch.Take(rows * shape_.channels);
   }
 
+  const kernels::Linear* Reader() const noexcept override { return in_.get(); }
+
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     in_->Forward(x, step.rows, projected_, int64_t{3} * shape_.channels);
     const cache::StateStep states = step.backend->States(*step.plan, step.layer);

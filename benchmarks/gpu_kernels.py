@@ -202,12 +202,13 @@ def main() -> None:
                 rows += compile_unit(unit, options, Path(folder))
     version = subprocess.run([options.nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     release = re.search(r"release [\d.]+, V([\d.]+)", version)
-    report = {"nvcc": release[1] if release else "", "arch": options.arch, "kernels": rows}
     for row in rows:
         loop = row.get("loop") or {}
         print(f"{row['kernel'][:90]:90} {row['registers']:4} {row['spill_bytes']:6} {loop.get('instructions', '-'):>6}")
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        settings = json.dumps({"nvcc": release[1] if release else "", "arch": options.arch})
+        lines = ",\n".join(map(json.dumps, rows))  # a line for each kernel
+        options.json.write_text(f'{settings[:-1]}, "kernels": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

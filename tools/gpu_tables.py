@@ -1,4 +1,4 @@
-"""The tables of docs/results/gpu-*.json: attention, other engines' kernels, the engine, and the kernels' machine code."""
+"""The tables of docs/results/gpu-*.json: attention, other engines' kernels, the engine, and machine code."""
 
 from __future__ import annotations
 

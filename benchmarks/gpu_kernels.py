@@ -93,8 +93,10 @@ def read_sass(text: str) -> dict[str, MachineCode]:
             labels[label[1]] = len(code.names)
         elif instruction := _INSTRUCTION.search(line):
             target = _BRANCH.search(instruction[2])
-            if instruction[1].startswith("BRA") and target and target[1] in labels:
-                code.loops.append((labels[target[1]], len(code.names)))
+            first = labels.get(target[1]) if target else None
+            # A branch to itself ends a kernel.
+            if instruction[1].startswith("BRA") and first is not None and first < len(code.names):
+                code.loops.append((first, len(code.names)))
             code.names.append(instruction[1])
     return kernels
 

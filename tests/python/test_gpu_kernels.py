@@ -34,6 +34,8 @@ SASS = """\
         /*00b0*/                   BRA `(.L_x_2) ;
 .text._Z6SecondPf:
         /*0000*/                   EXIT ;
+.L_x_3:
+        /*0010*/                   BRA `(.L_x_3) ;
 """
 
 

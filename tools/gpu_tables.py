@@ -1,7 +1,8 @@
-"""The tables of docs/results/gpu-*.json: attention, other engines' kernels and the engine on a GPU."""
+"""The tables of docs/results/gpu-*.json: attention, other engines' kernels, the engine, and machine code."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,36 @@ def _engine(result: Any, _: Path) -> Rows:
     return [row for row in result if row["decode_step_ms"] > 0]
 
 
+_ATTENTION_KERNEL = re.compile(r"AttentionEntry<StaticKernel<(\w+), (\w+), 128, (\d)> ?>")
+
+
+def _kernels(result: Mapping[str, Any], _: Path) -> Rows:
+    rows = []
+    for kernel in result["kernels"]:
+        name = _ATTENTION_KERNEL.fullmatch(kernel["kernel"])
+        if name is None:
+            continue
+        query_rows, loop = 8 * int(name[3]), kernel["loop"]
+
+        def per_row(*classes: str, loop: Mapping[str, int] = loop, query_rows: int = query_rows) -> float:
+            return sum(loop.get(key, 0) for key in classes) / query_rows
+
+        rows.append(
+            {
+                **kernel,
+                "name": name[1] if name[1] == name[2] else f"{name[1]}, {name[2]}",
+                "rows": query_rows,
+                "all": per_row("instructions"),
+                "hmma": per_row("hmma"),
+                "lds": per_row("lds"),
+                "copies": per_row("ldgsts", "ldg"),
+                "alu": per_row("other", "convert", "float"),
+                "local": loop.get("local", 0),
+            }
+        )
+    return rows
+
+
 _COLUMNS = tuple(
     column
     for shape in _SHAPES
@@ -63,6 +94,22 @@ GPU_TABLES = {
     ),
     "gpu-peers": Table(
         "python benchmarks/gpu_peers.py --json docs/results/gpu-peers.json", _peers, (("kernel", "name", ""), *_COLUMNS)
+    ),
+    "gpu-kernels": Table(
+        "python benchmarks/gpu_kernels.py --json docs/results/gpu-kernels.json",
+        _kernels,
+        (
+            ("K, V", "name", ""),
+            ("query rows", "rows", "d"),
+            ("registers", "registers", "d"),
+            ("spills (bytes)", "spill_bytes", "d"),
+            ("local accesses", "local", "d"),
+            ("instructions", "all", ".0f"),
+            ("HMMA", "hmma", ".1f"),
+            ("LDS", "lds", ".1f"),
+            ("LDG, LDGSTS", "copies", ".1f"),
+            ("ALU and conversions", "alu", ".0f"),
+        ),
     ),
     "gpu-engine": Table(
         "build/release/benchmarks/gpu_engine_bench benchmarks/smollm2-135m.json --formats bf16 int4 --weights bf16 "

@@ -104,7 +104,7 @@ class Backend {
   // dense.
   virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
 
-  // States of a recurrent layer that the step reads and writes. Only of backends on the host.
+  // States of a recurrent layer that the step reads and writes.
   virtual cache::StateStep States(const Plan& /*plan*/, int /*layer*/) const noexcept { return {}; }
   // Makes the plan's States those that advance over the accepted drafts after the step: the first accepted[i] ones of
   // sequence i of the batch. Their rows are counted among the step's drafts.

@@ -16,7 +16,6 @@ namespace kvanta::attention {
 namespace {
 
 using cache::PageKind;
-using kernels::cuda::AppendParams;
 using kernels::cuda::AppendSums;
 using kernels::cuda::AttentionMetadata;
 using kernels::cuda::AttentionParams;
@@ -31,7 +30,7 @@ uint64_t NextVersion() {
 }
 
 // Offsets in a plan's metadata header: per KV cache group the slots of new rows and of closed pages, then
-// AttentionMetadata per layer shape.
+// AttentionMetadata per layer shape, and the table of states.
 constexpr size_t RowSlotsOffset(int group) {
   return 2 * static_cast<size_t>(group) * sizeof(SlotMapping);
 }
@@ -67,6 +66,9 @@ class GpuPlan final : public Plan {
   std::vector<GpuSchedule> schedules;  // by layer shape
   std::vector<GroupStep> groups;
   StepMetadata metadata;
+  std::vector<int32_t> first_segments;                    // StateTable's
+  size_t segments_offset = 0, first_segments_offset = 0;  // of StateTable's arrays in the metadata
+  int64_t max_sequences = 0;
   Buffer split_out, split_state;
   // Grid sizes: bounds of new rows and, by layer shape, tiles and the query rows of a tile.
   int32_t max_rows = 0;
@@ -94,6 +96,13 @@ class GpuBackend final : public Backend {
     if (&pool.device() != &gpu_->device()) {
       throw InputError(fmt::format("the KV cache is on {}, attention on {}; expected the same device",
                                    pool.device().Name(), gpu_->device().Name()));
+    }
+    const bool is_recurrent = std::ranges::any_of(pool.Layout().layers, &formats::LayerScheme::IsRecurrent);
+    if (is_recurrent && pool.Layout().state_grid != 0) {
+      throw InputError(
+          fmt::format("state_cache_dtype {}: {} does not support states that are rounded; there is: float32 "
+                      "(device cpu has all)",
+                      formats::Name(pool.Layout().state_code), gpu_->Name()));
     }
     const size_t layers = config_.layers.size();
     fetched_.resize(layers * 2);
@@ -124,22 +133,17 @@ class GpuBackend final : public Backend {
   void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
-    for (const GpuCell& cell : gpu_layer.cells) {
-      AppendParams params = cell.params;
-      params.rows = (params.is_key ? k : v) + cell.first_channel;
-      params.stride = kv_stride;
-      params.slot_mapping = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.group));
-      params.max_slots = step.max_rows;
-      params.to_exact = gpu_layer.exact_open;
-      gpu_->Append(params.to_exact ? cell.exact_kernel : cell.kernel, params);
-      const int32_t max_closed_slots = step.groups[static_cast<size_t>(gpu_layer.group)].max_closed_slots;
-      if (!gpu_layer.exact_open || max_closed_slots == 0) continue;
-      params.slot_mapping = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.group));
-      params.max_slots = max_closed_slots;
-      params.to_exact = false;
-      params.from_exact = true;
-      gpu_->Append(cell.kernel, params);
-    }
+    AppendStep rows{.k = k,
+                    .v = v,
+                    .stride = kv_stride,
+                    .slots = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.group)),
+                    .max_slots = step.max_rows};
+    AppendCells(gpu_layer, rows, *gpu_);
+    rows.max_slots = step.groups[static_cast<size_t>(gpu_layer.group)].max_closed_slots;
+    if (!gpu_layer.exact_open || rows.max_slots == 0) return;
+    rows.slots = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.group));
+    rows.from_exact = true;
+    AppendCells(gpu_layer, rows, *gpu_);
   }
 
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
@@ -154,6 +158,25 @@ class GpuBackend final : public Backend {
     params.max_tiles = step.max_tiles[shape];
     params.tile_rows = step.tile_rows[shape];
     gpu_->Attend(gpu_layer.attend_kernel, params);
+  }
+
+  cache::StateStep States(const Plan& plan, int layer) const noexcept override {
+    const GpuPlan& step = static_cast<const GpuPlan&>(plan);
+    cache::StateStep states = StatesOf(step.batch, pool_, layer);
+    states.table = step.DevicePointer<cache::StateTable>(StatesOffset());
+    states.max_sequences = step.max_sequences;
+    return states;
+  }
+
+  void AcceptDrafts(Plan& plan, std::span<const int> accepted) const noexcept override {
+    GpuPlan& step = static_cast<GpuPlan&>(plan);
+    attention::AcceptDrafts(accepted, step.batch);
+    step.max_sequences = std::ssize(step.batch.first_segments);
+    WriteStates(step);
+    try {
+      step.metadata.Upload(device());
+    } catch (const ResourceError&) {  // a GPU's errors last: the next synchronization throws it
+    }
   }
 
   AppendCounts Counts(int layer) const override {
@@ -186,7 +209,14 @@ class GpuBackend final : public Backend {
     return RowSlotsOffset(pool_.Groups()) + shape * sizeof(AttentionMetadata);
   }
 
+  size_t StatesOffset() const { return AttentionOffset(shapes_.size()); }
+
   void AddLayer(size_t index) {
+    if (pool_.Layout().layers[index].IsRecurrent()) {
+      layers_.emplace_back();
+      shape_of_.push_back(0);
+      return;
+    }
     const GpuLayer& layer =
         layers_.emplace_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
     const auto blocks = [&](int32_t tile_rows) {
@@ -261,6 +291,7 @@ class GpuBackend final : public Backend {
     plan.max_tiles.clear();
     plan.tile_rows.clear();
     plan.max_rows = static_cast<int32_t>(bucket > 0 ? bucket : plan.batch.rows);
+    plan.max_sequences = bucket > 0 ? bucket : std::ssize(plan.batch.sequences);
     for (GroupStep& group : plan.groups) {
       group.max_closed_slots =
           static_cast<int32_t>(bucket > 0 ? bucket * pool_.Layout().page_size : std::ssize(group.closed_slots));
@@ -274,7 +305,7 @@ class GpuBackend final : public Backend {
 
   void UploadMetadata(GpuPlan& plan) {
     StepMetadata& metadata = plan.metadata;
-    metadata.Begin(AttentionOffset(shapes_.size()));
+    metadata.Begin(StatesOffset() + sizeof(cache::StateTable));
     std::vector<size_t>& offsets = array_offsets_;
     offsets.clear();
     for (const GroupStep& group : plan.groups) {
@@ -288,6 +319,9 @@ class GpuBackend final : public Backend {
       offsets.push_back(metadata.Add(schedule.tasks));
       offsets.push_back(metadata.Add(schedule.work_indptr));
     }
+    plan.segments_offset = metadata.Add(plan.batch.state_segments);
+    plan.first_segments.resize(plan.batch.first_segments.size() + 1);
+    plan.first_segments_offset = metadata.Add(plan.first_segments);
     const bool moved = metadata.Reserve(device());
     if (moved || plan.backend != version_) plan.version = NextVersion();
     plan.backend = version_;
@@ -313,7 +347,21 @@ class GpuBackend final : public Backend {
                          .split_out = plan.split_out.as<float>(),
                          .split_state = plan.split_state.as<float>()});
     }
+    WriteStates(plan);
     metadata.Upload(device());
+  }
+
+  // Writes the segments of states, which are no more than before.
+  void WriteStates(GpuPlan& plan) const noexcept {
+    const Batch& batch = plan.batch;
+    plan.first_segments.assign(batch.first_segments.begin(), batch.first_segments.end());
+    plan.first_segments.push_back(static_cast<int32_t>(batch.state_segments.size()));
+    plan.metadata.Replace(plan.segments_offset, batch.state_segments);
+    plan.metadata.Replace(plan.first_segments_offset, plan.first_segments);
+    plan.metadata.Write(StatesOffset(),
+                        cache::StateTable{.segments = plan.DevicePointer<cache::StateSegment>(plan.segments_offset),
+                                          .first_segments = plan.DevicePointer<int32_t>(plan.first_segments_offset),
+                                          .sequences = static_cast<int32_t>(batch.first_segments.size())});
   }
 
   cache::PagePool& pool_;

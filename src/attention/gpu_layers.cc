@@ -16,6 +16,7 @@ namespace {
 
 using cache::PageKind;
 using kernels::cuda::AppendParams;
+using kernels::cuda::AppendSides;
 using kernels::cuda::AttentionParams;
 using kernels::cuda::CellOffsets;
 using kernels::cuda::FindAppend;
@@ -47,6 +48,26 @@ std::string FindUnsupported(const formats::LayerScheme& scheme) {
     return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);
   }
   return "";
+}
+
+void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaContext& gpu) noexcept {
+  const bool to_exact = layer.exact_open && !step.from_exact;
+  const auto kernel_of = [&](const GpuCell& cell) { return to_exact ? cell.exact_kernel : cell.kernel; };
+  AppendSides sides{.sides = {}, .count = 0};
+  for (size_t i = 0; i < layer.cells.size(); ++i) {
+    const GpuCell& cell = layer.cells[i];
+    AppendParams& params = sides.sides[sides.count++] = cell.params;
+    params.rows = (params.is_key ? step.k : step.v) + cell.first_channel;
+    params.stride = step.stride;
+    params.slot_mapping = step.slots;
+    params.max_slots = step.max_slots;
+    params.to_exact = to_exact;
+    params.from_exact = step.from_exact;
+    const bool has_next = i + 1 < layer.cells.size() && sides.count < std::ssize(sides.sides);
+    if (has_next && kernel_of(layer.cells[i + 1]) == kernel_of(cell)) continue;
+    gpu.Append(kernel_of(cell), sides);
+    sides.count = 0;
+  }
 }
 
 template <class T>

@@ -6,6 +6,7 @@
 
 #include "attention/backend.h"
 #include "kernels/attention/cuda/attention_params.h"
+#include "kernels/cuda/cuda_context.h"
 
 namespace kvanta::attention {
 
@@ -24,6 +25,17 @@ struct GpuLayer {
   int attend_kernel = -1;
   kernels::cuda::AttentionParams attention;
 };
+
+// Rows of k and v of a step, or (from_exact) the pages that close in it.
+struct AppendStep {
+  const float *k = nullptr, *v = nullptr;
+  int64_t stride = 0;
+  const kernels::cuda::SlotMapping* slots = nullptr;
+  int32_t max_slots = 0;
+  bool from_exact = false;
+};
+// Writes a layer's cells, two of one encoder by one launch.
+void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaContext& gpu) noexcept;
 
 // The format or pair of formats that no CUDA kernel writes or reads, or "". Needs no GPU.
 std::string FindUnsupported(const formats::LayerScheme& scheme);

@@ -39,6 +39,11 @@ class StepMetadata {
   void Write(size_t offset, const T& value) {
     std::memcpy(bytes_.data() + offset, &value, sizeof(value));
   }
+  // Replaces an array by one that is not longer.
+  template <class T>
+  void Replace(size_t offset, const std::vector<T>& values) noexcept {
+    if (!values.empty()) std::memcpy(bytes_.data() + offset, values.data(), values.size() * sizeof(T));
+  }
 
   void Upload(Device& device) { device.CopyIn(memory_.data(), bytes_.data(), bytes_.size()); }
 

@@ -20,12 +20,22 @@ struct StateSegment {
   PageId to = kNoPage;
 };
 
+// The segments of a step in a GPU's memory, where captured launches find those of later steps.
+struct StateTable {
+  const StateSegment* segments = nullptr;
+  const int32_t* first_segments = nullptr;  // [sequences + 1]: each sequence's first segment, and the end of the last's
+  int32_t sequences = 0;
+};
+
 // The segments of a step, and a layer's states in the records.
 struct StateStep {
   std::span<const StateSegment> segments;
   std::span<const int32_t> first_segments;  // each sequence's first segment
   uint8_t* base = nullptr;                  // the layer's state in record 0
   int64_t record_bytes = 0;
+  // On a GPU: the same segments there, and the largest number of sequences that launches of this step are replayed for.
+  const StateTable* table = nullptr;
+  int64_t max_sequences = 0;
 
   std::span<const StateSegment> OfSequence(size_t sequence) const noexcept {
     const auto begin = static_cast<size_t>(first_segments[sequence]);

@@ -63,6 +63,10 @@ class Ops {
   // out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, as RmsNorm(); bias may be null.
   virtual void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps,
                          int64_t rows, int64_t width, float* out, int64_t out_stride) noexcept = 0;
+  // x += y unless y is null, then out = RmsNorm(x): f32 [rows][width], dense; out may be x. `reader`: the linear layer
+  // that reads `out` next, which a GPU packs for it by the same launch, or null; nothing may write to `out` before.
+  virtual void AddRmsNorm(float* x, const float* y, const float* weight, float eps, int64_t rows, int64_t width,
+                          float* out, const Linear* reader) noexcept = 0;
   // out[r] = x[r]: f32 [rows][width], row strides in floats.
   virtual void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
                     int64_t out_stride) noexcept = 0;
@@ -79,25 +83,20 @@ class Ops {
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = activation(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32
   // [rows][width]. With a `limit`, which only kSilu may have, min(silu(gate), limit) times up, which is cut off below
-  // -limit and above it (Step 3.5); 0: none.
+  // -limit and above it (Step 3.5); 0: none. reader: as of AddRmsNorm(); if it is not null, it alone may read `out`.
   virtual void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
-                           float* out) noexcept = 0;
+                           float* out, const Linear* reader) noexcept = 0;
   // x = activation(x), f32 [n]. xielu: of kXielu.
   virtual void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept = 0;
   // x[r][i] *= function(gate[r][i / channels]): f32 [rows][width], row strides in floats.
   virtual void MulGate(GateFunction function, float* x, int64_t x_stride, const float* gate, int64_t gate_stride,
                        int64_t rows, int64_t width, int64_t channels) noexcept = 0;
-  // Throws InputError if the device does not support Gated DeltaNet layers.
-  virtual void CheckGatedDeltaNet() const = 0;
+  // Recurrent layers. `runs` of GatedDeltaNetOp and the segments of a step are read on the host.
   virtual void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept = 0;
-  // Throws InputError if the device does not support gated short convolutions.
-  virtual void CheckShortConv() const = 0;
   virtual void ShortConv(const ShortConvOp& op) noexcept = 0;
+  virtual void Mamba2(const Mamba2Op& op) noexcept = 0;
   // Throws InputError if the device does not support sparse attention (attention::Backend::Select).
   virtual void CheckSparseAttention() const = 0;
-  // Throws InputError if the device does not support Mamba-2 layers.
-  virtual void CheckMamba2() const = 0;
-  virtual void Mamba2(const Mamba2Op& op) noexcept = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvanta/error.h"
@@ -161,28 +162,36 @@ class Decoder final : public Model {
       ropes_->Set(config_, step);
       const LayerSpec& spec = config_.layer_specs[step.layer];
       if (spec.selection == TokenSelection::kIndexer) ++step.index_layer;
-      const float* x = spec.shares_input ? normed_ : Normed(layer.pre_attention_norm, hidden, rows);
+      const float* x = normed_;
+      if (!spec.shares_input) x = Normed(layer.pre_attention_norm, hidden, rows, layer.attention->Reader());
+      Settle(hidden, rows);
       layer.attention->Forward(step, x, block_out_);
-      if (config_.parallel_blocks && layer.pre_mlp_norm) Normed(layer.pre_mlp_norm, hidden, rows);
-      AddResidual(layer.post_attention_norm, spec.attention_scale, rows, hidden);
+      if (config_.parallel_blocks && layer.pre_mlp_norm) Normed(layer.pre_mlp_norm, hidden, rows, nullptr);
+      AddResidual(layer.post_attention_norm, spec.attention_scale, rows);
       if (batch.output_rows && batch.all_hidden == nullptr && step.layer + 1 == config_.layers) {
+        Settle(hidden, rows);
         if (config_.parallel_blocks) SelectOutputRows(*batch.output_rows, normed_);
         rows = SelectOutputRows(*batch.output_rows, hidden);
         if (per_layer_) per_layer_->SelectOutputRows(*batch.output_rows);
       }
       if (rows == 0) return;
       if (layer.mlp) {
-        layer.mlp->Forward(config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows), rows,
-                           block_out_);
-        AddResidual(layer.post_mlp_norm, spec.mlp_scale, rows, hidden);
+        x = config_.parallel_blocks ? normed_ : Normed(layer.pre_mlp_norm, hidden, rows, layer.mlp->Reader());
+        Settle(hidden, rows);
+        layer.mlp->Forward(x, rows, block_out_);
+        AddResidual(layer.post_mlp_norm, spec.mlp_scale, rows);
       }
       if (per_layer_) {
+        Settle(hidden, rows);
         per_layer_->Forward(step.layer, hidden, rows, block_out_);
-        AddResidual(layer.post_per_layer_input_norm, 1, rows, hidden);
+        AddResidual(layer.post_per_layer_input_norm, 1, rows);
       }
-      if (layer.scalar != 1) ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
+      if (layer.scalar == 1) continue;
+      Settle(hidden, rows);
+      ops_.Scale(hidden, layer.scalar, rows * config_.hidden);
     }
-    if (is_last_) Apply(final_norm_, hidden, rows, hidden);
+    if (is_last_) final_norm_.AddAndForward(ops_, hidden, std::exchange(residual_, nullptr), rows, hidden, nullptr);
+    Settle(hidden, rows);
     if (batch.all_hidden == nullptr) return;
     ops_.Copy(hidden, config_.hidden, rows, config_.hidden, batch.all_hidden, config_.hidden);
     if (batch.output_rows) SelectOutputRows(*batch.output_rows, hidden);
@@ -338,23 +347,24 @@ class Decoder final : public Model {
     return shared.Used();
   }
 
-  // x itself without a norm.
-  const float* Normed(const Norm& norm, const float* x, int64_t rows) noexcept {
-    if (!norm) return x;
-    Apply(norm, x, rows, normed_);
+  // Adds the residual that AddResidual left.
+  void Settle(float* hidden, int64_t rows) noexcept {
+    if (residual_ != nullptr) ops_.Add(hidden, std::exchange(residual_, nullptr), rows * config_.hidden);
+  }
+
+  // Normed hidden states with the residual; the hidden states themselves without a norm.
+  const float* Normed(const Norm& norm, float* hidden, int64_t rows, const Linear* reader) noexcept {
+    if (!norm) return hidden;
+    norm.AddAndForward(ops_, hidden, std::exchange(residual_, nullptr), rows, normed_, reader);
     return normed_;
   }
 
-  // hidden += block_out_, through a norm if there is one, and scaled.
-  void AddResidual(const Norm& norm, double factor, int64_t rows, float* hidden) noexcept {
-    if (norm) Apply(norm, block_out_, rows, block_out_);
+  // hidden += block_out_, through a norm if there is one, and scaled: left to the next norm or Settle.
+  void AddResidual(const Norm& norm, double factor, int64_t rows) noexcept {
+    if (norm) norm.Forward(ops_, block_out_, config_.hidden, rows, block_out_, config_.hidden);
     const auto scale = static_cast<float>(config_.residual_scale * factor);
     if (scale != 1) ops_.Scale(block_out_, scale, rows * config_.hidden);
-    ops_.Add(hidden, block_out_, rows * config_.hidden);
-  }
-
-  void Apply(const Norm& norm, const float* x, int64_t rows, float* out) noexcept {
-    norm.Forward(ops_, x, config_.hidden, rows, out, config_.hidden);
+    residual_ = block_out_;
   }
 
   Ops& ops_;
@@ -381,7 +391,8 @@ class Decoder final : public Model {
   Buffer scratch_;
   // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;
-  float* block_out_ = nullptr;  // output of a block
+  float* block_out_ = nullptr;       // output of a block
+  const float* residual_ = nullptr;  // block_out_ while it is to be added to the hidden states
 };
 
 }  // namespace

@@ -122,6 +122,11 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(norm_);
     inner_->RmsNorm(x, x_stride, weight, eps, rows, width, out, out_stride);
   }
+  void AddRmsNorm(float* x, const float* y, const float* weight, float eps, int64_t rows, int64_t width, float* out,
+                  const kernels::Linear* reader) noexcept override {
+    const Timer timer(norm_);
+    inner_->AddRmsNorm(x, y, weight, eps, rows, width, out, reader);
+  }
   void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
                  int64_t width, float* out, int64_t out_stride) noexcept override {
     const Timer timer(norm_);
@@ -141,18 +146,15 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(activation_);
     inner_->MulGate(function, x, x_stride, gate, gate_stride, rows, width, channels);
   }
-  void CheckGatedDeltaNet() const override { inner_->CheckGatedDeltaNet(); }
   void GatedDeltaNet(const kernels::GatedDeltaNetOp& op) noexcept override {
     const Timer timer(delta_);
     inner_->GatedDeltaNet(op);
   }
-  void CheckShortConv() const override { inner_->CheckShortConv(); }
   void ShortConv(const kernels::ShortConvOp& op) noexcept override {
     const Timer timer(conv_);
     inner_->ShortConv(op);
   }
   void CheckSparseAttention() const override { inner_->CheckSparseAttention(); }
-  void CheckMamba2() const override { inner_->CheckMamba2(); }
   void Mamba2(const kernels::Mamba2Op& op) noexcept override {
     const Timer timer(mamba2_);
     inner_->Mamba2(op);
@@ -186,9 +188,9 @@ class ProfiledOps final : public kernels::Ops {
     inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, interleaved, cos_sin, positions);
   }
   void ActivateMul(kernels::Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
-                   float* out) noexcept override {
+                   float* out, const kernels::Linear* reader) noexcept override {
     const Timer timer(activation_);
-    inner_->ActivateMul(activation, limit, gate_up, rows, width, out);
+    inner_->ActivateMul(activation, limit, gate_up, rows, width, out, reader);
   }
   void Scale(float* x, float factor, int64_t n) noexcept override {
     const Timer timer(embed_);

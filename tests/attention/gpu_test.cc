@@ -7,6 +7,7 @@
 
 #include "attention/gpu_fixture.h"
 #include "bench/gpu_bench.h"
+#include "error_of.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -31,6 +32,21 @@ TEST_P(GpuAttentionTest, BenchmarkVerifiesItsResults) {
     EXPECT_NEAR(row.share_of_limit, row.gb_s / row.copy_gb_s, 1e-12);
   }
   EXPECT_EQ(rows[1].bytes, 2 * 101 * 656);
+}
+
+TEST_P(GpuAttentionTest, RoundedStatesAreRefused) {
+  const KvScheme bf16 = KvScheme::Parse("bf16");
+  const formats::LayerShape recurrent{
+      .kv_heads = 0, .head_dim = 64, .state = {.matrices = 1, .rows = 8, .columns = 8, .others = 32}};
+  const formats::CacheLayout layout = formats::PlanCache({bf16, bf16}, {{1, 64}, recurrent}, 64, {0, 1},
+                                                         {.code = formats::StateCode::kInt8, .grid = 64});
+  cache::PagePool pool(gpu_->device(), layout, {.budget_bytes = 1 << 20});
+  const BackendConfig config{.layers = {{.heads = 1, .kv_heads = 1, .head_dim = 64, .softmax_scale = 1},
+                                        {.visibility = cache::kRecurrentVisibility}},
+                             .scales = {}};
+  EXPECT_EQ(ErrorOf([&] { MakeGpuBackend(pool, config, gpu_); }),
+            "state_cache_dtype int8: " + gpu_->Name() +
+                " does not support states that are rounded; there is: float32 (device cpu has all)");
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuAttentionTest, ::testing::ValuesIn(testing::Gpus()),

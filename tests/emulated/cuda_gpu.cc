@@ -15,6 +15,8 @@
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/linear/cuda/linear_kernels.h"
 #include "kernels/linear/cuda/pack_kernel.h"
+#include "kernels/linear_attention/cuda/gated_norm_kernel.h"
+#include "kernels/linear_attention/cuda/state_scan_kernel.h"
 #include "kernels/moe/cuda/expert_kernels.h"
 #include "kernels/sampling/cuda/sample_kernel.h"
 
@@ -25,9 +27,9 @@ using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): the ker
 using emulated::EmulationError;
 
 template <class Format>
-void RunAppend(const AppendParams& params) {
+void RunAppend(const AppendSides& sides) {
   constexpr int kMaxBlocks = 5;  // below the rows' need: exercises the grid-stride loop
-  RunShape(AppendKernel<Format>::Shape(params, kMaxBlocks), [&] { AppendKernel<Format>::Run(params); });
+  RunShape(AppendKernel<Format>::Shape(sides, kMaxBlocks), [&] { AppendKernel<Format>::Run(sides); });
 }
 
 constexpr int kAttentionBlocks = 5;
@@ -52,9 +54,9 @@ void RunAttend(const AttentionParams& params) {
 }
 
 template <class... Format>
-void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendParams& params) {
-  constexpr void (*kRuns[])(const AppendParams&) = {&RunAppend<Format>...};
-  kRuns[kernel](params);
+void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides) {
+  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Format>...};
+  kRuns[kernel](sides);
 }
 
 template <class... Kernel>
@@ -63,9 +65,9 @@ void RunAttendFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionPara
   kRuns[kernel](params);
 }
 
-struct LinearLauncher {
-  template <class Kernel>
-  void Launch(const LinearOp& op) const {
+struct KernelLauncher {
+  template <class Kernel, class Op>
+  void Launch(const Op& op) const {
     RunShape(Kernel::Shape(op), [&] { Kernel::Run(op); });
   }
 };
@@ -73,7 +75,9 @@ struct LinearLauncher {
 void RunOp(const ModelOp& model_op) {
   const auto run = []<class Op>(const Op& op) {
     if constexpr (std::is_same_v<Op, LinearOp>) {
-      LaunchLinearKernel(op, LinearLauncher{});
+      LaunchLinearKernel(op, KernelLauncher{});
+    } else if constexpr (std::is_same_v<Op, StateScanOp>) {
+      LaunchScanKernel(op, KernelLauncher{});
     } else {
       RunShape(ShapeOf(op), [&] { RunBlock(op); });
     }
@@ -87,20 +91,28 @@ class EmulatedGpu final : public kernels::CudaContext {
   Device& device() noexcept override { return device_; }
   int Multiprocessors() const noexcept override { return 2; }  // small layers then use every tile
 
-  void Append(int kernel, const AppendParams& params) noexcept override {
-    Launch([=] { RunAppendFrom(AppendFormats{}, kernel, params); });
+  void Append(int kernel, const AppendSides& sides) noexcept override {
+    Launch([=, this] {
+      device_.CountLaunch();
+      RunAppendFrom(AppendFormats{}, kernel, sides);
+    });
   }
   int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {
     return kAttentionBlocks;
   }
   void Attend(int kernel, const AttentionParams& params) noexcept override {
-    Launch([=] {
+    Launch([=, this] {
+      device_.CountLaunch();
       RunAttendFrom(AttentionKernels{}, kernel, params);
+      device_.CountLaunch();
       RunShape(CombineShape(params), [&] { CombineBlock(params); });
     });
   }
   void Run(const ModelOp& op) noexcept override {
-    Launch([=] { RunOp(op); });
+    Launch([=, this] {
+      device_.CountLaunch();
+      RunOp(op);
+    });
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Launch([=] { std::memcpy(to, from, bytes); });

@@ -2,21 +2,27 @@
 // ones of tests/python/test_emulated_gpu.py.
 //
 //   emulated_divergence MODEL DTYPE KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...
+//   emulated_divergence --bits MODEL TOKEN ...
 //
 // Prints KL(CPU || GPU) in nats, mean and maximum over the tokens, and the largest difference of logits as a share of
-// the largest logit.
+// the largest logit. --bits: checks on the GPU alone that neither chunks nor prefix hits, batches in graphs or drafts
+// change a bit, and prints how many drafts were accepted.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "emulated/cuda_gpu.h"
+#include "emulated/guarded_device.h"
 #include "engine/engine_impl.h"
+#include "engine/scripted_proposer.h"
 #include "runner/divergence.h"
 
 namespace {
@@ -57,10 +63,93 @@ void Compare(std::span<char*> args) {
              sum / static_cast<double>(tokens.size()), max, difference / largest);
 }
 
+using kvanta::engine::Collected;
+using kvanta::engine::Greedy;
+
+void Require(bool is_true, const char* what) {
+  if (!is_true) throw kvanta::ResourceError(what);
+}
+
+constexpr int kNewTokens = 7;
+
+kvanta::EngineConfig ConfigOfBits(const char* model) {
+  kvanta::EngineConfig config;
+  config.model = model;
+  config.device = "cuda";
+  config.kv_cache_dtype = "bf16";
+  config.page_size = 16;
+  config.max_num_batched_tokens = 64;
+  config.max_num_seqs = 4;
+  config.max_model_len = 96;
+  config.poison_unused = true;
+  return config;
+}
+
+kvanta::Request RequestFor(std::span<const int32_t> tokens, size_t prompt) {
+  return {.id = std::to_string(prompt),
+          .prompt = {tokens.begin(), tokens.begin() + prompt},
+          .sampling = Greedy(kNewTokens)};
+}
+
+// Each token is the first of the largest logits of all tokens before it, computed at once.
+void CheckTokens(kvanta::Engine::Impl& engine, const kvanta::Request& request, const Collected& found) {
+  Require(std::ssize(found.tokens) == kNewTokens, "a request ended early");
+  std::vector<int32_t> tokens = request.prompt;
+  tokens.insert(tokens.end(), found.tokens.begin(), found.tokens.end());
+  const std::vector<float> logits = kvanta::engine::ColdLogits(engine, tokens);
+  const size_t vocab = logits.size() / tokens.size();
+  for (size_t i = request.prompt.size(); i < tokens.size(); ++i) {
+    const auto row = logits.begin() + static_cast<int64_t>((i - 1) * vocab);
+    const auto best = std::max_element(row, row + static_cast<int64_t>(vocab));
+    Require(best - row == tokens[i], "a step's token differs from that of the logits of a whole prompt");
+  }
+}
+
+void CheckBits(std::span<char*> args) {
+  std::vector<int32_t> tokens;
+  for (const char* arg : args.subspan(3)) tokens.push_back(std::stoi(arg));
+  const kvanta::EngineConfig config = ConfigOfBits(args[2]);
+  const auto gpu = kvanta::testing::MakeEmulatedGpu();
+  kvanta::Engine::Impl engine(kvanta::engine::LoadComponents(config, gpu));
+  const std::vector<float> logits = kvanta::engine::ColdLogits(engine, tokens);
+  Require(kvanta::engine::ColdLogits(engine, tokens, 5) == logits, "chunks of 5 tokens change bits");
+  std::vector<float> again = logits;
+  engine.Logits(tokens, 0, again, true);
+  Require(engine.Logits(tokens, 7, again, true) >= 16, "no prefix was found");
+  Require(again == logits, "a prefix hit changes bits");
+  engine.ResetPrefixCache();
+  const size_t prompts[] = {tokens.size() / 2, tokens.size() - 3};
+  for (const size_t prompt : prompts) engine.Add(RequestFor(tokens, prompt));
+  std::map<std::string, Collected> found = kvanta::engine::RunAll(engine);
+  const auto& device = dynamic_cast<kvanta::testing::GuardedDevice&>(gpu->device());
+  Require(device.Replays() > 3, "no graph was replayed");
+  kvanta::EngineConfig with_drafts = config;
+  with_drafts.speculative_config = R"({"method": "ngram", "num_speculative_tokens": 4})";
+  kvanta::engine::EngineComponents components = kvanta::engine::LoadComponents(with_drafts, gpu);
+  components.draft_cost = 0.0F;
+  const kvanta::engine::SpeculatingEngine drafting(std::move(components), 0.2);
+  for (const size_t prompt : prompts) {
+    const kvanta::Request request = RequestFor(tokens, prompt);
+    CheckTokens(engine, request, found[request.id]);
+    drafting.Teach(request, found[request.id]);
+    drafting.engine->Add(request);
+  }
+  std::map<std::string, Collected> drafted = kvanta::engine::RunAll(*drafting.engine);
+  for (const size_t prompt : prompts) {
+    const std::string id = std::to_string(prompt);
+    Require(drafted[id].tokens == found[id].tokens, "drafts change tokens");
+  }
+  fmt::print("{} drafts accepted\n", drafting.engine->Stats().accepted_tokens);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
+    if (argc > 3 && std::string_view(argv[1]) == "--bits") {
+      CheckBits({argv, static_cast<size_t>(argc)});
+      return 0;
+    }
     if (argc < 6) {
       throw kvanta::InputError("usage: emulated_divergence MODEL DTYPE KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...");
     }

@@ -59,6 +59,10 @@ class GuardedDevice final : public Device {
   void Replay(const Graph& graph);
   int64_t Replays() const noexcept { return replays_; }
 
+  // Launches of kernels, those of replays among them.
+  void CountLaunch() noexcept { ++launches_; }
+  int64_t Launches() const noexcept { return launches_; }
+
   // Sets the error of a failed launch; "" clears it.
   void Fail(std::string error) { error_ = std::move(error); }
   const std::string& Error() const noexcept { return error_; }
@@ -88,7 +92,7 @@ class GuardedDevice final : public Device {
   std::vector<std::pair<const uint8_t*, size_t>> page_locked_;  // ranges that were allocated
   int64_t async_bytes_ = 0, page_locked_bytes_ = 0;
   Graph* capture_ = nullptr;
-  int64_t replays_ = 0;
+  int64_t replays_ = 0, launches_ = 0;
   int open_count_ = 0;
   bool pending_ = false;
   int64_t synchronizations_ = 0;

@@ -174,6 +174,28 @@ TEST_P(GpuEngineTest, ADraftModelChangesNoToken) {
   EXPECT_EQ(speculating.Stats().accepted_tokens, speculating.Stats().draft_tokens);
 }
 
+// Kernels of a decode step for each layer: norm and packing; q, k and v; rope; K and V into the cache, pages that
+// close; attention and its combination; packing; output; norm and packing; gate and up; activation and packing; down.
+TEST_P(GpuEngineTest, LaunchesOfALayer) {
+  if (!emulated_) GTEST_SKIP() << "counted by the emulation";
+  static const TinyModel more_layers({.heads = 2, .kv_heads = 1, .head_dim = 64, .intermediate_size = 96, .layers = 4});
+  const auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
+  const auto launches = [&](const std::string& format, const std::string& model) {
+    EngineConfig config = Config(format);
+    config.model = model;
+    const std::unique_ptr<Engine::Impl> engine = Make(std::move(config));
+    engine->Add({.id = "", .prompt = {1, 2, 3}, .sampling = Greedy(4)});
+    std::vector<RequestOutput> outputs;
+    for (int step = 0; step < 2; ++step) engine->Step(outputs);  // the prompt, a step that is captured
+    const int64_t before = device.Launches();
+    engine->Step(outputs);
+    return device.Launches() - before;
+  };
+  for (const auto& [format, expected] : {std::pair{"bf16", 12}, {"int4", 13}, {"kivi4", 15}}) {
+    EXPECT_EQ(launches(format, more_layers.Path()) - launches(format, GpuModel().Path()), 2 * expected) << format;
+  }
+}
+
 // All tokens, and the first log-probability of requests that asked for it.
 std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Engine::Impl& engine,
                                                                                   int64_t& max_running) {

@@ -133,7 +133,7 @@ TEST_P(CpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
         const ExpertWeights expert = Pack(*ops, experts[i], test.store);
         std::vector<float> gate_up(2 * kExpertWidth), gated(kExpertWidth), out(kExpertHidden);
         expert.gate_up->Forward(in.data(), 1, gate_up.data(), 2 * kExpertWidth);
-        ops->ActivateMul(moe.activation, moe.activation_limit, gate_up.data(), 1, kExpertWidth, gated.data());
+        ops->ActivateMul(moe.activation, moe.activation_limit, gate_up.data(), 1, kExpertWidth, gated.data(), nullptr);
         expert.down->Forward(gated.data(), 1, out.data(), kExpertHidden);
         for (size_t c = 0; c < kExpertHidden; ++c) {
           const double part = double{out[c]} * (on_input ? 1 : weights[i]);

@@ -63,7 +63,7 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
                    .token_scales = sections.token_scales,
                    .token_offsets = sections.token_offsets};
     params.sums = sums.as<AppendSums>();
-    gpu_->Append(FindAppend(format), params);
+    gpu_->Append(FindAppend(format), {.sides = {params}});
     gpu_->device().Synchronize();
     std::vector<uint8_t> found(expected.size());
     gpu_->device().CopyOut(found.data(), cells.data(), found.size());

@@ -79,6 +79,12 @@ const ExpertCase kExpertCases[] = {
      WeightType::kF32,
      30},
     {{.num_experts = 8, .num_experts_per_tok = 3, .has_expert_scales = true}, WeightType::kInt8, 12},
+    {{.num_experts = 40,
+      .num_experts_per_tok = 2,
+      .scoring_func = ScoringFunc::kSparseMixer,
+      .router_jitter_noise = 0.2F},
+     WeightType::kBf16,
+     16},
 #endif
     {{.num_experts = 4,
       .num_experts_per_tok = 2,
@@ -125,7 +131,7 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
       const Buffer device_inputs = Upload(inputs);
       experts.back().gate_up->Forward(device_inputs.as<float>(), rows, gate_up.as<float>(), 2 * kIntermediateSize);
       ops_->ActivateMul(moe.activation, moe.activation_limit, gate_up.as<float>(), rows, kIntermediateSize,
-                        gated.as<float>());
+                        gated.as<float>(), nullptr);
       experts.back().down->Forward(gated.as<float>(), rows, expert_out.as<float>(), kHidden);
       const std::vector<float> own = Download(expert_out);
       for (size_t i = 0; i < own.size(); ++i) {

@@ -275,6 +275,49 @@ TEST_P(GpuOpsTest, NormsAndCopiesMatchTheCpu) {
   }
 }
 
+// Rows that an operation packs for the layer that reads them give the bits of rows that the layer packs.
+TEST_P(GpuOpsTest, OperationsPackForTheirReaders) {
+  constexpr int64_t kRowCount = 9, kWidth = 200, kOut = 40;
+  const std::vector<float> w = RandomValues(kOut * kWidth, 21), weight = RandomValues(kWidth, 22);
+  const std::vector<float> x = RandomValues(kRowCount * kWidth, 23), y = RandomValues(kRowCount * kWidth, 24);
+  const weights::WeightView view{w.data(), DType::kF32, kOut, kWidth};
+  const Buffer device_y = Upload(y), device_weight = Upload(weight),
+               gate_up = Upload(RandomValues(kRowCount * 2 * kWidth, 25));
+  std::vector<float> sum = x, normed = x;
+  cpu_->AddRmsNorm(sum.data(), y.data(), weight.data(), 1e-5F, kRowCount, kWidth, normed.data(), nullptr);
+  for (const WeightType store : kStores) {
+    const std::unique_ptr<Linear> linear = ops_->MakeLinear({&view, 1}, {}, store);
+    const std::unique_ptr<Linear> other = ops_->MakeLinear({&view, 1}, {}, store);
+    SCOPED_TRACE(linear->Kind());
+    const Buffer out = Upload(x), result = Upload(std::vector<float>(static_cast<size_t>(kRowCount * kOut)));
+    const auto forward = [&](const Linear& layer) {
+      layer.Forward(out.as<float>(), kRowCount, result.as<float>(), kOut);
+      return Download(result);
+    };
+    const auto norm = [&](const Linear* reader) {
+      const Buffer device_x = Upload(x);
+      ops_->AddRmsNorm(device_x.as<float>(), device_y.as<float>(), device_weight.as<float>(), 1e-5F, kRowCount, kWidth,
+                       out.as<float>(), reader);
+      EXPECT_EQ(Download(device_x), sum);
+      ExpectClose(Download(out), normed);
+    };
+    norm(nullptr);
+    const std::vector<float> expected = forward(*linear);
+    norm(linear.get());
+    EXPECT_EQ(forward(*linear), expected);
+    EXPECT_EQ(forward(*linear), expected) << "again, by itself";
+    norm(linear.get());
+    EXPECT_EQ(forward(*other), expected) << "another layer reads first";
+    EXPECT_EQ(forward(*linear), expected);
+    const auto activate = [&](const Linear* reader) {
+      ops_->ActivateMul(Activation::kSilu, gate_up.as<float>(), kRowCount, kWidth, out.as<float>(), reader);
+      return forward(*linear);
+    };
+    const std::vector<float> activated = activate(nullptr);
+    EXPECT_EQ(activate(linear.get()), activated);
+  }
+}
+
 TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   constexpr int64_t kRowCount = 3;
   constexpr int kHeads = 3, kHeadDim = 16, kRotary = 12;
@@ -298,9 +341,9 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kSwigluOai}) {
     for (const float limit : {0.0F, 0.5F}) {
       if (limit != 0 && activation != Activation::kSilu) continue;
-      cpu_->ActivateMul(activation, limit, x.data(), kRowCount, half, gated.data());
+      cpu_->ActivateMul(activation, limit, x.data(), kRowCount, half, gated.data(), nullptr);
       gpu_->device().Fill(out.data(), 0xFF, out.bytes());
-      ops_->ActivateMul(activation, limit, gate.as<float>(), kRowCount, half, out.as<float>());
+      ops_->ActivateMul(activation, limit, gate.as<float>(), kRowCount, half, out.as<float>(), nullptr);
       ExpectClose(Download(out), gated);
     }
   }

@@ -382,12 +382,12 @@ TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
       rows().rms_norm(x.data() + row * kWidth, weight.data(), 1e-5F, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
-    ops->ActivateMul(Activation::kSilu, 0, x.data(), kManyRows / 2, kWidth, out.data());
+    ops->ActivateMul(Activation::kSilu, 0, x.data(), kManyRows / 2, kWidth, out.data(), nullptr);
     for (int64_t row = 0; row < kManyRows / 2; ++row) {
       rows().silu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
-    ops->ActivateMul(Activation::kGeluTanh, 0, x.data(), kManyRows / 2, kWidth, out.data());
+    ops->ActivateMul(Activation::kGeluTanh, 0, x.data(), kManyRows / 2, kWidth, out.data(), nullptr);
     for (int64_t row = 0; row < kManyRows / 2; ++row) {
       rows().gelu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));

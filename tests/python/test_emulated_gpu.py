@@ -23,41 +23,20 @@ from kvanta.checkpoint.resolve import resolve_model
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
-RECURRENT = "does not support Gated DeltaNet layers; device cpu does"
-SHORT_CONVOLUTIONS = "does not support gated short convolutions; device cpu does"
-SPARSE_MIXER = "does not support experts that SparseMixer chooses; device cpu does"
 SPARSE = "does not support sparse attention; device cpu does"
-MAMBA2 = "does not support Mamba-2 layers; device cpu does"
-REFUSED = {
-    "BambaForCausalLM": MAMBA2,
-    "DeepseekV32ForCausalLM": SPARSE,
-    "FalconH1ForCausalLM": MAMBA2,
-    "GlmMoeDsaForCausalLM": SPARSE,
-    "GraniteMoeHybridForCausalLM": MAMBA2,
-    "KimiLinearForCausalLM": RECURRENT,
-    "Lfm2ForCausalLM": SHORT_CONVOLUTIONS,
-    "Lfm2MoeForCausalLM": SHORT_CONVOLUTIONS,
-    "Lfm2VlForConditionalGeneration": SHORT_CONVOLUTIONS,
-    "NemotronHForCausalLM": MAMBA2,
-    "PhimoeForCausalLM": SPARSE_MIXER,
-    "Qwen3NextForCausalLM": RECURRENT,
-    "Qwen3_5ForCausalLM": RECURRENT,
-    "Qwen3_5ForConditionalGeneration": RECURRENT,
-    "Qwen3_5MoeForCausalLM": RECURRENT,
-    "Qwen3_5MoeForConditionalGeneration": RECURRENT,
-}
+REFUSED = {"DeepseekV32ForCausalLM": SPARSE, "GlmMoeDsaForCausalLM": SPARSE}
 
 pytestmark = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not built; scripts/test builds it")
 
 
-def run(folder: Path, dtype: str, cache: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PROGRAM), str(folder), dtype, cache, "auto", *map(str, TOKENS)]
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(PROGRAM), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def divergence(folder: Path, dtype: str, cache: str) -> tuple[float, float]:
     """Mean KL divergence from the CPU's, and the largest difference of logits as a share of the largest logit."""
-    done = run(folder, dtype, cache)
+    done = run(folder, dtype, cache, "auto", *TOKENS)
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"14 tokens: mean (\S+), max \S+, logits (\S+)\n", done.stdout)
     assert found, done.stdout
@@ -70,7 +49,7 @@ def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support
     model = tiny_classes.make_of_class(architecture, **tiny_classes.experts(4, 2))
     tiny_models.save(model, tmp_path, torch.bfloat16)
     if architecture in REFUSED:
-        done = run(tmp_path, "float32", "fp32")
+        done = run(tmp_path, "float32", "fp32", "auto", *TOKENS)
         assert done.returncode == 1
         assert REFUSED[architecture] in done.stderr
         reason = done.stderr.strip().removeprefix("emulated_divergence: cuda-emulated ").partition(";")[0]
@@ -79,6 +58,16 @@ def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support
     _, difference = divergence(tmp_path, "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
     record_support(tmp_path, "BF16", "gpu_emulated")
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"])
+def test_states_do_not_depend_on_steps(architecture: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_classes.make_of_class(architecture), tmp_path, torch.bfloat16)
+    done = run("--bits", tmp_path, *TOKENS, *TOKENS[:7])
+    assert done.returncode == 0, done.stderr
+    accepted = re.fullmatch(r"(\d+) drafts accepted\n", done.stdout)
+    assert accepted, done.stdout
+    assert int(accepted[1]) > 2
 
 
 def test_a_gate_without_recurrent_layers(tmp_path: Path) -> None:

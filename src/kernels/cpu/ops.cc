@@ -64,6 +64,15 @@ class CpuOps final : public Ops {
             [&](int64_t row) { rows_.rms_norm(x + row * x_stride, weight, eps, width, out + row * out_stride); });
   }
 
+  void AddRmsNorm(float* x, const float* y, const float* weight, float eps, int64_t rows, int64_t width, float* out,
+                  const Linear* /*reader*/) noexcept override {
+    ForRows(rows, width, [&](int64_t row) {
+      float* sum = x + row * width;
+      if (y != nullptr) rows_.add(sum, y + row * width, width);
+      rows_.rms_norm(sum, weight, eps, width, out + row * width);
+    });
+  }
+
   void LayerNorm(const float* x, int64_t x_stride, const float* weight, const float* bias, float eps, int64_t rows,
                  int64_t width, float* out, int64_t out_stride) noexcept override {
     ForRows(rows, width, [&](int64_t row) {
@@ -95,8 +104,8 @@ class CpuOps final : public Ops {
     });
   }
 
-  void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
-                   float* out) noexcept override {
+  void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width, float* out,
+                   const Linear* /*reader*/) noexcept override {
     const ActivateMulKernel multiply = rows_.ActivateMul(activation);
     ForRows(rows, width, [&](int64_t row) {
       const float* gate = gate_up + row * 2 * width;
@@ -120,18 +129,12 @@ class CpuOps final : public Ops {
     });
   }
 
-  void CheckGatedDeltaNet() const override {}
-
   void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override {
     CpuGatedDeltaNet(op, context_->isa, *context_->threads);
   }
 
-  void CheckShortConv() const override {}
-
   void ShortConv(const ShortConvOp& op) noexcept override { CpuShortConv(op, context_->isa, *context_->threads); }
   void CheckSparseAttention() const override {}
-  void CheckMamba2() const override {}
-
   void Mamba2(const Mamba2Op& op) noexcept override { CpuMamba2(op, context_->isa, *context_->threads); }
 
   void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {

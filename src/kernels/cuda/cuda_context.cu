@@ -236,10 +236,10 @@ class CudaRuntimeContext final : public CudaContext {
     return cuda::AttendShape(kernel, params, multiprocessors_).blocks;
   }
 
-  void Append(int kernel, const cuda::AppendParams& params) noexcept override {
+  void Append(int kernel, const cuda::AppendSides& sides) noexcept override {
     Use();
     constexpr int kBlocksPerSm = 8;
-    cuda::LaunchAppend(kernel, params, kBlocksPerSm * multiprocessors_, Current());
+    cuda::LaunchAppend(kernel, sides, kBlocksPerSm * multiprocessors_, Current());
     CheckLaunch("an append kernel");
   }
   void Attend(int kernel, const cuda::AttentionParams& params) noexcept override {

@@ -27,7 +27,7 @@ class CudaContext {
 
   // Asynchronous launches, in call order and after earlier copies; `kernel` is an index from cuda::FindAppend or
   // FindAttend. Errors are kept, and thrown by the device's Synchronize and CopyOut.
-  virtual void Append(int kernel, const cuda::AppendParams& params) noexcept = 0;
+  virtual void Append(int kernel, const cuda::AppendSides& sides) noexcept = 0;
   virtual void Attend(int kernel,
                       const cuda::AttentionParams& params) noexcept = 0;     // KV splits, then their combination
   virtual void Run(const cuda::ModelOp& op) noexcept = 0;                    // grid must not be empty

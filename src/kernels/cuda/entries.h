@@ -15,7 +15,7 @@ namespace kvanta::kernels::cuda {
 bool OverlapsLaunches() noexcept;
 
 // `kernel`: index from FindAppend. max_blocks: grid limit (grid-stride loop over rows).
-void LaunchAppend(int kernel, const AppendParams& params, int max_blocks, cudaStream_t stream);
+void LaunchAppend(int kernel, const AppendSides& sides, int max_blocks, cudaStream_t stream);
 // `kernel`: index from FindAttend. The grid is as many blocks as are resident (grid-stride loop over work items).
 LaunchShape AttendShape(int kernel, const AttentionParams& params, int multiprocessors);
 void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/linear/cuda/gpu_linear_group.h"
+#include "kernels/linear_attention/cuda/gpu_recurrent.h"
 #include "kernels/moe/cuda/gpu_experts.h"
 #include "kvanta/error.h"
 
@@ -61,41 +62,27 @@ class GpuOps final : public Ops {
 
   void MulGate(GateFunction function, float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
                int64_t width, int64_t channels) noexcept override {
-    Run(rows * width, cuda::MulGateOp{.function = function,
-                                      .x = x,
-                                      .x_stride = x_stride,
-                                      .gate = gate,
-                                      .gate_stride = gate_stride,
-                                      .rows = rows,
-                                      .width = width,
-                                      .channels = channels});
+    Run(rows * width, cuda::MulOp{.x = x,
+                                  .x_stride = x_stride,
+                                  .by = gate,
+                                  .by_stride = gate_stride,
+                                  .by_gate = true,
+                                  .function = function,
+                                  .rows = rows,
+                                  .width = width,
+                                  .channels = channels});
   }
 
-  void CheckGatedDeltaNet() const override {
-    throw InputError(fmt::format("{} does not support Gated DeltaNet layers; device cpu does", context_->gpu->Name()));
-  }
-  void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept override {}
-
-  void CheckShortConv() const override {
-    throw InputError(
-        fmt::format("{} does not support gated short convolutions; device cpu does", context_->gpu->Name()));
-  }
-  void ShortConv(const ShortConvOp& /*op*/) noexcept override {}
+  void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override { GpuGatedDeltaNet(op, *context_->gpu); }
+  void ShortConv(const ShortConvOp& op) noexcept override { GpuShortConv(op, *context_->gpu); }
+  void Mamba2(const Mamba2Op& op) noexcept override { GpuMamba2(op, *context_->gpu); }
   void CheckSparseAttention() const override {
     throw InputError(fmt::format("{} does not support sparse attention; device cpu does", context_->gpu->Name()));
   }
-  void CheckMamba2() const override {
-    throw InputError(fmt::format("{} does not support Mamba-2 layers; device cpu does", context_->gpu->Name()));
-  }
-  void Mamba2(const Mamba2Op& /*op*/) noexcept override {}
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,
                                            const ExpertDivision& /*division: one process*/) override {
-    if (moe.scoring_func == ScoringFunc::kSparseMixer) {
-      throw InputError(
-          fmt::format("{} does not support experts that SparseMixer chooses; device cpu does", context_->gpu->Name()));
-    }
     return MakeGpuExperts(context_, std::move(experts), moe, router);
   }
 
@@ -114,6 +101,18 @@ class GpuOps final : public Ops {
                                    .width = width,
                                    .out = out,
                                    .out_stride = out_stride});
+  }
+
+  void AddRmsNorm(float* x, const float* y, const float* weight, float eps, int64_t rows, int64_t width, float* out,
+                  const Linear* reader) noexcept override {
+    Run(rows * width, cuda::AddNormOp{.x = x,
+                                      .y = y,
+                                      .weight = weight,
+                                      .eps = eps,
+                                      .rows = rows,
+                                      .width = width,
+                                      .out = out,
+                                      .pack = Prepack(reader, out, rows)});
   }
 
   void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
@@ -152,11 +151,13 @@ class GpuOps final : public Ops {
                                                 .positions = positions});
   }
 
-  void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
-                   float* out) noexcept override {
-    Run(rows * width,
-        cuda::ActivateMulOp{
-            .activation = activation, .limit = limit, .gate_up = gate_up, .rows = rows, .width = width, .out = out});
+  void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width, float* out,
+                   const Linear* reader) noexcept override {
+    const cuda::ActivateMulOp op{
+        .activation = activation, .limit = limit, .gate_up = gate_up, .rows = rows, .width = width, .out = out};
+    const cuda::PackTarget pack = Prepack(reader, out, rows);
+    if (pack.packs) return Run(rows * width, cuda::ActivatePackOp{.activate = op, .pack = pack});
+    Run(rows * width, op);
   }
 
   void Scale(float* x, float factor, int64_t n) noexcept override {
@@ -195,6 +196,10 @@ class GpuOps final : public Ops {
   }
 
  private:
+  static cuda::PackTarget Prepack(const Linear* reader, const float* x, int64_t rows) noexcept {
+    return reader == nullptr ? cuda::PackTarget{} : static_cast<const GpuLinear*>(reader)->Prepack(x, rows);
+  }
+
   // An empty grid would be a launch error.
   void Run(int64_t values, const cuda::ModelOp& op) noexcept {
     if (values > 0) context_->gpu->Run(op);

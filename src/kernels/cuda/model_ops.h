@@ -9,6 +9,7 @@
 #include "kernels/activation.h"
 #include "kernels/cuda/types.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear_attention/cuda/recurrent_ops.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/pointwise.h"
 #include "kernels/sampling/sample_params.h"
@@ -135,13 +136,14 @@ struct ActivateOp {
   int64_t count = 0;
 };
 
-// x[r][i] *= function(gate[r][i / channels]) for rows of `width` values.
-struct MulGateOp {
-  GateFunction function = GateFunction::kSigmoid;
+// x[r][i] *= by[r][i / channels], or function(by[r][i / channels]), for rows of `width` values.
+struct MulOp {
   float* x = nullptr;
   int64_t x_stride = 0;
-  const float* gate = nullptr;
-  int64_t gate_stride = 0;
+  const float* by = nullptr;
+  int64_t by_stride = 0;
+  bool by_gate = false;  // by function(by)
+  GateFunction function = GateFunction::kSigmoid;
   int64_t rows = 0;
   int64_t width = 0;
   int64_t channels = 1;
@@ -182,6 +184,31 @@ struct PackOp {
   int64_t in = 0;
   PanelKind kind = PanelKind::kBf16;
   PackedRows out;
+};
+
+// Rows that an operation also packs for the linear layer that reads them.
+struct PackTarget {
+  bool packs = false;
+  PanelKind kind = PanelKind::kBf16;
+  PackedRows out;
+};
+
+// x += y unless null, then the RMS norm of x; dense rows.
+struct AddNormOp {
+  float* x = nullptr;
+  const float* y = nullptr;
+  const float* weight = nullptr;
+  float eps = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+  float* out = nullptr;
+  PackTarget pack;
+};
+
+// Packs what ActivateMulOp would store.
+struct ActivatePackOp {
+  ActivateMulOp activate;
+  PackTarget pack;
 };
 
 // Output tile of a block: panels of W x tiles of 8 rows.
@@ -270,7 +297,8 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp = std::variant<EmbedOp, NormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulGateOp, ScaleOp,
-                             SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
+using ModelOp = std::variant<EmbedOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp, RopeOp, ActivateMulOp,
+                             ActivateOp, MulOp, ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp,
+                             CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp>;
 
 }  // namespace kvanta::kernels::cuda

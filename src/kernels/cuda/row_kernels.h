@@ -132,22 +132,21 @@ KVANTA_DEVICE float SwigluOai(float gate, float up) {
   y = y < -kSwigluOaiLimit ? -kSwigluOaiLimit : y;
   return x / (1.0F + Exp2(-kSwigluOaiAlpha * kLog2E * x)) * (y + 1.0F);
 }
+KVANTA_DEVICE float GatedValue(const ActivateMulOp& op, int64_t row, int64_t column) {
+  const float* gate = op.gate_up + row * 2 * op.width + column;
+  if (op.activation == Activation::kSwigluOai) return SwigluOai(*gate, gate[op.width]);
+  const float x = *gate;
+  const float exponent = op.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
+  float y = x / (1.0F + Exp2(exponent * kLog2E)), up = gate[op.width];
+  if (op.limit != 0) {  // NaN stays NaN
+    y = y > op.limit ? op.limit : y;
+    up = up > op.limit ? op.limit : up < -op.limit ? -op.limit : up;
+  }
+  return y * up;
+}
 KVANTA_DEVICE void RunBlock(const ActivateMulOp& op) {
-  ForValues(op.rows * op.width, [&](int64_t index) {
-    const float* gate = op.gate_up + index / op.width * 2 * op.width + index % op.width;
-    if (op.activation == Activation::kSwigluOai) {
-      op.out[index] = SwigluOai(*gate, gate[op.width]);
-      return;
-    }
-    const float x = *gate;
-    const float exponent = op.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
-    float y = x / (1.0F + Exp2(exponent * kLog2E)), up = gate[op.width];
-    if (op.limit != 0) {  // NaN stays NaN
-      y = y > op.limit ? op.limit : y;
-      up = up > op.limit ? op.limit : up < -op.limit ? -op.limit : up;
-    }
-    op.out[index] = y * up;
-  });
+  ForValues(op.rows * op.width,
+            [&](int64_t index) { op.out[index] = GatedValue(op, index / op.width, index % op.width); });
 }
 
 inline LaunchShape ShapeOf(const ActivateOp& op) {
@@ -173,18 +172,20 @@ KVANTA_DEVICE void RunBlock(const ActivateOp& op) {
   ForValues(op.count, [&](int64_t index) { op.x[index] = Activated(op, op.x[index]); });
 }
 
-inline LaunchShape ShapeOf(const MulGateOp& op) {
+inline LaunchShape ShapeOf(const MulOp& op) {
   return ValuesShape(op.rows * op.width);
 }
-KVANTA_DEVICE void RunBlock(const MulGateOp& op) {
+KVANTA_DEVICE void RunBlock(const MulOp& op) {
   ForValues(op.rows * op.width, [&](int64_t index) {
     const int64_t row = index / op.width, column = index % op.width;
-    const float gate = op.gate[row * op.gate_stride + column / op.channels];
     float& x = op.x[row * op.x_stride + column];
-    if (op.function == GateFunction::kSigmoid) {
-      x /= 1.0F + Exp2(-gate * kLog2E);
+    const float by = op.by[row * op.by_stride + column / op.channels];
+    if (!op.by_gate) {
+      x *= by;
+    } else if (op.function == GateFunction::kSigmoid) {
+      x /= 1.0F + Exp2(-by * kLog2E);
     } else {
-      x *= (gate > 0 ? gate : 0.0F) + log1pf(expf(gate > 0 ? -gate : gate));
+      x *= (by > 0 ? by : 0.0F) + log1pf(expf(by > 0 ? -by : by));
     }
   });
 }

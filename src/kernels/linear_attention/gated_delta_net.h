@@ -44,7 +44,8 @@ struct GatedDeltaNetShape {
 
 inline constexpr int kMaxDeltaHeadDim = 256;  // k_dim and v_dim; multiples of 8
 
-// Adjacent channels of the convolution's input in a projected row.
+// Adjacent channels of the convolution's input in a projected row. The convolution's channels are one run, or q, k and v
+// of each head of keys.
 struct ChannelRun {
   int64_t channel = 0;    // channel of the convolution
   int64_t projected = 0;  // in the projected row
@@ -58,7 +59,7 @@ struct HeadOffsets {
   int64_t group_stride = 0;
   int64_t stride = 0;  // in a group
 
-  int64_t At(int64_t head) const noexcept {
+  constexpr int64_t At(int64_t head) const noexcept {
     return first + head / per_group * group_stride + head % per_group * stride;
   }
 };

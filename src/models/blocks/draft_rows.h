@@ -2,11 +2,11 @@
 // them are accepted (docs/adr/0087).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "base/device.h"
 #include "cache/recurrent_state.h"
+#include "kernels/ops.h"
 
 namespace kvanta::models {
 
@@ -21,13 +21,13 @@ class DraftRows {
 
   // Copies `count` floats of each drafted row to floats [column, column + count) of the rows here. `from`: of the
   // step's row 0; its rows are `stride` floats apart.
-  void Keep(const cache::StateStep& states, const float* from, int64_t stride, int64_t count, int64_t column) noexcept {
+  void Keep(kernels::Ops& ops, const cache::StateStep& states, const float* from, int64_t stride, int64_t count,
+            int64_t column) noexcept {
     float* to = Rows() + column;
     for (const cache::StateSegment& segment : states.segments) {
       if (segment.to != cache::kNoPage) continue;
-      for (int64_t row = segment.first_row; row < segment.first_row + segment.tokens; ++row, to += width_) {
-        std::copy_n(from + row * stride, count, to);
-      }
+      ops.Copy(from + segment.first_row * stride, stride, segment.tokens, count, to, width_);
+      to += segment.tokens * width_;
     }
   }
 

@@ -1,4 +1,4 @@
-// Factor of embeddings, rounded to the type of the weights where transformers rounds it.
+// Factor of a model's embeddings.
 #pragma once
 
 #include "base/dtype.h"
@@ -7,6 +7,7 @@
 
 namespace kvanta::models {
 
+// `scale` as the model's dtype has it, where transformers rounds it. store: how matrices are kept.
 inline float EmbeddingScale(const ModelConfig& config, double scale, kernels::WeightType store) {
   const auto value = static_cast<float>(scale);
   if (!config.embedding_scale_rounded) return value;

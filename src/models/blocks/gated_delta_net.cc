@@ -19,12 +19,11 @@ class GatedDeltaNet final : public AttentionBlock {
         config_(source.config),
         shape_(source.config.gated_delta_net),
         drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
-    ops_.CheckGatedDeltaNet();
     const std::string module = prefix + "linear_attn.";
     ReadProjections(source, module);
-    conv_ = ReadConvolution(source, module + "conv1d.weight", shape_.ConvWidth(), shape_.conv_width);
-    dt_bias_ = source.reader.KeptValues(module + "dt_bias", shape_.v_heads);
-    decay_ = ReadDecay(source, module, shape_.v_heads);
+    conv_ = Upload(source, ReadConvolution(source, module + "conv1d.weight", shape_.ConvWidth(), shape_.conv_width));
+    dt_bias_ = source.reader.Vector(module + "dt_bias", shape_.v_heads);
+    decay_ = Upload(source, ReadDecay(source, module, shape_.v_heads));
     norm_ = source.reader.Vector(module + "norm.weight", shape_.v_dim);
     out_ = source.reader.Linear({{module + "out_proj", config_.hidden}}, shape_.ValueWidth(), false, source.store);
   }
@@ -36,6 +35,8 @@ class GatedDeltaNet final : public AttentionBlock {
     factors_ = scratch.Take(rows * shape_.FactorWidth());
     values_ = scratch.Take(rows * shape_.ValueWidth());
   }
+
+  const kernels::Linear* Reader() const noexcept override { return projection_.get(); }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     projection_->Forward(x, step.rows, projected_, ProjectedWidth());
@@ -52,9 +53,9 @@ class GatedDeltaNet final : public AttentionBlock {
     op.eps = static_cast<float>(config_.rms_eps);
     ops_.GatedDeltaNet(op);
     for (const ChannelRun& run : runs_) {
-      drafts_.Keep(op.states, projected_ + run.projected, op.projected_stride, run.count, run.channel);
+      drafts_.Keep(ops_, op.states, projected_ + run.projected, op.projected_stride, run.count, run.channel);
     }
-    drafts_.Keep(op.states, gates_, shape_.GatesWidth(), shape_.GatesWidth(), shape_.ConvWidth());
+    drafts_.Keep(ops_, op.states, gates_, shape_.GatesWidth(), shape_.GatesWidth(), shape_.ConvWidth());
     out_->Forward(values_, step.rows, out, config_.hidden);
   }
 
@@ -78,9 +79,9 @@ class GatedDeltaNet final : public AttentionBlock {
     return {.shape = shape_,
             .b = b_,
             .a = a_,
-            .conv = conv_.data(),
-            .dt_bias = dt_bias_.data(),
-            .decay = decay_.data(),
+            .conv = conv_.as<float>(),
+            .dt_bias = dt_bias_.as<float>(),
+            .decay = decay_.as<float>(),
             .states = states,
             .mixed = mixed_,
             .factors = factors_,
@@ -134,9 +135,9 @@ class GatedDeltaNet final : public AttentionBlock {
   std::unique_ptr<kernels::Linear> gate_projection_;  // hidden -> b and a
   std::vector<ChannelRun> runs_;
   HeadOffsets z_, b_, a_;
-  std::vector<float> conv_;  // [taps][channels]
-  std::vector<float> dt_bias_, decay_;
-  Buffer norm_;  // f32 [v_dim]
+  Buffer conv_;             // f32 [taps][channels]
+  Buffer dt_bias_, decay_;  // f32 [v_heads]
+  Buffer norm_;             // f32 [v_dim]
   std::unique_ptr<kernels::Linear> out_;
   DraftRows drafts_;  // inputs of the convolution, gates
   // Scratch, f32 [rows][...]:

@@ -53,6 +53,8 @@ class GatedMlp final : public MlpBlock {
     down_->Place(scratch, rows);
   }
 
+  const kernels::Linear* Reader() const noexcept override { return gate_up_.get(); }
+
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     const int64_t hidden = gate_up_->In();
     const int64_t blocks = CeilDiv(rows, gate_up_->BlockRows());
@@ -67,7 +69,8 @@ class GatedMlp final : public MlpBlock {
   void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
     gate_up_->Forward(x, rows, both_, 2 * width_);
     if (gate_scale_ != 1) ops_.ScaleColumns(both_, 2 * width_, rows, width_, gate_scale_);
-    ops_.ActivateMul(activation_, limit_, both_, rows, width_, gated_);
+    const bool is_whole = width_ == gathered_.Columns();  // else other ranks' columns come between
+    ops_.ActivateMul(activation_, limit_, both_, rows, width_, gated_, is_whole ? down_->Reader() : nullptr);
     down_->Forward(gathered_.Gather(gated_, rows), rows, out);
   }
 

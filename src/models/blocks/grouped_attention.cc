@@ -81,6 +81,8 @@ class GroupedAttention final : public AttentionBlock {
     out_->Place(scratch, rows);
   }
 
+  const kernels::Linear* Reader() const noexcept override { return qkv_.get(); }
+
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     const int64_t rows = step.rows;
     qkv_->Forward(x, rows, projected_, QkvWidth());
@@ -98,8 +100,10 @@ class GroupedAttention final : public AttentionBlock {
     };
     if (config_.qk_norm != QkNorm::kNone && config_.qk_norm != QkNorm::kPerHeadAfterRope) norm();
     if (step.rope->rotary_dim != 0) {
-      Rotate(step, heads_, step.query_rope_table, q, q_stride);
-      if (HasKv()) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
+      // Keys that follow the queries are further heads.
+      const bool together = HasKv() && k == q + QWidth() && step.query_rope_table == step.rope_table;
+      Rotate(step, heads_ + (together ? kv_heads_ : 0), step.query_rope_table, q, q_stride);
+      if (HasKv() && !together) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
     }
     if (config_.qk_norm == QkNorm::kPerHeadAfterRope) norm();
     if (spec_.qk_l2_norm) {

@@ -21,7 +21,6 @@ class KimiDeltaAttention final : public AttentionBlock {
         config_(source.config),
         shape_(source.config.gated_delta_net),
         drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
-    ops_.CheckGatedDeltaNet();
     const std::string module = prefix + "self_attn.";
     const auto read = [&](std::initializer_list<const char*> names, int64_t out, int64_t in) {
       std::vector<StackedWeight> stack;
@@ -36,9 +35,9 @@ class KimiDeltaAttention final : public AttentionBlock {
     decays_ = read({"f_b_proj"}, Width(), shape_.k_dim);
     to_gates_ = read({"g_a_proj"}, shape_.k_dim, config_.hidden);
     gates_ = read({"g_b_proj"}, Width(), shape_.k_dim);
-    ReadConvolutions(source, module);
-    dt_bias_ = source.reader.KeptValues(module + "dt_bias", Width());
-    decay_ = ReadDecay(source, module, shape_.v_heads);
+    conv_ = Upload(source, ReadConvolutions(source, module));
+    dt_bias_ = source.reader.Vector(module + "dt_bias", Width());
+    decay_ = Upload(source, ReadDecay(source, module, shape_.v_heads));
     norm_ = source.reader.Vector(module + "o_norm.weight", shape_.v_dim);
     out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, Width(), false, source.store);
   }
@@ -53,6 +52,8 @@ class KimiDeltaAttention final : public AttentionBlock {
     factors_ = scratch.Take(rows * shape_.FactorWidth());
     values_ = scratch.Take(rows * Width());
   }
+
+  const kernels::Linear* Reader() const noexcept override { return projection_.get(); }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     const int64_t rows = step.rows;
@@ -74,9 +75,9 @@ class KimiDeltaAttention final : public AttentionBlock {
     op.norm = norm_.as<float>();
     op.eps = static_cast<float>(config_.rms_eps);
     ops_.GatedDeltaNet(op);
-    drafts_.Keep(op.states, projected_, shape_.ConvWidth(), shape_.ConvWidth(), 0);
-    drafts_.Keep(op.states, betas_, shape_.v_heads, shape_.v_heads, shape_.ConvWidth());
-    drafts_.Keep(op.states, channel_gates_, Width(), Width(), shape_.ConvWidth() + shape_.v_heads);
+    drafts_.Keep(ops_, op.states, projected_, shape_.ConvWidth(), shape_.ConvWidth(), 0);
+    drafts_.Keep(ops_, op.states, betas_, shape_.v_heads, shape_.v_heads, shape_.ConvWidth());
+    drafts_.Keep(ops_, op.states, channel_gates_, Width(), Width(), shape_.ConvWidth() + shape_.v_heads);
     out_->Forward(values_, rows, out, config_.hidden);
   }
 
@@ -101,26 +102,27 @@ class KimiDeltaAttention final : public AttentionBlock {
             .z = {},
             .b = {.first = 0, .group_stride = 1},
             .a = {},
-            .conv = conv_.data(),
-            .dt_bias = dt_bias_.data(),
-            .decay = decay_.data(),
+            .conv = conv_.as<float>(),
+            .dt_bias = dt_bias_.as<float>(),
+            .decay = decay_.as<float>(),
             .states = states,
             .mixed = mixed_,
             .factors = factors_,
             .out = values_};
   }
 
-  void ReadConvolutions(const BlockSource& source, const std::string& module) {
+  std::vector<float> ReadConvolutions(const BlockSource& source, const std::string& module) const {
     const int64_t width = Width(), channels = shape_.ConvWidth();
-    conv_.resize(static_cast<size_t>(shape_.conv_width * channels));
+    std::vector<float> conv(static_cast<size_t>(shape_.conv_width * channels));
     int64_t first = 0;
     for (const char* name : {"q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"}) {
       const std::vector<float> part = ReadConvolution(source, module + name, width, shape_.conv_width);
       for (int64_t tap = 0; tap < shape_.conv_width; ++tap) {
-        std::copy_n(part.begin() + tap * width, width, conv_.begin() + tap * channels + first);
+        std::copy_n(part.begin() + tap * width, width, conv.begin() + tap * channels + first);
       }
       first += width;
     }
+    return conv;
   }
 
   kernels::Ops& ops_;
@@ -132,10 +134,10 @@ class KimiDeltaAttention final : public AttentionBlock {
   std::unique_ptr<kernels::Linear> to_decays_, decays_;  // hidden -> k_dim -> width
   std::unique_ptr<kernels::Linear> to_gates_, gates_;    // the same, of the output's gates
   std::vector<ChannelRun> runs_ = {{.channel = 0, .projected = 0, .count = shape_.ConvWidth()}};
-  std::vector<float> conv_;     // [taps][channels]
-  std::vector<float> dt_bias_;  // [width]
-  std::vector<float> decay_;    // [heads]
-  Buffer norm_;                 // f32 [v_dim]
+  Buffer conv_;     // f32 [taps][channels]
+  Buffer dt_bias_;  // f32 [width]
+  Buffer decay_;    // f32 [heads]
+  Buffer norm_;     // f32 [v_dim]
   std::unique_ptr<kernels::Linear> out_;
   // Scratch, f32 [rows][...]:
   float* projected_ = nullptr;

@@ -66,6 +66,8 @@ class AttentionBlock {
   virtual ~AttentionBlock() = default;
   // Takes the scratch memory of a Forward of up to `rows` rows. Blocks overlap.
   virtual void Place(Scratch& scratch, int64_t rows) noexcept = 0;
+  // The linear layer of Forward that reads x first (Ops::AddRmsNorm); null: another operation does.
+  virtual const kernels::Linear* Reader() const noexcept { return nullptr; }
   // x: f32 [rows][hidden], normed -> out: f32 [rows][hidden], through the cache.
   virtual void Forward(const AttentionStep& step, const float* x, float* out) noexcept = 0;
   // Recurrent layers: advances states over accepted rows among the drafted ones of the last Forward, after
@@ -79,6 +81,8 @@ class MlpBlock {
  public:
   virtual ~MlpBlock() = default;
   virtual void Place(Scratch& scratch, int64_t rows) noexcept = 0;
+  // As AttentionBlock's.
+  virtual const kernels::Linear* Reader() const noexcept { return nullptr; }
   // x: f32 [rows][hidden], normed -> out: f32 [rows][hidden].
   virtual void Forward(const float* x, int64_t rows, float* out) noexcept = 0;
 };
@@ -104,6 +108,7 @@ class ColumnParallelLinear {
   void Place(Scratch& scratch, int64_t rows) noexcept {
     if (!ranks_.IsSingleRank()) part_ = scratch.Take(rows * linear_->Out());
   }
+  const kernels::Linear* Reader() const noexcept { return linear_.get(); }
   // x: f32 [rows][in]; out: f32 [rows][out], dense.
   void Forward(const float* x, int64_t rows, float* out) noexcept {
     if (ranks_.IsSingleRank()) return linear_->Forward(x, rows, out, columns_.count);
@@ -122,6 +127,8 @@ class ColumnParallelLinear {
 class GatheredColumns {
  public:
   GatheredColumns(parallel::Communicator& ranks, int64_t count) : ranks_(ranks), columns_(ranks.PartitionOf(count)) {}
+
+  int64_t Columns() const noexcept { return columns_.count; }
 
   void Place(Scratch& scratch, int64_t rows) noexcept {
     if (!ranks_.IsSingleRank()) whole_ = scratch.Take(rows * columns_.count);

@@ -14,17 +14,15 @@ class Mamba2 final : public AttentionBlock {
         config_(source.config),
         shape_(source.config.mamba2.shape),
         drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
-    ops_.CheckMamba2();
     WeightReader& reader = source.reader;
     const std::string module = prefix + std::string(config_.names.mamba2) + ".";
     in_ = reader.Linear({{module + "in_proj", shape_.ProjectedWidth()}}, config_.hidden, config_.mamba2.in_bias,
                         {source.store, kInt16Activations});
-    conv_ = ReadConvolution(source, module + "conv1d.weight", shape_.ConvWidth(), shape_.conv_width);
-    ScaleConvolution();
-    if (config_.mamba2.conv_bias) conv_bias_ = reader.KeptValues(module + "conv1d.bias", shape_.ConvWidth());
-    dt_bias_ = reader.KeptValues(module + "dt_bias", shape_.heads);
-    decay_ = ReadDecay(source, module, shape_.heads);
-    d_ = reader.KeptValues(module + "D", shape_.heads);
+    conv_ = Upload(source, ScaledConvolution(source, module + "conv1d.weight"));
+    if (config_.mamba2.conv_bias) conv_bias_ = reader.Vector(module + "conv1d.bias", shape_.ConvWidth());
+    dt_bias_ = reader.Vector(module + "dt_bias", shape_.heads);
+    decay_ = Upload(source, ReadDecay(source, module, shape_.heads));
+    d_ = reader.Vector(module + "D", shape_.heads);
     if (shape_.gate != kernels::Mamba2Gate::kNoNorm) norm_ = reader.Vector(module + "norm.weight", shape_.Width());
     out_ =
         reader.Linear({{module + "out_proj", config_.hidden}}, shape_.Width(), config_.mamba2.out_bias, source.store);
@@ -37,6 +35,8 @@ class Mamba2 final : public AttentionBlock {
     values_ = scratch.Take(rows * shape_.Width());
   }
 
+  const kernels::Linear* Reader() const noexcept override { return in_.get(); }
+
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     in_->Forward(x, step.rows, projected_, shape_.ProjectedWidth());
     kernels::Mamba2Op op = OpOf(step.backend->States(*step.plan, step.layer));
@@ -48,7 +48,7 @@ class Mamba2 final : public AttentionBlock {
     op.norm = norm_ ? norm_.as<float>() : nullptr;
     op.eps = static_cast<float>(config_.rms_eps);
     ops_.Mamba2(op);
-    drafts_.Keep(op.states, op.inputs, op.stride, shape_.InputWidth(), 0);
+    drafts_.Keep(ops_, op.states, op.inputs, op.stride, shape_.InputWidth(), 0);
     out_->Forward(values_, step.rows, out, config_.hidden);
   }
 
@@ -65,37 +65,39 @@ class Mamba2 final : public AttentionBlock {
   kernels::Mamba2Op OpOf(const cache::StateStep& states) const noexcept {
     return {.shape = shape_,
             .dt_scale = config_.mamba2.dt_scale,
-            .conv = conv_.data(),
-            .conv_bias = conv_bias_.empty() ? nullptr : conv_bias_.data(),
-            .dt_bias = dt_bias_.data(),
-            .decay = decay_.data(),
-            .d = d_.data(),
+            .conv = conv_.as<float>(),
+            .conv_bias = conv_bias_ ? conv_bias_.as<float>() : nullptr,
+            .dt_bias = dt_bias_.as<float>(),
+            .decay = decay_.as<float>(),
+            .d = d_.as<float>(),
             .states = states,
             .mixed = mixed_,
             .factors = factors_,
             .out = values_};
   }
 
-  // The factors of x, b and c: the convolution is linear.
-  void ScaleConvolution() {
+  // With the factors of x, b and c: the convolution is linear.
+  std::vector<float> ScaledConvolution(const BlockSource& source, const std::string& name) const {
     const Mamba2Config& mamba2 = config_.mamba2;
     const int64_t groups = int64_t{shape_.groups} * shape_.state_size, channels = shape_.ConvWidth();
-    for (size_t i = 0; i < conv_.size(); ++i) {
+    std::vector<float> conv = ReadConvolution(source, name, channels, shape_.conv_width);
+    for (size_t i = 0; i < conv.size(); ++i) {
       const int64_t channel = static_cast<int64_t>(i) % channels;
-      conv_[i] *= channel < shape_.Width()            ? mamba2.x_scale
-                  : channel < shape_.Width() + groups ? mamba2.b_scale
-                                                      : mamba2.c_scale;
+      conv[i] *= channel < shape_.Width()            ? mamba2.x_scale
+                 : channel < shape_.Width() + groups ? mamba2.b_scale
+                                                     : mamba2.c_scale;
     }
+    return conv;
   }
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const kernels::Mamba2Shape shape_;
   std::unique_ptr<kernels::Linear> in_;  // hidden -> z, x, b, c and dt
-  std::vector<float> conv_;              // [taps][channels]
-  std::vector<float> conv_bias_;         // [channels], or none
-  std::vector<float> dt_bias_, decay_, d_;
-  Buffer norm_;  // f32 [width], or none
+  Buffer conv_;                          // f32 [taps][channels]
+  Buffer conv_bias_;                     // f32 [channels], or none
+  Buffer dt_bias_, decay_, d_;           // f32 [heads]
+  Buffer norm_;                          // f32 [width], or none
   std::unique_ptr<kernels::Linear> out_;
   DraftRows drafts_;  // x | b | c | dt
   // Scratch, f32 [rows][...]:

@@ -38,6 +38,14 @@ class Norm {
   explicit operator bool() const noexcept { return static_cast<bool>(weight_); }
   bool HasWeightsByHead() const noexcept { return heads_ != 0; }
 
+  // x += y unless null, then out = norm of x; dense rows. reader: as of Ops::AddRmsNorm().
+  void AddAndForward(kernels::Ops& ops, float* x, const float* y, int64_t rows, float* out,
+                     const kernels::Linear* reader) const noexcept {
+    if (!layer_norm_) return ops.AddRmsNorm(x, y, weight_.as<float>(), eps_, rows, width_, out, reader);
+    if (y != nullptr) ops.Add(x, y, rows * width_);
+    Forward(ops, x, width_, rows, out, width_);
+  }
+
   // x, out: f32 [rows][width], row strides in floats; may alias. `head`: of weights by head.
   void Forward(kernels::Ops& ops, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
                int64_t head = 0) const noexcept {

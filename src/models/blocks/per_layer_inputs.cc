@@ -58,7 +58,7 @@ void PerLayerInputs::Forward(int layer, const float* hidden, int64_t rows, float
   const Layer& own = layers_[static_cast<size_t>(layer)];
   own.gate->Forward(hidden, rows, both_, 2 * width_);
   ops_.Copy(inputs_ + layer * width_, config_.layers * width_, rows, width_, both_ + width_, 2 * width_);
-  ops_.ActivateMul(config_.mlp.activation, 0, both_, rows, width_, gated_);
+  ops_.ActivateMul(config_.mlp.activation, 0, both_, rows, width_, gated_, nullptr);
   own.projection->Forward(gated_, rows, out, config_.hidden);
 }
 

@@ -22,6 +22,14 @@ inline std::vector<float> ReadElements(const BlockSource& source, const std::str
   return values;
 }
 
+// Values in the device's memory.
+inline Buffer Upload(const BlockSource& source, std::span<const float> values) {
+  Device& device = source.ops.device();
+  Buffer buffer = device.Allocate(values.size_bytes());
+  device.CopyIn(buffer.data(), values.data(), buffer.bytes());
+  return buffer;
+}
+
 // Conv1d's [channels][1][taps] as f32 [taps][channels].
 inline std::vector<float> ReadConvolution(const BlockSource& source, const std::string& name, int64_t channels,
                                           int64_t taps) {

@@ -12,13 +12,12 @@ class ShortConv final : public AttentionBlock {
       : ops_(source.ops),
         shape_(source.config.short_conv),
         drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
-    ops_.CheckShortConv();
     const std::string module = prefix + "conv.";
     const int64_t channels = shape_.channels;
     const bool bias = source.config.short_conv_bias;
     in_ = source.reader.Linear({{module + "in_proj", 3 * channels}}, channels, bias, {source.store, kInt16Activations});
-    conv_ = ReadConvolution(source, module + "conv.weight", channels, shape_.conv_width);
-    if (bias) bias_ = source.reader.KeptValues(module + "conv.bias", channels);
+    conv_ = Upload(source, ReadConvolution(source, module + "conv.weight", channels, shape_.conv_width));
+    if (bias) bias_ = source.reader.Vector(module + "conv.bias", channels);
     out_ = source.reader.Linear({{module + "out_proj", channels}}, channels, bias, source.store);
   }
 
@@ -26,6 +25,8 @@ class ShortConv final : public AttentionBlock {
     projected_ = scratch.Take(rows * 3 * shape_.channels);
     mixed_ = scratch.Take(rows * shape_.channels);
   }
+
+  const kernels::Linear* Reader() const noexcept override { return in_.get(); }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     in_->Forward(x, step.rows, projected_, int64_t{3} * shape_.channels);
@@ -37,11 +38,11 @@ class ShortConv final : public AttentionBlock {
                     .c = projected_ + shape_.channels,
                     .x = projected_ + int64_t{2} * shape_.channels,
                     .stride = stride,
-                    .conv = conv_.data(),
-                    .bias = bias_.empty() ? nullptr : bias_.data(),
+                    .conv = conv_.as<float>(),
+                    .bias = bias_ ? bias_.as<float>() : nullptr,
                     .states = states,
                     .out = mixed_});
-    drafts_.Keep(states, projected_, stride, shape_.channels, 0);
+    drafts_.Keep(ops_, states, projected_, stride, shape_.channels, 0);
     out_->Forward(mixed_, step.rows, out, shape_.channels);
   }
 
@@ -58,8 +59,8 @@ class ShortConv final : public AttentionBlock {
   kernels::Ops& ops_;
   const kernels::ShortConvShape shape_;
   std::unique_ptr<kernels::Linear> in_;  // hidden -> B | C | x
-  std::vector<float> conv_;              // [taps][channels]
-  std::vector<float> bias_;              // [channels], or empty
+  Buffer conv_;                          // f32 [taps][channels]
+  Buffer bias_;                          // f32 [channels], or none
   std::unique_ptr<kernels::Linear> out_;
   DraftRows drafts_;  // B * x
   // Scratch, f32 [rows][...]:

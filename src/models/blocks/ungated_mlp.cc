@@ -35,6 +35,8 @@ class UngatedMlp final : public MlpBlock {
     down_->Place(scratch, rows);
   }
 
+  const kernels::Linear* Reader() const noexcept override { return up_.get(); }
+
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     const int64_t hidden = up_->In();
     const int64_t blocks = CeilDiv(rows, up_->BlockRows());

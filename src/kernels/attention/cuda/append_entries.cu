@@ -10,27 +10,27 @@ namespace {
 
 template <class Format>
 __global__ void __launch_bounds__(AppendKernel<Format>::kThreads)
-    AppendEntry(const __grid_constant__ AppendParams params) {
+    AppendEntry(const __grid_constant__ AppendSides sides) {
   WaitForPreviousLaunches();
-  AppendKernel<Format>::Run(params);
+  AppendKernel<Format>::Run(sides);
 }
 
 template <class Format>
-void Launch(const AppendParams& params, int max_blocks, cudaStream_t stream) {
-  LaunchKernel(&AppendEntry<Format>, AppendKernel<Format>::Shape(params, max_blocks), stream, params);
+void Launch(const AppendSides& sides, int max_blocks, cudaStream_t stream) {
+  LaunchKernel(&AppendEntry<Format>, AppendKernel<Format>::Shape(sides, max_blocks), stream, sides);
 }
 
 template <class... Format>
-void LaunchFrom(TypeList<Format...> /*list*/, int kernel, const AppendParams& params, int max_blocks,
+void LaunchFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides, int max_blocks,
                 cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AppendParams&, int, cudaStream_t) = {&Launch<Format>...};
-  kLaunches[kernel](params, max_blocks, stream);
+  constexpr void (*kLaunches[])(const AppendSides&, int, cudaStream_t) = {&Launch<Format>...};
+  kLaunches[kernel](sides, max_blocks, stream);
 }
 
 }  // namespace
 
-void LaunchAppend(int kernel, const AppendParams& params, int max_blocks, cudaStream_t stream) {
-  LaunchFrom(AppendFormats{}, kernel, params, max_blocks, stream);
+void LaunchAppend(int kernel, const AppendSides& sides, int max_blocks, cudaStream_t stream) {
+  LaunchFrom(AppendFormats{}, kernel, sides, max_blocks, stream);
 }
 
 }  // namespace kvanta::kernels::cuda

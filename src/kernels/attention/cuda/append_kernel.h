@@ -205,14 +205,13 @@ KVANTA_DEVICE void AppendRow(const AppendParams& params, const SlotMapping& mapp
 
 // A block of kAppendWarps warps, kAppendBytes of shared memory each, in a grid-stride loop over rows.
 template <class Format>
-KVANTA_DEVICE void AppendRows(const AppendParams& params) {
+KVANTA_DEVICE void AppendRows(const AppendParams& params, int block, int blocks) {
   const int lane = ThreadIndex() % kWarp;
   const int warp = ThreadIndex() / kWarp;
   const SlotMapping mapping = *params.slot_mapping;
   formats::EncodeCounts counts;
   AppendSums sums;
-  for (int item = BlockIndex() * kAppendWarps + warp; item < mapping.count * params.kv_heads;
-       item += Blocks() * kAppendWarps) {
+  for (int item = block * kAppendWarps + warp; item < mapping.count * params.kv_heads; item += blocks * kAppendWarps) {
     AppendRow<Format>(params, mapping, item, warp * kAppendBytes, lane, counts, sums);
     SyncWarp();
   }
@@ -267,10 +266,10 @@ KVANTA_DEVICE void QuantizeTokenGroup(const AppendParams& params, const SlotMapp
 
 // A block of one warp, in a grid-stride loop over token groups.
 template <class Format>
-KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& params) {
+KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& params, int block, int blocks) {
   const SlotMapping mapping = *params.slot_mapping;
   formats::EncodeCounts counts;
-  for (int item = BlockIndex(); item < mapping.count / Format::kTokenGroup * params.kv_heads; item += Blocks()) {
+  for (int item = block; item < mapping.count / Format::kTokenGroup * params.kv_heads; item += blocks) {
     QuantizeTokenGroup<Format>(params, mapping, item, ThreadIndex(), counts);
     SyncWarp();
   }
@@ -284,17 +283,20 @@ struct AppendKernel {
   static constexpr int kThreads = kTokenGroup != 0 ? kWarp : kAppendWarps * kWarp;
   static constexpr int kSharedBytes = kTokenGroup != 0 ? kTokenGroup * kMaxRowDim : kAppendWarps * kAppendBytes;
 
-  // The slot count is often far below max_slots, so the grid is kept small.
-  static LaunchShape Shape(const AppendParams& params, int max_blocks) {
+  // The slot count is often far below max_slots, so the grid is kept small. Sides have as many blocks each.
+  static LaunchShape Shape(const AppendSides& sides, int max_blocks) {
+    const AppendParams& params = sides.sides[0];
     const int64_t needed = kTokenGroup != 0 ? int64_t{params.max_slots} / kTokenGroup * params.kv_heads
                                             : CeilDiv(int64_t{params.max_slots} * params.kv_heads, kAppendWarps);
-    return {needed < max_blocks ? needed : max_blocks, kThreads, kSharedBytes};
+    return {sides.count * (needed < max_blocks ? needed : max_blocks), kThreads, kSharedBytes};
   }
-  static KVANTA_DEVICE void Run(const AppendParams& params) {
+  static KVANTA_DEVICE void Run(const AppendSides& sides) {
+    const AppendParams& params = sides.sides[BlockIndex() % sides.count];
+    const int block = BlockIndex() / sides.count, blocks = Blocks() / sides.count;
     if constexpr (kTokenGroup != 0) {
-      QuantizeTokenGroups<Format>(params);
+      QuantizeTokenGroups<Format>(params, block, blocks);
     } else {
-      AppendRows<Format>(params);
+      AppendRows<Format>(params, block, blocks);
     }
   }
 };

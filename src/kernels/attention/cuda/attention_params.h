@@ -99,6 +99,12 @@ struct AppendParams {
   AppendSums* sums = nullptr;
 };
 
+// Sides of a layer that one encoder writes in one launch, with the same slots and KV heads.
+struct AppendSides {
+  AppendParams sides[2];
+  int32_t count = 1;
+};
+
 // ---- Attend
 
 struct PageIds {

@@ -202,23 +202,33 @@ ProductTile GpuLinear::TileFor(int64_t rows) const noexcept {
   return occupies(ProductTile::k4x8) ? ProductTile::k4x8 : ProductTile::k2x4;
 }
 
+cuda::PackTarget GpuLinear::Prepack(const float* x, int64_t rows) const noexcept {
+  if (!weight_.panels || rows > kRowBlock) return {};
+  const cuda::PackTarget target{.packs = true, .kind = weight_.kind, .out = context_->Packed()};
+  context_->prepacked = {.reader = this, .x = x, .rows = rows};
+  return target;
+}
+
 void GpuLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {
   CudaContext& gpu = *context_->gpu;
   cuda::LinearOp op;
   op.weight = weight_;
   op.y_stride = y_stride;
+  const bool is_packed = context_->prepacked == GpuLinearContext::Prepacked{.reader = this, .x = x, .rows = rows};
   op.x = context_->Packed();
   const int64_t at_once = weight_.panels ? kRowBlock : rows;
   for (int64_t row = 0; row < rows; row += at_once) {
     op.rows = std::min(at_once, rows - row);
     op.y = y + row * y_stride;
     if (weight_.panels) {
-      gpu.Run(cuda::PackOp{.x = x + row * weight_.in,
-                           .x_stride = weight_.in,
-                           .rows = op.rows,
-                           .in = weight_.in,
-                           .kind = weight_.kind,
-                           .out = op.x});
+      if (!is_packed) {
+        gpu.Run(cuda::PackOp{.x = x + row * weight_.in,
+                             .x_stride = weight_.in,
+                             .rows = op.rows,
+                             .in = weight_.in,
+                             .kind = weight_.kind,
+                             .out = op.x});
+      }
       op.tile = TileFor(op.rows);
     } else {
       op.x_f32 = x + row * weight_.in;

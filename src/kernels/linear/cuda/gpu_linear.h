@@ -31,7 +31,18 @@ struct GpuLinearContext {
   ExpertBuffers experts = {};
   Buffer f32_rows = {};  // rows of one layer of a group with f32 weights
 
-  cuda::PackedRows Packed() const {
+  // Rows that an operation has packed for the layer that reads them next (Ops::AddRmsNorm).
+  struct Prepacked {
+    const Linear* reader = nullptr;
+    const float* x = nullptr;
+    int64_t rows = 0;
+    bool operator==(const Prepacked&) const = default;
+  };
+  Prepacked prepacked = {};
+
+  // For packing other rows.
+  cuda::PackedRows Packed() noexcept {
+    prepacked = {};
     return {.codes = codes.data(), .unit_sums = unit_sums.as<float>(), .factors = factors.as<float>()};
   }
 };
@@ -53,6 +64,8 @@ class GpuLinear final : public Linear {
   std::string_view Kind() const noexcept override;
 
   const cuda::Weight& weight() const noexcept { return weight_; }
+  // Target for the operation that computes rows x: Forward then does not pack them.
+  cuda::PackTarget Prepack(const float* x, int64_t rows) const noexcept;
 
  private:
   void PackUnquantized(std::span<const weights::WeightView> stacked);

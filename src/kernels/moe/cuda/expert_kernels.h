@@ -47,7 +47,62 @@ KVANTA_DEVICE void KeepBestGroups(const MoeConfig& moe, int choices, int groups,
   SyncWarp();
 }
 
+// The best of f32 values in shared memory, of equal ones the first; the first of all if none is a number.
+KVANTA_DEVICE int IndexOfBest(int values, int count, int lane) {
+  float best = -std::numeric_limits<float>::infinity();
+  int index = count;  // none
+  const auto take = [&](float value, int i) {
+    if (i >= count || (index < count && !RanksBefore(value, i, best, index))) return;
+    best = value;
+    index = i;
+  };
+  for (int i = lane; i < count; i += kWarp) {
+    const auto value = LoadShared<float>(values + 4 * i);
+    if (value == value) take(value, i);
+  }
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const float value = ShuffleXor(best, mask);
+    take(value, ShuffleXor(index, mask));
+  }
+  return index < count ? index : 0;
+}
+
+// SparseMixer (arXiv:2409.12136, section 2.1), without its noise: as on the CPU but for rounding.
+KVANTA_DEVICE void ChooseBySparseMixer(const TopKOp& op) {
+  const MoeConfig& moe = op.moe;
+  const int64_t row = BlockIndex();
+  const int lane = ThreadIndex();
+  const float* logits = op.logits + row * moe.num_experts;
+  for (int i = lane; i < moe.num_experts; i += kWarp) StoreShared(4 * i, logits[i]);
+  SyncWarp();
+  int experts[2];
+  float weights[2];
+  KVANTA_UNROLL
+  for (int chosen = 0; chosen < 2; ++chosen) {
+    experts[chosen] = IndexOfBest(0, moe.num_experts, lane);
+    const auto best = LoadShared<float>(4 * experts[chosen]);
+    float sum = 0;
+    for (int i = lane; i < moe.num_experts; i += kWarp) {
+      const float scale = fmaxf(fabsf(logits[i]), best);
+      const bool is_close = (best - logits[i]) / scale <= 2 * moe.router_jitter_noise;
+      if (is_close) sum += Exp2((LoadShared<float>(4 * i) - best) * kLog2E);
+    }
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
+    weights[chosen] = RoutingWeight(moe, 1 / sum, 1);
+    SyncWarp();
+    if (lane == 0) StoreShared(4 * experts[chosen], -std::numeric_limits<float>::infinity());
+    SyncWarp();
+  }
+  if (lane != 0) return;
+  const int first = experts[0] < experts[1] ? 0 : 1;  // ascending
+  for (int i = 0; i < 2; ++i) {
+    op.experts[2 * row + i] = experts[i == 0 ? first : 1 - first];
+    op.weights[2 * row + i] = weights[i == 0 ? first : 1 - first];
+  }
+}
+
 KVANTA_DEVICE void RunBlock(const TopKOp& op) {
+  if (op.moe.scoring_func == ScoringFunc::kSparseMixer) return ChooseBySparseMixer(op);
   const MoeConfig& moe = op.moe;
   const int64_t row = BlockIndex();
   const int lane = ThreadIndex();

@@ -1,0 +1,70 @@
+"""benchmarks/gpu_kernels.py: what it reads from ptxas and nvdisasm."""
+
+from __future__ import annotations
+
+from gpu_kernels import class_of, main_loop, read_ptxas, read_sass, short_name
+
+PTXAS = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z5FirstPf' for 'sm_90'
+ptxas info    : Function properties for _Z5FirstPf
+    416 bytes stack frame, 520 bytes spill stores, 524 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 416 bytes cumulative stack size
+ptxas info    : Compiling entry function '_Z6SecondPf' for 'sm_90'
+ptxas info    : Function properties for _Z6SecondPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 31 registers, used 1 barriers, 1024 bytes smem
+"""
+SASS = """\
+.text._Z5FirstPf:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_9:
+        /*0010*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0020*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0030*/               @P0 BRA `(.L_x_9) ;
+.L_x_1:
+        /*0040*/                   LDGSTS.E.BYPASS.128 [R3], desc[UR4][R6.64] ;
+.L_x_2:
+        /*0050*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0060*/              @!P2 MUFU.EX2 R5, R5 ;
+        /*0070*/                   PRMT R5, R5, 0x5410, R6 ;
+        /*0080*/              @!P1 BRA `(.L_x_1) ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   FADD R1, R1, R2 ;
+        /*00b0*/                   BRA `(.L_x_2) ;
+.text._Z6SecondPf:
+        /*0000*/                   EXIT ;
+.L_x_3:
+        /*0010*/                   BRA `(.L_x_3) ;
+"""
+
+
+def test_resources() -> None:
+    assert read_ptxas(PTXAS) == {
+        "_Z5FirstPf": {"registers": 128, "spill_bytes": 1044, "shared_bytes": 0},
+        "_Z6SecondPf": {"registers": 31, "spill_bytes": 0, "shared_bytes": 1024},
+    }
+
+
+def test_the_main_loop_has_products_and_exponentials() -> None:
+    code = read_sass(SASS)
+    assert list(code) == ["_Z5FirstPf", "_Z6SecondPf"]
+    assert len(code["_Z5FirstPf"].names) == 12
+    # Not the loop with more products, and not up to the jump back from code that was moved out of it.
+    assert main_loop(code["_Z5FirstPf"]) == {"ldgsts": 1, "hmma": 1, "mufu": 1, "convert": 1, "branch": 1}
+    assert main_loop(code["_Z6SecondPf"]) is None
+
+
+def test_names() -> None:
+    assert [class_of(name) for name in ("LDGDEPBAR", "LDG.E.64", "LDL.LU", "F2FP.F16.F32.PACK_AB", "IMAD.WIDE")] == [
+        "barrier",
+        "ldg",
+        "local",
+        "convert",
+        "other",
+    ]
+    demangled = (
+        "void kvanta::kernels::cuda::(anonymous namespace)::AttentionEntry<kvanta::kernels::cuda::StaticKernel"
+        "<kvanta::formats::Int4, (int)128>>(kvanta::kernels::cuda::AttentionParams)"
+    )
+    assert short_name(demangled) == "AttentionEntry<StaticKernel<Int4, 128>>"

@@ -19,6 +19,14 @@ struct PageClasses {
 
   bool operator==(const PageClasses&) const = default;
   int Own() const noexcept { return of / step; }
+  // Index, among the own classes, of the one after `index` in the order of the tree's leaves; Own(): none.
+  int Next(int index) const noexcept {
+    for (int bit = Own() / 2; bit > 0; bit /= 2) {
+      if ((index & bit) == 0) return index | bit;
+      index &= ~bit;
+    }
+    return Own();
+  }
 };
 
 // Tree(first, step) over anything: leaf(node, depth) puts the result of a class, or of a rank where `leaf_step` is

@@ -46,9 +46,10 @@ int64_t PrefetchPlan::NextSplit(int64_t split) const noexcept {
   int64_t next = split < 0 ? first_split_ : split + own;
   for (;; next += own) {
     if (next >= last_split_) {  // the next class, if the splits are of several
-      const int64_t of_class = (next - first_split_) % own + 1;
-      if (of_class == own || of_class >= last_split_ - first_split_) return last_split_;
-      next = first_split_ + of_class;
+      if (last_split_ - first_split_ < own) return last_split_;
+      const int index = layer_.classes.Next(static_cast<int>((next - first_split_) % own));
+      if (index == own) return last_split_;
+      next = first_split_ + index;
     }
     if (!PagesOf(next).IsEmpty()) return next;
   }

@@ -24,9 +24,9 @@ struct QueryRows {
   int64_t partial_row = 0;
 };
 
-// KV splits [first_split, last_split) of a query tile, read class by class, page by page and, within a page, head by
-// head: the order in memory. Ranges are computed once per tile, pages looked up once each, two pages ahead: the time
-// between a page's kernels is time in which nothing is prefetched.
+// KV splits [first_split, last_split) of a query tile, read class by class in the order of their tree, page by page and,
+// within a page, head by head: the order in memory. Ranges are computed once per tile, pages looked up once each, two
+// pages ahead: the time between a page's kernels is time in which nothing is prefetched.
 class PrefetchPlan {
  public:
   // two_part_bytes: AttentionKernels::two_part_prefetch_bytes.

@@ -81,7 +81,7 @@ void CheckContextParallel(const EngineConfig& config, const models::ModelConfig&
   }
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, ResolveDType(config.dtype, model));
   if (std::ranges::any_of(schemes, [](const KvScheme& scheme) { return !scheme.ages.empty(); })) {
-    refuse("not supported with precision by age (kv_cache_dtype); use 1");
+    refuse("not supported with a precision that depends on age; use 1");
   }
 }
 

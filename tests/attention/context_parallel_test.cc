@@ -70,8 +70,8 @@ class LatentWorld {
  public:
   LatentWorld(const Shape& shape, uint32_t seed)
       : shape_(shape),
-        layout_(formats::PlanCache({KvScheme::Parse(shape.scheme)}, {{1, shape.rank, shape.rope_dim}},
-                                   shape.page_size)) {
+        layout_(
+            formats::PlanCache({KvScheme::Parse(shape.scheme)}, {{1, shape.rank, shape.rope_dim}}, shape.page_size)) {
     std::mt19937 random(seed);
     NormalFloats normal;
     for (const int length : shape.lengths) {
@@ -117,8 +117,7 @@ class LatentWorld {
     std::vector<std::thread> ranks;
     for (int rank = 1; rank < size; ++rank) {
       ranks.emplace_back([&, rank] {
-        cache::PagePool pool(Cpu(), layout_,
-                             {.budget_bytes = Budget(), .borrowed = true, .ranks = size, .rank = rank});
+        cache::PagePool pool(Cpu(), layout_, {.budget_bytes = Budget(), .borrowed = true, .ranks = size, .rank = rank});
         RunRank(pool, meeting, tables, steps, threads, out);
       });
     }
@@ -196,8 +195,8 @@ bool SameBits(const std::vector<std::vector<float>>& a, const std::vector<std::v
 
 class ContextParallelTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Schemes, ContextParallelTest,
-                         ::testing::Values("bf16", "fp16", "fp32", "mla_fp8", "mla_fp8+hadamard", "mla_int8", "mla_int4",
-                                         "mla_nvfp4", "mla_int4+exact=2+sink=3", "mla_int8+exact=none"),
+                         ::testing::Values("bf16", "fp16", "fp32", "mla_fp8", "mla_fp8_e5m2", "mla_int8",
+                                           "mla_int4", "mla_nvfp4", "mla_int4+exact=2+sink=3", "mla_int8+exact=none"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::ranges::replace_if(
@@ -299,7 +298,9 @@ TEST(ContextParallel, RefusesARecordOfAnotherRank) {
   const cache::PageRef of_rank_0[] = {{.quantized = 0}, {.quantized = 1}};
   const cache::PageRef* table = of_rank_0;
   const SequenceSpan span{.start = 0, .tokens = 20, .pages = &table};
-  EXPECT_THAT(ErrorOf([&] { backend->MakePlan({.sequences = {&span, 1}}, nullptr); }),
+  EXPECT_THAT(ErrorOf([&] {
+                backend->MakePlan({.sequences = {&span, 1}}, nullptr);
+              }),
               ::testing::HasSubstr("page 1 has no quantized record"));
 }
 

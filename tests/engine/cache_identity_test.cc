@@ -135,6 +135,11 @@ TEST(CacheIdentity, NamesAllThatPagesDependOn) {
   const TinyModel other_theta({.extra = ", \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0}"});
   config.model = other_theta.Path();  // the same weights
   EXPECT_NE(CacheIdentity(LoadComponents(config)), base);
+  // The order of attention to latents has changed since version 3 of the arithmetic.
+  constexpr const char* kClasses = R"("latent_classes":4)";
+  EXPECT_EQ(base.find(kClasses), base.npos);
+  config = TinyConfig(LatentModel(), "mla_int4");
+  EXPECT_NE(CacheIdentity(LoadComponents(config)).find(kClasses), base.npos);
 }
 
 // Machines whose units round differently must not share pages.

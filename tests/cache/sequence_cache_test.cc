@@ -99,7 +99,7 @@ TEST(SequenceCache, DealsPagesToRanks) {
     for (SequenceCache& sequence : sequences) sequence.Finish(Tokens(21 * kPage, 0));
     SequenceCache last(manager, "last");
     EXPECT_EQ(manager.AvailableBytes(), budget);
-    ASSERT_TRUE(last.Reserve(40 * kPage));
+    ASSERT_TRUE(last.Reserve(20 * kPage));
   }
 }
 

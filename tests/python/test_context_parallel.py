@@ -65,7 +65,7 @@ def test_chunks_prefix_hits_and_preemption(tmp_path: Path) -> None:
 
     expected = answers(engine(model, 1, 4096, max_num_batched_tokens=512))
     for ranks in (2, 4):
-        llm = engine(model, ranks, 320, max_num_batched_tokens=32, max_model_len=160)
+        llm = engine(model, ranks, 192, max_num_batched_tokens=32, max_model_len=160)
         assert answers(llm) == expected
         stats = llm.stats()
         assert stats["preemptions"] > 0

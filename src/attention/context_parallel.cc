@@ -71,7 +71,7 @@ void ContextParallel::GatherQueries(const LayerView& layer, const float* own, co
                                     ContextPlan& plan) noexcept {
   const int64_t width = int64_t{layer.attention->heads} * layer.attention->KeyDim();
   ranks_.AllGatherColumns(own, partial.rows, ranks_.PartitionOf(width), plan.queries.data());
-  // Of rows that see no page of this rank.
+  // Rows that see no page of this rank keep these.
   for (int rank = 0; rank < ranks_.Size(); ++rank) {
     std::fill_n(partial.States(rank), partial.rows * partial.heads, kEmptyState);
   }

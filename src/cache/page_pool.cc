@@ -70,7 +70,7 @@ struct PagePool::State {
 
   Share& Own() { return shares[static_cast<size_t>(config.rank)]; }
   Pool& Of(int group, PageKind kind) { return Own().pools[RecordIndex(group, kind)]; }
-  // Rank of a record, or one that there is not if the number is none.
+  // Rank of a record; config.ranks or more if the number is not one of a record.
   int64_t RankOf(int group, PageKind kind, PageId page) {
     const int64_t capacity = Of(group, kind).capacity;
     return page < 0 || capacity == 0 ? config.ranks : page / capacity;

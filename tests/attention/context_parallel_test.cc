@@ -173,13 +173,13 @@ class LatentWorld {
   int64_t pages_ = 0;
 };
 
-// Steps that advance all sequences by up to `most` tokens each.
-Steps RandomSteps(std::vector<int> left, int most, std::mt19937& random) {
+// Steps that advance all sequences by up to `max_tokens` tokens each.
+Steps RandomSteps(std::vector<int> left, int max_tokens, std::mt19937& random) {
   Steps steps;
   while (std::ranges::any_of(left, [](int tokens) { return tokens > 0; })) {
     std::vector<int>& step = steps.emplace_back();
     for (int& tokens : left) {
-      step.push_back(std::min<int>(tokens, static_cast<int>(random() % static_cast<uint32_t>(most + 1))));
+      step.push_back(std::min<int>(tokens, static_cast<int>(random() % static_cast<uint32_t>(max_tokens + 1))));
       tokens -= step.back();
     }
     if (std::ranges::all_of(step, [](int tokens) { return tokens == 0; })) steps.pop_back();
@@ -195,8 +195,8 @@ bool SameBits(const std::vector<std::vector<float>>& a, const std::vector<std::v
 
 class ContextParallelTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Schemes, ContextParallelTest,
-                         ::testing::Values("bf16", "fp16", "fp32", "mla_fp8", "mla_fp8_e5m2", "mla_int8",
-                                           "mla_int4", "mla_nvfp4", "mla_int4+exact=2+sink=3", "mla_int8+exact=none"),
+                         ::testing::Values("bf16", "fp16", "fp32", "mla_fp8", "mla_fp8_e5m2", "mla_int8", "mla_int4",
+                                           "mla_nvfp4", "mla_int4+exact=2+sink=3", "mla_int8+exact=none"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::ranges::replace_if(

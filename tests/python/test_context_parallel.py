@@ -1,4 +1,4 @@
-"""Latents divided among the ranks of tensor parallelism: the bits of one process, with each rank's part of the pages."""
+"""Latents divided among the ranks of tensor parallelism: the bits of one process, and a part of its pages on each."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ def test_ranks_give_the_bits_of_one_process(kv_cache_dtype: str, tmp_path: Path)
 def test_gguf_files_and_experts_by_rank(tmp_path: Path) -> None:
     model = gguf_file(tmp_path, "DeepseekV3", "F32")
     ranks: dict[str, Any] = {"tensor_parallel_size": 4, "dcp_size": 4, "enable_expert_parallel": True}
-    assert_same_bits(compute(model, 4, kv_cache_dtype="mla_int8", **ranks), compute(model, 1, kv_cache_dtype="mla_int8"))
+    assert_same_bits(
+        compute(model, 4, kv_cache_dtype="mla_int8", **ranks), compute(model, 1, kv_cache_dtype="mla_int8")
+    )
 
 
-def engine(model: Path, ranks: int, tokens: int, **options: Any) -> LLM:
+def engine(model: Path, ranks: int, tokens: int, kv_cache_dtype: str = "mla_int4", **options: Any) -> LLM:
     """An engine with memory on each rank for `tokens` tokens of one process."""
     return LLM(
         model,
@@ -40,10 +42,10 @@ def engine(model: Path, ranks: int, tokens: int, **options: Any) -> LLM:
         max_num_seqs=4,
         block_size=16,
         threads=1,
-        kv_cache_dtype="mla_int4",
         num_gpu_blocks_override=tokens // 16,
         tensor_parallel_size=ranks,
         decode_context_parallel_size=ranks,
+        kv_cache_dtype=kv_cache_dtype,
         **options,
     )
 
@@ -63,9 +65,9 @@ def test_chunks_prefix_hits_and_preemption(tmp_path: Path) -> None:
         outputs = [each.outputs[0] for each in llm.generate(prompts, params)]
         return [(each.token_ids, each.logprobs) for each in outputs]
 
-    expected = answers(engine(model, 1, 4096, max_num_batched_tokens=512))
+    expected = answers(engine(model, 1, 4096, "bf16", max_num_batched_tokens=512))
     for ranks in (2, 4):
-        llm = engine(model, ranks, 192, max_num_batched_tokens=32, max_model_len=160)
+        llm = engine(model, ranks, 192, "bf16", max_num_batched_tokens=32, max_model_len=160)
         assert answers(llm) == expected
         stats = llm.stats()
         assert stats["preemptions"] > 0
@@ -74,11 +76,11 @@ def test_chunks_prefix_hits_and_preemption(tmp_path: Path) -> None:
 
 def test_a_rank_holds_its_part(tmp_path: Path) -> None:
     """The cache of a rank holds as many more tokens as there are ranks, in figures and in fact."""
-    model = saved("DeepseekV3", tmp_path)
+    model = saved("DeepseekV3", tmp_path, max_position_embeddings=4096)
     prompt = {"prompt_token_ids": np.random.default_rng(2).integers(3, tiny_models.VOCAB, 1600).tolist()}
     used = {}
     for ranks in (1, 2, 4):
-        llm = engine(model, ranks, 4096, max_model_len=2048)
+        llm = engine(model, ranks, 4096, "bf16", max_model_len=2048)
         llm.generate([prompt], SamplingParams(max_tokens=1))
         stats = llm.stats()
         used[ranks] = stats["cache_used_bytes"], stats["bytes_per_token"]
@@ -89,13 +91,13 @@ def test_a_rank_holds_its_part(tmp_path: Path) -> None:
 
 def test_a_context_that_one_rank_would_not_hold(tmp_path: Path) -> None:
     model = saved("DeepseekV3", tmp_path, max_position_embeddings=4096)
-    plain = LLM(model, tokenizer="stories260k", threads=1, kv_cache_dtype="mla_int8", kv_cache_memory_bytes=1 << 19)
+    plain = LLM(model, tokenizer="stories260k", threads=1, kv_cache_dtype="mla_int8", kv_cache_memory_bytes=1 << 17)
     divided = LLM(
         model,
         tokenizer="stories260k",
         threads=1,
         kv_cache_dtype="mla_int8",
-        kv_cache_memory_bytes=1 << 19,
+        kv_cache_memory_bytes=1 << 17,
         tensor_parallel_size=4,
         decode_context_parallel_size=4,
     )
@@ -117,7 +119,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("DeepseekV3", {"decode_context_parallel_size": 0}, "= 0: must be between 1 and 16"),
     ("DeepseekV3", {"decode_context_parallel_size": 17}, "= 17: must be between 1 and 16"),
-    ("DeepseekV3", {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}, "must be 1 or tensor_parallel_size, 1"),
+    (
+        "DeepseekV3",
+        {"tensor_parallel_size": 1, "pipeline_parallel_size": 2},
+        "= 2: must be 1 or tensor_parallel_size, 1",
+    ),
     ("DeepseekV32", {}, "= 2: DeepseekV32ForCausalLM has sparse attention"),
     ("Llama", {}, "= 2: LlamaForCausalLM has no latents"),
     ("DeepseekV3", {"kv_cache_dtype": "0=int8,128=int4"}, "= 2: not supported with a precision that depends on age"),

@@ -13,7 +13,7 @@ namespace {
 using kernels::SoftmaxState;
 
 // Memory of a wave's queries, results and received results, about. Results of 128 heads take half a megabyte a row.
-constexpr int64_t kWaveBytes = int64_t{64} << 20;
+constexpr int64_t kWaveBytes = int64_t{16} << 20;
 
 PartialResults ResultsOf(int64_t rows, int64_t heads, int64_t width) {
   return {.rows = rows, .heads = heads, .width = width};

@@ -234,7 +234,7 @@ TEST_P(ContextParallelTest, LongContexts) {
   ASSERT_TRUE(SameBits(world.Attend(2, RandomSteps(shape.lengths, 900, random), 3), expected));
 }
 
-// More rows than are exchanged at once: 64 MiB hold 35 rows of these.
+// More rows than are exchanged at once: 16 MiB hold 9 rows of these.
 TEST(ContextParallel, WavesDoNotChangeBits) {
   const Shape shape{.scheme = "bf16", .heads = 256, .rank = 512, .rope_dim = 64, .page_size = 16, .lengths = {90, 30}};
   const LatentWorld world(shape, 3);

@@ -95,6 +95,9 @@ struct EngineConfig {
   // same options.
   int tensor_parallel_size = 1;
   int pipeline_parallel_size = 1;
+  // Ranks of tensor parallelism that divide the pages of latents (MLA), which each would otherwise keep whole: 1 or
+  // tensor_parallel_size.
+  int decode_context_parallel_size = 1;
   // Ranks divide the experts of a layer instead of the outputs of each expert. No effect without experts or ranks.
   bool enable_expert_parallel = false;
   // Seconds after which a rank that is alive but does not answer is treated as lost.
@@ -164,6 +167,7 @@ struct EngineConfig {
     visit("quality_sample_rate", &EngineConfig::quality_sample_rate, 0, 1);
     visit("tensor_parallel_size", &EngineConfig::tensor_parallel_size, 1, 16);
     visit("pipeline_parallel_size", &EngineConfig::pipeline_parallel_size, 1, 16);
+    visit("decode_context_parallel_size", &EngineConfig::decode_context_parallel_size, 1, 16);
     visit("enable_expert_parallel", &EngineConfig::enable_expert_parallel);
     visit("distributed_timeout_seconds", &EngineConfig::distributed_timeout_seconds, 1);
     visit("nnodes", &EngineConfig::nnodes, 1, 16);

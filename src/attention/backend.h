@@ -16,6 +16,7 @@
 #include "cache/recurrent_state.h"
 #include "cache/visibility.h"
 #include "formats/scheme.h"
+#include "parallel/communicator.h"
 
 namespace kvanta::attention {
 
@@ -121,6 +122,9 @@ class Backend {
 struct BackendConfig {
   std::vector<AttentionSpec> layers;
   std::vector<formats::LayerScales> scales;  // per layer
+  // Ranks that the pages of the pool are dealt to, each with as many heads (context_parallel.h); null: this one has
+  // all.
+  parallel::Communicator* ranks = nullptr;
 };
 
 }  // namespace kvanta::attention

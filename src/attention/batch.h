@@ -72,6 +72,11 @@ struct BackendLimit {
 // Checks shapes and scales against the layout and the backend's limit; absent scales become 1.0. Throws InputError.
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout, BackendLimit limit);
 
+// True for layers whose attention is divided by classes of pages: of latents, of which every query reads all.
+inline bool DividesPages(const formats::LayerScheme& scheme, const AttentionSpec& attention) noexcept {
+  return scheme.SharesCell() && !scheme.keys_only && attention.index_topk == 0;
+}
+
 // Tokens of a query in layers with sparse attention; 0: there are none.
 int TopkOf(std::span<const AttentionSpec> layers) noexcept;
 

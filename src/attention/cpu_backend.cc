@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cassert>
 #include <optional>
 #include <utility>
 
 #include "attention/cache_writer.h"
+#include "attention/context_parallel.h"
 #include "attention/gathered_attention.h"
 #include "attention/tile_attention.h"
 #include "attention/token_selector.h"
@@ -26,16 +28,24 @@ class CpuPlan final : public Plan {
   Batch dense;                  // of layers with sparse attention: the rows that attend to all they see
   ChosenTokens chosen;          // of the other rows
   std::vector<WorkList> lists;  // one per distinct layer shape
+  ContextPlan context;          // with context parallelism, instead of `lists`
   std::vector<SoftmaxState> split_states;
   std::vector<float> split_out;
 };
+
+// With context parallelism, a rank attends with the heads of all.
+BackendConfig WithAllHeads(const cache::PagePool& pool, BackendConfig config) {
+  CheckContextParallel(pool, config);
+  for (AttentionSpec& layer : config.layers) layer.heads *= pool.Ranks();
+  return config;
+}
 
 class CpuBackend final : public Backend {
  public:
   CpuBackend(cache::PagePool& pool, BackendConfig config, std::shared_ptr<ThreadPool> threads,
              const kernels::IsaTable& isa)
       : pool_(pool),
-        config_(CheckConfig(std::move(config), pool.Layout(), {"cpu", kernels::kMaxHeadDim})),
+        config_(CheckConfig(WithAllHeads(pool, std::move(config)), pool.Layout(), {"cpu", kernels::kMaxHeadDim})),
         spec_(SpecOf(pool, config_)),
         threads_(std::move(threads)),
         isa_(isa),
@@ -48,7 +58,8 @@ class CpuBackend final : public Backend {
       layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
       list_of_layer_.push_back(0);
       if (scheme.IsRecurrent() || scheme.keys_only) continue;
-      const WorkShape shape = WorkShapeOf(config_.layers[i], scheme);
+      WorkShape shape = WorkShapeOf(config_.layers[i], scheme);
+      shape.classes = layers_.back().classes;
       const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
       list_of_layer_.back() = static_cast<size_t>(known - shapes_.begin());
       if (known == shapes_.end()) shapes_.push_back(shape);
@@ -59,6 +70,7 @@ class CpuBackend final : public Backend {
       selector_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
       gathered_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
     }
+    if (pool.Ranks() > 1) context_.emplace(*config_.ranks, layers_, kernels_, *threads_);
   }
 
   BackendInfo Info() const override {
@@ -75,18 +87,17 @@ class CpuBackend final : public Backend {
       selector_->MakePlan(cpu_plan.batch, cpu_plan.chosen);
       cpu_plan.dense.sequences = DenseRows(cpu_plan.batch, cpu_plan.chosen.top_k);
     }
-    cpu_plan.lists.resize(shapes_.size());
-    size_t rows = 0;
-    size_t floats = 0;
-    for (size_t i = 0; i < shapes_.size(); ++i) {
-      WorkList& list = cpu_plan.lists[i];
-      MakeWorkList(shapes_[i], shapes_[i].is_sparse ? cpu_plan.dense : cpu_plan.batch, pool_.Layout().page_size,
-                   threads_->Threads(), list);
-      rows = std::max(rows, static_cast<size_t>(list.split_rows));
-      floats = std::max(floats, static_cast<size_t>(list.split_rows * shapes_[i].head_dim));
+    if (context_) {
+      context_->MakePlan(cpu_plan.batch, shapes_, pool_.Layout().page_size, cpu_plan.context);
+      for (const ContextWave& wave : cpu_plan.context.waves) ReserveSplits(wave.lists, cpu_plan);
+      return plan;
     }
-    if (cpu_plan.split_states.size() < rows) cpu_plan.split_states.resize(rows);
-    if (cpu_plan.split_out.size() < floats) cpu_plan.split_out.resize(floats);
+    cpu_plan.lists.resize(shapes_.size());
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      MakeWorkList(shapes_[i], shapes_[i].is_sparse ? cpu_plan.dense : cpu_plan.batch, pool_.Layout().page_size,
+                   threads_->Threads(), cpu_plan.lists[i]);
+    }
+    ReserveSplits(cpu_plan.lists, cpu_plan);
     return plan;
   }
 
@@ -97,14 +108,59 @@ class CpuBackend final : public Backend {
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
     const LayerView& view = layers_[static_cast<size_t>(layer)];
-    const WorkList& list = cpu_plan.lists[list_of_layer_[static_cast<size_t>(layer)]];
+    const size_t list = list_of_layer_[static_cast<size_t>(layer)];
+    if (context_) {
+      assert(q_stride * pool_.Ranks() == int64_t{view.attention->heads} * view.attention->KeyDim());
+      return context_->Run(cpu_plan.context, view, q, out, [&](const ContextWave& wave, const QueryRows& rows) {
+        Attend(wave.batch, wave.lists[list], view, rows, cpu_plan);
+      });
+    }
+    Attend(cpu_plan.batch, cpu_plan.lists[list], view, {.q = q, .q_stride = q_stride, .out = out}, cpu_plan);
+    if (shapes_[list].is_sparse) gathered_->Run(cpu_plan.batch, cpu_plan.chosen, layer, q, q_stride, out, workspaces_);
+  }
+
+  void Select(Plan& plan, int layer, const float* q, int64_t q_stride, const float* weights) noexcept override {
+    CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
+    selector_->Select(cpu_plan.batch, layer, {q, q_stride, weights}, cpu_plan.chosen);
+  }
+  std::span<const int32_t> Selected(const Plan& plan, int64_t row) const noexcept override {
+    return static_cast<const CpuPlan&>(plan).chosen.OfRow(row);
+  }
+
+  cache::StateStep States(const Plan& plan, int layer) const noexcept override {
+    return StatesOf(static_cast<const CpuPlan&>(plan).batch, pool_, layer);
+  }
+
+  void AcceptDrafts(Plan& plan, std::span<const int> accepted) const noexcept override {
+    attention::AcceptDrafts(accepted, static_cast<CpuPlan&>(plan).batch);
+  }
+
+  AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
+  const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
+
+ private:
+  static void ReserveSplits(const std::vector<WorkList>& lists, CpuPlan& plan) {
+    for (const WorkList& list : lists) {
+      const auto rows = static_cast<size_t>(list.split_rows);
+      const size_t floats = rows * static_cast<size_t>(list.shape.head_dim);
+      if (plan.split_states.size() < rows) plan.split_states.resize(rows);
+      if (plan.split_out.size() < floats) plan.split_out.resize(floats);
+    }
+  }
+
+  // Attention of the rows of `batch`; all_rows: from its first one on.
+  void Attend(const Batch& batch, const WorkList& list, const LayerView& view, const QueryRows& all_rows,
+              CpuPlan& cpu_plan) noexcept {
     const int64_t out_stride = int64_t{view.attention->heads} * view.attention->head_dim;
     for (TileWorkspace& workspace : workspaces_) workspace.InvalidateQueries();
     const auto attention_of = [&](const QueryTile& tile, int64_t first_split, int64_t last_split, int worker) {
-      const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
+      const SequenceRows& sequence = batch.sequences[static_cast<size_t>(tile.sequence)];
       const int64_t row = sequence.first_row + tile.first - sequence.span.start;
-      return TileAttention(kernels_, view, tile, first_split, last_split, sequence.span.pages[view.scheme->group],
-                           {.q = q + row * q_stride, .q_stride = q_stride, .out = out + row * out_stride},
+      QueryRows rows = all_rows;
+      rows.q += row * rows.q_stride;
+      rows.partial_row = row;
+      if (rows.out != nullptr) rows.out += row * out_stride;
+      return TileAttention(kernels_, view, tile, first_split, last_split, sequence.span.pages[view.scheme->group], rows,
                            workspaces_[static_cast<size_t>(worker)]);
     };
     const auto attention_of_task = [&](size_t index, int worker) {
@@ -133,7 +189,6 @@ class CpuBackend final : public Backend {
       }
     };
     threads_->ForEach(list.Batches(), attend);
-    if (list.shape.is_sparse) gathered_->Run(cpu_plan.batch, cpu_plan.chosen, layer, q, q_stride, out, workspaces_);
     if (list.combines.empty()) return;
     auto combine = [&](int64_t index, int worker) {
       const CombineTask& task = list.combines[static_cast<size_t>(index)];
@@ -145,26 +200,6 @@ class CpuBackend final : public Backend {
     threads_->ForEach(static_cast<int64_t>(list.combines.size()), combine);
   }
 
-  void Select(Plan& plan, int layer, const float* q, int64_t q_stride, const float* weights) noexcept override {
-    CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
-    selector_->Select(cpu_plan.batch, layer, {q, q_stride, weights}, cpu_plan.chosen);
-  }
-  std::span<const int32_t> Selected(const Plan& plan, int64_t row) const noexcept override {
-    return static_cast<const CpuPlan&>(plan).chosen.OfRow(row);
-  }
-
-  cache::StateStep States(const Plan& plan, int layer) const noexcept override {
-    return StatesOf(static_cast<const CpuPlan&>(plan).batch, pool_, layer);
-  }
-
-  void AcceptDrafts(Plan& plan, std::span<const int> accepted) const noexcept override {
-    attention::AcceptDrafts(accepted, static_cast<CpuPlan&>(plan).batch);
-  }
-
-  AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
-  const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
-
- private:
   cache::PagePool& pool_;
   const BackendConfig config_;
   const cache::KvCacheSpec spec_;
@@ -178,6 +213,7 @@ class CpuBackend final : public Backend {
   std::vector<TileWorkspace> workspaces_;
   std::optional<TokenSelector> selector_;  // with the next one: of models with sparse attention
   std::optional<GatheredAttention> gathered_;
+  std::optional<ContextParallel> context_;  // null: this rank has all pages
 };
 
 }  // namespace

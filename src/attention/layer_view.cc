@@ -69,6 +69,9 @@ LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec&
     of_kind.base = pool.Base(scheme->group, kind);
     of_kind.bytes = pool.RecordBytes(scheme->group, kind);
   }
+  if (DividesPages(of_scheme, of_attention)) {
+    classes = {.of = kLatentClasses, .first = pool.Rank(), .step = pool.Ranks()};
+  }
 }
 
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,

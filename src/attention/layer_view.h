@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "attention/batch.h"
+#include "attention/page_classes.h"
 #include "cache/page_pool.h"
 #include "formats/scheme.h"
 #include "kernels/attention/cpu/table.h"
@@ -124,6 +125,7 @@ struct LayerView {
   const formats::LayerScales* scales;
   RecordPool records[std::size(cache::kPageKinds)];
   const GatheredPages* gathered = nullptr;  // null: the pages are a sequence's own
+  PageClasses classes = {};
 
  private:
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales);

@@ -32,12 +32,26 @@ PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_
       rows_(rows),
       page_size_(layer.scheme->shape.tokens),
       own_page_(tile.first / page_size_),
-      first_page_(std::max(layer.attention->visibility.First(tile.first) / page_size_,
-                           first_split * kSplitTokens / page_size_)),
-      last_page_(std::min(own_page_ + 1, last_split * kSplitTokens / page_size_)),
+      first_split_(first_split),
+      last_split_(last_split),
       own_(RangesOf(layer.Cells(layer.Kind(own_page_, own_page_)), tile.first + tile.tokens - own_page_ * page_size_)) {
   for (const cache::PageKind kind : cache::kPageKinds) {
     if (layer.Has(kind)) whole_[cache::KindIndex(kind)] = RangesOf(layer.Cells(kind), page_size_);
+  }
+  VisitSplits([this](int64_t split) { final_page_ = PagesOf(split).Last(); });
+}
+
+int64_t PrefetchPlan::NextSplit(int64_t split) const noexcept {
+  const int own = layer_.classes.Own();
+  int64_t next = split < 0 ? first_split_ : split + own;
+  for (;; next += own) {
+    if (next >= last_split_) {  // the next class, if the splits are of several
+      if (last_split_ - first_split_ < own) return last_split_;
+      const int index = layer_.classes.Next(static_cast<int>((next - first_split_) % own));
+      if (index == own) return last_split_;
+      next = first_split_ + index;
+    }
+    if (!PagesOf(next).IsEmpty()) return next;
   }
 }
 
@@ -83,7 +97,7 @@ KVANTA_INLINE PrefetchPlan::Page PrefetchPlan::FirstHeadOf(int64_t page) const n
 }
 
 void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
-  __builtin_prefetch(next.pages_ + next.first_page_);
+  __builtin_prefetch(next.pages_ + next.PagesOf(next.NextSplit(-1)).first);
   next_ = &next;
   next.start_prefetched_ = true;
 }
@@ -96,8 +110,8 @@ void PrefetchPlan::PrefetchStart(const Page& page) noexcept {
 
 void PrefetchPlan::Begin() noexcept {
   later_plan_ = this;
-  later_page_ = first_page_;
-  current_ = later_ = FirstHeadOf(first_page_);
+  BeginSplit(NextSplit(-1));
+  current_ = later_;
   AdvanceLater();
   after_ = later_;
   AdvanceLater();
@@ -121,16 +135,35 @@ void PrefetchPlan::AdvanceLater() noexcept {
     later_.keys += later_.view.cells->head_bytes;
     return;
   }
-  if (++later_page_ == later_plan_->last_page_) {
-    later_plan_ = later_plan_->next_;
-    if (later_plan_ != nullptr) later_page_ = later_plan_->first_page_;
+  later_page_ += later_plan_->layer_.classes.of;
+  if (later_page_ < later_end_) {
+    later_ = later_plan_->FirstHeadOf(later_page_);
+    return;
   }
-  later_ = later_plan_ != nullptr ? later_plan_->FirstHeadOf(later_page_) : Page{};
+  int64_t split = later_plan_->NextSplit(later_split_);
+  if (split >= later_plan_->last_split_) {
+    later_plan_ = later_plan_->next_;
+    if (later_plan_ == nullptr) {
+      later_ = Page{};
+      return;
+    }
+    split = later_plan_->NextSplit(-1);
+  }
+  BeginSplit(split);
+}
+
+// Sets later_ to the first page of a split of later_plan_.
+void PrefetchPlan::BeginSplit(int64_t split) noexcept {
+  const SplitPages pages = later_plan_->PagesOf(split);
+  later_split_ = split;
+  later_page_ = pages.first;
+  later_end_ = pages.end;
+  later_ = later_plan_->FirstHeadOf(later_page_);
 }
 
 void PrefetchPlan::SetPrefetches(int64_t page, Prefetch& qk, Prefetch& softmax, Prefetch& pv) const noexcept {
   const Ranges &now = *current_.ranges, &after = *after_.ranges, &later = *later_.ranges;
-  const bool fetches_rows = page + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
+  const bool fetches_rows = page == final_page_ && next_ != nullptr && tile_.tokens == 1;
   const int head = current_.view.kv_head - tile_.kv_head;
   const int64_t lines = (after.start + 2 * kLine - 1) / (2 * kLine);  // per stream; there are two
   const int64_t qk_end = now.rest != 0 || fetches_rows ? 0 : lines * 3 / 8;

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "attention/layer_view.h"
+#include "attention/partial_results.h"
 #include "attention/work_list.h"
 #include "cache/block_table.h"
 #include "kernels/attention/cpu/table.h"
@@ -18,11 +19,14 @@ struct QueryRows {
   const float* q = nullptr;
   int64_t q_stride = 0;
   float* out = nullptr;
+  // With context parallelism, instead of `out`: results of this rank's pages, and the first token's row in them.
+  const PartialResults* partial = nullptr;
+  int64_t partial_row = 0;
 };
 
-// KV splits [first_split, last_split) of a query tile, read page by page and, within a page, head by head: the order in
-// memory. Ranges are computed once per tile, pages looked up once each, two pages ahead: the time between a page's
-// kernels is time in which nothing is prefetched.
+// KV splits [first_split, last_split) of a query tile, read class by class in the order of their tree, page by page and,
+// within a page, head by head: the order in memory. Ranges are computed once per tile, pages looked up once each, two
+// pages ahead: the time between a page's kernels is time in which nothing is prefetched.
 class PrefetchPlan {
  public:
   // two_part_bytes: AttentionKernels::two_part_prefetch_bytes.
@@ -30,8 +34,15 @@ class PrefetchPlan {
                const cache::PageRef* pages, QueryRows rows, int64_t two_part_bytes) noexcept;
 
   int64_t own_page() const noexcept { return own_page_; }
-  int64_t first_page() const noexcept { return first_page_; }
-  int64_t last_page() const noexcept { return last_page_; }  // exclusive
+  SplitPages PagesOf(int64_t split) const noexcept {
+    return PagesOfSplit(layer_.classes, layer_.attention->visibility, tile_.first, page_size_, split);
+  }
+  // Calls visit(split) for the splits that have pages, in the order they are read.
+  template <class Visit>
+  void VisitSplits(Visit visit) const noexcept {
+    for (int64_t split = NextSplit(-1); split < last_split_; split = NextSplit(split)) visit(split);
+  }
+  const QueryRows& rows() const noexcept { return rows_; }
   // Row of a query head: `token` and `head` are indices within the tile, `of_head` within the KV head's query heads.
   const float* QueryOf(int head, int token, int of_head) const noexcept;
   float* ResultOf(int head, int token, int of_head) const noexcept;
@@ -64,9 +75,12 @@ class PrefetchPlan {
     const Ranges* ranges = &kNoRanges;
   };
 
+  // The split read after `split`, or first; last_split_ or more: none.
+  int64_t NextSplit(int64_t split) const noexcept;
   Ranges RangesOf(const PageCells& cells, int64_t seen) const noexcept;
   Page FirstHeadOf(int64_t page) const noexcept;
   void AdvanceLater() noexcept;
+  void BeginSplit(int64_t split) noexcept;
   template <int kLocality>
   static void PrefetchStart(const Page& page) noexcept;
   kernels::Prefetch RowsOf(int head) const noexcept;
@@ -78,8 +92,8 @@ class PrefetchPlan {
   QueryRows rows_;
   int page_size_;
   int64_t own_page_;
-  int64_t first_page_;
-  int64_t last_page_;
+  int64_t first_split_, last_split_;
+  int64_t final_page_ = -1;  // the last one read
   Ranges whole_[std::size(cache::kPageKinds)];
   Ranges own_;  // ranges of own_page_
   const PrefetchPlan* next_ = nullptr;
@@ -87,7 +101,9 @@ class PrefetchPlan {
   // The page being read and the two read after it.
   Page current_, after_, later_;
   const PrefetchPlan* later_plan_ = nullptr;  // plan of later_: this task, the next one or, if null, none
+  int64_t later_split_ = 0;
   int64_t later_page_ = 0;
+  int64_t later_end_ = 0;  // of the pages of later_split_
 };
 
 }  // namespace kvanta::attention

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "attention/kernels_of_format.h"
@@ -19,8 +18,6 @@ using kernels::kMaxHeadDim;
 using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 using kernels::WorkspaceUse;
-
-constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
 }  // namespace
 
@@ -86,9 +83,12 @@ void TileAttention::PlanPasses(PageKind kind) noexcept {
 // Transforms and prepares the query rows, unless the workspace still has them from the previous task.
 void TileAttention::PrepareQueries() noexcept {
   Kinds kinds = {};
-  for (int64_t page = reads_.first_page(); page < reads_.last_page(); ++page) {
-    kinds[cache::KindIndex(layer_.Kind(reads_.own_page(), page))] = true;
-  }
+  reads_.VisitSplits([&](int64_t split) {
+    const SplitPages pages = reads_.PagesOf(split);
+    for (int64_t page = pages.first; page < pages.end; page += pages.step) {
+      kinds[cache::KindIndex(layer_.Kind(reads_.own_page(), page))] = true;
+    }
+  });
   const bool is_same = std::exchange(work_.prepared_, &tile_) == &tile_;
   bool any = false;
   for (size_t kind = 0; kind < std::size(kinds); ++kind) {
@@ -153,11 +153,10 @@ void TileAttention::PrepareHead(int head, const Kinds& kinds) noexcept {
 
 template <class AfterHead>
 void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
-  std::fill_n(work_.split_state_, Rows(), kEmpty);
+  std::fill_n(work_.split_state_, Rows(), kEmptyState);
   std::memset(work_.split_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(value_dim_));
-  const int64_t pages_of_split = kSplitTokens / page_size_;
-  const int64_t last = std::min(reads_.last_page(), (split + 1) * pages_of_split);
-  for (int64_t page = std::max(reads_.first_page(), split * pages_of_split); page < last; ++page) {
+  const SplitPages pages = reads_.PagesOf(split);
+  for (int64_t page = pages.first; page < pages.end; page += pages.step) {
     int tokens = tile_.tokens;  // tokens that still see the page
     if (!visibility_.IsFull()) {
       const int64_t last_query = visibility_.LastQuery((page + 1) * page_size_ - 1);
@@ -165,7 +164,7 @@ void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
     }
     for (int head = 0; head < tile_.kv_heads; ++head) {
       AttendPage(page, head, tokens);
-      if (page + 1 == last) after_head(head);
+      if (page + pages.step >= pages.end) after_head(head);
       reads_.Advance();
     }
   }
@@ -273,6 +272,7 @@ void TileAttention::AttendRows(Passes& passes, int begin, int end, int first_row
 void TileAttention::Finish() noexcept {
   reads_.Begin();
   PrepareQueries();
+  if (layer_.classes.of > 1) return FinishClasses();
   if (last_split_ - first_split_ == 1) {  // nothing to combine
     AttendSplit(first_split_, [this](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
@@ -281,16 +281,54 @@ void TileAttention::Finish() noexcept {
     });
     return;
   }
-  std::fill_n(work_.total_state_, Rows(), kEmpty);
+  SoftmaxState* totals = work_.total_state_[0];
+  std::fill_n(totals, Rows(), kEmptyState);
   for (int64_t split = first_split_; split < last_split_; ++split) {
-    AttendSplit(split, [this, split](int head) {
+    AttendSplit(split, [this, split, totals](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
-        float* total = work_.total_out_ + int64_t{row} * value_dim_;
-        kernels_.combine(work_.total_state_[row], total, work_.split_state_[row],
-                         work_.split_out_ + int64_t{row} * value_dim_, value_dim_);
-        if (split + 1 == last_split_) WriteRow(row, work_.total_state_[row], total);
+        float* total = work_.total_out_[0] + int64_t{row} * value_dim_;
+        kernels_.combine(totals[row], total, work_.split_state_[row], work_.split_out_ + int64_t{row} * value_dim_,
+                         value_dim_);
+        if (split + 1 == last_split_) WriteRow(row, totals[row], total);
       }
     });
+  }
+}
+
+// The order of CombineSplits, for all rows of a split at once. Exchanging buffers is combining with an empty result.
+void TileAttention::FinishClasses() noexcept {
+  bool filled[kTreeDepth] = {};
+  const auto combine = [this](SoftmaxState*& states, float*& out, SoftmaxState*& from, float*& from_out, bool& fills) {
+    if (!std::exchange(fills, true)) {
+      std::swap(states, from);
+      std::swap(out, from_out);
+      return;
+    }
+    for (int row = 0; row < Rows(); ++row) {
+      const int64_t first = int64_t{row} * value_dim_;
+      kernels_.combine(states[row], out + first, from[row], from_out + first, value_dim_);
+    }
+  };
+  const PageClasses& classes = layer_.classes;
+  ReduceTree(
+      classes.first, classes.step, classes.of, 0,
+      [&](int of_class, int depth) {
+        filled[depth] = false;
+        const int64_t index = (of_class - classes.first) / classes.step;
+        for (int64_t split = first_split_ + index; split < last_split_; split += classes.Own()) {
+          if (reads_.PagesOf(split).IsEmpty()) continue;
+          AttendSplit(split, [](int) {});
+          combine(work_.total_state_[depth], work_.total_out_[depth], work_.split_state_, work_.split_out_,
+                  filled[depth]);
+        }
+      },
+      [&](int depth) {
+        if (!filled[depth + 1]) return;
+        combine(work_.total_state_[depth], work_.total_out_[depth], work_.total_state_[depth + 1],
+                work_.total_out_[depth + 1], filled[depth]);
+      });
+  for (int row = 0; row < Rows(); ++row) {
+    WriteRow(row, work_.total_state_[0][row], work_.total_out_[0] + int64_t{row} * value_dim_);
   }
 }
 
@@ -304,29 +342,51 @@ void TileAttention::StoreSplitResult(SoftmaxState* states, float* out) noexcept 
 
 void TileAttention::CombineSplits(int head, const SoftmaxState* states, const float* split_out) noexcept {
   for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
-    SoftmaxState& total = work_.total_state_[0];
-    total = kEmpty;
-    for (int64_t split = 0; split < last_split_ - first_split_; ++split) {
-      const int64_t slot = split * Rows() + row;
-      kernels_.combine(total, work_.total_out_, states[slot], split_out + slot * value_dim_, value_dim_);
-    }
-    WriteRow(row, total, work_.total_out_);
+    SoftmaxState totals[kTreeDepth];
+    const PageClasses& classes = layer_.classes;
+    ReduceTree(
+        classes.first, classes.step, classes.of, 0,
+        [&](int of_class, int depth) {
+          totals[depth] = kEmptyState;
+          const int64_t index = (of_class - classes.first) / classes.step;
+          for (int64_t split = index; split < last_split_ - first_split_; split += classes.Own()) {
+            if (reads_.PagesOf(first_split_ + split).IsEmpty()) continue;
+            const int64_t slot = split * Rows() + row;
+            kernels_.combine(totals[depth], work_.total_out_[depth], states[slot], split_out + slot * value_dim_,
+                             value_dim_);
+          }
+        },
+        [&](int depth) {
+          kernels_.combine(totals[depth], work_.total_out_[depth], totals[depth + 1], work_.total_out_[depth + 1],
+                           value_dim_);
+        });
+    WriteRow(row, totals[0], work_.total_out_[0]);
   }
+}
+
+void WriteResult(const AttentionKernels& kernels, const formats::LayerScheme& layer, const SoftmaxState& state,
+                 const float* sums, float* result) noexcept {
+  const int channels = layer.shape.head_dim, of_cell = layer.v.shape.head_dim;
+  if (!layer.v.hadamard) return kernels.normalize(state, sums, channels, result);
+  alignas(64) float rotated[kMaxHeadDim];  // temporary: `result` is not in L1, write it once
+  kernels.normalize(state, sums, of_cell, rotated);
+  if (of_cell == channels) return kernels.transform(rotated, channels, result);
+  kernels.transform(rotated, of_cell, rotated);
+  std::copy_n(rotated, channels, result);
 }
 
 void TileAttention::WriteRow(int row, SoftmaxState state, const float* sums) noexcept {
   const int of_head = row % HeadRows();
+  if (const PartialResults* partial = reads_.rows().partial; partial != nullptr) {
+    const int head = (tile_.kv_head + row / HeadRows()) * group_ + of_head % group_;
+    return partial->Store(reads_.rows().partial_row + of_head / group_, head, state, sums);
+  }
   if (const std::vector<float>& sinks = layer_.attention->sinks; !sinks.empty()) {
     const int head = (tile_.kv_head + row / HeadRows()) * group_ + of_head % group_;
     state.sum += std::exp2(sinks[static_cast<size_t>(head)] * kernels::kLog2E - state.max);
   }
-  float* result = reads_.ResultOf(row / HeadRows(), of_head / group_, of_head % group_);
-  if (!layer_.scheme->v.hadamard) return kernels_.normalize(state, sums, head_dim_, result);
-  alignas(64) float rotated[kMaxHeadDim];  // temporary: `result` is not in L1, write it once
-  kernels_.normalize(state, sums, value_dim_, rotated);
-  if (value_dim_ == head_dim_) return kernels_.transform(rotated, head_dim_, result);
-  kernels_.transform(rotated, value_dim_, rotated);
-  std::copy_n(rotated, head_dim_, result);
+  WriteResult(kernels_, *layer_.scheme, state, sums,
+              reads_.ResultOf(row / HeadRows(), of_head / group_, of_head % group_));
 }
 
 }  // namespace kvanta::attention

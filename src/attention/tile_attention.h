@@ -47,15 +47,20 @@ class TileWorkspace {
   float* row_scale_[kUnquantized + 1] = {};
   float* bias_ = nullptr;  // q.mean, used with a softcap or sinks
   SoftmaxState* split_state_ = nullptr;
-  SoftmaxState* total_state_ = nullptr;
   float* split_out_ = nullptr;  // [rows][head_dim of V's cells]
-  float* total_out_ = nullptr;
+  // Totals of splits; with several classes, of nodes of their tree.
+  SoftmaxState* total_state_[kTreeDepth] = {};
+  float* total_out_[kTreeDepth] = {};
   float* rescale_ = nullptr;  // [kPassRows]
   float* scores_ = nullptr;   // [kPassRows][kMaxPageTokens]
   float* unquantized_scores_ = nullptr;
   uint8_t* workspace_ = nullptr;
   uint8_t* values_ = nullptr;  // transposed latents of a page, in V's order
 };
+
+// result = sums / state.sum, transformed back: f32 [channels], from [head_dim of V's cells].
+void WriteResult(const kernels::AttentionKernels& kernels, const formats::LayerScheme& layer, const SoftmaxState& state,
+                 const float* sums, float* result) noexcept;
 
 class TileAttention {
  public:
@@ -73,8 +78,7 @@ class TileAttention {
   // Processes the only split and stores its result: states [rows], out [rows][head_dim of V's cells].
   void StoreSplitResult(SoftmaxState* states, float* out) noexcept;
 
-  // Combines the split results, [split][rows], in ascending order and writes the output rows of the tile's KV head
-  // `head`.
+  // Combines the split results, [split][rows], in their order and writes the output rows of the tile's KV head `head`.
   void CombineSplits(int head, const SoftmaxState* states, const float* split_out) noexcept;
 
  private:
@@ -104,6 +108,7 @@ class TileAttention {
   void AttendRows(Passes& passes, int begin, int end, int first_row, int rows,
                   kernels::WorkspaceUse workspace_use) noexcept;
   void WriteRow(int row, SoftmaxState state, const float* sums) noexcept;
+  void FinishClasses() noexcept;
   int HeadRows() const noexcept { return tile_.tokens * group_; }
   int Rows() const noexcept { return tile_.kv_heads * HeadRows(); }
 

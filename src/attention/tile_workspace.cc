@@ -53,6 +53,8 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
       latent_bytes = std::max(latent_bytes, age.k.sections.row_bytes * scheme.shape.tokens);
     }
   }
+  const bool divides = std::ranges::any_of(layers, [](const LayerView& layer) { return layer.classes.of > 1; });
+  const int totals = divides ? kTreeDepth : 1;
   const size_t queries = std::size(queries_) - std::size(cache::kAgedKinds) + ages;  // of later levels that there are
   if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
   rows_ = rows;
@@ -62,7 +64,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   const int64_t out = Align(int64_t{4} * rows * head_dim);
   const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
   const auto arrays = static_cast<int64_t>(queries);
-  const int64_t total = arrays * rows * query_bytes + (arrays + 1) * row_floats + 2 * states + 2 * out +
+  const int64_t total = arrays * rows * query_bytes + (arrays + 1) * row_floats + (1 + totals) * (states + out) +
                         kWorkspaceAlignment + 2 * scores + kernels::kWorkspaceBytes + latent_bytes;
   memory_ = device.Allocate(static_cast<size_t>(total));
   uint8_t* next = memory_.data();
@@ -78,9 +80,11 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   }
   bias_ = reinterpret_cast<float*>(take(row_floats));
   split_state_ = reinterpret_cast<SoftmaxState*>(take(states));
-  total_state_ = reinterpret_cast<SoftmaxState*>(take(states));
   split_out_ = reinterpret_cast<float*>(take(out));
-  total_out_ = reinterpret_cast<float*>(take(out));
+  for (int depth = 0; depth < totals; ++depth) {
+    total_state_[depth] = reinterpret_cast<SoftmaxState*>(take(states));
+    total_out_[depth] = reinterpret_cast<float*>(take(out));
+  }
   rescale_ = reinterpret_cast<float*>(take(kWorkspaceAlignment));
   scores_ = reinterpret_cast<float*>(take(scores));
   unquantized_scores_ = reinterpret_cast<float*>(take(scores));

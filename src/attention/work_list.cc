@@ -32,6 +32,7 @@ bool IsBalanced(int64_t total, int64_t largest, int threads) {
 template <class Visit>
 void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit visit) {
   const int tile_tokens = std::max(1, kTileRows / shape.Group());
+  const int64_t span = int64_t{kSplitTokens} * shape.classes.of;
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceRows& sequence = batch.sequences[s];
     for (int64_t first = sequence.span.start; first < sequence.End();) {
@@ -40,10 +41,20 @@ void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit
       visit(QueryTile{.sequence = static_cast<int>(s),
                       .first = first,
                       .tokens = static_cast<int>(last - first),
-                      .first_split = shape.visibility.First(first) / kSplitTokens,
-                      .last_split = (last - 1) / kSplitTokens + 1});
+                      .first_split = shape.visibility.First(first) / span * shape.classes.Own(),
+                      .last_split = ((last - 1) / span + 1) * shape.classes.Own()});
       first = last;
     }
+  }
+}
+
+// Calls visit(split) for the tile's KV splits that have pages.
+template <class Visit>
+void VisitSplits(const WorkShape& shape, const QueryTile& tile, int page_size, Visit visit) {
+  for (int64_t split = tile.first_split; split < tile.last_split; ++split) {
+    const bool is_empty =
+        shape.classes.of > 1 && PagesOfSplit(shape.classes, shape.visibility, tile.first, page_size, split).IsEmpty();
+    if (!is_empty) visit(split);
   }
 }
 
@@ -88,8 +99,10 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
   for (size_t i = list.tiles.size(); i-- > 0;) {
     QueryTile& tile = list.tiles[i];
     const int64_t tasks = int64_t{tile.tokens == 1 ? kTasksOfThread : kChunkTasksOfThread} * threads;
-    const bool spread =
-        !balanced && tile.last_split - tile.first_split > 1 && Cost(tile, shape, page_size) * tasks > total;
+    int64_t splits = 0;
+    VisitSplits(shape, tile, page_size, [&](int64_t /*split*/) { ++splits; });
+    if (splits == 0) continue;  // other ranks have all pages
+    const bool spread = !balanced && splits > 1 && Cost(tile, shape, page_size) * tasks > total;
     if (!spread) {
       list.tasks.push_back({static_cast<int32_t>(i), tile.first_split, tile.last_split});
       continue;
@@ -97,9 +110,9 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
     tile.split_slot = list.split_rows;
     list.split_rows += (tile.last_split - tile.first_split) * tile.kv_heads * tile.tokens * shape.Group();
     for (int head = 0; head < tile.kv_heads; ++head) list.combines.push_back({static_cast<int32_t>(i), head});
-    for (int64_t split = tile.first_split; split < tile.last_split; ++split) {
+    VisitSplits(shape, tile, page_size, [&](int64_t split) {
       list.tasks.push_back({static_cast<int32_t>(i), split, split + 1});
-    }
+    });
   }
   list.task_batch =
       std::clamp<size_t>(list.tasks.size() / (kBatchesOfThread * static_cast<size_t>(threads)), 1, kMaxTasksOfBatch);

@@ -1,8 +1,9 @@
 // Work partitioning of a step's attention: query tiles (all query heads of some KV heads, tokens of one page) times KV
 // splits (Flash-Decoding). A tile's splits are either processed in one task or distributed over tasks and combined
 // afterwards. The arithmetic is the same: a split is 1,024 tokens at absolute positions, and splits are combined in
-// ascending order. Tiles of few tokens cover several KV heads if enough tasks remain: the heads are contiguous in a
-// page, and sequential reads are fastest.
+// ascending order. With several classes of pages (page_classes.h), a split has 1,024 tokens of one class. Tiles of few
+// tokens cover several KV heads if enough tasks remain: the heads are contiguous in a page, and sequential reads are
+// fastest.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "attention/batch.h"
+#include "attention/page_classes.h"
 
 namespace kvanta::attention {
 
@@ -24,6 +26,7 @@ struct WorkShape {
   int head_dim = 0;  // of V's cells: channels of a split result
   cache::Visibility visibility = {};
   bool is_sparse = false;  // rows that see more tokens than they attend to are left out
+  PageClasses classes = {};
 
   bool operator==(const WorkShape&) const = default;
   int Group() const noexcept { return heads / kv_heads; }
@@ -45,10 +48,34 @@ struct QueryTile {
   int kv_heads = 1;
   int64_t first = 0;  // position
   int tokens = 0;
-  int64_t first_split = 0;  // KV splits [first_split, last_split) hold all visible tokens
+  int64_t first_split = 0;  // KV splits [first_split, last_split) hold all visible tokens of this rank
   int64_t last_split = 0;
   int64_t split_slot = -1;  // first row of its split results, if distributed; else -1
 };
+
+// Pages first, first + step, ... before `end`.
+struct SplitPages {
+  int64_t first = 0;
+  int64_t end = 0;
+  int step = 1;
+
+  bool IsEmpty() const noexcept { return first >= end; }
+  int64_t Last() const noexcept { return first + (end - 1 - first) / step * step; }
+};
+
+// Pages of KV split `split` that a tile of queries from position `first` on, of one page, sees. With Own() classes, the
+// splits of the same tokens have consecutive numbers, one for each class.
+inline SplitPages PagesOfSplit(const PageClasses& classes, const cache::Visibility& visibility, int64_t first,
+                               int page_size, int64_t split) noexcept {
+  const int own = classes.Own();
+  const int64_t of_class = classes.first + split % own * classes.step;
+  const int64_t span = int64_t{kSplitTokens / page_size} * classes.of;
+  const int64_t begin = split / own * span + of_class;
+  const int64_t visible = visibility.First(first) / page_size;
+  const int64_t skipped = std::max<int64_t>(0, visible - begin + classes.of - 1) / classes.of;
+  return {
+      .first = begin + skipped * classes.of, .end = std::min(begin + span, first / page_size + 1), .step = classes.of};
+}
 
 // KV splits [first_split, last_split) of a query tile.
 struct SplitTask {

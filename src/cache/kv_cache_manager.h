@@ -16,19 +16,20 @@ struct KvCacheManager {
   // thread does. Throws InputError as PagePool does.
   KvCacheManager(Device& device, const formats::CacheLayout& layout, std::span<const Visibility> layers,
                  PagePoolConfig config, bool prefix_caching, ThreadPool* state_threads = nullptr)
-      : spec(layout, layers), pool(device, layout, config), threads(state_threads) {
+      : spec(layout, layers, config.ranks), pool(device, layout, config), threads(state_threads) {
     if (prefix_caching) prefix.emplace(pool, spec);
   }
 
-  // Bytes available to a sequence: unused bytes plus bytes that eviction would free.
-  int64_t AvailableBytes() const noexcept { return pool.BudgetBytes() - pool.UsedBytes() + pool.EvictableBytes(); }
+  // Bytes available to a sequence: unused bytes plus bytes that eviction would free, on the fullest rank.
+  int64_t AvailableBytes() const noexcept { return pool.AvailableBytes(); }
 
-  // Allocates a record with one reference, evicting from the prefix cache as needed, while it has at least
-  // `min_evictable` evictable bytes. kNoPage if there is no memory for the record.
-  PageId Allocate(int group, PageKind kind, int64_t min_evictable = 0) {
-    PageId page = pool.Allocate(group, kind);
+  // Allocates a record of page `index` of a sequence with one reference, evicting from the prefix cache as needed,
+  // while it has at least `min_evictable` evictable bytes. kNoPage if there is no memory for the record.
+  PageId Allocate(int group, PageKind kind, int64_t index, int64_t min_evictable = 0) {
+    const int rank = pool.RankOfPage(index);
+    PageId page = pool.Allocate(group, kind, rank);
     while (page == kNoPage && prefix && pool.EvictableBytes() >= min_evictable && prefix->EvictOne()) {
-      page = pool.Allocate(group, kind);
+      page = pool.Allocate(group, kind, rank);
     }
     return page;
   }

@@ -22,8 +22,10 @@ AgeRule AgesOf(const formats::LayerScheme& layer) {
 
 }  // namespace
 
-KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> visibilities)
+KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> visibilities,
+                           int of_ranks)
     : page_size(layout.page_size),
+      ranks(of_ranks),
       page_bytes(layout.groups[static_cast<size_t>(group)].page_bytes),
       exact_page_bytes(layout.groups[static_cast<size_t>(group)].exact_page_bytes),
       quantized_from(std::numeric_limits<int>::max()),
@@ -79,11 +81,12 @@ int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcep
   int64_t quantized = held;
   if (!quantized_while_open) quantized = std::clamp<int64_t>(tokens / page_size - quantized_from, 0, held);
   int64_t exact = 0;
+  const auto of_rank = [this](int64_t consecutive) { return CeilDiv(consecutive, int64_t{ranks}); };
   if (exact_while_open) {
     const int64_t sinks = std::min<int64_t>(pages, sink_pages);
-    exact = std::min(held, sinks + std::min(pages - sinks, step_pages + exact_before));
+    exact = std::min(of_rank(held), of_rank(sinks) + of_rank(std::min(pages - sinks, step_pages + exact_before)));
   }
-  int64_t bytes = quantized * page_bytes + exact * exact_page_bytes;
+  int64_t bytes = of_rank(quantized) * page_bytes + exact * exact_page_bytes;
   if (!ages.IsUsed()) return bytes;
   const int64_t ageless = std::min<int64_t>(pages, ages.ageless);
   bytes -= std::max<int64_t>(0, quantized - (ageless + ages.pages[0] + step_pages)) * page_bytes;
@@ -96,10 +99,10 @@ int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcep
   return bytes;
 }
 
-KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Visibility> layers)
-    : page_size(layout.page_size) {
+KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Visibility> layers, int of_ranks)
+    : page_size(layout.page_size), ranks(of_ranks) {
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
-    groups.emplace_back(layout, group, layers);
+    groups.emplace_back(layout, group, layers, ranks);
   }
   int64_t other_bytes = 0;
   for (const KvCacheGroup& group : groups) other_bytes += group.IsRecurrent() ? 0 : group.page_bytes;
@@ -125,7 +128,7 @@ int64_t KvCacheSpec::PageBytes() const noexcept {
 double KvCacheSpec::BytesPerToken(int64_t tokens) const noexcept {
   double bytes = 0;
   for (const KvCacheGroup& group : groups) bytes += group.IsRecurrent() ? 0 : group.MeanPageBytes(tokens);
-  return bytes / page_size;
+  return bytes / page_size / ranks;
 }
 
 int64_t KvCacheSpec::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {

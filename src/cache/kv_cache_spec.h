@@ -30,12 +30,13 @@ namespace kvanta::cache {
 // (KeepsSnapshot). With rounded states (formats::CacheLayout::state_grid) the former are exact records, which no prefix
 // hit reads, and the latter quantized ones, of pages that end at the grid.
 struct KvCacheGroup {
-  // layers: visibility per layer, [layout.layers.size()].
-  KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> layers);
+  // layers: visibility per layer, [layout.layers.size()]. ranks: as of KvCacheSpec.
+  KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> layers, int ranks = 1);
 
   std::vector<int> layers;
   Visibility visibility;  // common visibility of the layers; full if they differ
   int page_size = 64;
+  int ranks = 1;
   int64_t page_bytes = 0;
   int64_t exact_page_bytes = 0;
   bool quantized_while_open = false;  // some layer writes the quantized record directly
@@ -103,16 +104,18 @@ struct KvCacheGroup {
   // Mean bytes of a page's records but exact ones, in a sequence of `tokens` tokens: with precision by age they depend
   // on it.
   double MeanPageBytes(int64_t tokens) const noexcept;
-  // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages; 0 pages: in no step, after a
-  // prefix hit.
+  // Maximum bytes, on one rank, of a sequence of `tokens` tokens in a step of up to `step_pages` pages; 0 pages: in no
+  // step, after a prefix hit.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages) const noexcept;
 };
 
 struct KvCacheSpec {
-  // layers: visibility per layer; empty: full.
-  explicit KvCacheSpec(const formats::CacheLayout& layout, std::span<const Visibility> layers = {});
+  // layers: visibility per layer; empty: full. ranks: those that the pages of a sequence are dealt to, one after the
+  // other; bytes are those of one rank.
+  explicit KvCacheSpec(const formats::CacheLayout& layout, std::span<const Visibility> layers = {}, int ranks = 1);
 
   int page_size = 64;
+  int ranks = 1;
   std::vector<KvCacheGroup> groups;
 
   int64_t PageBytes() const noexcept;  // a page's records but exact ones, summed over all groups

@@ -17,80 +17,113 @@ int64_t BytesOf(const formats::GroupBytes& group, PageKind kind) noexcept {
   return kind == PageKind::kExact ? group.exact_page_bytes : group.page_bytes;
 }
 
-// Pool of one group and kind. Allocation order: free ids whose memory is still committed (last freed first, its bytes
-// are most likely in a CPU cache), ids whose memory was decommitted, ids never used.
+// Pool of one group, kind and rank. Allocation order: free ids whose memory is still committed (last freed first, its
+// bytes are most likely in a CPU cache), ids whose memory was decommitted, ids never used.
 struct PagePool::Pool {
   struct Record {
     int32_t references = 0;
     bool cached = false;  // the prefix cache holds one of the references
   };
-  std::unique_ptr<Reservation> memory;
+  std::unique_ptr<Reservation> memory;  // null: another rank has it
   int64_t record_bytes = 0;
   int64_t capacity = 0;  // records that fit the whole budget
+  PageId first = 0;      // ids are [first, first + capacity)
   int64_t used = 0;
   std::vector<Record> records;  // all ids used so far
   std::vector<PageId> free_committed;
   std::vector<PageId> released;
 
-  size_t Offset(PageId page) const { return static_cast<size_t>(page) * static_cast<size_t>(record_bytes); }
+  size_t Offset(PageId page) const { return static_cast<size_t>(page - first) * Bytes(); }
   size_t Bytes() const { return static_cast<size_t>(record_bytes); }
+  Record& Of(PageId page) { return records[static_cast<size_t>(page - first)]; }
+  // Another rank's memory is counted in bytes.
+  int64_t BytesToCommit(PageId page) const {
+    return memory ? static_cast<int64_t>(memory->BytesToCommit(Offset(page), Bytes())) : record_bytes;
+  }
+  bool Commit(PageId page) { return !memory || memory->Commit(Offset(page), Bytes()); }
+  // Returns the bytes that were given back.
+  int64_t ReleaseMemory(PageId page) {
+    if (!memory) return record_bytes;
+    const auto bytes = static_cast<int64_t>(memory->BytesToRelease(Offset(page), Bytes()));
+    memory->Release(Offset(page), Bytes());
+    return bytes;
+  }
+};
+
+// Records of one rank.
+struct PagePool::Share {
+  std::vector<Pool> pools = {};  // [group][kind]
+  int64_t used_bytes = 0;
+  int64_t evictable_bytes = 0;
+  int64_t committed_bytes = 0;
+  int64_t max_committed_bytes = 0;  // the budget, and the rest of a granule for each pool
+
+  bool Fits(int64_t bytes) const { return committed_bytes + bytes <= max_committed_bytes; }
 };
 
 struct PagePool::State {
   Device& device;
   formats::CacheLayout layout;
   PagePoolConfig config;
-  std::vector<Pool> pools;  // [group][kind]
-  int64_t used_bytes = 0;
-  int64_t evictable_bytes = 0;
-  int64_t committed_bytes = 0;
-  int64_t max_committed_bytes = 0;      // the budget, and the rest of a granule for each pool
+  std::vector<Share> shares = {};       // [rank]
   std::vector<RecordId> released = {};  // with lists_released
 
-  Pool& Of(int group, PageKind kind) { return pools[RecordIndex(group, kind)]; }
-  void Poison(const Pool& pool, PageId page) {
-    if (config.poison_unused) device.Fill(pool.memory->data() + pool.Offset(page), 0xFF, pool.Bytes());
+  Share& Own() { return shares[static_cast<size_t>(config.rank)]; }
+  Pool& Of(int group, PageKind kind) { return Own().pools[RecordIndex(group, kind)]; }
+  // Rank of a record; config.ranks or more if the number is not one of a record.
+  int64_t RankOf(int group, PageKind kind, PageId page) {
+    const int64_t capacity = Of(group, kind).capacity;
+    return page < 0 || capacity == 0 ? config.ranks : page / capacity;
   }
-  bool Fits(int64_t bytes) const { return committed_bytes + bytes <= max_committed_bytes; }
+  Share& ShareOf(int group, PageKind kind, PageId page) {
+    return shares[static_cast<size_t>(RankOf(group, kind, page))];
+  }
+  void Poison(const Pool& pool, PageId page) {
+    if (config.poison_unused && pool.memory) device.Fill(pool.memory->data() + pool.Offset(page), 0xFF, pool.Bytes());
+  }
 
-  // Decommits free records of the other pools until `bytes` more can be committed.
-  bool ReleaseFree(const Pool& keep, int64_t bytes) {
-    for (Pool& pool : pools) {
-      while (&pool != &keep && !Fits(bytes) && !pool.free_committed.empty()) {
+  // Decommits free records of the share's other pools until `bytes` more can be committed.
+  bool ReleaseFree(Share& share, const Pool& keep, int64_t bytes) {
+    for (Pool& pool : share.pools) {
+      while (&pool != &keep && !share.Fits(bytes) && !pool.free_committed.empty()) {
         const PageId page = pool.free_committed.back();
         pool.free_committed.pop_back();
-        committed_bytes -= static_cast<int64_t>(pool.memory->BytesToRelease(pool.Offset(page), pool.Bytes()));
-        pool.memory->Release(pool.Offset(page), pool.Bytes());
+        share.committed_bytes -= pool.ReleaseMemory(page);
         pool.released.push_back(page);
         if (!config.lists_released) continue;
-        const auto index = static_cast<int32_t>(&pool - pools.data());
+        const auto index = static_cast<int32_t>(&pool - share.pools.data());
         constexpr auto kKinds = static_cast<int32_t>(std::size(kPageKinds));
         released.push_back({.group = index / kKinds, .kind = kPageKinds[index % kKinds], .page = page});
       }
     }
-    return Fits(bytes);
+    return share.Fits(bytes);
   }
 
-  bool Commit(Pool& pool, PageId page) {
-    const auto bytes = static_cast<int64_t>(pool.memory->BytesToCommit(pool.Offset(page), pool.Bytes()));
-    if (!ReleaseFree(pool, bytes) || !pool.memory->Commit(pool.Offset(page), pool.Bytes())) return false;
-    committed_bytes += bytes;
+  bool Commit(Share& share, Pool& pool, PageId page) {
+    const int64_t bytes = pool.BytesToCommit(page);
+    if (!ReleaseFree(share, pool, bytes) || !pool.Commit(page)) return false;
+    share.committed_bytes += bytes;
     return true;
   }
 
   // Applies `change` to a record and updates evictable_bytes.
   template <class Change>
-  void Update(Pool& pool, PageId page, Change change) {
-    Pool::Record& record = pool.records[static_cast<size_t>(page)];
+  void Update(Share& share, Pool& pool, PageId page, Change change) {
+    Pool::Record& record = pool.Of(page);
     const auto evictable = [&] { return record.cached && record.references == 1 ? pool.record_bytes : 0; };
-    evictable_bytes -= evictable();
+    share.evictable_bytes -= evictable();
     change(record);
-    evictable_bytes += evictable();
+    share.evictable_bytes += evictable();
+  }
+  template <class Change>
+  void Update(int group, PageKind kind, PageId page, Change change) {
+    Share& share = ShareOf(group, kind, page);
+    Update(share, share.pools[RecordIndex(group, kind)], page, change);
   }
 };
 
 PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolConfig config)
-    : state_(new State{.device = device, .layout = layout, .config = config, .pools = {}}) {
+    : state_(new State{.device = device, .layout = layout, .config = config}) {
   int64_t one_of_each = layout.page_bytes + layout.exact_page_bytes + layout.state_bytes;
   for (const int64_t bytes : layout.age_bytes) one_of_each += bytes;
   if (layout.page_bytes + layout.state_bytes <= 0 || config.budget_bytes < one_of_each) {
@@ -99,83 +132,94 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
                     "quantized and {} bytes exact; give at least {} bytes",
                     config.budget_bytes, layout.page_size, layout.page_bytes, layout.exact_page_bytes, one_of_each));
   }
-  state_->max_committed_bytes = config.budget_bytes;
-  for (const formats::GroupBytes& group : layout.groups) {
-    for (const PageKind kind : kPageKinds) {
-      const int64_t bytes = BytesOf(group, kind);
-      Pool& pool = state_->pools.emplace_back();
-      pool.record_bytes = bytes;
-      if (bytes == 0) continue;
-      pool.capacity = std::min<int64_t>(config.budget_bytes / bytes, std::numeric_limits<PageId>::max());
-      pool.memory = device.Reserve(static_cast<size_t>(pool.capacity * bytes));
-      state_->max_committed_bytes += static_cast<int64_t>(pool.memory->Granularity()) - 1;
+  for (int rank = 0; rank < config.ranks; ++rank) {
+    Share& share = state_->shares.emplace_back();
+    share.max_committed_bytes = config.budget_bytes;
+    for (const formats::GroupBytes& group : layout.groups) {
+      for (const PageKind kind : kPageKinds) {
+        const int64_t bytes = BytesOf(group, kind);
+        Pool& pool = share.pools.emplace_back();
+        pool.record_bytes = bytes;
+        if (bytes == 0) continue;
+        pool.capacity =
+            std::min<int64_t>(config.budget_bytes / bytes, std::numeric_limits<PageId>::max() / config.ranks);
+        pool.first = static_cast<PageId>(rank * pool.capacity);
+        if (rank != config.rank) continue;
+        pool.memory = device.Reserve(static_cast<size_t>(pool.capacity * bytes));
+        share.max_committed_bytes += static_cast<int64_t>(pool.memory->Granularity()) - 1;
+      }
     }
   }
 }
 
 PagePool::~PagePool() = default;
 
-PageId PagePool::Allocate(int group, PageKind kind) {
-  Pool& pool = state_->Of(group, kind);
-  if (pool.record_bytes == 0 || state_->used_bytes + pool.record_bytes > BudgetBytes()) return kNoPage;
+PageId PagePool::Allocate(int group, PageKind kind, int rank) {
+  Share& share = state_->shares[static_cast<size_t>(rank)];
+  Pool& pool = share.pools[RecordIndex(group, kind)];
+  if (pool.record_bytes == 0 || share.used_bytes + pool.record_bytes > BudgetBytes()) return kNoPage;
   PageId page = kNoPage;
   if (!pool.free_committed.empty()) {
     page = pool.free_committed.back();
     pool.free_committed.pop_back();
   } else if (!pool.released.empty()) {
-    if (!state_->Commit(pool, pool.released.back())) return kNoPage;
+    if (!state_->Commit(share, pool, pool.released.back())) return kNoPage;
     page = pool.released.back();
     pool.released.pop_back();
   } else if (static_cast<int64_t>(pool.records.size()) < pool.capacity) {
-    page = static_cast<PageId>(pool.records.size());
+    page = pool.first + static_cast<PageId>(pool.records.size());
     pool.records.emplace_back();
     pool.free_committed.reserve(pool.records.capacity());  // Release() must not allocate
-    if (!state_->Commit(pool, page)) {
+    if (!state_->Commit(share, pool, page)) {
       pool.records.pop_back();
       return kNoPage;
     }
   } else {
     return kNoPage;
   }
-  assert(pool.records[page].references == 0);
-  pool.records[static_cast<size_t>(page)] = {.references = 1, .cached = false};
+  assert(pool.Of(page).references == 0);
+  pool.Of(page) = {.references = 1, .cached = false};
   ++pool.used;
-  state_->used_bytes += pool.record_bytes;
+  share.used_bytes += pool.record_bytes;
   state_->Poison(pool, page);
   return page;
 }
 
 void PagePool::Retain(int group, PageKind kind, PageId page) noexcept {
   assert(References(group, kind, page) > 0);
-  state_->Update(state_->Of(group, kind), page, [](Pool::Record& record) { ++record.references; });
+  state_->Update(group, kind, page, [](Pool::Record& record) { ++record.references; });
 }
 
 void PagePool::Release(int group, PageKind kind, PageId page) noexcept {
   assert(References(group, kind, page) > 0);
-  Pool& pool = state_->Of(group, kind);
-  state_->Update(pool, page, [](Pool::Record& record) { --record.references; });
-  if (pool.records[static_cast<size_t>(page)].references > 0) return;
+  Share& share = state_->ShareOf(group, kind, page);
+  Pool& pool = share.pools[RecordIndex(group, kind)];
+  state_->Update(share, pool, page, [](Pool::Record& record) { --record.references; });
+  if (pool.Of(page).references > 0) return;
   --pool.used;
-  state_->used_bytes -= pool.record_bytes;
+  share.used_bytes -= pool.record_bytes;
   pool.free_committed.push_back(page);
   state_->Poison(pool, page);
 }
 
 int PagePool::References(int group, PageKind kind, PageId page) const noexcept {
-  const Pool& pool = state_->Of(group, kind);
-  if (state_->config.borrowed) return page >= 0 && page < pool.capacity ? 1 : 0;
-  return page >= 0 && page < static_cast<PageId>(pool.records.size())
-             ? pool.records[static_cast<size_t>(page)].references
-             : 0;
+  const int64_t rank = state_->RankOf(group, kind, page);
+  if (rank >= state_->config.ranks) return 0;
+  if (state_->config.borrowed) return 1;
+  Pool& pool = state_->shares[static_cast<size_t>(rank)].pools[RecordIndex(group, kind)];
+  return page - pool.first < std::ssize(pool.records) ? pool.Of(page).references : 0;
 }
 
 void PagePool::SetCached(int group, PageKind kind, PageId page, bool cached) noexcept {
-  state_->Update(state_->Of(group, kind), page, [cached](Pool::Record& record) { record.cached = cached; });
+  state_->Update(group, kind, page, [cached](Pool::Record& record) { record.cached = cached; });
 }
 
+// Not of a record unless this rank is the first: the sum is made of integers.
 uint8_t* PagePool::Base(int group, PageKind kind) const noexcept {
   const Pool& pool = state_->Of(group, kind);
-  return pool.memory ? pool.memory->data() : nullptr;
+  if (!pool.memory) return nullptr;
+  return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(pool.memory->data()) -
+                                    static_cast<uintptr_t>(pool.first) * pool.Bytes());
 }
 
 int64_t PagePool::RecordBytes(int group, PageKind kind) const noexcept {
@@ -187,17 +231,34 @@ uint8_t* PagePool::Record(int group, PageKind kind, PageId page) const noexcept 
   return pool.memory->data() + pool.Offset(page);
 }
 
+int PagePool::Ranks() const noexcept {
+  return state_->config.ranks;
+}
+int PagePool::Rank() const noexcept {
+  return state_->config.rank;
+}
+bool PagePool::IsOfRank(int group, PageKind kind, PageId page, int rank) const noexcept {
+  return state_->RankOf(group, kind, page) == rank;
+}
+
 int64_t PagePool::BudgetBytes() const noexcept {
   return state_->config.budget_bytes;
 }
 int64_t PagePool::UsedBytes() const noexcept {
-  return state_->used_bytes;
+  return state_->Own().used_bytes;
 }
 int64_t PagePool::EvictableBytes() const noexcept {
-  return state_->evictable_bytes;
+  return state_->Own().evictable_bytes;
+}
+int64_t PagePool::AvailableBytes() const noexcept {
+  int64_t bytes = BudgetBytes();
+  for (const Share& share : state_->shares) {
+    bytes = std::min(bytes, BudgetBytes() - share.used_bytes + share.evictable_bytes);
+  }
+  return bytes;
 }
 int64_t PagePool::CommittedBytes() const noexcept {
-  return state_->committed_bytes;
+  return state_->Own().committed_bytes;
 }
 
 int64_t PagePool::UsedPages(int group, PageKind kind) const noexcept {
@@ -216,7 +277,7 @@ std::vector<RecordId> PagePool::TakeReleased() {
 
 void PagePool::ReleaseMemory(const RecordId& record) noexcept {
   Pool& pool = state_->Of(record.group, record.kind);
-  pool.memory->Release(pool.Offset(record.page), pool.Bytes());
+  if (IsOfRank(record.group, record.kind, record.page, Rank())) pool.ReleaseMemory(record.page);
 }
 
 const formats::CacheLayout& PagePool::Layout() const noexcept {

@@ -26,6 +26,10 @@ struct PagePoolConfig {
   // whose memory it released; the others' are `borrowed`: every record counts as referenced.
   bool lists_released = false;
   bool borrowed = false;
+  // With context parallelism, pages are dealt to `ranks` ranks, each with budget_bytes. A record's number tells its
+  // rank, and only that one has memory for it. `rank`: this process's.
+  int ranks = 1;
+  int rank = 0;
 };
 
 // Record of a pool.
@@ -44,9 +48,9 @@ class PagePool {
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // Allocates a record with one reference; returns kNoPage when the budget is exhausted (the caller evicts and
-  // retries). The record's bytes are undefined (0xFF if poison_unused).
-  PageId Allocate(int group, PageKind kind);
+  // Allocates a record of `rank` with one reference; returns kNoPage when its budget is exhausted (the caller evicts
+  // and retries). The record's bytes are undefined (0xFF if poison_unused).
+  PageId Allocate(int group, PageKind kind, int rank = 0);
   void Retain(int group, PageKind kind, PageId page) noexcept;
   // Drops a reference; frees the record with the last one.
   void Release(int group, PageKind kind, PageId page) noexcept;
@@ -54,24 +58,35 @@ class PagePool {
   // Sets whether the prefix cache holds a reference. A record is evictable while that is its only reference.
   void SetCached(int group, PageKind kind, PageId page, bool cached) noexcept;
 
-  // Base address of a pool; record `id` starts at Base() + id * RecordBytes(). Both are constant.
+  // Base address of a pool; record `id` of this rank starts at Base() + id * RecordBytes(). Both are constant.
   uint8_t* Base(int group, PageKind kind) const noexcept;
   int64_t RecordBytes(int group, PageKind kind) const noexcept;  // 0 for a kind that no layer has
-  // Address of a record, which must be one of the pool's.
+  // Address of a record, which must be one of this rank's.
   uint8_t* Record(int group, PageKind kind, PageId page) const noexcept;
 
+  int Ranks() const noexcept;
+  // Rank that a page of a sequence is dealt to.
+  int RankOfPage(int64_t page) const noexcept { return static_cast<int>(page % Ranks()); }
+  bool IsOwnPage(int64_t page) const noexcept { return RankOfPage(page) == Rank(); }
+  int Rank() const noexcept;
+  // True if the record, which must be one of the pool's, is one of `rank`.
+  bool IsOfRank(int group, PageKind kind, PageId page, int rank) const noexcept;
+
+  // Bytes of this rank:
   int64_t BudgetBytes() const noexcept;
   int64_t UsedBytes() const noexcept;       // referenced records
   int64_t EvictableBytes() const noexcept;  // referenced by the prefix cache only; included in UsedBytes
-  // Memory of used records and of free records that stay committed, in the device's mapping granules: within the
-  // budget, apart from the rest of a granule for each pool.
+  // Bytes that the fullest rank could still give, if its evictable records were freed.
+  int64_t AvailableBytes() const noexcept;
+  // Memory, on this rank, of used records and of free records that stay committed, in the device's mapping granules:
+  // within the budget, apart from the rest of a granule for each pool.
   int64_t CommittedBytes() const noexcept;
   int64_t UsedPages(int group, PageKind kind) const noexcept;
   // Number of such records that could be allocated now without allocating others.
   int64_t FreePages(int group, PageKind kind) const noexcept;
   // Records whose memory was released since the last call, with `lists_released`.
   std::vector<RecordId> TakeReleased();
-  // Releases the memory of a record of a borrowed pool.
+  // Releases the memory of a record of a borrowed pool, if it is one of this rank's.
   void ReleaseMemory(const RecordId& record) noexcept;
   const formats::CacheLayout& Layout() const noexcept;
   int Groups() const noexcept;
@@ -79,6 +94,7 @@ class PagePool {
 
  private:
   struct Pool;
+  struct Share;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -173,7 +173,7 @@ bool SequenceCache::Reserve(int64_t count) {
   VisitMissing(count, [&](size_t g, PageKind kind, int64_t index) {
     const int group = static_cast<int>(g);
     PageId& page = pages_[g][static_cast<size_t>(index)].Of(kind);
-    page = manager_.Allocate(group, kind);
+    page = manager_.Allocate(group, kind, index);
     if (page == kNoPage) return complete = false;
     taken.push_back({group, kind, &page});
     restores = restores || (manager_.spec.groups[g].RoundsStates() && index * manager_.spec.page_size < length_);
@@ -243,7 +243,7 @@ void SequenceCache::ReserveSnapshots(int64_t count) {
       PageId& page = pages_[g][static_cast<size_t>(index)].quantized;
       const bool keeps = group.RoundsStates() ? group.LastSnapshotPage(index) == index : WantsSnapshot(group, index);
       if (page != kNoPage || !keeps) continue;
-      page = manager_.Allocate(static_cast<int>(g), PageKind::kQuantized, group.page_bytes);
+      page = manager_.Allocate(static_cast<int>(g), PageKind::kQuantized, index, group.page_bytes);
     }
   }
 }

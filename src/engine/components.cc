@@ -168,7 +168,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
     components.ops = observe::Profiled(std::move(components.ops), components.profile);
   }
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
-  const cache::KvCacheSpec spec(components.layout, LayerVisibility(part.model));
+  const cache::KvCacheSpec spec(components.layout, LayerVisibility(part.model), config.decode_context_parallel_size);
   const int64_t available = components.ops->device().AvailableBytes() / LocalRankCount(config);
   const bool is_rank_0 = config.rank == 0;
   const CacheSpecs specs{.target = spec, .draft = draft ? &draft->spec : nullptr};

@@ -28,7 +28,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   EngineConfig& config = components_.config;
   engine::CheckConfig(config);
   const std::vector<cache::Visibility> visibility = engine::LayerVisibility(components_.model->Config());
-  const cache::KvCacheSpec spec(components_.layout, visibility);
+  const cache::KvCacheSpec spec(components_.layout, visibility, config.decode_context_parallel_size);
   has_states_ = std::ranges::any_of(spec.groups, &cache::KvCacheGroup::IsRecurrent);
   Device& device = components_.model->ops().device();
   const engine::CacheSpecs specs{.target = spec,
@@ -55,7 +55,8 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
       device, components_.layout, visibility,
       cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
                             .poison_unused = *config.poison_unused,
-                            .lists_released = !components_.ranks->IsSingleRank()},
+                            .lists_released = !components_.ranks->IsSingleRank(),
+                            .ranks = config.decode_context_parallel_size},
       config.enable_prefix_caching, &components_.model->ops().threads());
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
@@ -146,8 +147,9 @@ void Engine::Impl::OpenTiers() {
 }
 
 void Engine::Impl::MakeBackend() {
-  auto fresh = components_.make_backend(cache_->pool,
-                                        {.layers = components_.model->AttentionLayers(), .scales = components_.scales});
+  auto fresh = components_.make_backend(cache_->pool, {.layers = components_.model->AttentionLayers(),
+                                                       .scales = components_.scales,
+                                                       .ranks = engine::RanksOfPages(components_)});
   if (components_.profile) fresh = observe::Profiled(std::move(fresh), components_.profile);
   const std::lock_guard lock(mutex_);  // Stats() reads it
   backend_ = std::move(fresh);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/math.h"
 #include "engine/cache_stats.h"
 #include "engine/engine_config.h"
 #include "engine/proposers.h"
@@ -41,7 +42,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   if (config.quantization_param_path.empty() && std::ranges::any_of(layout.layers, needs_matrices)) {
     observe::CheckEqualHeads(model);  // the calibration would
   }
-  const cache::KvCacheSpec spec(layout, engine::LayerVisibility(model));
+  const cache::KvCacheSpec spec(layout, engine::LayerVisibility(model), config.decode_context_parallel_size);
   if (config.max_model_len > model.max_position) {
     throw InputError(
         fmt::format("max_model_len = {}: the model's limit is {} tokens", config.max_model_len, model.max_position));
@@ -49,7 +50,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   CachePlan plan;
   plan.kv_cache_dtype = engine::ResolveBaseScheme(config, model, dtype).ToString();
   plan.groups = engine::DescribeGroups(spec);
-  plan.page_bytes = layout.page_bytes;
+  plan.page_bytes = CeilDiv(layout.page_bytes, int64_t{spec.ranks});
   plan.exact_page_bytes = layout.exact_page_bytes;
   for (const cache::KvCacheGroup& group : spec.groups) {
     if (!group.exact_while_open) continue;
@@ -69,7 +70,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
     if (layer.IsRecurrent()) continue;
     elements += layer.SharesCell() ? layer.shape.head_dim + layer.rope_dim : 2 * layer.kv_heads * layer.shape.head_dim;
   }
-  plan.bits_per_element = plan.bytes_per_token * 8 / elements;
+  plan.bits_per_element = plan.bytes_per_token * spec.ranks * 8 / elements;
   return plan;
 }
 

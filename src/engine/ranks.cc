@@ -1,7 +1,6 @@
 #include "engine/ranks.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,14 +8,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "attention/backend.h"
 #include "base/math.h"
-#include "cache/kv_cache_spec.h"
 #include "cache/page_pool.h"
 #include "engine/components.h"
 #include "engine/engine_config.h"
@@ -46,11 +43,6 @@ constexpr std::array<std::string_view, 12> kOwnOptions = {"threads",
                                                           "kv_events_queue_size",
                                                           "eos_token_ids",
                                                           "max_queued_requests"};
-
-// Refuses an option of several ranks, and names it.
-[[noreturn]] void Refuse(std::string_view option, int size, std::string_view why) {
-  throw InputError(fmt::format("{} = {}: {}", option, size, why));
-}
 
 // A line for each thing that must be the same in all ranks.
 std::string Identity(const EngineConfig& config, const std::string& fingerprint, const std::string& isa) {
@@ -92,96 +84,6 @@ bool HasCpusForAll(const EngineConfig& config) {
   return int64_t{std::max(1, config.threads)} * LocalRankCount(config) <= sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& model) {
-  const int size = config.tensor_parallel_size;
-  const auto refuse = [&](std::string_view why) { Refuse("tensor_parallel_size", size, why); };
-  const bool recurrent = std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
-  const std::string_view undivided = recurrent                                ? "recurrent layers"
-                                     : model.hidden_size_per_layer_input != 0 ? "per-layer embeddings"
-                                     : model.qk_norm == models::QkNorm::kAllHeads
-                                         ? "a norm over the channels of all heads"
-                                     : model.qk_norm == models::QkNorm::kOwnWeights ? "norm weights of each head"
-                                                                                    : "";
-  if (!undivided.empty()) {
-    refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1, or pipeline_parallel_size",
-                       model.architecture, undivided));
-  }
-  // All heads of MLA read the same latents, which every rank keeps.
-  int heads = model.heads;
-  if (!model.UsesMla()) {
-    for (const models::LayerSpec& layer : model.layer_specs) heads = std::gcd(heads, layer.kv_heads);
-  }
-  if (heads % size != 0) {
-    std::vector<int> sizes;
-    for (int each = 1; each <= std::min(heads, parallel::kMaxRanks); ++each) {
-      if (heads % each == 0) sizes.push_back(each);
-    }
-    refuse(fmt::format("the {} {} of {} do not divide among so many ranks; {} do", heads,
-                       model.UsesMla() ? "heads" : "KV heads", model.architecture, fmt::join(sizes, ", ")));
-  }
-  if (config.enable_expert_parallel && model.moe.num_experts > 0 && model.moe.num_experts < size) {
-    refuse(fmt::format("enable_expert_parallel would leave ranks without one of the {} experts of {}; leave it out",
-                       model.moe.num_experts, model.architecture));
-  }
-}
-
-bool HaveSamePages(const cache::KvCacheGroup& a, const cache::KvCacheGroup& b) {
-  return a.quantized_while_open == b.quantized_while_open && a.exact_while_open == b.exact_while_open &&
-         a.exact_before == b.exact_before && a.quantized_from == b.quantized_from && a.sink_pages == b.sink_pages &&
-         a.ages == b.ages;
-}
-
-// True if every rank has layers, and some of each KV cache group, and rank 0, which allocates pages for all, has layers
-// that need all kinds of them.
-bool DividesLayers(const EngineConfig& config, const models::ModelConfig& model, int ranks) {
-  if (ranks > model.layers) return false;
-  EngineConfig divided = config;
-  divided.pipeline_parallel_size = ranks;
-  const std::vector<KvScheme> schemes = ResolveSchemes(config, model, ResolveDType(config.dtype, model));
-  const cache::KvCacheSpec whole(PlanLayout(schemes, model, config.page_size, {}), LayerVisibility(model));
-  for (int rank = 0; rank < ranks; ++rank) {
-    const RankPart part = PartOfRank(divided, model, schemes, rank);
-    if (part.model.layer_specs.front().shares_input) return false;
-    const cache::KvCacheSpec own(PlanLayout(part.schemes, part.model, config.page_size, {}, part.groups),
-                                 LayerVisibility(part.model));
-    if (own.groups.size() < whole.groups.size()) return false;
-    for (size_t group = 0; group < whole.groups.size(); ++group) {
-      if (own.groups[group].layers.empty()) return false;
-      if (rank == 0 && !HaveSamePages(own.groups[group], whole.groups[group])) return false;
-    }
-  }
-  return true;
-}
-
-void CheckPipelineParallel(const EngineConfig& config, const models::ModelConfig& model) {
-  const int size = config.pipeline_parallel_size;
-  const auto refuse = [&](std::string_view why) { Refuse("pipeline_parallel_size", size, why); };
-  if (config.tensor_parallel_size > 1) {
-    refuse(fmt::format("not supported together with tensor_parallel_size = {}; use one of them",
-                       config.tensor_parallel_size));
-  }
-  if (model.KvLayers() != model.layers || model.hidden_size_per_layer_input != 0) {
-    refuse(
-        fmt::format("layers of {} use keys and values of earlier ones, or embeddings of their own, which are not "
-                    "divided among ranks yet; use 1",
-                    model.architecture));
-  }
-  if (model.indexer.topk != 0) {
-    refuse(
-        fmt::format("layers of {} have indexers, whose keys are not divided among the ranks of a pipeline yet; use "
-                    "1, or tensor_parallel_size",
-                    model.architecture));
-  }
-  if (DividesLayers(config, model, size)) return;
-  std::vector<int> sizes;
-  for (int each = 1; each <= parallel::kMaxRanks; ++each) {
-    if (DividesLayers(config, model, each)) sizes.push_back(each);
-  }
-  refuse(
-      fmt::format("the {} layers of {} do not divide among so many ranks with all kinds of cache pages in each; {} do",
-                  model.layers, model.architecture, fmt::join(sizes, ", ")));
-}
-
 }  // namespace
 
 int RankCount(const EngineConfig& config) noexcept {
@@ -194,41 +96,6 @@ int LocalRankCount(const EngineConfig& config) noexcept {
 
 std::string_view RankOption(const EngineConfig& config) noexcept {
   return config.pipeline_parallel_size > 1 ? "pipeline_parallel_size" : "tensor_parallel_size";
-}
-
-void CheckNodes(const EngineConfig& config) {
-  const int size = RankCount(config);
-  if (size % config.nnodes != 0) {
-    throw InputError(
-        fmt::format("nnodes = {}: does not divide the {} ranks (tensor_parallel_size, pipeline_parallel_size)",
-                    config.nnodes, size));
-  }
-  if (config.node_rank >= config.nnodes) {
-    throw InputError(
-        fmt::format("node_rank = {}: there are nodes 0 to {} (nnodes)", config.node_rank, config.nnodes - 1));
-  }
-}
-
-void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
-  const int size = RankCount(config);
-  if (config.rank >= size) {
-    throw InputError(fmt::format("rank = {}: there are ranks 0 to {} (tensor_parallel_size, pipeline_parallel_size)",
-                                 config.rank, size - 1));
-  }
-  CheckNodes(config);
-  if (size == 1) return;
-  if (config.pipeline_parallel_size > 1) {
-    CheckPipelineParallel(config, model);
-  } else {
-    CheckTensorParallel(config, model);
-  }
-  const auto refuse = [&](std::string_view why) { Refuse(RankOption(config), size, why); };
-  if (const std::string missing = parallel::MissingForGloo(); !missing.empty()) refuse(missing + "; use 1");
-  if (config.device == "cuda") refuse("not supported with device cuda; there are: auto, cpu");
-  if (!config.kv_cache_dir.empty()) refuse("not supported with kv_cache_dir, whose files hold whole pages");
-  if (!config.kv_store.empty()) refuse("not supported with kv_store, whose values hold whole pages");
-  if (config.quality_sample_rate > 0) refuse("not supported with quality_sample_rate; leave it out");
-  if (config.calculate_kv_scales) refuse("not supported with calculate_kv_scales; give quantization_param_path");
 }
 
 models::LayerRange LayersOfRank(const models::ModelConfig& model, int ranks, int rank) {
@@ -325,6 +192,14 @@ std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, co
                              .timeout = std::chrono::seconds(config.distributed_timeout_seconds)});
 }
 
+int RankOfPages(const EngineConfig& config) noexcept {
+  return config.decode_context_parallel_size > 1 ? config.rank : 0;
+}
+
+parallel::Communicator* RanksOfPages(const EngineComponents& components) noexcept {
+  return components.config.decode_context_parallel_size > 1 ? components.ranks.get() : nullptr;
+}
+
 int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value) {
   if (ranks.IsSingleRank()) return value;
   std::vector<uint8_t> message(sizeof(value));
@@ -363,9 +238,14 @@ void RunRank(EngineConfig config) {
     const int64_t budget = engine::BudgetForRecords(engine::ValueOfRank0(*components.ranks, 0),
                                                     components.layout_of_rank_0, components.layout);
     if (components.config.nnodes > 1) CheckMemory(budget, components);
-    cache::PagePool pool(components.ops->device(), components.layout, {.budget_bytes = budget, .borrowed = true});
-    auto backend =
-        components.make_backend(pool, {.layers = components.model->AttentionLayers(), .scales = components.scales});
+    cache::PagePool pool(components.ops->device(), components.layout,
+                         {.budget_bytes = budget,
+                          .borrowed = true,
+                          .ranks = components.config.decode_context_parallel_size,
+                          .rank = engine::RankOfPages(components.config)});
+    auto backend = components.make_backend(pool, {.layers = components.model->AttentionLayers(),
+                                                  .scales = components.scales,
+                                                  .ranks = engine::RanksOfPages(components)});
     runner::Runner runner(*components.model, components.config.max_num_batched_tokens,
                           engine::MaxLogitRows(components.config));
     if (components.config.pipeline_parallel_size > 1) runner.SetPipeline(*components.ranks);

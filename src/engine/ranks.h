@@ -16,6 +16,8 @@
 
 namespace kvanta::engine {
 
+struct EngineComponents;
+
 int RankCount(const EngineConfig& config) noexcept;
 // Ranks of one machine.
 int LocalRankCount(const EngineConfig& config) noexcept;
@@ -58,6 +60,10 @@ void KeepScalesOfRank(const RankPart& part, const parallel::Communicator& ranks,
 // `isa`: the CPU unit that computes. Throws InputError / ResourceError.
 std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint,
                                                   const std::string& isa);
+
+// This rank among those that divide the pages, and these; 0 and null if each has all pages.
+int RankOfPages(const EngineConfig& config) noexcept;
+parallel::Communicator* RanksOfPages(const EngineComponents& components) noexcept;
 
 // Rank 0's value, on every rank.
 int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value);

@@ -209,7 +209,7 @@ void Engine::Impl::PinPrefix(const RequestState& request) noexcept {
   try {
     const auto pages = std::ssize(request.tokens) / components_.config.page_size;
     cache_->prefix->Pin(request.tokens, request.request.cache_salt, pages, seconds,
-                        cache::MaxPinnedBytes(cache_->pool.BudgetBytes()));
+                        cache::MaxPinnedBytes(cache_->pool.BudgetBytes() * cache_->pool.Ranks()));
   } catch (const std::exception&) {  // no memory: they stay cached as others do
   }
 }

@@ -276,7 +276,7 @@ bool StoreTiers::Insert(const store::LoadedPage& page, std::span<const int32_t> 
   allocated.Reserve(page.records.size());
   std::ranges::fill(records_, cache::PageRef{});
   for (const store::LoadedPage::Record& record : page.records) {
-    const cache::PageId id = cache_.Allocate(record.group, record.kind);
+    const cache::PageId id = cache_.Allocate(record.group, record.kind, page.index);
     if (id == cache::kNoPage) return false;
     allocated.Adopt(record.group, record.kind, id);
     records_[static_cast<size_t>(record.group)].Of(record.kind) = id;

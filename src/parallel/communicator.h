@@ -47,9 +47,14 @@ class Communicator {
 
   // Every rank gets every rank's bytes, its own included unless they are there already. `to`: one for each rank; `own`
   // has as many bytes as this rank's says.
-  virtual void AllGather(const void* /*own*/, std::span<const Destination> /*to*/) noexcept {}
+  void AllGather(const void* own, std::span<const Destination> to) noexcept {
+    ExchangeParts(static_cast<const uint8_t*>(own), 0, to);
+  }
   // The same for rank 0 alone.
   virtual void Gather(const void* /*own*/, std::span<const Destination> /*to*/) noexcept {}
+  // Sends part r of `own`, [ranks][part_bytes], to rank r, and receives the part of each other rank in its place in
+  // `received`, [ranks][part_bytes]; this rank's own part stays where it is.
+  void AllToAll(const uint8_t* own, int64_t part_bytes, uint8_t* received) noexcept;
   // Gives rank 0's message to the others, which wait for it without limit. Rank 0 does not wait for them. Throws
   // RankLostError once a rank is lost.
   virtual void Broadcast(std::vector<uint8_t>& /*message*/) {}
@@ -61,6 +66,10 @@ class Communicator {
   virtual void Receive(int /*from*/, void* /*data*/, int64_t /*bytes*/) noexcept {}
   // Throws RankLostError once a rank is lost.
   virtual void Check() const {}
+
+  // AllGather and AllToAll: rank r gets the bytes at `own` + r * stride.
+  virtual void ExchangeParts(const uint8_t* /*own*/, int64_t /*stride*/, std::span<const Destination> /*to*/) noexcept {
+  }
 
   // own: f32 [rows][part] dense, this rank's columns -> out: f32 [rows][columns.count] on every rank.
   void AllGatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept;

@@ -168,14 +168,14 @@ class GlooCommunicator final : public Communicator {
   int Rank() const noexcept override { return config_.rank; }
   int Size() const noexcept override { return config_.size; }
 
-  void AllGather(const void* own, std::span<const Destination> to) noexcept override {
+  void ExchangeParts(const uint8_t* own, int64_t stride, std::span<const Destination> to) noexcept override {
     const Destination& place = to[static_cast<size_t>(config_.rank)];
-    if (place.first != own) CopyRows(place, 0, static_cast<const uint8_t*>(own), place.Bytes());
-    Exchange(static_cast<const uint8_t*>(own), to, false);
+    if (place.first != own + config_.rank * stride) CopyRows(place, 0, own + config_.rank * stride, place.Bytes());
+    Exchange(own, stride, to, false);
   }
 
   void Gather(const void* own, std::span<const Destination> to) noexcept override {
-    Exchange(static_cast<const uint8_t*>(own), to, true);
+    Exchange(static_cast<const uint8_t*>(own), 0, to, true);
   }
 
   void Broadcast(std::vector<uint8_t>& message) override {
@@ -227,8 +227,8 @@ class GlooCommunicator final : public Communicator {
   }
 
  private:
-  // Chunk by chunk: sends this rank's, then reads the others'.
-  void Exchange(const uint8_t* own, std::span<const Destination> to, bool to_root) noexcept {
+  // Chunk by chunk: sends this rank's, of which rank r gets those at `own` + r * stride, then reads the others'.
+  void Exchange(const uint8_t* own, int64_t stride, std::span<const Destination> to, bool to_root) noexcept {
     if (lost_) return;
     try {
       const bool receives = !to_root || config_.rank == 0;
@@ -237,7 +237,7 @@ class GlooCommunicator final : public Communicator {
       int64_t longest = 0;
       for (const Destination& each : to) longest = std::max(longest, each.Bytes());
       for (int64_t offset = 0; offset < longest; offset += kChunk) {
-        if (sends && offset < bytes) SendChunk(own + offset, std::min(kChunk, bytes - offset), to_root);
+        if (sends && offset < bytes) SendChunk(own + offset, stride, std::min(kChunk, bytes - offset), to_root);
         if (!receives) continue;
         for (int rank = 0; rank < config_.size; ++rank) {
           const Destination& from = to[static_cast<size_t>(rank)];
@@ -253,10 +253,10 @@ class GlooCommunicator final : public Communicator {
     }
   }
 
-  void SendChunk(const uint8_t* data, int64_t bytes, bool to_root) {
-    std::memcpy(sent_.data(), data, static_cast<size_t>(bytes));
+  void SendChunk(const uint8_t* data, int64_t stride, int64_t bytes, bool to_root) {
     for (int rank = 0; rank < (to_root ? 1 : config_.size); ++rank) {
       if (rank == config_.rank) continue;
+      std::memcpy(sent_.data(), data + rank * stride, static_cast<size_t>(bytes));
       BeginOp(rank, config_.timeout);
       gloo::transport::Buffer& buffer = *peers_[static_cast<size_t>(rank)].send;
       buffer.send(0, static_cast<size_t>(bytes));

@@ -256,6 +256,56 @@ TEST(PagePool, GroupsShareTheBudgetAndNothingElse) {
   EXPECT_EQ(pool.UsedBytes() + pool.EvictableBytes(), 0);
 }
 
+// Records of ranks that pages are dealt to: each rank has a budget of its own, and numbers that no other has.
+TEST(PagePool, DealsRecordsToRanks) {
+  const formats::CacheLayout layout = Layout(4096, 8192);
+  PagePool pool(Cpu(), layout, {.budget_bytes = 20000, .poison_unused = true, .lists_released = true, .ranks = 4});
+  std::set<PageId> all;
+  std::vector<std::vector<PageId>> of_rank(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    for (PageId page; (page = pool.Allocate(0, PageKind::kQuantized, rank)) != kNoPage;) {
+      EXPECT_TRUE(all.insert(page).second);
+      EXPECT_EQ(pool.References(0, PageKind::kQuantized, page), 1);
+      for (int other = 0; other < 4; ++other) {
+        EXPECT_EQ(pool.IsOfRank(0, PageKind::kQuantized, page, other), other == rank);
+      }
+      of_rank[static_cast<size_t>(rank)].push_back(page);
+    }
+    EXPECT_EQ(of_rank[static_cast<size_t>(rank)].size(), 4U);
+    EXPECT_EQ(pool.UsedBytes(), 4 * 4096) << "bytes are rank 0's";
+    EXPECT_EQ(pool.UsedPages(0, PageKind::kQuantized), 4);
+    EXPECT_EQ(pool.AvailableBytes(), 20000 - 4 * 4096) << "of the fullest";
+  }
+  for (const PageId page : {PageId{-1}, PageId{16}, PageId{1 << 30}}) {
+    EXPECT_EQ(pool.References(0, PageKind::kQuantized, page), 0) << page;
+  }
+
+  PagePool third(Cpu(), layout, {.budget_bytes = 20000, .borrowed = true, .ranks = 4, .rank = 2});
+  for (const PageId page : of_rank[2]) {
+    EXPECT_EQ(third.Base(0, PageKind::kQuantized) + page * 4096, third.Record(0, PageKind::kQuantized, page));
+    std::memset(third.Record(0, PageKind::kQuantized, page), page, 4096);
+  }
+  for (const PageId page : of_rank[2]) EXPECT_EQ(*third.Record(0, PageKind::kQuantized, page), page);
+  EXPECT_EQ(third.References(0, PageKind::kQuantized, 15), 1);
+  EXPECT_EQ(third.References(0, PageKind::kQuantized, 16), 0);
+
+  // A rank's memory moves between its own pools, and rank 0 tells it so.
+  for (const PageId page : of_rank[2]) pool.Release(0, PageKind::kQuantized, page);
+  EXPECT_EQ(pool.UsedBytes(), 4 * 4096);
+  EXPECT_NE(pool.Allocate(0, PageKind::kExact, 2), kNoPage);
+  const std::vector<RecordId> released = pool.TakeReleased();
+  EXPECT_EQ(released.size(), 2U);
+  for (const RecordId& record : released) {
+    EXPECT_TRUE(third.IsOfRank(0, record.kind, record.page, 2));
+    third.ReleaseMemory(record);
+    EXPECT_EQ(*third.Record(0, record.kind, record.page), 0) << "fresh memory";
+  }
+  const PageId kept =
+      of_rank[2][0] == released[0].page || of_rank[2][0] == released[1].page ? of_rank[2][3] : of_rank[2][0];
+  EXPECT_EQ(*third.Record(0, PageKind::kQuantized, kept), kept);
+  third.ReleaseMemory({.group = 0, .kind = PageKind::kQuantized, .page = of_rank[0][0]});  // another rank's
+}
+
 // Random operations checked against a model: counts and bytes are exact, records never overlap, contents persist.
 TEST(PagePool, AccountsExactlyUnderRandomTraffic) {
   for (uint64_t seed = 0; seed < 20; ++seed) {

@@ -68,6 +68,41 @@ void ExpectRecords(const World& world, const SequenceCache& sequence, int64_t st
   }
 }
 
+// Pages dealt to ranks: page j of a sequence to rank j mod 4, a rank's bytes are those of the plan, and admission by
+// these leaves no rank without memory.
+TEST(SequenceCache, DealsPagesToRanks) {
+  const formats::CacheLayout layout = Layout({{1, 1}}, false);
+  for (const int ranks : {2, 4}) {
+    const KvCacheSpec spec(layout, {}, ranks), whole(layout);
+    EXPECT_EQ(spec.BytesPerToken(100 * kPage) * ranks, whole.BytesPerToken(100 * kPage));
+    const int64_t budget = 3 * spec.MaxBytes(21 * kPage);
+    KvCacheManager manager(Cpu(), layout, {}, {.budget_bytes = budget, .poison_unused = true, .ranks = ranks}, true);
+    EXPECT_EQ(manager.AvailableBytes(), budget);
+    std::list<SequenceCache> sequences;
+    for (int i = 0; i < 3; ++i) {
+      SequenceCache& sequence = sequences.emplace_back(manager, std::to_string(i));
+      const int64_t available = manager.AvailableBytes();
+      for (int page = 0; page < 21; ++page) {
+        ASSERT_TRUE(sequence.Reserve(kPage)) << "page " << page << " of sequence " << i;
+        EXPECT_LE(available - manager.AvailableBytes(), spec.MaxBytes((page + 1) * kPage));
+        sequence.Commit(Tokens((page + 1) * kPage, i));
+      }
+      for (int64_t page = 0; page < 21; ++page) {
+        const PageRef& ref = sequence.Pages()[0][page];
+        for (const PageKind kind : {PageKind::kQuantized, PageKind::kExact}) {
+          if (ref.Of(kind) == kNoPage) continue;
+          EXPECT_TRUE(manager.pool.IsOfRank(0, kind, ref.Of(kind), static_cast<int>(page % ranks)));
+        }
+      }
+    }
+    // Another one takes the memory of those that have ended, on every rank.
+    for (SequenceCache& sequence : sequences) sequence.Finish(Tokens(21 * kPage, 0));
+    SequenceCache last(manager, "last");
+    EXPECT_EQ(manager.AvailableBytes(), budget);
+    ASSERT_TRUE(last.Reserve(20 * kPage));
+  }
+}
+
 TEST(SequenceCache, HasTheRecordsThatThePageRuleNeeds) {
   const std::vector<Layers> layouts = {{{0, 0}}, {{1, 0}}, {{1, 1}},         {{1, 1}, {0, 0}}, {{1, 0}, {1, 1}},
                                        {{2, 0}}, {{2, 1}}, {{2, 0}, {1, 3}}, {{0, 0}, {2, 2}}};

@@ -110,6 +110,28 @@ TEST_P(Ranks, GatherColumnsOfAnySize) {
   });
 }
 
+TEST_P(Ranks, AllToAllOfAnySize) {
+  Run(3, [](Communicator& ranks) {
+    for (const int64_t bytes : {1, 100, 32768, 100001}) {
+      std::vector<uint8_t> own, received(static_cast<size_t>(3 * bytes));
+      const auto value = [bytes](int from, int to, int64_t i) {
+        return static_cast<uint8_t>(i * 7 + i / bytes + from * 31 + to * 101);
+      };
+      for (int to = 0; to < 3; ++to) {
+        for (int64_t i = 0; i < bytes; ++i) own.push_back(value(ranks.Rank(), to, i));
+      }
+      ranks.AllToAll(own.data(), bytes, received.data());
+      for (int from = 0; from < 3; ++from) {
+        for (int64_t i = 0; i < bytes; ++i) {
+          const uint8_t expected = from == ranks.Rank() ? uint8_t{0} : value(from, ranks.Rank(), i);
+          ASSERT_EQ(received[static_cast<size_t>(from * bytes + i)], expected) << from << " " << i;
+        }
+      }
+    }
+    ranks.Check();
+  });
+}
+
 TEST_P(Ranks, BroadcastMessagesOfAnyLength) {
   Run(3, [](Communicator& ranks) {
     for (const size_t bytes : {0, 1, 4088, 4089, 100000}) {

@@ -298,7 +298,6 @@ SHORT_FLAGS: Mapping[str, str] = {
     "data_parallel_size": "-dp",
     "data_parallel_size_local": "-dpl",
     "data_parallel_start_rank": "-dpr",
-    "decode_context_parallel_size": "-dcp",
     "diffusion_config": "-dc",
     "gpu_memory_utilization": "-gmu",
     "prefill_context_parallel_size": "-pcp",

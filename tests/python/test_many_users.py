@@ -13,10 +13,21 @@ from many_users_scenes import median_figures, stall_figures
 from tiny_checkpoints import write_checkpoint
 
 CONTEXT = 1 << 21
-"""Tokens: no stream of the test ends by itself, however late the prompt beside it is computed."""
+"""Tokens: no stream of the test ends by itself, however late the prompt next to it is computed."""
 
 SMALL = [
-    *("--prompt", "200", "--streams", "2", "--stream-prompt", "8", "--stream-tokens", str(CONTEXT - 8), "--before", "5"),
+    *(
+        "--prompt",
+        "200",
+        "--streams",
+        "2",
+        "--stream-prompt",
+        "8",
+        "--stream-tokens",
+        str(CONTEXT - 8),
+        "--before",
+        "5",
+    ),
     *("--delay-s", "0", "--per-minute", "6000", "--minutes", "1", "--waiting", "6", "--waiting-prompt", "30"),
 ]
 

@@ -126,6 +126,13 @@ def test_logits_between_steps_spare_those_in_flight(piped: LLM) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+def test_rounded_states_are_refused(tmp_path: Path) -> None:
+    layers = {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+    options: dict[str, Any] = {"state_cache_dtype": "int8", "state_grid": 64, "tokenizer": "stories260k"}
+    with pytest.raises(InputError, match="pipeline_parallel_size = 2: not supported with state_cache_dtype = int8"):
+        LLM(saved("Qwen3_5", tmp_path, **layers), pipeline_parallel_size=2, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -94,17 +94,17 @@ async def stalls(user: User, shape: Shape) -> dict[str, Any]:
     alone = await user.ask(shape.prompt, 2)
     streams = [user.begin(shape.stream_prompt, shape.stream_tokens) for _ in range(shape.streams)]
 
-    async def grown(news: Sequence[int]) -> None:
+    async def grown(moments: Sequence[int]) -> None:
         while any(
-            len(record.news_s) < wanted and not task.done()
-            for (record, task), wanted in zip(streams, news, strict=True)
+            _moments(record) < wanted and not task.done()
+            for (record, task), wanted in zip(streams, moments, strict=True)
         ):
             await asyncio.sleep(_LOOK_SECONDS)
 
     try:
         await grown([shape.before + 1] * shape.streams)
         prompt = await user.ask(shape.prompt, 2)
-        await grown([len(record.news_s) + shape.before for record, _ in streams])
+        await grown([_moments(record) + shape.before for record, _ in streams])
     finally:
         for _, task in streams:
             task.cancel()
@@ -121,10 +121,15 @@ async def stalls(user: User, shape: Shape) -> dict[str, Any]:
     )
 
 
+def _moments(record: RequestRecord) -> int:
+    """Number of moments at which chunks were read: a busy machine reads several at one."""
+    return len(set(record.news_s))
+
+
 def _since(record: RequestRecord, count: int, sent: float) -> list[float]:
     """Moments of the record's chunks, from `count` gaps before `sent` on, when all streams' prompts were computed."""
-    early = [moment for moment in record.news_s if moment <= sent]
-    return [*early[-count - 1 :], *record.news_s[len(early) :]]
+    early = sorted({moment for moment in record.news_s if moment <= sent})
+    return [*early[-count - 1 :], *(moment for moment in record.news_s if moment > sent)]
 
 
 def stall_figures(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ def run(program: Path, tests: str) -> dict[str, Any]:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
+            env={**os.environ, "KVANTA_ALL_CASES": "1"},
         )
         if done.returncode != 0:
             raise SystemExit(f"error: {program.name} failed:\n{done.stdout[-2000:]}")

@@ -1,14 +1,15 @@
 #include "cache/prefix_cache.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "base/clock.h"
 #include "cache/prefix_hit.h"
 #include "cache/prefix_tree.h"
 
 namespace kvanta::cache {
 
-PrefixCache::PrefixCache(PagePool& pool, const KvCacheSpec& spec) : state_(new State{.pool = pool, .spec = spec}) {}
+PrefixCache::PrefixCache(PagePool& pool, const KvCacheSpec& spec, Clock now)
+    : state_(new State{.pool = pool, .spec = spec, .clock_of_pins = std::move(now)}) {}
 
 PrefixCache::~PrefixCache() {
   // Removes from the leaves up; destroying a chain from its root would recurse once per page.
@@ -163,7 +164,7 @@ void PrefixCache::VisitRecords(const std::function<void(const CachedRecord&)>& v
 
 bool PrefixCache::EvictOne() {
   State& state = *state_;
-  state.ExpirePins(Now());
+  state.ExpirePins(state.clock_of_pins());
   // The loops skip few entries: running sequences reference their own last pages or recently used ones.
   auto leaf = state.leaves.begin();
   while (leaf != state.leaves.end() && !state.IsUnused(*leaf->second)) ++leaf;

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "cache/block_table.h"
 #include "cache/kv_cache_spec.h"
 #include "cache/record_listener.h"
@@ -21,8 +22,8 @@ namespace kvanta::cache {
 
 class PrefixCache {
  public:
-  // `pool` must outlive the prefix cache, which holds references to its records.
-  PrefixCache(PagePool& pool, const KvCacheSpec& spec);
+  // `pool` must outlive the prefix cache, which holds references to its records. `now`: the clock of pins.
+  PrefixCache(PagePool& pool, const KvCacheSpec& spec, Clock now = Now);
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;

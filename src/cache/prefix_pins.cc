@@ -1,7 +1,6 @@
 // Prefixes that are kept for a time.
 #include <cmath>
 
-#include "base/clock.h"
 #include "cache/prefix_tree.h"
 
 namespace kvanta::cache {
@@ -33,7 +32,7 @@ void PrefixCache::State::ExpirePins(double now) noexcept {
 void PrefixCache::Pin(std::span<const int32_t> tokens, std::string_view salt, int64_t pages, double seconds,
                       int64_t max_bytes) {
   State& state = *state_;
-  const double now = Now();
+  const double now = state.clock_of_pins();
   const double until = std::ceil(now + seconds);  // whole seconds bound how often pins are looked through
   state.ExpirePins(now);
   int64_t known = 0;
@@ -61,7 +60,7 @@ void PrefixCache::Pin(std::span<const int32_t> tokens, std::string_view salt, in
 }
 
 int64_t PrefixCache::PinnedBytes() noexcept {
-  state_->ExpirePins(Now());
+  state_->ExpirePins(state_->clock_of_pins());
   return state_->pinned_bytes;
 }
 

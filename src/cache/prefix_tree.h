@@ -61,6 +61,7 @@ struct PrefixCache::State {
 
   PagePool& pool;
   const KvCacheSpec spec;
+  const Clock clock_of_pins;
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots = {};  // by salt
   // LRU orders, keyed by time of last use. A parent's last use is never before its children's.
   std::map<uint64_t, Node*> leaves = {};

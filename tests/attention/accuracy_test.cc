@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "all_cases.h"
 #include "attention/accuracy_fixture.h"
 #include "kernels/attention/cpu/table.h"
 #include "tolerance.h"
@@ -68,14 +69,17 @@ TEST_P(AccuracyTest, EveryHeadDim) {
   uint32_t seed = 100;
   std::vector<std::string> schemes = {"k=int8+hadamard+query,v=int8+exact=open"};
   for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
+  constexpr int kHeadDims[] = {
+      8, 16, 24, 32, 40, 48, 64, 72, 80, 88, 96, 112, 120, 128, 192, 256, kernels::kMaxHeadDim};
+  const std::vector<testing::Unit> units = testing::AllUnits();
+  const auto unit = std::ranges::find(units, GetParam().name, &testing::Unit::name) - units.begin();
   for (size_t i = 0; i < schemes.size(); ++i) {
     const std::string& scheme = schemes[i];
-    for (const int head_dim :
-         {8, 16, 24, 32, 40, 48, 64, 72, 80, 88, 96, 112, 120, 128, 192, 256, kernels::kMaxHeadDim}) {
+    for (size_t j = 0; j < std::size(kHeadDims); ++j) {
       ++seed;
-#ifdef KVANTA_SANITIZED
-      if ((seed + i) % 3 != 0) continue;  // slow: each format with a third of the head sizes, in turn
-#endif
+      // Each format on each unit with a third of the head sizes, in turn.
+      if (!testing::AllCases() && (i + j + static_cast<size_t>(unit)) % 3 != 0) continue;
+      const int head_dim = kHeadDims[j];
       Check({.scheme = scheme,
              .heads = 2,
              .kv_heads = 1,

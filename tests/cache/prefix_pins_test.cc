@@ -1,8 +1,6 @@
 // Prefixes that are kept for a time: others are evicted before them, within a share of the memory.
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "cache/small_pages.h"
 
 namespace kvanta::cache {
@@ -27,7 +25,8 @@ class PrefixPinsTest : public ::testing::Test {
   }
 
   PagePool pool_{Cpu(), SmallPages(), {.budget_bytes = 64 * kPageBytes, .poison_unused = true}};
-  PrefixCache cache_{pool_, KvCacheSpec(SmallPages())};
+  double now_ = 1000;
+  PrefixCache cache_{pool_, KvCacheSpec(SmallPages()), [this] { return now_; }};
   const std::vector<int32_t> old_ = PageTokens(3 * kPageSize, 1), fresh_ = PageTokens(4 * kPageSize, 2);
 };
 
@@ -52,7 +51,7 @@ TEST_F(PrefixPinsTest, TheirTimeEnds) {
   Put(old_);
   Pin(old_, 0.01);  // the next whole second of the clock
   Put(fresh_);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1050));
+  now_ += 1;
   EXPECT_EQ(cache_.PinnedBytes(), 0);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(cache_.EvictOne());
   EXPECT_EQ(Cached(old_), 0);
@@ -64,7 +63,7 @@ TEST_F(PrefixPinsTest, ALongerTimeIsNotShortened) {
   Pin(old_, 100);
   Pin(old_, 0.01);
   EXPECT_EQ(cache_.PinnedBytes(), 3 * kPageBytes);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1050));
+  now_ += 1;
   EXPECT_EQ(cache_.PinnedBytes(), 3 * kPageBytes);
 }
 

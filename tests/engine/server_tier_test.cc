@@ -176,13 +176,13 @@ TEST_F(ServerTierTest, DamagedValuesAreNeverUsed) {
 
 TEST_F(ServerTierTest, AServerThatRefusesIsToldOncePerSide) {
   redis_.Stop();
-  Engine engine(Config());
+  EngineOnFakeClock engine(Config());
   const double start = Now();
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(RunOne(engine, GreedyRequest("r", Tokens(static_cast<uint64_t>(i), 100), 1)).error, "");
     engine.FlushPrefixCache();
   }
-  EXPECT_LT(Now() - start, 3);
+  EXPECT_LT(Now() - start, 60) << "a wait for an answer";
   RunOne(engine, GreedyRequest("last", Tokens(9, 20), 1));
   ASSERT_EQ(warnings_.size(), 2u) << "reading and writing";
   for (const std::string& text : warnings_) {
@@ -244,17 +244,16 @@ TEST_F(ServerTierTest, AbortEndsARequestThatLoads) {
   FillServer();
   redis_.SetAnswer(
       [](const FakeRedis::Words& words) { return words[0] == "MGET" ? std::optional<std::string>("") : std::nullopt; });
-  Engine engine(Config());
+  EngineOnFakeClock engine(Config());
   std::atomic<int> aborted = 0;
   engine.Start([&](std::span<const RequestOutput> outputs) {
     for (const RequestOutput& output : outputs) aborted += output.finish == FinishReason::kAbort ? 1 : 0;
   });
   engine.Add(GreedyRequest("stored", tokens_));
   while (engine.Stats().loading == 0) std::this_thread::yield();
-  const double start = Now();
   engine.Abort("stored", "");
   while (aborted == 0) std::this_thread::yield();
-  EXPECT_LT(Now() - start, 0.5);
+  EXPECT_EQ(engine.Stats().store.read_errors, 0) << "the server could still answer";
   EXPECT_EQ(engine.Stats().loading, 0);
   engine.Stop();
 }
@@ -265,11 +264,12 @@ TEST_F(ServerTierTest, RatesAreMeasuredPerTier) {
   EngineConfig config = Config();
   config.kv_cache_dir = folder_.Path();
   config.max_num_batched_tokens = 128;
-  redis_.SetAnswer([](const FakeRedis::Words& words) {
-    if (words[0] == "MGET") std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const store::FakeClock clock;
+  redis_.SetAnswer([&](const FakeRedis::Words& words) {
+    if (words[0] == "MGET") clock.Advance(0.5);
     return std::optional<std::string>();
   });
-  Engine engine(config);
+  EngineOnFakeClock engine(config, clock);
   EXPECT_EQ(RunOne(engine, GreedyRequest("first", tokens_, 1)).cached_tokens, 96);  // nothing is measured yet
   RunOne(engine, GreedyRequest("measures", Tokens(5, 100), 1));
   engine.FlushPrefixCache();

@@ -75,6 +75,7 @@ class QuantizedLinearTest : public ::testing::TestWithParam<QuantizedCase> {
       linear->DequantizeRow(column, dequantized.data());
       ASSERT_EQ(dequantized, values) << column;
       for (int64_t row = 0; row < rows; ++row) {
+        if (!IsCompared(row, rows)) continue;
         const float* activation = &activations[row * in];
         double sum = bias[column];
         double magnitude = std::abs(sum);

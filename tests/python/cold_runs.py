@@ -35,11 +35,11 @@ def with_logprobs(outputs: list[RequestOutput]) -> Answers:
 
 
 def compare_with_cold_runs(
-    folder: Path, cache: dict[str, Any], budgets: list[str], choice: random.Random, disk: Path
+    folder: Path, cache: dict[str, Any], budgets: list[str], choice: random.Random, disk: Path, **running: Any
 ) -> int:
     """Runs conversations through an engine with random options; every answer must be that of a cold run.
 
-    Returns the number of tokens that the prefix cache gave.
+    `cache`: options of both engines; `running`: of that one alone. Returns the number of tokens that the prefix cache gave.
     """
     system = [choice.randrange(3, VOCABULARY) for _ in range(choice.randrange(40, 400))]
     prompts = [
@@ -55,6 +55,7 @@ def compare_with_cold_runs(
     }
     if choice.random() < 0.5:
         options["kv_cache_dir"] = str(disk)
+    options |= running
     found = 0
     for _ in range(2):  # with a folder, the second engine is a restart
         llm = LLM(folder, **options)

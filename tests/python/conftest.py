@@ -52,17 +52,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="all combinations of class, weights and command in tests of models [each class has one in turn]",
     )
+    parser.addoption("--turn", type=int, default=0, metavar="N", help="the turn without --all-models [0]")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rotation(parameter, count, turn): tests/python/conftest.py, in_turn")
 
 
-def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
+def in_turn(items: list[pytest.Item], offset: int = 0) -> list[pytest.Item]:
     """Tests that run without --all-models.
 
     The mark `rotation(parameter, count, turn)` keeps every `count`-th value of a test's parameter; the first is number
-    `turn`, or the number of the test's value of the parameter with that name.
+    `turn`, or the number of the test's value of the parameter with that name; `offset`, of --turn, is added to it.
     """
     seen: dict[tuple[str, str], list[object]] = {}
 
@@ -79,7 +80,7 @@ def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
         if mark is not None and isinstance(item, pytest.Function):
             parameter, count, turn = mark.args
             first = number_of(item, turn) if isinstance(turn, str) else turn
-            if number_of(item, parameter) % count != first % count:
+            if number_of(item, parameter) % count != (first + offset) % count:
                 continue
         kept.append(item)
     return kept
@@ -87,7 +88,7 @@ def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all_models"):
-        kept = in_turn(items)
+        kept = in_turn(items, config.getoption("turn"))
         chosen = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = kept

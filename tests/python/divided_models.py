@@ -81,7 +81,7 @@ def compute(model: Path, ranks: int, **options: Any) -> Computed:
     assert len(children) == ranks - 1
     del llm
     for child in children:
-        assert child.wait(10) == 0
+        assert child.wait(120) == 0
     return found
 
 

@@ -27,7 +27,7 @@ class RedisProcess:
     def start(self) -> None:
         """Returns when it answers."""
         self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=subprocess.DEVNULL)
-        for _ in range(200):
+        for _ in range(6000):
             if self.ask("PING") == "PONG":
                 return
             time.sleep(0.02)
@@ -37,14 +37,14 @@ class RedisProcess:
         """Ends the server as kill -9 does."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait()
             self._process = None
 
     def ask(self, *words: str) -> str:
         """A command's reply, as redis-cli prints it."""
         environment = {**os.environ, "REDISCLI_AUTH": ""}
         done = subprocess.run(
-            [*self._client, *words], check=False, capture_output=True, text=True, timeout=10, env=environment
+            [*self._client, *words], check=False, capture_output=True, text=True, timeout=120, env=environment
         )
         return done.stdout.strip()
 

@@ -28,6 +28,7 @@ from kvanta.terminal.chat.session import _AnswerView
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 COMMAND = [sys.executable, "-m", "kvanta", "chat"]
 OPTIONS = ["--chat-template", TEMPLATE, "--temperature", "0", "--threads", "1", "--kv-cache-memory-bytes", "256MiB"]
+_WAITS_FOR_INPUT = ("23 ", "270 ", "72 ")  # select and pselect6 of x86-64, pselect6 of aarch64
 SECONDS = 120  # until a test fails; nothing waits for this long
 
 
@@ -64,6 +65,13 @@ class Terminal:
                 pytest.fail(f"the program has ended before {pattern!r}: {self._text!r}")
         seen, self._text = self._text[: match.end()], self._text[match.end() :]
         return seen
+
+    def interrupt(self) -> None:
+        """Ctrl-C, once the program waits for a line: what it shows of a prompt comes before that."""
+        state = Path(f"/proc/{self.process.pid}/syscall")
+        while not state.read_text().startswith(_WAITS_FOR_INPUT):
+            time.sleep(0.01)
+        os.kill(self.process.pid, signal.SIGINT)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -118,13 +126,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         terminal.wait_for(r"\w+ \w+ \w+")
         os.kill(terminal.process.pid, signal.SIGINT)
         assert "[cut off" not in terminal.wait_for(r"tokens/s.*\| stopped.*>>> ")
-        time.sleep(0.5)  # the prompt is shown before its line is read
-        os.kill(terminal.process.pid, signal.SIGINT)
+        terminal.interrupt()
         terminal.wait_for("/exit or Ctrl-D leaves.*>>> ")
         terminal.type('"""The first line\r')
         terminal.wait_for(r"\.\.\. ")
-        time.sleep(0.5)
-        os.kill(terminal.process.pid, signal.SIGINT)
+        terminal.interrupt()
         terminal.wait_for(r"\[stopped\].*>>> ")
         terminal.type("/stats\r")
         assert "2 messages" in terminal.wait_for("in use.*>>> ")  # what has been said is kept

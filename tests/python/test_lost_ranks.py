@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -30,13 +29,11 @@ def test_a_rank_that_is_killed_ends_the_engine(option: str, lost: int, ranks: in
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
     os.kill(llm._loaded._ranks.processes[lost - 1].pid, signal.SIGKILL)
-    start = time.monotonic()
     reason = f"rank {lost} of {ranks} is lost, and the engine ends: its process was ended by SIGKILL"
     with pytest.raises(RankLostError, match=reason):
         list(stream)
     with pytest.raises(RankLostError, match=reason):  # nor is anything else served
         llm.generate("Once upon a time", SamplingParams(max_tokens=4))
-    assert time.monotonic() - start < 60  # half of distributed_timeout_seconds
     assert "SIGKILL" in llm._loaded.lost_rank
 
 

@@ -10,11 +10,35 @@ import many_users
 import pytest
 from live_server import live_server
 from many_users_scenes import median_figures, stall_figures
+from tiny_checkpoints import write_checkpoint
+
+CONTEXT = 1 << 21
+"""Tokens: no stream of the test ends by itself, however late the prompt next to it is computed."""
 
 SMALL = [
-    *("--prompt", "200", "--streams", "2", "--stream-prompt", "8", "--stream-tokens", "480", "--before", "5"),
+    *(
+        "--prompt",
+        "200",
+        "--streams",
+        "2",
+        "--stream-prompt",
+        "8",
+        "--stream-tokens",
+        str(CONTEXT - 8),
+        "--before",
+        "5",
+    ),
     *("--delay-s", "0", "--per-minute", "6000", "--minutes", "1", "--waiting", "6", "--waiting-prompt", "30"),
 ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A window, so that the cache of a stream does not grow."""
+    changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+    folder = tmp_path_factory.mktemp("endless")
+    # Few layers and channels: a table has their rotations for all positions.
+    return str(write_checkpoint(folder, max_position_embeddings=CONTEXT, num_hidden_layers=1, head_dim=8, **changes))
 
 
 def test_gaps_belong_to_the_prompt_while_it_is_computed() -> None:
@@ -46,9 +70,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     assert many_users.main() == 0
 
 
-def test_every_scene_on_a_small_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_scene_on_a_small_server(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, picture = tmp_path / "report.json", tmp_path / "gaps.svg"
-    with live_server(api_keys=["a", "b"]) as server:
+    with live_server(model=model, options={"max_queued_requests": 10_000}, api_keys=["a", "b"]) as server:
         where = ["--url", server.url, "--keys", "a", "b", "--json", str(report)]
         run(monkeypatch, *where, "--label", "one", "--repeats", "2")
         run(monkeypatch, *where, "--label", "two", "--scenes", "stalls", "--plot", str(picture))

@@ -58,7 +58,7 @@ def node_0(port: int, **options: Any) -> LLM:
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit status and log."""
-    log = process.communicate(timeout=30)[1]
+    log = process.communicate(timeout=300)[1]
     return process.returncode, log
 
 
@@ -212,7 +212,7 @@ def test_files_of_other_nodes_stay_in_the_folder(name: str, tmp_path: Path) -> N
         config = config_of(nodes, listener.port)
         node = NodeConnection(config, Nodes.of(config))
         node._connection.send_bytes(name.encode() + b"\0evil")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not (folder / "rank-1.error").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
     assert [path.name for path in tmp_path.rglob("*")] == ["ranks", "rank-1.error"]
@@ -252,12 +252,14 @@ def test_a_node_that_does_not_exist_is_refused() -> None:
         assert "node_rank = 2: there are nodes 0 to 1 (nnodes)" in log
 
 
-def test_a_silent_stranger_delays_nobody() -> None:
-    with running_listener() as (listener, nodes), socket.create_connection(("127.0.0.1", listener.port)):
+def test_a_silent_stranger_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvanta.engine.rank_nodes._GREETING_S", 3600)
+    with running_listener() as (listener, nodes), socket.create_connection(("127.0.0.1", listener.port)) as stranger:
         config = config_of(nodes, listener.port)
-        begin = time.monotonic()
         NodeConnection(config, Nodes.of(config)).close()
-        assert time.monotonic() - begin < 5, "half of what the stranger has"
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it was accepted earlier, and is still waited for
+            stranger.recv(1)
 
 
 def test_refused_connections_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -275,7 +277,7 @@ def test_nobody_can_connect_once_all_nodes_have_come() -> None:
     with running_listener() as (listener, nodes):
         config = config_of(nodes, listener.port)
         node = NodeConnection(config, Nodes.of(config))
-        listener._accepting.join(10)
+        listener._accepting.join()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", listener.port))
         node.close()
@@ -333,7 +335,7 @@ def test_a_node_that_comes_again_waits_for_the_next_engine(tmp_path: Path) -> No
             assert not again.done()
             earlier.close()
         with running_listener(str(tmp_path), port):
-            again.result(20).close()
+            again.result(120).close()
 
 
 def test_files_go_from_node_to_node(tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ def test_files_go_from_node_to_node(tmp_path: Path) -> None:
                 node = stack.enter_context(closing(NodeConnection(config, Nodes.of(config))))
                 node.start(str(folder))
             (folders[1] / "rank-1.ready").write_text("from node 1")
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 120
             while not (folders[2] / "rank-1.ready").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert (folders[2] / "rank-1.ready").read_text() == "from node 1"

@@ -57,5 +57,13 @@ def test_every_value_has_its_turn(folder: Path) -> None:
     ]
 
 
+def test_the_next_turn_has_others(folder: Path) -> None:
+    assert collected(folder, "--turn", "1") == [
+        *(f"test_layouts[{pair}]" for pair in ("a-z", "b-x", "c-y", "d-z", "e-x", "f-y", "g-z")),
+        *(f"test_command[{name}]" for name in "cf"),
+        *(f"test_names[{name}]" for name in "prt"),
+    ]
+
+
 def test_all_models_are_all_tests(folder: Path) -> None:
     assert len(collected(folder, "--all-models")) == 21 + 7 + 5

@@ -187,7 +187,7 @@ def test_ranks_end_with_their_parent() -> None:
     child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{child}").exists()
@@ -199,5 +199,5 @@ def test_a_server_ends_with_a_rank() -> None:
         assert client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4}).status_code == 200
         (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(child), signal.SIGKILL)
-        assert process.wait(10) == 1
+        assert process.wait(120) == 1
     assert any("ERROR rank 1 of 2 is lost: its process was ended by SIGKILL" in line for line in log)

@@ -149,14 +149,14 @@ TEST_F(RedisServerTest, RepliesThatAreNoneAreNeverUsed) {
         "$100000\r\n" + std::string(100'000, 'x') + "\r\n",
         std::string("*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n")}) {
     Answer("MGET", reply);
-    const auto server = Make();
+    const auto server = Make(0, 60);
     const double start = Now();
     for (const ReadResult& result : server->Read(ids)) {
       EXPECT_EQ(result.outcome, Outcome::kFailed) << reply.substr(0, 40);
       EXPECT_NE(result.fault, "") << reply.substr(0, 40);
       EXPECT_LT(result.fault.size(), 400u);
     }
-    EXPECT_LT(Now() - start, 0.9) << reply.substr(0, 40);
+    EXPECT_LT(Now() - start, 60) << "waits for the rest of " << reply.substr(0, 40);
   }
 }
 
@@ -284,10 +284,11 @@ TEST_F(RedisServerTest, AuthenticatesAndSelectsWithoutTellingThePassword) {
 }
 
 TEST_F(RedisServerTest, PlainServersAreNoneOfTls) {
-  const auto server = MakeRedisServer({.url = fmt::format("rediss://127.0.0.1:{}", fake_.Port())});
+  const auto server =
+      MakeRedisServer({.url = fmt::format("rediss://127.0.0.1:{}", fake_.Port()), .answer_seconds = 60});
   const double start = Now();
   EXPECT_NE(Write(*server, Ids(1)), "");
-  EXPECT_LT(Now() - start, 2);
+  EXPECT_LT(Now() - start, 60) << "waits for an answer";
 }
 
 }  // namespace

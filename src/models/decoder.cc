@@ -150,7 +150,7 @@ class Decoder final : public Model {
       Embed(batch.tokens, hidden);
     }
     if (positions_) positions_.Add(ops_, batch.positions, block_out_, hidden);
-    if (embedding_norm_) Apply(embedding_norm_, hidden, rows, hidden);
+    if (embedding_norm_) embedding_norm_.Forward(ops_, hidden, config_.hidden, rows, hidden, config_.hidden);
     if (per_layer_) per_layer_->Prepare(batch.tokens, hidden);
     AttentionStep step{.index_layer = config_.KvLayers() - 1,
                        .rows = rows,

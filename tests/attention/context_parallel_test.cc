@@ -60,7 +60,7 @@ struct Shape {
   int rank = 64;  // of latents
   int rope_dim = 16;
   int page_size = 16;
-  std::vector<int> lengths;
+  std::vector<int> lengths = {};
 };
 // Tokens of each sequence in each step; 0: the sequence is not in it.
 using Steps = std::vector<std::vector<int>>;
@@ -193,16 +193,29 @@ bool SameBits(const std::vector<std::vector<float>>& a, const std::vector<std::v
   });
 }
 
-class ContextParallelTest : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Schemes, ContextParallelTest,
-                         ::testing::Values("bf16", "fp16", "fp32", "mla_fp8", "mla_fp8_e5m2", "mla_int8", "mla_int4",
-                                           "mla_nvfp4", "mla_int4+exact=2+sink=3", "mla_int8+exact=none"),
-                         [](const auto& param) {
-                           std::string name = param.param;
-                           std::ranges::replace_if(
-                               name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
-                           return name;
-                         });
+class ContextParallelTest : public ::testing::TestWithParam<const char*> {};
+#ifdef KVANTA_SANITIZED  // sanitizers look for faults of memory and threads, which formats share
+constexpr const char* kSchemes[] = {"bf16", "mla_int8", "mla_int4+exact=2+sink=3"};
+constexpr int kLong = 4300;
+#else
+constexpr const char* kSchemes[] = {"bf16",
+                                    "fp16",
+                                    "fp32",
+                                    "mla_fp8",
+                                    "mla_fp8_e5m2",
+                                    "mla_int8",
+                                    "mla_int4",
+                                    "mla_nvfp4",
+                                    "mla_int4+exact=2+sink=3",
+                                    "mla_int8+exact=none"};
+constexpr int kLong = 8400;
+#endif
+INSTANTIATE_TEST_SUITE_P(Schemes, ContextParallelTest, ::testing::ValuesIn(kSchemes), [](const auto& param) {
+  std::string name = param.param;
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+});
 
 TEST_P(ContextParallelTest, RanksGiveTheBitsOfOneProcess) {
   std::mt19937 random(7);
@@ -222,13 +235,13 @@ TEST_P(ContextParallelTest, RanksGiveTheBitsOfOneProcess) {
 
 // Several KV splits of each class, in whole tiles and distributed over threads.
 TEST_P(ContextParallelTest, LongContexts) {
-  Shape shape{.scheme = GetParam(), .heads = 4, .rank = 32, .rope_dim = 8, .page_size = 64, .lengths = {8400, 300}};
+  Shape shape{.scheme = GetParam(), .heads = 4, .rank = 32, .rope_dim = 8, .page_size = 64, .lengths = {kLong, 300}};
   const LatentWorld world(shape, 3);
-  Steps steps = {{4000, 0}, {4300, 290}};
+  Steps steps = {{4000, 0}, {kLong - 4100, 290}};
   for (int token = 0; token < 10; ++token) steps.push_back({10, 1});
   const auto expected = world.Attend(1, steps, 1);
   EXPECT_FALSE(std::isnan(expected[0].back()));
-  steps = {{100, 300}, {8000, 0}, {300, 0}};
+  steps = {{100, 300}, {kLong - 400, 0}, {300, 0}};
   for (const int ranks : {1, 2, 4}) ASSERT_TRUE(SameBits(world.Attend(ranks, steps, 2), expected)) << ranks;
   std::mt19937 random(1);
   ASSERT_TRUE(SameBits(world.Attend(2, RandomSteps(shape.lengths, 900, random), 3), expected));
@@ -257,7 +270,7 @@ TEST(ContextParallel, PagesOfSplitsAreThoseOfAllRanksOnce) {
               EXPECT_EQ(page % ranks, rank);
               ++times.at(static_cast<size_t>(page));
             }
-            if (!pages.IsEmpty()) EXPECT_EQ((pages.end - 1 - pages.Last()) / pages.step, 0);
+            EXPECT_TRUE(pages.IsEmpty() || pages.Last() + pages.step >= pages.end);
           }
         }
         for (size_t page = 0; page < times.size(); ++page) {

@@ -39,7 +39,8 @@ def compare_with_cold_runs(
 ) -> int:
     """Runs conversations through an engine with random options; every answer must be that of a cold run.
 
-    `cache`: options of both engines; `running`: of that one alone. Returns the number of tokens that the prefix cache gave.
+    `cache`: options of both engines; `running`: of that one alone. Returns the number of tokens that the prefix cache
+    gave.
     """
     system = [choice.randrange(3, VOCABULARY) for _ in range(choice.randrange(40, 400))]
     prompts = [

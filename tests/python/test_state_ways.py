@@ -1,7 +1,8 @@
 """Recurrent layers: whatever way leads to a token, its bits are those of a cold run.
 
-Random cases over kinds of layers, codes of states and grids, formats, chunks, batches, preemption, restarts from disk and
-Redis, and pipelines of 2 and 4 ranks, which refuse codes of states and stores. KVANTA_RANDOM_CASES=1000 runs that many.
+Random cases over kinds of layers, codes of states and grids, formats, chunks, batches, preemption, restarts from disk
+and Redis, and pipelines of 2 and 4 ranks, which refuse codes of states and stores. KVANTA_RANDOM_CASES=1000 runs that
+many.
 """
 
 from __future__ import annotations
@@ -20,23 +21,27 @@ from redis_process import RedisProcess, running_redis
 
 CASES = int(os.environ.get("KVANTA_RANDOM_CASES", "24"))
 FORMATS = ["bf16", "int8", "int4", "kivi4", "int4+exact=2", "nvfp4"]
-# Gated DeltaNet, Kimi Delta Attention next to latents, Mamba-2, and gated short convolutions. Every second layer is one of
-# attention: each of four ranks has both kinds.
+# Gated DeltaNet, Kimi Delta Attention next to latents, Mamba-2, and gated short convolutions. Every second layer is one
+# of attention: each of four ranks has both kinds.
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "Qwen3_5": ({"head_dim": 32}, FORMATS),
-    "KimiLinear": ({}, ["bf16", "fp8", "int4"]),
-    "GraniteMoeHybrid": ({}, FORMATS),
+    "KimiLinear": ({"moe_intermediate_size": 256}, ["bf16", "fp8", "int4"]),
+    "GraniteMoeHybrid": ({"shared_intermediate_size": 512}, FORMATS),
     "Lfm2": ({"layer_types": ["conv", "full_attention"] * 4}, FORMATS),
 }
-LAYERS: dict[str, Any] = {"num_hidden_layers": 8, "layer_types": ["linear_attention", "full_attention"] * 4}
+LAYERS: dict[str, Any] = {
+    "num_hidden_layers": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 4,
+    "intermediate_size": 1024,  # more weights than the embeddings, which would count as layers of rank 0
+}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
-    for name, (settings, _) in MODELS.items():
+    for name, (changes, _) in MODELS.items():
         sizes = {"vocab_size": VOCABULARY, "hidden_size": 128, "max_position_embeddings": 2048}
-        settings = {**sizes, **LAYERS, **settings}
+        settings = {**sizes, **LAYERS, **changes}
         made[name] = tmp_path_factory.mktemp(name)
         tiny_models.save(tiny_models.make_model(name, **settings), made[name], torch.bfloat16)
         add_tokenizer(made[name])

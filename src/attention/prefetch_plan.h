@@ -29,7 +29,8 @@ class PrefetchPlan {
   PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_t first_split, int64_t last_split,
                const cache::PageRef* pages, QueryRows rows, int64_t two_part_bytes) noexcept;
 
-  int64_t own_page() const noexcept { return own_page_; }
+  // The record that the tile reads of a page.
+  cache::PageKind Kind(int64_t page) const noexcept { return layer_.Kind(own_page_, page, pages_[page]); }
   int64_t first_page() const noexcept { return first_page_; }
   int64_t last_page() const noexcept { return last_page_; }  // exclusive
   // Row of a query head: `token` and `head` are indices within the tile, `of_head` within the KV head's query heads.

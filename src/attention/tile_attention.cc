@@ -87,7 +87,7 @@ void TileAttention::PlanPasses(PageKind kind) noexcept {
 void TileAttention::PrepareQueries() noexcept {
   Kinds kinds = {};
   for (int64_t page = reads_.first_page(); page < reads_.last_page(); ++page) {
-    kinds[cache::KindIndex(layer_.Kind(reads_.own_page(), page))] = true;
+    kinds[cache::KindIndex(reads_.Kind(page))] = true;
   }
   const bool is_same = std::exchange(work_.prepared_, &tile_) == &tile_;
   bool any = false;

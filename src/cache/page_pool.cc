@@ -28,6 +28,7 @@ struct PagePool::Pool {
   int64_t record_bytes = 0;
   int64_t capacity = 0;  // records that fit the whole budget
   int64_t used = 0;
+  int64_t evictable = 0;
   std::vector<Record> records;  // all ids used so far
   std::vector<PageId> free_committed;
   std::vector<PageId> released;
@@ -41,6 +42,7 @@ struct PagePool::State {
   formats::CacheLayout layout;
   PagePoolConfig config;
   std::vector<Pool> pools;  // [group][kind]
+  int64_t reserve_bytes = 0;
   int64_t used_bytes = 0;
   int64_t evictable_bytes = 0;
   int64_t committed_bytes = 0;
@@ -82,10 +84,14 @@ struct PagePool::State {
   template <class Change>
   void Update(Pool& pool, PageId page, Change change) {
     Pool::Record& record = pool.records[static_cast<size_t>(page)];
-    const auto evictable = [&] { return record.cached && record.references == 1 ? pool.record_bytes : 0; };
-    evictable_bytes -= evictable();
+    const auto count = [&](int64_t sign) {
+      if (!record.cached || record.references != 1) return;
+      pool.evictable += sign;
+      evictable_bytes += sign * pool.record_bytes;
+    };
+    count(-1);
     change(record);
-    evictable_bytes += evictable();
+    count(1);
   }
 };
 
@@ -100,6 +106,10 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
                     config.budget_bytes, layout.page_size, layout.page_bytes, layout.exact_page_bytes, one_of_each));
   }
   state_->max_committed_bytes = config.budget_bytes;
+  const auto has_floor = [](const formats::LayerScheme& layer) { return layer.scheme.HasFloor(); };
+  if (std::ranges::any_of(layout.layers, has_floor)) {
+    for (const int64_t bytes : layout.age_bytes) state_->reserve_bytes += bytes;
+  }
   for (const formats::GroupBytes& group : layout.groups) {
     for (const PageKind kind : kPageKinds) {
       const int64_t bytes = BytesOf(group, kind);
@@ -115,9 +125,10 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
 
 PagePool::~PagePool() = default;
 
-PageId PagePool::Allocate(int group, PageKind kind) {
+PageId PagePool::Allocate(int group, PageKind kind, bool from_reserve) {
   Pool& pool = state_->Of(group, kind);
-  if (pool.record_bytes == 0 || state_->used_bytes + pool.record_bytes > BudgetBytes()) return kNoPage;
+  const int64_t limit = BudgetBytes() - (from_reserve ? 0 : state_->reserve_bytes);
+  if (pool.record_bytes == 0 || state_->used_bytes + pool.record_bytes > limit) return kNoPage;
   PageId page = kNoPage;
   if (!pool.free_committed.empty()) {
     page = pool.free_committed.back();
@@ -173,6 +184,10 @@ void PagePool::SetCached(int group, PageKind kind, PageId page, bool cached) noe
   state_->Update(state_->Of(group, kind), page, [cached](Pool::Record& record) { record.cached = cached; });
 }
 
+bool PagePool::IsCached(int group, PageKind kind, PageId page) const noexcept {
+  return state_->Of(group, kind).records[static_cast<size_t>(page)].cached;
+}
+
 uint8_t* PagePool::Base(int group, PageKind kind) const noexcept {
   const Pool& pool = state_->Of(group, kind);
   return pool.memory ? pool.memory->data() : nullptr;
@@ -198,6 +213,14 @@ int64_t PagePool::EvictableBytes() const noexcept {
 }
 int64_t PagePool::CommittedBytes() const noexcept {
   return state_->committed_bytes;
+}
+
+int64_t PagePool::ReserveBytes() const noexcept {
+  return state_->reserve_bytes;
+}
+
+int64_t PagePool::EvictablePages(int group, PageKind kind) const noexcept {
+  return state_->Of(group, kind).evictable;
 }
 
 int64_t PagePool::UsedPages(int group, PageKind kind) const noexcept {

@@ -100,7 +100,8 @@ TEST(AgedLayout, RefusesWhatLevelsCannotBe) {
 }
 
 TEST(FloorText, IsParsedAndWritten) {
-  for (const char* text : {"0=int8,floor=t3", "0=int8,floor=int4,floor=t2+sink=0", "0=k=int8,v=int4,floor=k=int4,v=t3"}) {
+  for (const char* text :
+       {"0=int8,floor=t3", "0=int8,floor=int4,floor=t2+sink=0", "0=k=int8,v=int4,floor=k=int4,v=t3"}) {
     const KvScheme scheme = KvScheme::Parse(text);
     EXPECT_TRUE(scheme.HasFloor());
     EXPECT_EQ(scheme.ToString(), text);

@@ -132,7 +132,7 @@ class RemoteOutput:
             accepted_tokens=output.accepted_tokens,
             cached_tokens=output.cached_tokens,
             preemptions=output.preemptions,
-            kv_cache=record and KvCacheRecord(record.pages, record.events, record.is_replayable),
+            kv_cache=None if record is None else KvCacheRecord(record.pages, record.events, record.is_replayable),
             times=Times(times.added, times.scheduled, times.first_token, times.last_token),
             lost_rank=output.lost_rank,
             error=output.error,

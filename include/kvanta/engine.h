@@ -220,6 +220,8 @@ struct RequestOutput {
   int accepted_tokens = 0;            // number of draft tokens among `tokens`; they come first
   int cached_tokens = 0;              // prompt tokens taken from the prefix cache
   int preemptions = 0;                // times that its pages were freed and computed again
+  // With precision by pressure: what the tokens so far were computed with.
+  std::optional<KvCacheRecord> kv_cache;
   RequestTimes times;
   std::string error;             // reason: with kError and kTimeout; with kAbort the one passed to Abort
   bool invalid_input = false;    // with kError: caused by the request (MaskTask::invalid_input), not by the engine
@@ -250,6 +252,7 @@ struct CachePlan {
   double bits_per_element = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;
   int64_t exact_pages_per_sequence = 0;  // open page + sink
+  double floor_bytes_per_token = 0;      // with precision by pressure, of pages at the floor; else 0
   double bytes_per_token = 0;            // with ages, like bits_per_element, the mean of max_model_len tokens
   // Largest size of one sequence of max_model_len tokens (0: the model's limit): whole pages, exact pages, and for
   // layers with a window only the pages that it covers.

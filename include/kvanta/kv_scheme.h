@@ -29,12 +29,14 @@ struct KvSide {
 };
 
 // Age of a page, and the formats in which queries read it from then on: pages that lie at least `tokens` before the
-// query's own page.
+// query's own page; or, with kFloor, pages that stepped down for want of memory (docs/pressure.md).
 struct KvAge {
-  int64_t tokens = 0;  // a multiple of the page size
+  static constexpr int64_t kFloor = -1;
+
+  int64_t tokens = 0;  // a multiple of the page size, or kFloor
   KvSide k;            // transformed as in the first level
   KvSide v;
-  int sink_pages = 0;  // first pages of a sequence, which never reach the age; 0 to KvScheme::kMaxSinkPages
+  int sink_pages = 0;  // first pages of a sequence, which never reach the level; 0 to KvScheme::kMaxSinkPages
 
   bool operator==(const KvAge&) const = default;
 };
@@ -46,7 +48,8 @@ struct KvScheme {
   int sink_pages = 0;       // attention-sink pages at the start of a sequence, kept exact; 0 to kMaxSinkPages
   int boundary_layers = 0;  // first and last layers of a model that stay in bf16; 0 in the scheme of a single layer
 
-  std::vector<KvAge> ages = {};  // precision by age: ascending, each in fewer bits than before; at most kMaxAges
+  // Precision by age or by pressure, not both: ascending ages, each in fewer bits than before; at most kMaxAges.
+  std::vector<KvAge> ages = {};
 
   static constexpr int kMaxAges = 2;
   static constexpr int kMaxSinkPages = 64;
@@ -54,9 +57,12 @@ struct KvScheme {
   static constexpr int kMaxOutliers = 64;
 
   bool operator==(const KvScheme&) const = default;
+  // True if the later levels are those of pages that stepped down for want of memory.
+  bool HasFloor() const noexcept { return !ages.empty() && ages.front().tokens == KvAge::kFloor; }
 
-  // Parses a preset name or alias ("int4", "fp8"), the explicit syntax "k=int8,v=int4+exact=none", or precision by age
-  // (docs/ages.md): "0=int8,8192=int4,32768=t3", whose parts are schemes by the distance of a page in tokens.
+  // Parses a preset name or alias ("int4", "fp8"), the explicit syntax "k=int8,v=int4+exact=none", precision by age
+  // (docs/ages.md): "0=int8,8192=int4,32768=t3", whose parts are schemes by the distance of a page in tokens, or by
+  // pressure (docs/pressure.md): "0=int8,floor=t3".
   // Modifiers: +hadamard -hadamard +mean -mean +query -query +outliers=N +exact=none|open|2 +sink=N +edges=N.
   // mla: for a layer whose K and V are one latent (MLA), where a name stands for the latent's form of its code: int4
   // for mla_int4, fp8 for mla_fp8. Throws InputError that names the value and lists the alternatives. "auto" is
@@ -65,6 +71,24 @@ struct KvScheme {
 
   // The shortest text that Parse() turns back into this scheme.
   std::string ToString() const;
+};
+
+// Level event of a sequence (docs/pressure.md): queries from `position` on read pages [first_page, end_page) from a
+// later level, where they do not read them exactly. No page of them is ever read from an earlier level again.
+struct KvCacheEvent {
+  int64_t position = 0;  // tokens
+  int64_t first_page = 0;
+  int64_t end_page = 0;
+  int level = 0;  // 1 or 2
+
+  bool operator==(const KvCacheEvent&) const = default;
+};
+
+// Levels that a sequence was computed with: with the same tokens, replaying its events gives the same bits.
+struct KvCacheRecord {
+  std::vector<int64_t> pages;        // by level, of those that its next query would see
+  std::vector<KvCacheEvent> events;  // by position, not descending
+  bool is_replayable = true;         // false: it was computed again, after a preemption, with other events than before
 };
 
 // Canonical names of all number formats, in the order of src/formats/all.h.

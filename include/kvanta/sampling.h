@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kvanta/kv_scheme.h"
+
 namespace kvanta {
 
 struct SamplingParams {
@@ -28,6 +30,8 @@ struct SamplingParams {
   bool skip_reading_prefix_cache = false;  // the whole prompt is computed; its pages are cached as always
   double cache_ttl =
       0;  // seconds for which prompt and output stay cached, at most EngineConfig::max_cache_ttl; 0: none
+  // Events to replay (RequestOutput::kv_cache): pages are demoted as these say, and not otherwise. None: by pressure.
+  std::optional<std::vector<KvCacheEvent>> kv_cache_events;
 
   // Throws InputError naming the field, its value and the range.
   void Validate(int vocab_size) const;
@@ -53,6 +57,7 @@ struct SamplingParams {
     visit("logprob_token_ids", &SamplingParams::logprob_token_ids);
     visit("skip_reading_prefix_cache", &SamplingParams::skip_reading_prefix_cache);
     visit("cache_ttl", &SamplingParams::cache_ttl);
+    visit("kv_cache_events", &SamplingParams::kv_cache_events);
   }
 };
 

@@ -81,6 +81,8 @@ struct EngineStats {
   double prompt_seconds_left = 0;   // likewise, of the prompts of unfinished requests
   int64_t prefix_queries = 0;       // prompt tokens looked up in the prefix cache
   int64_t prefix_evictions = 0;     // pages evicted from the prefix cache
+  int64_t demotions = 0;            // pages demoted to a later level, with precision by pressure
+  double seconds_demotion = 0;      // spent on that
   int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
   int64_t refused = 0;  // by Add with QueueFullError
   // Speculative decoding: drafts verified, their tokens, and those that became output; accepted_per_position[i]: drafts
@@ -146,6 +148,9 @@ struct EngineStats {
     counter("generated_tokens", &S::generated_tokens, "generation_tokens", "New tokens.");
     counter("prefix_queries", &S::prefix_queries, "prefix_cache_queries",
             "Prompt tokens looked up in the prefix cache.");
+    counter("demotions", &S::demotions, "kv_cache_demotions", "Pages demoted to a later level for want of memory.");
+    counter("seconds_demotion", &S::seconds_demotion, "kv_cache_demotion_seconds",
+            "Seconds spent on the demotion of pages.");
     counter("prefix_evictions", &S::prefix_evictions, "prefix_cache_evictions",
             "Pages that the prefix cache gave up for others.");
     value("refused", &S::refused);

@@ -20,6 +20,7 @@
 #include "constraint.h"
 #include "engine/ranks.h"
 #include "fields.h"
+#include "kv_cache_event.h"
 #include "output_queue.h"
 #include "shared_callable.h"
 #include "stats.h"
@@ -99,6 +100,10 @@ void BindOutputs(nb::module_& module) {
       .def_ro("token", &TokenLogprob::token)
       .def_ro("logprob", &TokenLogprob::logprob)
       .def_ro("rank", &TokenLogprob::rank);
+  nb::class_<KvCacheRecord>(module, "KvCacheRecord", "What a sequence was computed with, with a kv_cache_floor.")
+      .def_ro("pages", &KvCacheRecord::pages)
+      .def_ro("events", &KvCacheRecord::events)
+      .def_ro("is_replayable", &KvCacheRecord::is_replayable);
   nb::class_<RequestOutput>(module, "EngineOutput", "One request's output of one step.")
       .def_ro("id", &RequestOutput::id)
       .def_ro("tokens", &RequestOutput::tokens)
@@ -116,6 +121,7 @@ void BindOutputs(nb::module_& module) {
       .def_ro("accepted_tokens", &RequestOutput::accepted_tokens)
       .def_ro("cached_tokens", &RequestOutput::cached_tokens)
       .def_ro("preemptions", &RequestOutput::preemptions)
+      .def_ro("kv_cache", &RequestOutput::kv_cache)
       .def_ro("times", &RequestOutput::times)
       .def_ro("error", &RequestOutput::error)
       .def_ro("invalid_input", &RequestOutput::invalid_input)

@@ -43,6 +43,7 @@ void BindModelInfo(nb::module_& module) {
       .def_ro("exact_page_bytes", &CachePlan::exact_page_bytes)
       .def_ro("exact_pages_per_sequence", &CachePlan::exact_pages_per_sequence)
       .def_ro("bytes_per_token", &CachePlan::bytes_per_token)
+      .def_ro("floor_bytes_per_token", &CachePlan::floor_bytes_per_token)
       .def_ro("sequence_bytes", &CachePlan::sequence_bytes)
       .def_ro("draft_page_bytes", &CachePlan::draft_page_bytes)
       .def_ro("draft_exact_bytes", &CachePlan::draft_exact_bytes)

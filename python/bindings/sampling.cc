@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "fields.h"
+#include "kv_cache_event.h"
 #include "kvanta/pooling.h"
 
 namespace nb = nanobind;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,20 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
 
 
 @dataclass
+class KvCacheLevels:
+    """Levels that a text was computed with, with a kv_cache_floor (docs/pressure.md)."""
+
+    levels: list[str]
+    """Formats of the levels."""
+    pages: list[int]
+    """Pages by level, at the end of the text; without those that are always exact."""
+    events: list[dict[str, Any]]
+    """Steps to later levels. With them as SamplingParams.kv_cache_events, the same request gives the same bits."""
+    replayable: bool
+    """False: the text was computed again, after a preemption, with other events than before."""
+
+
+@dataclass
 class CompletionOutput:
     """One text that follows a prompt."""
 
@@ -112,6 +126,8 @@ class CompletionOutput:
     """Draft tokens that were verified; 0 without speculative decoding."""
     num_accepted_tokens: int = 0
     """Tokens of the text that were draft tokens."""
+    kv_cache: KvCacheLevels | None = None
+    """Levels of the cache that it was computed with; None without a kv_cache_floor, and until it is finished."""
 
     @property
     def finished(self) -> Finished:

@@ -91,6 +91,11 @@ class Backend {
   // f32 [rows][head_dim + rope_dim], the latent followed by the RoPE channels; v is not read.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
 
+  // Encodes records of a KV cache group's later levels, by cache::AgeIndex, from the quantized one; null: not wanted.
+  // Between steps, and only of backends on the host.
+  virtual void EncodeLevels(int /*group*/, const uint8_t* /*quantized*/, std::span<uint8_t* const> /*later*/) noexcept {
+  }
+
   // Chooses the tokens of each row for the Run calls that follow: of those that it sees, the index_topk with the
   // largest scores, of equal ones the earlier, or all if there are no more. The score of a key k is the sum over the
   // layer's heads, in their order, of weight * max(<q, k>, 0); one that is not a number comes last. `layer`: of keys

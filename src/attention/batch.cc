@@ -192,7 +192,8 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
       const cache::PageRef* table = span.pages[g];
       for (int64_t page = group.FirstPage(span.start); page * page_size < end; ++page) {
         if (group.NeedsQuantized(page, (page + 1) * page_size <= end) && group.KeepsQuantized(page, span.start)) {
-          CheckRecord(pool, static_cast<int>(g), PageKind::kQuantized, table[page].quantized, s, page);
+          const PageKind level = group.ages.HasFloor() ? HeldLevel(table[page]) : PageKind::kQuantized;
+          CheckRecord(pool, static_cast<int>(g), level, table[page].Of(level), s, page);
         }
         if (group.NeedsExact(page, page >= own_page - group.exact_before)) {
           CheckRecord(pool, static_cast<int>(g), PageKind::kExact, table[page].exact, s, page);
@@ -242,7 +243,7 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
                       i, layer.index_topk, TopkOf(config.layers)));
     }
     if (layer.index_topk != 0 && !scheme.ages.empty()) {
-      throw InputError(fmt::format("layer {}: sparse attention does not go with ages of its cache", i));
+      throw InputError(fmt::format("layer {}: sparse attention does not go with ages or a floor of its cache", i));
     }
     if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim ||
         layer.rope_dim != scheme.rope_dim) {

@@ -85,9 +85,7 @@ inline cache::ExactPageRule ExactPagesOf(const formats::LayerScheme& layer) noex
   return {.open = layer.exact_pages, .sinks = layer.sink_pages};
 }
 inline cache::PageRule PageRuleOf(const formats::LayerScheme& layer) noexcept {
-  cache::PageRule rule{.exact = ExactPagesOf(layer), .ages = {.ageless = layer.ageless_pages}};
-  for (size_t age = 0; age < layer.ages.size(); ++age) rule.ages.pages[age] = layer.ages[age].pages;
-  return rule;
+  return {.exact = ExactPagesOf(layer), .ages = cache::AgesOf(layer)};
 }
 
 // Format of exact records: bf16.

@@ -18,6 +18,25 @@ using kernels::kMaxHeadDim;
 
 constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs more than encoding
 
+// One side of a KV head's cells in a later level.
+struct LevelSide {
+  int head;
+  size_t level;
+  SideKind kind;
+};
+
+// Sides of a layer's page in all later levels, which are encoded in any order.
+int64_t SidesOf(const formats::LayerScheme& scheme) noexcept {
+  return scheme.kv_heads * std::ssize(scheme.ages) * (scheme.SharesCell() ? 1 : 2);
+}
+
+LevelSide LevelSideAt(const formats::LayerScheme& scheme, int64_t index) noexcept {
+  const int64_t levels = std::ssize(scheme.ages), sides = scheme.SharesCell() ? 1 : 2;
+  return {.head = static_cast<int>(index / (levels * sides)),
+          .level = static_cast<size_t>(index / sides % levels),
+          .kind = index % sides == 0 ? SideKind::kK : SideKind::kV};
+}
+
 }  // namespace
 
 CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config, const RowKernels& kernels)
@@ -63,23 +82,41 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
   } else {
     threads.ForEach(tasks, write_side);
   }
-  if (scheme.ages.empty()) return;
   // After the writes: a page may close and age in one step.
   const std::vector<cache::PageRef>& aging = batch.aging[static_cast<size_t>(scheme.group)];
-  const int64_t levels = std::ssize(scheme.ages), sides = scheme.SharesCell() ? 1 : 2;
-  const int64_t of_page = scheme.kv_heads * levels * sides;
+  if (aging.empty()) return;
+  const int64_t of_page = SidesOf(scheme);
   auto age_side = [&](int64_t task, int) {
-    const int64_t within = task % of_page;
-    AgeSide(aging[static_cast<size_t>(task / of_page)], layer, static_cast<int>(within / (levels * sides)),
-            static_cast<size_t>(within / sides % levels), within % sides == 0 ? SideKind::kK : SideKind::kV);
+    const cache::PageRef& page = aging[static_cast<size_t>(task / of_page)];
+    const LevelSide side = LevelSideAt(scheme, task % of_page);
+    const PageKind level = cache::kAgedKinds[side.level];
+    if (page.Of(level) == cache::kNoPage) return;  // no query will read it
+    EncodeLevel(pool_.Record(scheme.group, PageKind::kQuantized, page.quantized),
+                pool_.Record(scheme.group, level, page.Of(level)), layer, side.head, side.level, side.kind);
   };
-  if (!aging.empty()) threads.ForEach(std::ssize(aging) * of_page, age_side);
+  threads.ForEach(std::ssize(aging) * of_page, age_side);
+}
+
+void CacheWriter::EncodeLevels(int group, const uint8_t* quantized, std::span<uint8_t* const> later,
+                               ThreadPool& threads) noexcept {
+  const std::vector<formats::LayerScheme>& layers = pool_.Layout().layers;
+  int64_t max_sides = 0;  // of a layer
+  for (const formats::LayerScheme& layer : layers) max_sides = std::max(max_sides, SidesOf(layer));
+  auto encode_side = [&](int64_t task, int) {
+    const int layer = static_cast<int>(task / max_sides);
+    const formats::LayerScheme& scheme = layers[static_cast<size_t>(layer)];
+    if (scheme.group != group || task % max_sides >= SidesOf(scheme)) return;
+    const LevelSide side = LevelSideAt(scheme, task % max_sides);
+    if (later[side.level] != nullptr) {
+      EncodeLevel(quantized, later[side.level], layer, side.head, side.level, side.kind);
+    }
+  };
+  threads.ForEach(std::ssize(layers) * max_sides, encode_side);
 }
 
 // Encodes a later level of a cell from the first level's.
-void CacheWriter::AgeSide(const cache::PageRef& page, int layer, int head, size_t level, SideKind kind) noexcept {
-  const cache::PageKind page_kind = cache::kAgedKinds[level];
-  if (page.Of(page_kind) == cache::kNoPage) return;  // no query will read it
+void CacheWriter::EncodeLevel(const uint8_t* quantized, uint8_t* record, int layer, int head, size_t level,
+                              SideKind kind) noexcept {
   const bool is_key = kind == SideKind::kK;
   const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
   const formats::AgeScheme& age = scheme.ages[level];
@@ -87,14 +124,12 @@ void CacheWriter::AgeSide(const cache::PageRef& page, int layer, int head, size_
   const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
   const formats::HeadParameters parameters{(is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)]};
   const formats::AgeCells cells = scheme.CellsOf(age, head);
-  const uint8_t* source = pool_.Record(scheme.group, PageKind::kQuantized, page.quantized);
-  uint8_t* record = pool_.Record(scheme.group, page_kind, page.Of(page_kind));
   SideCounts counts;  // the values were counted when they were written
   CellEncoder(kind, scheme.shape, {from.format, from.sections, parameters}, {to.format, to.sections, 1.0F}, kernels_,
               counts)
-      .Encode(source + (is_key ? scheme.KCell(head) : scheme.VCell(head)), record + (is_key ? cells.k : cells.v));
+      .Encode(quantized + (is_key ? scheme.KCell(head) : scheme.VCell(head)), record + (is_key ? cells.k : cells.v));
   if (is_key && scheme.UnquantizedShape().head_dim != 0) {
-    std::memcpy(record + cells.unquantized, source + scheme.KUnquantized(head),
+    std::memcpy(record + cells.unquantized, quantized + scheme.KUnquantized(head),
                 static_cast<size_t>(scheme.UnquantizedBytes()));
   }
 }

@@ -1,11 +1,12 @@
 // Append of the host backends: subtracts the mean, transforms and encodes rows as they are written; layers with exact
-// pages quantize a page when it closes, layers with ages encode its later levels when it ages. The bytes depend only on
-// positions and values.
+// pages quantize a page when it closes, layers with ages encode its later levels when it ages, and those with a floor
+// when it is demoted. The bytes depend only on positions and values.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "attention/batch.h"
 #include "attention/cell_encoder.h"
@@ -23,6 +24,9 @@ class CacheWriter {
   void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
              ThreadPool& threads) noexcept;
 
+  // Backend::EncodeLevels.
+  void EncodeLevels(int group, const uint8_t* quantized, std::span<uint8_t* const> later, ThreadPool& threads) noexcept;
+
   AppendCounts Counts(int layer) const noexcept;
 
  private:
@@ -37,7 +41,8 @@ class CacheWriter {
 
   void WriteSide(const PageWrite& write, int layer, int head, formats::SideKind kind, const float* rows,
                  int64_t stride) noexcept;
-  void AgeSide(const cache::PageRef& page, int layer, int head, size_t level, formats::SideKind kind) noexcept;
+  void EncodeLevel(const uint8_t* quantized, uint8_t* record, int layer, int head, size_t level,
+                   formats::SideKind kind) noexcept;
 
   cache::PagePool& pool_;
   const BackendConfig& config_;

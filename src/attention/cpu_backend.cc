@@ -105,6 +105,10 @@ class CpuBackend final : public Backend {
     writer_.Write(static_cast<CpuPlan&>(plan).batch, layer, k, v, kv_stride, *threads_);
   }
 
+  void EncodeLevels(int group, const uint8_t* quantized, std::span<uint8_t* const> later) noexcept override {
+    writer_.EncodeLevels(group, quantized, later, *threads_);
+  }
+
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
     const LayerView& view = layers_[static_cast<size_t>(layer)];

@@ -37,7 +37,7 @@ CellOffsets MakeOffsets(const formats::CellSections& sections, int64_t first_cel
 }  // namespace
 
 std::string FindUnsupported(const formats::LayerScheme& scheme) {
-  if (!scheme.ages.empty()) return fmt::format("precision by age, {}", scheme.scheme.ToString());
+  if (!scheme.ages.empty()) return fmt::format("precision by age or by pressure, {}", scheme.scheme.ToString());
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
     if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
     if (std::string padding = formats::DescribePadding(*format, scheme.shape.head_dim); !padding.empty()) {

@@ -96,13 +96,15 @@ struct LayerView {
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
             const GatheredPages& pages, const uint8_t* quantized_base, const uint8_t* exact_base);
 
-  // The record that a query in page `own_page` reads of `page`.
-  cache::PageKind Kind(int64_t own_page, int64_t page) const noexcept {
-    if (gathered == nullptr) return rule.Kind(own_page, page);
-    return gathered->IsExact(page) ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+  // The record that a query in page `own_page` reads of `page`, whose records are `ref`.
+  cache::PageKind Kind(int64_t own_page, int64_t page, const cache::PageRef& ref) const noexcept {
+    if (gathered != nullptr) {
+      return gathered->IsExact(page) ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+    }
+    return cache::ReadKind(rule, own_page, page, ref);
   }
   PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
-    const cache::PageKind kind = Kind(own_page, page);
+    const cache::PageKind kind = Kind(own_page, page, ref);
     const RecordPool& read = records[cache::KindIndex(kind)];
     // Forms no pointer to an absent record.
     const uint8_t* record = read.base + ref.Of(kind) * read.bytes + kv_head * read.cells.head_bytes;

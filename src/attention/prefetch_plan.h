@@ -24,16 +24,17 @@ struct QueryRows {
   int64_t partial_row = 0;
 };
 
-// KV splits [first_split, last_split) of a query tile, read class by class in the order of their tree, page by page and,
-// within a page, head by head: the order in memory. Ranges are computed once per tile, pages looked up once each, two
-// pages ahead: the time between a page's kernels is time in which nothing is prefetched.
+// KV splits [first_split, last_split) of a query tile, read class by class in the order of their tree, page by page
+// and, within a page, head by head: the order in memory. Ranges are computed once per tile, pages looked up once each,
+// two pages ahead: the time between a page's kernels is time in which nothing is prefetched.
 class PrefetchPlan {
  public:
   // two_part_bytes: AttentionKernels::two_part_prefetch_bytes.
   PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_t first_split, int64_t last_split,
                const cache::PageRef* pages, QueryRows rows, int64_t two_part_bytes) noexcept;
 
-  int64_t own_page() const noexcept { return own_page_; }
+  // The record that the tile reads of a page.
+  cache::PageKind Kind(int64_t page) const noexcept { return layer_.Kind(own_page_, page, pages_[page]); }
   SplitPages PagesOf(int64_t split) const noexcept {
     return PagesOfSplit(layer_.classes, layer_.attention->visibility, tile_.first, page_size_, split);
   }

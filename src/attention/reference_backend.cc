@@ -68,6 +68,10 @@ class ReferenceBackend final : public Backend {
     writer_.Write(static_cast<ReferencePlan&>(plan).batch, layer, k, v, kv_stride, threads_);
   }
 
+  void EncodeLevels(int group, const uint8_t* quantized, std::span<uint8_t* const> later) noexcept override {
+    writer_.EncodeLevels(group, quantized, later, threads_);
+  }
+
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const AttentionSpec& attention = config_.layers[static_cast<size_t>(layer)];
     const auto& reference_plan = static_cast<ReferencePlan&>(plan);
@@ -240,7 +244,9 @@ class ReferenceBackend final : public Backend {
       const bool is_sparse = attention.index_topk != 0 && !chosen.empty();
       for (int64_t t = first; t <= position; ++t) {
         if (is_sparse && !std::ranges::binary_search(chosen, static_cast<int32_t>(t))) continue;
-        const PageKind kind = rule.Kind(position / page_size, t / page_size);
+        const int64_t page = t / page_size;
+        const PageKind kind =
+            cache::ReadKind(rule, position / page_size, page, sequence.span.pages[scheme.group][page]);
         const float *key = keys.Row(kind, t), *value = values.Row(kind, t);
         row_keys.insert(row_keys.end(), key, key + keys.width);
         row_values.insert(row_values.end(), value, value + values.width);

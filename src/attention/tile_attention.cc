@@ -86,7 +86,7 @@ void TileAttention::PrepareQueries() noexcept {
   reads_.VisitSplits([&](int64_t split) {
     const SplitPages pages = reads_.PagesOf(split);
     for (int64_t page = pages.first; page < pages.end; page += pages.step) {
-      kinds[cache::KindIndex(layer_.Kind(reads_.own_page(), page))] = true;
+      kinds[cache::KindIndex(reads_.Kind(page))] = true;
     }
   });
   const bool is_same = std::exchange(work_.prepared_, &tile_) == &tile_;

@@ -214,7 +214,7 @@ void TokenSelector::PrepareQueries(const LayerView& layer, const ScoreTask& task
   const int64_t own_page = chosen.rows[task.first_row].position / page_size_;
   bool reads[2] = {};  // quantized records, exact ones
   for (int64_t page = task.first_page; page < task.last_page; ++page)
-    reads[layer.Kind(own_page, page) == cache::PageKind::kExact] = true;
+    reads[layer.rule.Kind(own_page, page) == cache::PageKind::kExact] = true;
   const CellSide& keys = layer.Cells(cache::PageKind::kQuantized).k;
   const kernels::KeyKernel* key_kernels[2] = {&KeyKernelOf(kernels_, keys.code, keys.scaling), &kernels_.exact_keys};
   const int blocks[2] = {formats::BlockChannels(keys.scaling, key_dim), 0};

@@ -4,8 +4,10 @@
 #include <optional>
 #include <span>
 
+#include "base/clock.h"
 #include "base/thread_pool.h"
 #include "cache/kv_cache_spec.h"
+#include "cache/level_encoder.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_cache.h"
 
@@ -20,24 +22,55 @@ struct KvCacheManager {
     if (prefix_caching) prefix.emplace(pool, spec);
   }
 
-  // Bytes available to a sequence: unused bytes plus bytes that eviction would free, on the fullest rank.
-  int64_t AvailableBytes() const noexcept { return pool.AvailableBytes(); }
+  // Bytes available to a sequence: unused bytes plus bytes that eviction and demotion would free, on the fullest rank.
+  int64_t AvailableBytes() const noexcept { return pool.AvailableBytes() + DemotableBytes(); }
+  // Bytes that demotion of pages in use would free. Open pages, which it would not free, count as closed ones.
+  int64_t DemotableBytes() const noexcept {
+    int64_t bytes = 0;
+    for (int g = 0; spec.floors != 0 && g < static_cast<int>(spec.groups.size()); ++g) {
+      const KvCacheGroup& group = spec.groups[static_cast<size_t>(g)];
+      for (int level = 0; level < group.ages.floors; ++level) {
+        const int64_t pages = pool.UsedPages(g, LevelKind(level)) - pool.EvictablePages(g, LevelKind(level));
+        bytes += pages * (level == 0 ? group.page_bytes - group.FloorBytes() : group.age_bytes[0]);
+      }
+    }
+    return bytes;
+  }
 
-  // Allocates a record of page `index` of a sequence with one reference, evicting from the prefix cache as needed,
-  // while it has at least `min_evictable` evictable bytes. kNoPage if there is no memory for the record.
+  // Allocates a record of page `index` of a sequence with one reference, demoting and evicting prefixes that nobody
+  // uses as needed, while there are at least `min_evictable` evictable bytes. kNoPage if there is no memory for the
+  // record.
   PageId Allocate(int group, PageKind kind, int64_t index, int64_t min_evictable = 0) {
     const int rank = pool.RankOfPage(index);
     PageId page = pool.Allocate(group, kind, rank);
-    while (page == kNoPage && prefix && pool.EvictableBytes() >= min_evictable && prefix->EvictOne()) {
+    while (page == kNoPage && prefix && pool.EvictableBytes() >= min_evictable &&
+           (DemotePrefix() || prefix->EvictOne())) {
       page = pool.Allocate(group, kind, rank);
     }
     return page;
+  }
+
+  // Demotes a page that nobody uses; false if there is none above the floor.
+  bool DemotePrefix() {
+    if (spec.floors == 0 || !encode_levels) return false;
+    const double start = Now();
+    const bool done = prefix->DemoteOne(encode_levels);
+    CountDemotion(done, start);
+    return done;
+  }
+  // Counts a demotion that began at `start`.
+  void CountDemotion(bool done, double start) noexcept {
+    demotions += done ? 1 : 0;
+    demotion_seconds += Now() - start;
   }
 
   const KvCacheSpec spec;
   PagePool pool;
   std::optional<PrefixCache> prefix;  // empty if prefix caching is off
   ThreadPool* threads;
+  LevelEncoder encode_levels;  // empty: nothing is demoted
+  int64_t demotions = 0;       // pages
+  double demotion_seconds = 0;
 };
 
 }  // namespace kvanta::cache

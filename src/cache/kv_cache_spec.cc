@@ -14,13 +14,17 @@ namespace {
 
 constexpr int64_t kMinSnapshotInterval = 8;  // pages
 
-AgeRule AgesOf(const formats::LayerScheme& layer) {
+}  // namespace
+
+AgeRule AgesOf(const formats::LayerScheme& layer) noexcept {
   AgeRule rule{.ageless = layer.ageless_pages};
-  for (size_t i = 0; i < layer.ages.size(); ++i) rule.pages[i] = layer.ages[i].pages;
+  if (layer.scheme.HasFloor()) {
+    rule.floors = static_cast<int32_t>(layer.ages.size());
+  } else {
+    for (size_t i = 0; i < layer.ages.size(); ++i) rule.pages[i] = layer.ages[i].pages;
+  }
   return rule;
 }
-
-}  // namespace
 
 KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> visibilities,
                            int of_ranks)
@@ -70,14 +74,30 @@ double KvCacheGroup::MeanPageBytes(int64_t tokens) const noexcept {
 }
 
 int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
+  const int64_t bytes = MaxFirstLevelBytes(tokens, step_pages);
+  if (!ages.HasFloor()) return bytes;
+  // Pages that a step closes are demoted after it.
+  const int64_t first_level =
+      std::max<int64_t>(ages.ageless, quantized_while_open ? 0 : quantized_from) + step_pages + 1;
+  const int64_t reserve = age_bytes[0] + age_bytes[1];
+  return bytes + reserve -
+         std::max<int64_t>(0, HeldPages(tokens, step_pages) - first_level) * (page_bytes - FloorBytes());
+}
+
+// Pages of which a sequence has records. A window that begins inside a page spans one more page than its tokens fill.
+int64_t KvCacheGroup::HeldPages(int64_t tokens, int64_t step_pages) const noexcept {
+  const int64_t pages = CeilDiv(tokens, page_size);
+  if (visibility.IsFull()) return pages;
+  return std::min(pages, CeilDiv(visibility.span - 1, page_size) + 1 + step_pages);
+}
+
+int64_t KvCacheGroup::MaxFirstLevelBytes(int64_t tokens, int64_t step_pages) const noexcept {
   const int64_t pages = CeilDiv(tokens, page_size);
   // The state before a step and the one after it; snapshots are not reserved.
   // The coded state of a prefix hit, too.
   if (RoundsStates()) return page_bytes + (step_pages == 0 ? 0 : std::min<int64_t>(pages, 2) * exact_page_bytes);
   if (IsRecurrent()) return std::min<int64_t>(pages, 2) * page_bytes;
-  // A window that begins inside a page spans one more page than its tokens fill.
-  const int64_t held =
-      visibility.IsFull() ? pages : std::min(pages, CeilDiv(visibility.span - 1, page_size) + 1 + step_pages);
+  const int64_t held = HeldPages(tokens, step_pages);
   int64_t quantized = held;
   if (!quantized_while_open) quantized = std::clamp<int64_t>(tokens / page_size - quantized_from, 0, held);
   int64_t exact = 0;
@@ -103,6 +123,13 @@ KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Vis
     : page_size(layout.page_size), ranks(of_ranks) {
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
     groups.emplace_back(layout, group, layers, ranks);
+  }
+  for (const KvCacheGroup& group : groups) {
+    if (floors != 0 && group.ages.HasFloor() && group.ages.floors != floors) {
+      throw InputError(
+          fmt::format("some layers have {} levels below the first one, and others {}", floors, group.ages.floors));
+    }
+    floors = std::max(floors, group.ages.floors);
   }
   int64_t other_bytes = 0;
   for (const KvCacheGroup& group : groups) other_bytes += group.IsRecurrent() ? 0 : group.page_bytes;
@@ -131,9 +158,21 @@ double KvCacheSpec::BytesPerToken(int64_t tokens) const noexcept {
   return bytes / page_size / ranks;
 }
 
+double KvCacheSpec::FloorBytesPerToken() const noexcept {
+  int64_t bytes = 0;
+  for (const KvCacheGroup& group : groups) bytes += group.IsRecurrent() ? 0 : group.FloorBytes();
+  return floors == 0 ? 0 : static_cast<double>(bytes) / page_size;
+}
+
 int64_t KvCacheSpec::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
   int64_t bytes = 0;
   for (const KvCacheGroup& group : groups) bytes += group.MaxBytes(tokens, step_pages);
+  return bytes;
+}
+
+int64_t KvCacheSpec::MaxFirstLevelBytes(int64_t tokens, int64_t step_pages) const noexcept {
+  int64_t bytes = 0;
+  for (const KvCacheGroup& group : groups) bytes += group.MaxFirstLevelBytes(tokens, step_pages);
   return bytes;
 }
 

@@ -25,7 +25,8 @@ namespace kvanta::cache {
 //                       the exact_before pages before the first of these, or j < sink_pages
 // and neither once no later query sees the page. With precision by age (ages) the records of later levels are encoded,
 // all at once, in the step of the first query that is old enough (AgingPosition); the quantized record goes after that
-// step, a later level's with the first query of the next one. A group of recurrent layers has a record
+// step, a later level's with the first query of the next one. With precision by pressure (ages.floors) they take the
+// quantized record's place when a page is demoted (SequenceCache::Demote). A group of recurrent layers has a record
 // (recurrent_state.h) of the page of the step's last position, and of closed pages where a prefix hit may end
 // (KeepsSnapshot). With rounded states (formats::CacheLayout::state_grid) the former are exact records, which no prefix
 // hit reads, and the latter quantized ones, of pages that end at the grid.
@@ -49,7 +50,7 @@ struct KvCacheGroup {
   int64_t snapshot_interval = 0;
   int64_t state_grid = 0;  // pages between positions at which states are rounded; 0: they are not
   AgeRule ages;            // later levels of all layers
-  std::array<int64_t, std::size(kAgedKinds)> age_bytes = {};  // their records
+  std::array<int64_t, std::size(kAgedKinds)> age_bytes = {};  // of their records
 
   bool IsRecurrent() const noexcept { return visibility.kind == VisibilityKind::kRecurrent; }
   // True if a recurrent group keeps the state at the end of closed page `page` for prefix hits of any length.
@@ -95,6 +96,19 @@ struct KvCacheGroup {
     return !KeepsQuantized(page, position) && KeepsAged(kind, page, position);
   }
 
+  // ---- precision by pressure
+
+  // True if `page`, closed, may be demoted.
+  bool IsDemotable(int64_t page) const noexcept {
+    return ages.HasFloor() && page >= ages.ageless && NeedsQuantized(page, true);
+  }
+  // Bytes of a page's records from `level` on, which a page of a later level has.
+  int64_t LevelBytes(int level) const noexcept {
+    if (level == 0) return page_bytes;
+    return level == 1 ? age_bytes[0] + age_bytes[1] : age_bytes[1];
+  }
+  int64_t FloorBytes() const noexcept { return LevelBytes(ages.floors); }
+
   // active: the page holds a position of the step.
   bool NeedsExact(int64_t page, bool active) const noexcept {
     return exact_while_open && (active || page < sink_pages);
@@ -105,27 +119,41 @@ struct KvCacheGroup {
   // on it.
   double MeanPageBytes(int64_t tokens) const noexcept;
   // Maximum bytes, on one rank, of a sequence of `tokens` tokens in a step of up to `step_pages` pages; 0 pages: in no
-  // step, after a prefix hit.
+  // step, after a prefix hit. With precision by pressure: with all pages at the floor that may be, and the pool's
+  // reserve.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages) const noexcept;
+  // The same, with no page demoted.
+  int64_t MaxFirstLevelBytes(int64_t tokens, int64_t step_pages) const noexcept;
+
+ private:
+  int64_t HeldPages(int64_t tokens, int64_t step_pages) const noexcept;
 };
 
 struct KvCacheSpec {
   // layers: visibility per layer; empty: full. ranks: those that the pages of a sequence are dealt to, one after the
-  // other; bytes are those of one rank.
+  // other; bytes are those of one rank. Throws InputError if layers have different numbers of floors.
   explicit KvCacheSpec(const formats::CacheLayout& layout, std::span<const Visibility> layers = {}, int ranks = 1);
 
   int page_size = 64;
   int ranks = 1;
   std::vector<KvCacheGroup> groups;
+  int floors = 0;  // later levels by pressure, of all groups that have some
 
   int64_t PageBytes() const noexcept;  // a page's records but exact ones, summed over all groups
   // Mean bytes of a token in a sequence of `tokens` tokens, without exact records and states.
   double BytesPerToken(int64_t tokens) const noexcept;
+  // The same with all pages at the floor; 0 without precision by pressure.
+  double FloorBytesPerToken() const noexcept;
   // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages, summed over all groups.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
+  // The same, with no page demoted.
+  int64_t MaxFirstLevelBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
   // Smallest cache that holds MaxBytes(): a PagePool has room for a page of each kind.
   int64_t MinCacheBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
 };
+
+// Later levels of a layer.
+AgeRule AgesOf(const formats::LayerScheme& layer) noexcept;
 
 // Assigns layers to groups for formats::PlanCache: by visibility, page rule and ages, numbered in order of first
 // appearance.

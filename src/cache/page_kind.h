@@ -29,6 +29,14 @@ constexpr bool IsAged(PageKind kind) noexcept {
 constexpr size_t AgeIndex(PageKind kind) noexcept {
   return KindIndex(kind) - KindIndex(PageKind::kAged);
 }
+// Kind of the records of a level: 0 is the first one.
+constexpr PageKind LevelKind(int level) noexcept {
+  return level == 0 ? PageKind::kQuantized : kAgedKinds[level - 1];
+}
+// True for the records of a page at `level`: its own, and with a later level those after it.
+constexpr bool IsOfLevel(PageKind kind, int level) noexcept {
+  return level == 0 ? kind == PageKind::kQuantized : IsAged(kind) && static_cast<int>(AgeIndex(kind)) + 1 >= level;
+}
 constexpr const char* Name(PageKind kind) noexcept {
   constexpr const char* kNames[] = {"quantized", "exact", "second level's", "third level's"};
   return kNames[KindIndex(kind)];

@@ -29,6 +29,7 @@ struct PagePool::Pool {
   int64_t capacity = 0;  // records that fit the whole budget
   PageId first = 0;      // ids are [first, first + capacity)
   int64_t used = 0;
+  int64_t evictable = 0;
   std::vector<Record> records;  // all ids used so far
   std::vector<PageId> free_committed;
   std::vector<PageId> released;
@@ -65,6 +66,7 @@ struct PagePool::State {
   Device& device;
   formats::CacheLayout layout;
   PagePoolConfig config;
+  int64_t reserve_bytes = 0;
   std::vector<Share> shares = {};       // [rank]
   std::vector<RecordId> released = {};  // with lists_released
 
@@ -110,10 +112,14 @@ struct PagePool::State {
   template <class Change>
   void Update(Share& share, Pool& pool, PageId page, Change change) {
     Pool::Record& record = pool.Of(page);
-    const auto evictable = [&] { return record.cached && record.references == 1 ? pool.record_bytes : 0; };
-    share.evictable_bytes -= evictable();
+    const auto count = [&](int64_t sign) {
+      if (!record.cached || record.references != 1) return;
+      pool.evictable += sign;
+      share.evictable_bytes += sign * pool.record_bytes;
+    };
+    count(-1);
     change(record);
-    share.evictable_bytes += evictable();
+    count(1);
   }
   template <class Change>
   void Update(int group, PageKind kind, PageId page, Change change) {
@@ -131,6 +137,10 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
         fmt::format("KV cache memory of {} bytes is too small: one page of {} tokens takes {} bytes "
                     "quantized and {} bytes exact; give at least {} bytes",
                     config.budget_bytes, layout.page_size, layout.page_bytes, layout.exact_page_bytes, one_of_each));
+  }
+  const auto has_floor = [](const formats::LayerScheme& layer) { return layer.scheme.HasFloor(); };
+  if (std::ranges::any_of(layout.layers, has_floor)) {
+    for (const int64_t bytes : layout.age_bytes) state_->reserve_bytes += bytes;
   }
   for (int rank = 0; rank < config.ranks; ++rank) {
     Share& share = state_->shares.emplace_back();
@@ -154,10 +164,11 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
 
 PagePool::~PagePool() = default;
 
-PageId PagePool::Allocate(int group, PageKind kind, int rank) {
+PageId PagePool::Allocate(int group, PageKind kind, int rank, bool from_reserve) {
   Share& share = state_->shares[static_cast<size_t>(rank)];
   Pool& pool = share.pools[RecordIndex(group, kind)];
-  if (pool.record_bytes == 0 || share.used_bytes + pool.record_bytes > BudgetBytes()) return kNoPage;
+  const int64_t limit = BudgetBytes() - (from_reserve ? 0 : state_->reserve_bytes);
+  if (pool.record_bytes == 0 || share.used_bytes + pool.record_bytes > limit) return kNoPage;
   PageId page = kNoPage;
   if (!pool.free_committed.empty()) {
     page = pool.free_committed.back();
@@ -214,6 +225,10 @@ void PagePool::SetCached(int group, PageKind kind, PageId page, bool cached) noe
   state_->Update(group, kind, page, [cached](Pool::Record& record) { record.cached = cached; });
 }
 
+bool PagePool::IsCached(int group, PageKind kind, PageId page) const noexcept {
+  return state_->ShareOf(group, kind, page).pools[RecordIndex(group, kind)].Of(page).cached;
+}
+
 // Not of a record unless this rank is the first: the sum is made of integers.
 uint8_t* PagePool::Base(int group, PageKind kind) const noexcept {
   const Pool& pool = state_->Of(group, kind);
@@ -253,12 +268,20 @@ int64_t PagePool::EvictableBytes() const noexcept {
 int64_t PagePool::AvailableBytes() const noexcept {
   int64_t bytes = BudgetBytes();
   for (const Share& share : state_->shares) {
-    bytes = std::min(bytes, BudgetBytes() - share.used_bytes + share.evictable_bytes);
+    bytes = std::min(bytes, BudgetBytes() - ReserveBytes() - share.used_bytes + share.evictable_bytes);
   }
   return bytes;
 }
 int64_t PagePool::CommittedBytes() const noexcept {
   return state_->Own().committed_bytes;
+}
+
+int64_t PagePool::ReserveBytes() const noexcept {
+  return state_->reserve_bytes;
+}
+
+int64_t PagePool::EvictablePages(int group, PageKind kind) const noexcept {
+  return state_->Of(group, kind).evictable;
 }
 
 int64_t PagePool::UsedPages(int group, PageKind kind) const noexcept {

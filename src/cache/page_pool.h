@@ -49,14 +49,16 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
 
   // Allocates a record of `rank` with one reference; returns kNoPage when its budget is exhausted (the caller evicts
-  // and retries). The record's bytes are undefined (0xFF if poison_unused).
-  PageId Allocate(int group, PageKind kind, int rank = 0);
+  // and retries). The record's bytes are undefined (0xFF if poison_unused). from_reserve: may take ReserveBytes, which
+  // the caller gives back by releasing a larger record.
+  PageId Allocate(int group, PageKind kind, int rank = 0, bool from_reserve = false);
   void Retain(int group, PageKind kind, PageId page) noexcept;
   // Drops a reference; frees the record with the last one.
   void Release(int group, PageKind kind, PageId page) noexcept;
   int References(int group, PageKind kind, PageId page) const noexcept;
   // Sets whether the prefix cache holds a reference. A record is evictable while that is its only reference.
   void SetCached(int group, PageKind kind, PageId page, bool cached) noexcept;
+  bool IsCached(int group, PageKind kind, PageId page) const noexcept;
 
   // Base address of a pool; record `id` of this rank starts at Base() + id * RecordBytes(). Both are constant.
   uint8_t* Base(int group, PageKind kind) const noexcept;
@@ -74,14 +76,17 @@ class PagePool {
 
   // Bytes of this rank:
   int64_t BudgetBytes() const noexcept;
+  // Bytes of the budget for the later levels of a page that is demoted; 0 without precision by pressure.
+  int64_t ReserveBytes() const noexcept;
   int64_t UsedBytes() const noexcept;       // referenced records
   int64_t EvictableBytes() const noexcept;  // referenced by the prefix cache only; included in UsedBytes
-  // Bytes that the fullest rank could still give, if its evictable records were freed.
+  // Bytes that the fullest rank could still give, without the reserve, if its evictable records were freed.
   int64_t AvailableBytes() const noexcept;
   // Memory, on this rank, of used records and of free records that stay committed, in the device's mapping granules:
   // within the budget, apart from the rest of a granule for each pool.
   int64_t CommittedBytes() const noexcept;
   int64_t UsedPages(int group, PageKind kind) const noexcept;
+  int64_t EvictablePages(int group, PageKind kind) const noexcept;
   // Number of such records that could be allocated now without allocating others.
   int64_t FreePages(int group, PageKind kind) const noexcept;
   // Records whose memory was released since the last call, with `lists_released`.

@@ -21,13 +21,24 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
   max_pages = std::min<int64_t>(max_pages, static_cast<int64_t>(tokens.size()) / state.spec.page_size);
   Prefix prefix;
   prefix.records.resize(state.spec.groups.size());
-  Node* node = state.Descend(tokens, salt, max_pages, prefix.known);
+  Node* node = state.Descend(tokens, salt, max_pages, prefix.known, nullptr);
   if (prefix.known == 0) return prefix;
   std::vector<Node*> path(static_cast<size_t>(prefix.known));
   for (auto at = path.rbegin(); at != path.rend(); ++at, node = node->parent) *at = node;
-  prefix.pages = LongestHit(state.spec, prefix.known, [&](int64_t page, int group, PageKind kind) {
-    return path[static_cast<size_t>(page)]->records[static_cast<size_t>(group)].Of(kind) != kNoPage;
-  });
+  const auto has = [&](int64_t page, int group, PageKind kind) {
+    const Node& at = *path[static_cast<size_t>(page)];
+    if (kind == PageKind::kQuantized) kind = state.ReadKind(at, group, state.LevelOf(at));
+    return at.records[static_cast<size_t>(group)].Of(kind) != kNoPage;
+  };
+  prefix.pages = LongestHit(state.spec, prefix.known, has);
+  std::vector<int> levels;  // [page], with precision by pressure
+  if (state.spec.floors != 0) {
+    const auto read = [&] { return std::span(path).first(static_cast<size_t>(prefix.pages)); };
+    while (prefix.pages > 0 && (levels = state.LevelsAfter(read())).empty()) {
+      prefix.pages = LongestHit(state.spec, prefix.pages - 1, has);
+    }
+    prefix.events = state.HitEvents(read(), levels);
+  }
   if (prefix.pages == 0) return prefix;
   for (BlockTable& table : prefix.records) table.resize(static_cast<size_t>(prefix.pages));
   // Nothing throws from here on.
@@ -38,7 +49,10 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
     for (int64_t page = group.FirstPage(prefix.pages * state.spec.page_size); page < prefix.pages; ++page) {
       for (const PageKind kind : kPageKinds) {
         const PageId id = path[static_cast<size_t>(page)]->records[g].Of(kind);
-        if (id == kNoPage || !ReadsAfterHit(group, page, prefix.pages, kind)) continue;
+        const bool is_read = kind != PageKind::kExact && group.IsDemotable(page)
+                                 ? IsOfLevel(kind, levels[static_cast<size_t>(page)])
+                                 : ReadsAfterHit(group, page, prefix.pages, kind);
+        if (id == kNoPage || !is_read) continue;
         state.pool.Retain(static_cast<int>(g), kind, id);
         table[static_cast<size_t>(page)].Of(kind) = id;
         state.TouchRecord(*path[static_cast<size_t>(page)], static_cast<int>(g), kind);
@@ -50,7 +64,7 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
 }
 
 bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt, int64_t index,
-                         std::span<PageRef> records) {
+                         std::span<PageRef> records, std::span<const LevelEvent> events) {
   State& state = *state_;
   if (index == 0 && !state.roots.contains(salt)) {
     auto root = std::make_unique<Node>();
@@ -59,18 +73,22 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
     state.roots.emplace(salt, std::move(root));
   }
   int64_t found = 0;
-  Node* parent = state.Descend(tokens, salt, index, found);
+  Node* parent = state.Descend(tokens, salt, index, found, &events);
   if (parent == nullptr || found != index) return false;
   const auto key = state.Page(tokens, index);
   const uint64_t hash = HashPage(key);
-  Node* node = parent->Child(hash, key);
+  const std::span<const LevelEvent> own_events = EventsIn(events, index, state.spec.page_size);
+  Node* node = parent->Child(hash, key, own_events);
   if (node == nullptr) {
     auto fresh = std::make_unique<Node>();
     fresh->parent = parent;
     fresh->hash = hash;
     fresh->index = index;
     fresh->tokens.assign(key.begin(), key.end());
-    if (!state.listeners.empty()) fresh->key = state.listeners.front()->ChildKey(parent->key, key);
+    fresh->events.assign(own_events.begin(), own_events.end());
+    fresh->is_reported = parent->is_reported && own_events.empty();
+    if (!state.listeners.empty() && fresh->is_reported)
+      fresh->key = state.listeners.front()->ChildKey(parent->key, key);
     fresh->records.resize(records.size());
     fresh->droppable.resize(std::size(kPageKinds) * records.size());
     // Operations that may throw come first. A parent that was a leaf passes its entry on.
@@ -102,28 +120,28 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
 }
 
 void PrefixCache::AttachExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, int group,
-                              PageId exact) {
+                              PageId exact, std::span<const LevelEvent> events) {
   int64_t found = 0;
-  Node* node = state_->Descend(tokens, salt, index + 1, found);
+  Node* node = state_->Descend(tokens, salt, index + 1, found, &events);
   if (found != index + 1 || node->records[static_cast<size_t>(group)].exact != kNoPage) return;
   state_->Attach(*node, group, PageKind::kExact, exact);
 }
 
 void PrefixCache::DropRecord(std::span<const int32_t> tokens, std::string_view salt, int64_t index, int group,
-                             PageId page) noexcept {
+                             PageId page, std::span<const LevelEvent> events) noexcept {
   int64_t found = 0;
-  Node* node = state_->Descend(tokens, salt, index + 1, found);
+  Node* node = state_->Descend(tokens, salt, index + 1, found, &events);
   if (found != index + 1 || node->records[static_cast<size_t>(group)].quantized != page) return;
   if (!state_->IsUnused(group, PageKind::kQuantized, page)) return;
   state_->Report(&RecordListener::OnDrop, *node, group, PageKind::kQuantized);
   state_->Drop(*node, group, PageKind::kQuantized);
 }
 
-std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std::string_view salt,
-                                           int64_t index) const {
+std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index,
+                                           std::span<const LevelEvent> events) const {
   if (index < 0 || (index + 1) * state_->spec.page_size > static_cast<int64_t>(tokens.size())) return {};
   int64_t found = 0;
-  const Node* node = state_->Descend(tokens, salt, index + 1, found);
+  const Node* node = state_->Descend(tokens, salt, index + 1, found, &events);
   if (found != index + 1) return {};
   return node->records;
 }
@@ -133,10 +151,12 @@ int64_t PrefixCache::Present(std::span<const int32_t> tokens, std::string_view s
   const KvCacheSpec& spec = state_->spec;
   present.assign(RecordIndex(spec, max_pages, 0, PageKind::kQuantized), 0);
   int64_t known = 0;
-  const Node* node = state_->Descend(tokens, salt, max_pages, known);
+  const Node* node = state_->Descend(tokens, salt, max_pages, known, nullptr);
   for (int64_t page = known - 1; page >= 0; --page, node = node->parent) {
-    State::VisitRecords(
-        *node, [&](int group, PageKind kind, PageId /*id*/) { present[RecordIndex(spec, page, group, kind)] = 1; });
+    State::VisitRecords(*node, [&](int group, PageKind kind, PageId /*id*/) {
+      const bool by_pressure = IsAged(kind) && spec.groups[static_cast<size_t>(group)].ages.HasFloor();
+      present[RecordIndex(spec, page, group, by_pressure ? PageKind::kQuantized : kind)] = 1;
+    });
   }
   return known;
 }
@@ -157,8 +177,9 @@ void PrefixCache::VisitRecords(const std::function<void(const CachedRecord&)>& v
     open.pop_back();
     for (const auto& [hash, child] : node->children) open.push_back(child.get());
     if (node->parent == nullptr) continue;
-    State::VisitRecords(*node,
-                        [&](int group, PageKind kind, PageId /*page*/) { visit(State::Record(*node, group, kind)); });
+    State::VisitRecords(*node, [&](int group, PageKind kind, PageId /*page*/) {
+      if (state_->IsReported(*node, group, kind)) visit(State::Record(*node, group, kind));
+    });
   }
 }
 
@@ -168,14 +189,10 @@ bool PrefixCache::EvictOne() {
   // The loops skip few entries: running sequences reference their own last pages or recently used ones.
   auto leaf = state.leaves.begin();
   while (leaf != state.leaves.end() && !state.IsUnused(*leaf->second)) ++leaf;
-  auto record = state.droppable.begin();
-  const auto in_use = [&](const State::Droppable& at) {
-    return !state.IsUnused(at.group, at.kind, at.node->records[static_cast<size_t>(at.group)].Of(at.kind));
-  };
-  while (record != state.droppable.end() && in_use(record->second)) ++record;
-  if (record != state.droppable.end() && (leaf == state.leaves.end() || record->first < leaf->first)) {
-    const State::Droppable at = record->second;
-    state.Drop(*at.node, at.group, at.kind);
+  const auto [use, at] = std::min(state.FirstDroppable(state.droppable), state.FirstDroppable(state.demotable),
+                                  [](const auto& a, const auto& b) { return a.first < b.first; });
+  if (at.node != nullptr && (leaf == state.leaves.end() || use < leaf->first)) {
+    state.DropDroppable(at);
     if (at.node->children.empty() && State::IsEmpty(*at.node)) state.Remove(at.node);
   } else if (leaf != state.leaves.end()) {
     state.Remove(leaf->second);
@@ -196,10 +213,13 @@ int64_t PrefixCache::Evictions() const noexcept {
 
 void PrefixCache::Clear() {
   State& state = *state_;
-  for (auto at = state.droppable.begin(); at != state.droppable.end();) {
-    const State::Droppable record = (at++)->second;
-    const PageId page = record.node->records[static_cast<size_t>(record.group)].Of(record.kind);
-    if (state.IsUnused(record.group, record.kind, page)) state.Drop(*record.node, record.group, record.kind);
+  for (auto* records : {&state.droppable, &state.demotable}) {
+    for (auto at = records->begin(); at != records->end();) {
+      const State::Droppable record = (at++)->second;
+      const PageId page = record.node->records[static_cast<size_t>(record.group)].Of(record.kind);
+      if (!state.IsDroppable(*record.node, record.group, record.kind)) continue;
+      if (state.IsUnused(record.group, record.kind, page)) state.Drop(*record.node, record.group, record.kind);
+    }
   }
   // Removing a leaf may turn its parent, whose last use is later, into a leaf.
   for (auto at = state.leaves.begin(); at != state.leaves.end();) {

@@ -23,9 +23,10 @@ void PrefixCache::State::ExpirePins(double now) noexcept {
     } else {
       node.last_use &= ~kPinnedKey;
     }
-    for (uint64_t& key : node.droppable) {
-      if (key != 0) Rekey(droppable, key, key & ~kPinnedKey);
-    }
+    VisitRecords(node, [&](int group, PageKind kind, PageId /*page*/) {
+      uint64_t& key = DroppableKey(node, group, kind);
+      if (key != 0) Rekey(MapOf(node, group, kind), key, key & ~kPinnedKey);
+    });
   }
 }
 
@@ -36,7 +37,7 @@ void PrefixCache::Pin(std::span<const int32_t> tokens, std::string_view salt, in
   const double until = std::ceil(now + seconds);  // whole seconds bound how often pins are looked through
   state.ExpirePins(now);
   int64_t known = 0;
-  Node* last = state.Descend(tokens, salt, pages, known);
+  Node* last = state.Descend(tokens, salt, pages, known, nullptr);
   if (known == 0) return;
   std::vector<Node*> path(static_cast<size_t>(known));
   for (Node* node = last; node->parent != nullptr; node = node->parent) path[static_cast<size_t>(node->index)] = node;
@@ -54,6 +55,7 @@ void PrefixCache::Pin(std::span<const int32_t> tokens, std::string_view salt, in
   for (Node* node : path) {
     State::VisitRecords(*node, [&](int group, PageKind kind, PageId /*page*/) {
       state.TouchRecord(*node, group, kind);
+      if (!state.IsReported(*node, group, kind)) return;
       for (RecordListener* listener : state.listeners) listener->OnPin(State::Record(*node, group, kind), seconds);
     });
   }

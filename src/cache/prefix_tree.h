@@ -36,27 +36,46 @@ struct PrefixCache::Node {
   PageKey key = {};        // by the first listener, if there is one
   std::string salt;        // for a root
   std::vector<int32_t> tokens;
+  LevelEvents events;               // of queries in this page
+  bool is_reported = true;          // to listeners: neither this page nor one before it has events
   std::vector<PageRef> records;     // [group]
-  std::vector<uint64_t> droppable;  // [group][kind]: key in State::droppable; 0: none
+  std::vector<uint64_t> droppable;  // [group][kind]: key in State::droppable or State::demotable; 0: none
   uint64_t last_use = 0;            // key in State::leaves while it has no children
   double pinned_until = 0;          // on the clock of Now(), never after its parent's; 0: not pinned
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
 
-  Node* Child(uint64_t child_hash, std::span<const int32_t> child_tokens) const {
+  // The child computed with these events.
+  Node* Child(uint64_t child_hash, std::span<const int32_t> child_tokens,
+              std::span<const LevelEvent> child_events) const {
     const auto [first, last] = children.equal_range(child_hash);
     for (auto it = first; it != last; ++it) {
-      if (std::ranges::equal(it->second->tokens, child_tokens)) return it->second.get();
+      const Node& child = *it->second;
+      if (std::ranges::equal(child.tokens, child_tokens) && std::ranges::equal(child.events, child_events)) {
+        return it->second.get();
+      }
     }
     return nullptr;
+  }
+  // The child without events or, if there is none, the one used last.
+  Node* AnyChild(uint64_t child_hash, std::span<const int32_t> child_tokens) const {
+    const auto [first, last] = children.equal_range(child_hash);
+    Node* best = nullptr;
+    for (auto it = first; it != last; ++it) {
+      Node& child = *it->second;
+      if (!std::ranges::equal(child.tokens, child_tokens)) continue;
+      if (child.events.empty()) return &child;
+      if (best == nullptr || child.last_use > best->last_use) best = &child;
+    }
+    return best;
   }
 };
 
 struct PrefixCache::State {
   // A record that can be evicted while its page stays in the tree.
   struct Droppable {
-    Node* node;
-    int group;
-    PageKind kind;
+    Node* node = nullptr;
+    int group = 0;
+    PageKind kind = PageKind::kQuantized;
   };
 
   PagePool& pool;
@@ -66,6 +85,7 @@ struct PrefixCache::State {
   // LRU orders, keyed by time of last use. A parent's last use is never before its children's.
   std::map<uint64_t, Node*> leaves = {};
   std::map<uint64_t, Droppable> droppable = {};
+  std::map<uint64_t, Droppable> demotable = {};  // records above the floor
   uint64_t clock = 0;
   std::unordered_set<Node*> pinned = {};
   double next_expiry = kNoExpiry;  // no pin of `pinned` ends before it
@@ -80,14 +100,18 @@ struct PrefixCache::State {
   }
 
   // Deepest node on the path of `tokens` below the root of `salt`, at most `depth` pages deep; nullptr without a root.
-  Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached) const {
+  // events: those that the pages were computed with; null: any.
+  Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached,
+                const std::span<const LevelEvent>* events) const {
     reached = 0;
     const auto root = roots.find(salt);
     if (root == roots.end()) return nullptr;
     Node* node = root->second.get();
     while (reached < depth) {
       const auto page = Page(tokens, reached);
-      Node* child = node->Child(HashPage(page), page);
+      const uint64_t hash = HashPage(page);
+      Node* child = events == nullptr ? node->AnyChild(hash, page)
+                                      : node->Child(hash, page, EventsIn(*events, reached, spec.page_size));
       if (child == nullptr) break;
       node = child;
       ++reached;
@@ -129,6 +153,20 @@ struct PrefixCache::State {
   // Ends the pins whose time is over.
   void ExpirePins(double now) noexcept;
 
+  // True for the record of a level that demotion replaces.
+  bool IsDemotable(const Node& node, int group, PageKind kind) const {
+    const KvCacheGroup& of = spec.groups[static_cast<size_t>(group)];
+    if (!of.IsDemotable(node.index) || kind == PageKind::kExact) return false;
+    return kind == PageKind::kQuantized || static_cast<int>(AgeIndex(kind)) + 1 < of.ages.floors;
+  }
+  // Later levels by pressure, and pages that were computed after a demotion, are not for listeners.
+  bool IsReported(const Node& node, int group, PageKind kind) const {
+    return node.is_reported && !(IsAged(kind) && spec.groups[static_cast<size_t>(group)].ages.HasFloor());
+  }
+  std::map<uint64_t, Droppable>& MapOf(const Node& node, int group, PageKind kind) {
+    return IsDemotable(node, group, kind) ? demotable : droppable;
+  }
+
   // True for a record that may go before its page does.
   bool IsDroppable(const Node& node, int group, PageKind kind) const {
     return cache::IsDroppable(spec.groups[static_cast<size_t>(group)], node.index, kind);
@@ -140,7 +178,7 @@ struct PrefixCache::State {
 
   void TouchRecord(Node& node, int group, PageKind kind) noexcept {
     uint64_t& key = DroppableKey(node, group, kind);
-    if (key != 0) Rekey(droppable, key, NextKey(node));
+    if (key != 0) Rekey(MapOf(node, group, kind), key, NextKey(node));
   }
 
   // ---- records
@@ -171,13 +209,14 @@ struct PrefixCache::State {
 
   void Report(void (RecordListener::*event)(const CachedRecord&) noexcept, const Node& node, int group,
               PageKind kind) const noexcept {
+    if (!IsReported(node, group, kind)) return;
     for (RecordListener* listener : listeners) (listener->*event)(Record(node, group, kind));
   }
 
   void Attach(Node& node, int group, PageKind kind, PageId page) {
-    if (IsDroppable(node, group, kind)) {
+    if (IsDroppable(node, group, kind) || IsDemotable(node, group, kind)) {
       const uint64_t next = NextKey(node);
-      droppable.emplace(next, Droppable{&node, group, kind});  // first, since it may throw
+      MapOf(node, group, kind).emplace(next, Droppable{&node, group, kind});  // first, since it may throw
       DroppableKey(node, group, kind) = next;
     }
     if (node.pinned_until > 0) pinned_bytes += pool.RecordBytes(group, kind);
@@ -196,7 +235,7 @@ struct PrefixCache::State {
     page = kNoPage;
     if (node.pinned_until > 0) pinned_bytes -= pool.RecordBytes(group, kind);
     uint64_t& key = DroppableKey(node, group, kind);
-    droppable.erase(key);
+    MapOf(node, group, kind).erase(key);
     key = 0;
   }
 
@@ -211,6 +250,42 @@ struct PrefixCache::State {
   static bool IsEmpty(const Node& node) {
     return std::ranges::all_of(node.records, [](const PageRef& page) { return page == PageRef{}; });
   }
+
+  // ---- precision by pressure (prefix_levels.cc)
+
+  // Level at which a hit finds the page, that of all its groups.
+  int LevelOf(const Node& node) const noexcept;
+  // Kind of the record that a hit reads where it does not read the exact one.
+  PageKind ReadKind(const Node& node, int group, int level) const noexcept {
+    return spec.groups[static_cast<size_t>(group)].IsDemotable(node.index) ? LevelKind(level) : PageKind::kQuantized;
+  }
+  // True if nobody else holds a record of a level before `level`.
+  bool IsUnusedBefore(const Node& node, int level) const noexcept;
+  void DropLevelsBefore(Node& node, int level) noexcept;
+  // False if memory is short.
+  bool Demote(Node& node, int level, const LevelEncoder& encode);
+  // The events of a path, by position.
+  static LevelEvents EventsOf(std::span<Node* const> path);
+  // The events of a hit at the end of `path`, whose pages are read at `levels`.
+  LevelEvents HitEvents(std::span<Node* const> path, std::span<const int> levels) const;
+  // The first record of `records` that may go before its page does and that nobody uses, and its key; a null node:
+  // none.
+  std::pair<uint64_t, Droppable> FirstDroppable(const std::map<uint64_t, Droppable>& records) const {
+    for (const auto& [use, at] : records) {
+      if (!IsDroppable(*at.node, at.group, at.kind)) continue;
+      if (IsUnused(at.group, at.kind, at.node->records[static_cast<size_t>(at.group)].Of(at.kind))) return {use, at};
+    }
+    return {std::numeric_limits<uint64_t>::max(), {}};
+  }
+  // Drops a record without which hits elsewhere can do, and those of other levels of its page in this group: so all
+  // groups that have a page have it at the same levels.
+  void DropDroppable(const Droppable& record) noexcept {
+    Drop(*record.node, record.group, record.kind);
+    if (record.kind == PageKind::kExact || !spec.groups[static_cast<size_t>(record.group)].ages.HasFloor()) return;
+    for (int level = 0; level <= spec.floors; ++level) Drop(*record.node, record.group, LevelKind(level));
+  }
+  // Level at which queries after the hit `path` read each page, [page]; empty if some record of them is missing.
+  std::vector<int> LevelsAfter(std::span<Node* const> path) const;
 
   // Removes a leaf and those of its ancestors that then have neither records nor children.
   void Remove(Node* leaf) noexcept {

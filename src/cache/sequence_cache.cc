@@ -59,17 +59,20 @@ void SequenceCache::Clear() noexcept {
   }
   length_ = reserved_ = 0;
   missed_page_ = prompt_page_ = -1;
+  events_.clear();
+  next_event_ = 0;
 }
 
 int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
   assert(PageCount() == 0);
-  if (sharing_ == Sharing::kPrivate || tokens.empty()) return 0;
+  if (sharing_ == Sharing::kPrivate || tokens.empty() || Replays()) return 0;
   const int64_t size = manager_.spec.page_size;
   const int64_t max_pages = (static_cast<int64_t>(tokens.size()) - 1) / size;
   PrefixCache::Prefix prefix = manager_.prefix->Match(tokens, salt_, max_pages);
   prompt_page_ = max_pages - 1;
   missed_page_ = prefix.pages < prefix.known ? prefix.known - 1 : -1;
   pages_ = std::move(prefix.records);
+  events_ = std::move(prefix.events);
   Resize(static_cast<size_t>(prefix.pages));
   length_ = prefix.pages * size;
   FreeInvisible();
@@ -99,6 +102,9 @@ int64_t SequenceCache::StepTokens(int64_t count) const noexcept {
   for (const KvCacheGroup& group : manager_.spec.groups) {
     const int64_t grid = group.state_grid * group.page_size;
     if (grid != 0) count = std::min(count, grid - length_ % grid);
+  }
+  for (size_t i = next_event_; i < replay_.size(); ++i) {
+    if (replay_[i].position > length_) return std::min(count, replay_[i].position - length_);
   }
   return count;
 }
@@ -160,6 +166,7 @@ int64_t SequenceCache::BytesToReserve(int64_t count) const noexcept {
 
 bool SequenceCache::Reserve(int64_t count) {
   assert(count > 0 && reserved_ == 0);
+  assert(next_event_ == replay_.size() || replay_[next_event_].position > length_);
   struct Taken {
     int group;
     PageKind kind;
@@ -255,7 +262,7 @@ void SequenceCache::ReplaceSnapshots(std::span<const int32_t> tokens, int64_t fi
     if (!group.IsRecurrent()) continue;
     for (int64_t page = first; page < closed; ++page) {
       const PageId own = pages_[g][static_cast<size_t>(page)].quantized;
-      const std::span<const PageRef> cached = manager_.prefix->Peek(tokens, salt_, page);
+      const std::span<const PageRef> cached = manager_.prefix->Peek(tokens, salt_, page, events_);
       if (own == kNoPage || cached.empty() || cached[g].quantized != own) continue;
       Snapshot& last = snapshots_[g];
       if (last.page >= 0 && !WantsSnapshot(group, last.page)) replaced_.emplace_back(static_cast<int>(g), last);
@@ -273,7 +280,7 @@ void SequenceCache::Share(std::span<const int32_t> tokens, int64_t index) {
     records_[g] = pages_[g][at];
     if (!shares_exact(g)) records_[g].exact = kNoPage;
   }
-  if (!manager_.prefix->Insert(tokens.first(static_cast<size_t>(length_)), salt_, index, records_)) return;
+  if (!manager_.prefix->Insert(tokens.first(static_cast<size_t>(length_)), salt_, index, records_, events_)) return;
   for (size_t g = 0; g < pages_.size(); ++g) {
     for (const PageKind kind : kPageKinds) {
       const PageId shared = records_[g].Of(kind);
@@ -294,7 +301,8 @@ void SequenceCache::ShareExact(std::span<const int32_t> tokens, int64_t index) {
     for (int64_t page = std::max<int64_t>(0, index + 1 - manager_.spec.groups[g].exact_before); page <= index; ++page) {
       const PageId exact = pages_[g][static_cast<size_t>(page)].exact;
       if (exact == kNoPage) continue;
-      manager_.prefix->AttachExact(tokens.first(static_cast<size_t>(length_)), salt_, page, static_cast<int>(g), exact);
+      manager_.prefix->AttachExact(tokens.first(static_cast<size_t>(length_)), salt_, page, static_cast<int>(g), exact,
+                                   events_);
     }
   }
 }
@@ -360,7 +368,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
   FreeAged(length_before);
   FreeInvisible();
   for (const auto& [group, snapshot] : replaced_) {
-    manager_.prefix->DropRecord(tokens, salt_, snapshot.page, group, snapshot.record);
+    manager_.prefix->DropRecord(tokens, salt_, snapshot.page, group, snapshot.record, events_);
   }
   replaced_.clear();
 }

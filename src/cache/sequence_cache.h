@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "cache/block_table.h"
 #include "cache/held_records.h"
 #include "cache/kv_cache_manager.h"
+#include "cache/level_event.h"
 
 namespace kvanta::cache {
 
@@ -36,7 +38,8 @@ class SequenceCache {
   // Holds the records that MatchPrefix would attach.
   void HoldPrefix(std::span<const int32_t> tokens, HeldRecords& held) const;
 
-  // At most `count` tokens, up to the next position at which states are rounded: a step may not pass it.
+  // At most `count` tokens, up to the next position at which states are rounded, or that of a level event which is
+  // replayed: a step may not pass it.
   int64_t StepTokens(int64_t count) const noexcept;
   // Bytes that Reserve(count) would allocate.
   int64_t BytesToReserve(int64_t count) const noexcept;
@@ -55,6 +58,39 @@ class SequenceCache {
   // here.
   void Finish(std::span<const int32_t> tokens);
 
+  // ---- precision by pressure (docs/pressure.md)
+
+  // Events and pages by level at Length(); none without precision by pressure.
+  std::optional<KvCacheRecord> Record() const;
+  // Makes the empty sequence replay these events, and demotes no pages otherwise while it has fewer than `until`
+  // tokens. It uses no cached prefix.
+  void Replay(LevelEvents events, int64_t until);
+  // Demotes pages as the events to replay at Length() say. False if memory is short; what was demoted stays so.
+  bool ReplayEvents(std::span<const int32_t> tokens);
+  // Clears the sequence, which replays its events when it is computed again.
+  void Suspend(std::span<const int32_t> tokens);
+  // Ends a replay that no memory suffices for.
+  void EndReplay() noexcept;
+  bool Replays() const noexcept { return replay_until_ > 0; }
+  // Maximum bytes of the sequence with `tokens` tokens in a step of one page, of the events to replay as well.
+  int64_t MaxBytes(int64_t tokens) const;
+  // True if pages may be demoted now.
+  bool IsDemotable() const noexcept { return replay_until_ <= length_ && next_event_ == replay_.size(); }
+  // The first page from `page` on that is closed and at a level before `level`; -1: none.
+  int64_t NextBefore(int level, int64_t page) const noexcept;
+  // Level of a page, and its record of the first group that has one: sequences that share it share all.
+  struct LevelRecord {
+    int group = 0;
+    int level = 0;
+    PageId record = kNoPage;
+
+    bool operator==(const LevelRecord&) const = default;
+  };
+  LevelRecord RecordOf(int64_t page) const noexcept;
+  // Makes all queries from Length() on read `page` from `level`. Whoever else holds the records that it gives up does
+  // so, too: the pool's reserve may be taken. False, without effect, if memory is short.
+  bool Demote(std::span<const int32_t> tokens, int64_t page, int level);
+
   int64_t Length() const noexcept { return length_; }  // tokens with K and V in the cache
   int64_t Reserved() const noexcept { return reserved_; }
   BlockTables Pages() const noexcept { return tables_.data(); }
@@ -72,6 +108,9 @@ class SequenceCache {
   PageRef LastState(size_t group) const noexcept;
   void RestoreStates() noexcept;
   void RoundStates() noexcept;
+  bool OwnsLevels(int64_t page, std::span<const PageRef> cached) const noexcept;
+  std::span<const PageRef> CachedRecords(std::span<const int32_t> tokens, int64_t page) const;
+  bool DemoteRecords(std::span<const int32_t> tokens, int64_t page, int level, bool frees);
   void ReserveSnapshots(int64_t count);
   void ReplaceSnapshots(std::span<const int32_t> tokens, int64_t first, int64_t closed);
   // Calls visit(group, kind, page) for every missing record that the next `count` tokens need, until it returns false.
@@ -87,6 +126,11 @@ class SequenceCache {
   std::vector<PageRef> records_;        // [group], scratch of Share
   int64_t length_ = 0;
   int64_t reserved_ = 0;
+  LevelEvents events_;
+  LevelEvents replay_;  // events to replay, those before next_event_ are in events_
+  size_t next_event_ = 0;
+  int64_t replay_until_ = 0;  // length before which no other page is demoted
+  bool is_replayable_ = true;
   int64_t missed_page_ = -1;  // page whose missing records (exact, or states) limited the last prefix hit; -1: none
   int64_t prompt_page_ = -1;  // last page at which a hit of the same prompt can end; -1: none
   // Last state of each recurrent group that this sequence added to the prefix cache: page and record.

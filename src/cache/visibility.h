@@ -71,17 +71,24 @@ struct ExactPageRule {
   KVANTA_HD constexpr bool Reads(int64_t own, int64_t page) const noexcept { return !Quantized(own).Contains(page); }
 };
 
-// Precision by age (docs/ages.md): pages far enough before a query's own are read from a later level.
+// Later levels. By age (docs/ages.md): pages far enough before a query's own are read from one. By pressure
+// (docs/pressure.md): pages of which a sequence has no other record (HeldLevel).
 struct AgeRule {
   static constexpr int32_t kNoAge = std::numeric_limits<int32_t>::max();
 
-  int32_t ageless = 0;                                      // first pages of a sequence, which no age reaches
+  int32_t ageless = 0;                                      // first pages of a sequence, which have no later level
+  int32_t floors = 0;                                       // number of later levels by pressure
   int32_t pages[std::size(kAgedKinds)] = {kNoAge, kNoAge};  // ages in pages, ascending
 
   bool operator==(const AgeRule&) const = default;
+  // True with levels by age.
   KVANTA_HD constexpr bool IsUsed() const noexcept { return pages[0] != kNoAge; }
+  constexpr bool HasFloor() const noexcept { return floors != 0; }
   // Number of later levels.
-  constexpr size_t Levels() const noexcept { return pages[1] != kNoAge ? 2 : IsUsed() ? 1 : 0; }
+  constexpr size_t Levels() const noexcept {
+    if (HasFloor()) return static_cast<size_t>(floors);
+    return pages[1] != kNoAge ? 2 : IsUsed() ? 1 : 0;
+  }
   // Level that a query in page `own` reads of `page`, which the exact page rule does not make exact.
   template <class T>
   KVANTA_HD constexpr PageKind Level(T own, T page) const noexcept {
@@ -91,7 +98,8 @@ struct AgeRule {
   }
 };
 
-// The record that a query in page `own` reads of `page`: a function of the two alone.
+// The record that a query in page `own` reads of `page`: a function of the two alone, but for levels by pressure, which
+// stand for kQuantized.
 struct PageRule {
   ExactPageRule exact;
   AgeRule ages;

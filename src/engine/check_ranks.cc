@@ -177,6 +177,8 @@ void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
   if (!config.kv_cache_dir.empty()) refuse("not supported with kv_cache_dir, whose files hold whole pages");
   if (!config.kv_store.empty()) refuse("not supported with kv_store, whose values hold whole pages");
   if (config.quality_sample_rate > 0) refuse("not supported with quality_sample_rate; leave it out");
+  const std::vector<KvScheme> schemes = ResolveSchemes(config, model, ResolveDType(config.dtype, model));
+  if (std::ranges::any_of(schemes, &KvScheme::HasFloor)) refuse("not supported with kv_cache_floor; leave it out");
   if (config.calculate_kv_scales) refuse("not supported with calculate_kv_scales; give quantization_param_path");
 }
 

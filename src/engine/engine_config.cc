@@ -303,7 +303,9 @@ CacheSize SizeCache(const EngineConfig& config, const CacheSpecs& specs, int64_t
     const auto share = static_cast<int64_t>(kShareOfAvailable * static_cast<double>(available_bytes));
     const int64_t steps = specs.MaxBytes(requested, 1 + step_pages) - specs.MaxBytes(requested);
     int64_t all = 0;
-    if (__builtin_mul_overflow(config.max_num_seqs, specs.MaxBytes(requested), &all)) all = share;
+    const int64_t of_sequence =
+        specs.MaxBytes(requested) - specs.target.MaxBytes(requested) + specs.target.MaxFirstLevelBytes(requested);
+    if (__builtin_mul_overflow(config.max_num_seqs, of_sequence, &all)) all = share;
     size.budget_bytes = std::min(all, share - std::min(steps, share)) + std::min(steps, share);
     size.budget_bytes = std::max(size.budget_bytes, std::min(specs.MinCacheBytes(requested), share));
   }

@@ -88,6 +88,12 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   }
   masks_ = std::make_unique<engine::GrammarBitmasks>(config.fill_masks, components_.info.vocab);
   if (config.quality_sample_rate > 0) {
+    if (spec.floors != 0) {
+      throw InputError(
+          fmt::format("quality_sample_rate = {}: not supported with kv_cache_floor: what answers are read "
+                      "with changes; leave one of them out",
+                      config.quality_sample_rate));
+    }
     const models::ModelConfig& model = components_.model->Config();
     const KvScheme exact = KvScheme::Parse(engine::UnquantizedScheme(ParseDType(components_.info.dtype)));
     const std::vector<KvScheme> schemes(components_.layout.layers.size(), exact);
@@ -153,6 +159,10 @@ void Engine::Impl::MakeBackend() {
   if (components_.profile) fresh = observe::Profiled(std::move(fresh), components_.profile);
   const std::lock_guard lock(mutex_);  // Stats() reads it
   backend_ = std::move(fresh);
+  if (cache_->spec.floors == 0) return;
+  cache_->encode_levels = [this](int group, const uint8_t* quantized, std::span<uint8_t* const> later) {
+    backend_->EncodeLevels(group, quantized, later);
+  };
 }
 
 void Engine::Impl::Warn(const std::string& message) const noexcept {

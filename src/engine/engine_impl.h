@@ -69,6 +69,7 @@ class Engine::Impl {
   class StepLock;
 
   void CheckRequest(const Request& request) const;
+  void CheckEvents(const SamplingParams& sampling) const;
   void CheckTokens(std::span<const int32_t> tokens, const char* what, const char* field = "") const;
   void CheckSequence(std::span<const int32_t> tokens) const;
   void CheckStopped(const char* what) const;

@@ -59,6 +59,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   }
   const int64_t tokens = config.max_model_len > 0 ? config.max_model_len : model.max_position;
   plan.bytes_per_token = spec.BytesPerToken(tokens);
+  plan.floor_bytes_per_token = spec.FloorBytesPerToken();
   plan.sequence_bytes = spec.MaxBytes(tokens);
   if (const auto draft = engine::PlanSpeculation(config, whole)) {
     plan.draft_page_bytes = draft->layout.page_bytes;

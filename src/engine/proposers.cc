@@ -106,6 +106,10 @@ std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const 
                     Quote(declared.empty() ? own.kv_cache_dtype : layout.layers.front().k.format->name), declared));
   }
   cache::KvCacheSpec spec(layout, LayerVisibility(model));
+  if (spec.floors != 0) {
+    throw InputError(fmt::format("speculative_config: kv_cache_dtype {}: the cache of a draft model has no floor",
+                                 Quote(own.kv_cache_dtype)));
+  }
   return DraftModelPlan{std::move(own), std::move(model), std::move(layout), std::move(spec)};
 }
 

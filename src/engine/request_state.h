@@ -59,6 +59,10 @@ struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestS
     user = request.user;
     logits_of_prompt = WantsPromptLogprobs();
     skip_prefix_match = WantsPromptLogprobs() || request.sampling.skip_reading_prefix_cache;
+    if (request.sampling.kv_cache_events) {
+      pages.Replay(*request.sampling.kv_cache_events, std::numeric_limits<int64_t>::max());
+      skip_prefix_match = true;
+    }
     if (WantsPromptLogprobs()) prompt_logprobs.resize(request.prompt.size());
     times.added = added = Now();
     if (request.timeout_seconds > 0) deadline = times.added + request.timeout_seconds;
@@ -75,7 +79,11 @@ struct RequestState : scheduler::Sequence, std::enable_shared_from_this<RequestS
   }
   // True in a decode step, unless a constraint needs each token before it gives the next mask.
   bool MaySpeculate() const noexcept { return Produced() > 0 && Remaining() == 1 && !request.constraint; }
-  RequestOutput Output() const { return OutputOf(request.id); }
+  RequestOutput Output() const {
+    RequestOutput output = OutputOf(request.id);
+    output.kv_cache = pages.Record();
+    return output;
+  }
   // Takes the id, so that it needs no memory: once, when the request has been released.
   RequestOutput LastOutput(FinishReason finish, std::string error) noexcept {
     RequestOutput output = OutputOf(std::move(request.id));

@@ -38,6 +38,27 @@ void Engine::Impl::CheckTokens(std::span<const int32_t> tokens, const char* what
   }
 }
 
+void Engine::Impl::CheckEvents(const SamplingParams& sampling) const {
+  if (!sampling.kv_cache_events) return;
+  const int floors = cache_->spec.floors;
+  int64_t before = 0;
+  for (const KvCacheEvent& event : *sampling.kv_cache_events) {
+    const auto refuse = [&](const std::string& why) {
+      throw InputError(fmt::format("kv_cache_events: pages {} to {} at level {} from position {} on: {}",
+                                   event.first_page, event.end_page, event.level, event.position, why),
+                       "kv_cache_events");
+    };
+    if (floors == 0) refuse("this engine has no kv_cache_floor");
+    if (event.level < 1 || event.level > floors) refuse(fmt::format("levels are from 1 to {}", floors));
+    if (event.position < before) refuse(fmt::format("the event before it has position {}", before));
+    const int64_t closed = event.position / components_.config.page_size;
+    if (event.first_page < 0 || event.first_page >= event.end_page || event.end_page > closed) {
+      refuse(fmt::format("{} pages are before this position; the first of a range is less than its end", closed));
+    }
+    before = event.position;
+  }
+}
+
 void Engine::Impl::CheckRequest(const Request& request) const {
   CheckTokens(request.prompt, "prompt", "prompt");
   request.sampling.Validate(components_.info.vocab);
@@ -53,6 +74,7 @@ void Engine::Impl::CheckRequest(const Request& request) const {
                                  request.sampling.cache_ttl),
                      "cache_ttl");
   }
+  CheckEvents(request.sampling);
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
   const auto generated = static_cast<int64_t>(request.generated.size());
   if (generated > 0) {

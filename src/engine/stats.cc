@@ -37,6 +37,8 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.prefix_queries = scheduler_->PrefixQueries();
   counters_.cached_tokens = scheduler_->PrefixHits();
   const cache::PagePool& pool = cache_->pool;
+  counters_.demotions = cache_->demotions;
+  counters_.seconds_demotion = cache_->demotion_seconds;
   counters_.prefix_evictions = cache_->prefix ? cache_->prefix->Evictions() : 0;
   counters_.prefix_pinned_bytes = cache_->prefix ? cache_->prefix->PinnedBytes() : 0;
   counters_.prefix_pages = cache_->prefix ? cache_->prefix->Pages() : 0;

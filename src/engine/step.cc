@@ -356,6 +356,7 @@ FinishReason Engine::Impl::Append(RequestState& request, runner::SampleRow& row,
   output.tokens.push_back(row.token);
   if (params.logprobs >= 0) output.logprobs.push_back(std::move(row.result));
   request.tokens.push_back(row.token);
+  request.answered = true;
   request.sampler.Append(row.token);
   ++counters_.generated_tokens;
   const bool may_stop = request.Produced() > params.min_tokens || request.request.constraint;

@@ -16,14 +16,15 @@ namespace kvanta::formats {
 namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
+constexpr std::string_view kFloorKey = "floor";
 
-// Digits at the start of `text`, if '=' follows; else 0.
-size_t DigitsOf(std::string_view text) noexcept {
-  const size_t end = text.find_first_not_of("0123456789");
-  return end != std::string_view::npos && text[end] == '=' ? end : 0;
+// Characters of the age at the start of `text`, digits or kFloorKey, if '=' follows; else 0.
+size_t AgeLength(std::string_view text) noexcept {
+  const size_t end = text.starts_with(kFloorKey) ? kFloorKey.size() : text.find_first_not_of("0123456789");
+  return end < text.size() && text[end] == '=' ? end : 0;
 }
 
-// Takes "TOKENS=SCHEME" off the front: a part ends at a comma before another number and '='.
+// Takes "TOKENS=SCHEME" off the front: a part ends at a comma before another age and '='.
 std::string_view TakePart(std::string_view& rest) noexcept {
   for (size_t comma = rest.find(','); comma != std::string_view::npos; comma = rest.find(',', comma + 1)) {
     if (!IsAgeText(Trim(rest.substr(comma + 1)))) continue;
@@ -34,6 +35,17 @@ std::string_view TakePart(std::string_view& rest) noexcept {
 
 [[noreturn]] void Refuse(std::string_view text, std::string_view why) {
   throw InputError(fmt::format("KV cache ages '{}': {}", Sanitize(text), why));
+}
+
+// The age of "TOKENS=SCHEME" or "floor=SCHEME", which takes `length` characters.
+int64_t AgeOf(std::string_view text, std::string_view part, size_t length) {
+  if (part.starts_with(kFloorKey)) return KvAge::kFloor;
+  int64_t tokens = 0;
+  const auto [end, error] = std::from_chars(part.data(), part.data() + length, tokens);
+  if (error != std::errc() || tokens > kMaxTokens) {
+    Refuse(text, fmt::format("'{}': an age is at most {} tokens", Sanitize(part), kMaxTokens));
+  }
+  return tokens;
 }
 
 // Modifiers of a later level are those of the first one, which transforms the rows.
@@ -55,7 +67,7 @@ void CheckSide(const KvSide& first, const KvSide& later, char name, std::string_
 }  // namespace
 
 bool IsAgeText(std::string_view text) noexcept {
-  return DigitsOf(text) != 0;
+  return AgeLength(text) != 0;
 }
 
 KvScheme ParseAges(std::string_view text, bool mla) {
@@ -63,23 +75,26 @@ KvScheme ParseAges(std::string_view text, bool mla) {
   bool is_first = true;
   for (std::string_view rest = text; !rest.empty();) {
     const std::string_view part = TakePart(rest);
-    const size_t digits = DigitsOf(part);
-    int64_t tokens = 0;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + digits, tokens);
-    if (error != std::errc() || tokens > kMaxTokens) {
-      Refuse(text, fmt::format("'{}': an age is at most {} tokens", Sanitize(part), kMaxTokens));
-    }
-    const std::string_view level_text = Trim(part.substr(digits + 1));
+    const size_t length = AgeLength(part);
+    const int64_t tokens = AgeOf(text, part, length);
+    const std::string_view level_text = Trim(part.substr(length + 1));
     if (IsAgeText(level_text)) Refuse(text, fmt::format("'{}' has two ages", Sanitize(part)));
     KvScheme level = KvScheme::Parse(level_text, mla);
     if (is_first) {
-      if (tokens != 0) Refuse(text, fmt::format("the first age is {}, must be 0: 0=int8,8192=int4", tokens));
+      if (tokens != 0) {
+        Refuse(text, fmt::format("the first age is {}, must be 0: 0=int8,8192=int4", part.substr(0, length)));
+      }
       scheme = std::move(level);
       is_first = false;
       continue;
     }
+    if (!scheme.ages.empty() && scheme.HasFloor() != (tokens == KvAge::kFloor)) {
+      Refuse(text, "ages and a floor do not go together; give one of them");
+    }
     const int64_t before = scheme.ages.empty() ? 0 : scheme.ages.back().tokens;
-    if (tokens <= before) Refuse(text, fmt::format("the age {} must be above {}", tokens, before));
+    if (tokens <= before && tokens != KvAge::kFloor) {
+      Refuse(text, fmt::format("the age {} must be above {}", tokens, before));
+    }
     if (std::ssize(scheme.ages) == KvScheme::kMaxAges) {
       Refuse(text, fmt::format("there are at most {} levels", KvScheme::kMaxAges + 1));
     }
@@ -107,7 +122,9 @@ std::string AgeText(const KvScheme& scheme) {
   KvScheme first = scheme;
   first.ages.clear();
   std::string text = "0=" + first.ToString();
-  for (const KvAge& age : scheme.ages) text += fmt::format(",{}={}", age.tokens, LevelText(age));
+  for (const KvAge& age : scheme.ages) {
+    text += fmt::format(",{}={}", scheme.HasFloor() ? kFloorKey : fmt::to_string(age.tokens), LevelText(age));
+  }
   return text;
 }
 

@@ -1,4 +1,4 @@
-// The text of precision by age: "0=int8,8192=int4,32768=t3".
+// The text of precision by age, "0=int8,8192=int4,32768=t3", and by pressure, "0=int8,floor=t3".
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace kvanta::formats {
 
-// True for a text that begins with a number of tokens and '='.
+// True for a text that begins with a number of tokens, or "floor", and '='.
 bool IsAgeText(std::string_view text) noexcept;
 
 // Throws InputError.

@@ -73,7 +73,9 @@ Json LayersJson(const CacheLayout& layout) {
       entries.back()["v"] = SideJson(layer.v, layer.shape.head_dim);
     }
     for (const AgeScheme& age : layer.ages) {
-      Json level = {{"tokens", int64_t{age.pages} * layer.shape.tokens}, {"k", SideJson(age.k, layer.shape.head_dim)}};
+      Json level = Json::object();
+      if (!layer.scheme.HasFloor()) level["tokens"] = int64_t{age.pages} * layer.shape.tokens;
+      level["k"] = SideJson(age.k, layer.shape.head_dim);
       if (!layer.SharesCell()) level["v"] = SideJson(age.v, layer.shape.head_dim);
       entries.back()["ages"].push_back(std::move(level));
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "formats/age_text.h"
 #include "formats/format.h"
 #include "formats/names.h"
 #include "kvanta/error.h"
@@ -144,7 +145,7 @@ void CheckAges(const LayerScheme& layer) {
   const auto refuse = [&](std::string_view why) {
     throw InputError(fmt::format("scheme {}: {}", scheme.ToString(), why));
   };
-  if (scheme.k.query) refuse("ages do not go with +query");
+  if (scheme.k.query) refuse("ages and floors do not go with +query");
   if (IsTrellis(layer.k.format->code) || IsTrellis(layer.v.format->code)) {
     refuse("later levels are encoded from the first one, which must not be a trellis; int8 and int4 can be");
   }
@@ -156,7 +157,7 @@ void CheckAges(const LayerScheme& layer) {
 // The later levels of a layer, in records of its group.
 void PlanAges(LayerScheme& layer, GroupBytes& group) {
   CheckAges(layer);
-  int64_t bytes_before = layer.HeadBytes();
+  int64_t bytes_before = layer.HeadBytes(), later_bytes = 0;
   int pages_before = std::max(0, layer.exact_pages - 1);
   layer.ageless_pages = layer.sink_pages;
   for (size_t i = 0; i < layer.scheme.ages.size(); ++i) {
@@ -166,8 +167,9 @@ void PlanAges(LayerScheme& layer, GroupBytes& group) {
     };
     const int page_size = layer.shape.tokens;
     AgeScheme age{.k = ResolveSide(given.k, true, layer.shape), .v = ResolveSide(given.v, false, layer.shape)};
-    age.pages = static_cast<int>(given.tokens / page_size);
-    if (given.tokens % page_size != 0 || age.pages <= pages_before) {
+    const bool by_age = !layer.scheme.HasFloor();
+    if (by_age) age.pages = static_cast<int>(given.tokens / page_size);
+    if (by_age && (given.tokens % page_size != 0 || age.pages <= pages_before)) {
       refuse(fmt::format("the age of {} tokens must be a multiple of the page size, {}, from {} on", given.tokens,
                          page_size, (pages_before + 1) * page_size));
     }
@@ -195,9 +197,8 @@ void PlanAges(LayerScheme& layer, GroupBytes& group) {
     age.k.outliers = layer.k.outliers;
     age.head_bytes = age.k.sections.bytes + layer.UnquantizedBytes() + (layer.SharesCell() ? 0 : age.v.sections.bytes);
     if (age.head_bytes >= bytes_before) {
-      refuse(
-          fmt::format("the level from {} tokens on takes {} bytes of a head and page, no fewer than the {} before it",
-                      given.tokens, age.head_bytes, bytes_before));
+      refuse(fmt::format("level {} takes {} bytes of a head and page, no fewer than the {} before it", LevelText(given),
+                         age.head_bytes, bytes_before));
     }
     age.offset = group.age_bytes[i];
     group.age_bytes[i] += layer.kv_heads * age.head_bytes;
@@ -205,6 +206,14 @@ void PlanAges(LayerScheme& layer, GroupBytes& group) {
     pages_before = age.pages;
     layer.ageless_pages = std::max(layer.ageless_pages, given.sink_pages);
     layer.ages.push_back(age);
+    later_bytes += age.head_bytes;
+  }
+  // A page that stepped down once keeps the record of the level after that, which is encoded from the first one too.
+  if (layer.scheme.HasFloor() && later_bytes >= layer.HeadBytes()) {
+    throw InputError(
+        fmt::format("scheme {}: both later levels take {} bytes of a head and page, no fewer than the {} of the first; "
+                    "give one floor",
+                    layer.scheme.ToString(), later_bytes, layer.HeadBytes()));
   }
 }
 

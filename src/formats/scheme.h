@@ -34,10 +34,11 @@ struct Side {
   }
 };
 
-// A later level of a layer with precision by age (KvScheme::ages): pages at least `pages` before a query's own are read
-// from a record of their own, laid out as the quantized one with these sides. K's unquantized channels are the same.
+// A later level of a layer (KvScheme::ages): pages at least `pages` before a query's own, or that stepped down, are
+// read from a record of their own, laid out as the quantized one with these sides. K's unquantized channels are the
+// same.
 struct AgeScheme {
-  int pages = 0;
+  int pages = 0;  // 0: by pressure
   Side k;
   Side v;
   int64_t offset = 0;      // this layer's offset in its group's record of the level

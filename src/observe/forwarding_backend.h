@@ -21,6 +21,9 @@ class ForwardingBackend : public attention::Backend {
   void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     inner_->Append(plan, layer, k, v, kv_stride);
   }
+  void EncodeLevels(int group, const uint8_t* quantized, std::span<uint8_t* const> later) noexcept override {
+    inner_->EncodeLevels(group, quantized, later);
+  }
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     inner_->Run(plan, layer, q, q_stride, out);
   }

@@ -31,7 +31,12 @@ bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
 }  // namespace
 
 Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache)
-    : config_(config), cache_(cache), reservations_(cache), times_(cache.spec), order_(config.prompts) {
+    : config_(config),
+      cache_(cache),
+      reservations_(cache),
+      demotions_(cache),
+      times_(cache.spec),
+      order_(config.prompts) {
   if (config.max_step_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_step_tokens, config.page_size));
@@ -116,7 +121,12 @@ void Scheduler::Preempt(Sequence& sequence) {
     for (const Chunk& each : chunks_)
       times_.Add(work_, each.start, each.tokens, LogitRows(*each.sequence, each.tokens));
   }
-  sequence.pages.Finish(sequence.tokens);
+  if (cache_.spec.floors != 0 && sequence.answered) {
+    sequence.pages.Suspend(sequence.tokens);
+    sequence.skip_prefix_match = true;
+  } else {
+    sequence.pages.Finish(sequence.tokens);
+  }
   EraseFrom(running_, &sequence);
   sequence.running = false;
   Wait(sequence);
@@ -136,14 +146,40 @@ Sequence& Scheduler::Cheapest(Sequence& sequence) const noexcept {
   return *cheapest;
 }
 
-// Reserves `tokens`. If pages run out, first shrinks a prefill chunk page by page, then ends preparations and preempts
-// sequences later in the queue, never earlier ones. Returns false if `sequence` itself was preempted.
+// Reserves `tokens`, after the demotions that the sequence replays. False if memory is short.
+bool Scheduler::Reserve(Sequence& sequence, int64_t tokens) {
+  return sequence.pages.ReplayEvents(sequence.tokens) && sequence.pages.Reserve(tokens);
+}
+
+// Demotes pages for the next `tokens` of a sequence. False if there is none to demote.
+bool Scheduler::Demote(Sequence& sequence, int64_t tokens) {
+  if (cache_.spec.floors == 0) return false;
+  holders_ = running_;
+  if (!sequence.running) InsertInQueue(holders_, &sequence);
+  const cache::PagePool& pool = cache_.pool;
+  const int64_t free = pool.BudgetBytes() - pool.ReserveBytes() - pool.UsedBytes();
+  return demotions_.Free(holders_, sequence.pages.BytesToReserve(tokens) - free);
+}
+
+// True if the sequence fits alone. One that cannot be computed with the same bits again is computed with others.
+bool Scheduler::Fits(Sequence& sequence) const {
+  const auto length = static_cast<int64_t>(sequence.tokens.size());
+  const auto fits = [&] { return sequence.pages.MaxBytes(length) <= cache_.pool.BudgetBytes(); };
+  if (!fits() && sequence.preemptions > 0 && sequence.pages.Replays()) sequence.pages.EndReplay();
+  return fits();
+}
+
+// Reserves `tokens`. If pages run out, demotes pages, then shrinks a prefill chunk page by page, then ends preparations
+// and preempts sequences later in the queue, never earlier ones. Returns false if `sequence` itself was preempted.
 bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
   const int64_t start = sequence.pages.Length();
   const int64_t one_page = std::min(tokens, config_.page_size - start % config_.page_size);
   for (;;) {
     const int64_t bytes = reservations_.Count() > 0 ? sequence.pages.BytesToReserve(tokens) : 0;
-    if (bytes <= reservations_.AvailableBytes(&sequence) && sequence.pages.Reserve(tokens)) return true;
+    if (bytes <= reservations_.AvailableBytes(&sequence)) {
+      if (Reserve(sequence, tokens)) return true;
+      if (Demote(sequence, tokens)) continue;
+    }
     if (tokens > one_page) {
       const int64_t pages = (start + tokens - 1) / config_.page_size - start / config_.page_size;
       tokens = std::max(one_page, (start / config_.page_size + (pages + 1) / 2) * config_.page_size - start);
@@ -249,11 +285,12 @@ bool Scheduler::Admit(Sequence& sequence) {
   if (!sequence.reservation && (!running_.empty() || reservations_.Count() > 0)) {
     const auto length = static_cast<int64_t>(sequence.tokens.size());
     const int64_t need =
-        cache_.spec.MaxBytes(length) - cache_.spec.MaxBytes(matched, 0) + Running() * cache_.spec.PageBytes();
+        sequence.pages.MaxBytes(length) - cache_.spec.MaxBytes(matched, 0) + Running() * cache_.spec.PageBytes();
     if (!reservations_.MakeRoom(sequence, need)) return block();
   }
   const int64_t one_page = std::min<int64_t>(tokens, config_.page_size);
-  while (!sequence.pages.Reserve(tokens)) {
+  while (!Reserve(sequence, tokens)) {
+    if (Demote(sequence, tokens)) continue;
     if (tokens == one_page) {
       if (reservations_.EndLastBehind(&sequence)) continue;
       return block();
@@ -291,7 +328,7 @@ bool Scheduler::Prepare(Sequence& sequence) {
 bool Scheduler::TryAdmit(Sequence& sequence) {
   if (sequence.awaits_memory) return false;
   if (!MayStart(sequence)) return IsLong(sequence);  // shorter ones may, unless the limit is that of all
-  if (cache_.spec.MaxBytes(static_cast<int64_t>(sequence.tokens.size())) > cache_.pool.BudgetBytes()) {
+  if (!Fits(sequence)) {
     Refuse(sequence);
     return true;
   }
@@ -326,7 +363,7 @@ std::span<const Chunk> Scheduler::Schedule(const std::optional<StepClock>& clock
   if (first == waiting_.end() || (*first)->awaits_memory) return chunks_;
   Sequence& sequence = **first;
   budget_ = config_.max_step_tokens;
-  const bool fits = cache_.spec.MaxBytes(static_cast<int64_t>(sequence.tokens.size())) <= cache_.pool.BudgetBytes();
+  const bool fits = Fits(sequence);
   waiting_.erase(first);
   if (fits && Admit(sequence)) return chunks_;
   InsertInQueue(waiting_, &sequence);
@@ -337,7 +374,8 @@ std::span<const Chunk> Scheduler::Schedule(const std::optional<StepClock>& clock
 
 int64_t Scheduler::DraftSlots(const Chunk& chunk) const noexcept {
   const int64_t slots = config_.page_size - (chunk.start + chunk.tokens) % config_.page_size;
-  return slots == config_.page_size ? 0 : slots - 1;
+  if (slots == config_.page_size) return 0;
+  return std::min(slots - 1, chunk.sequence->pages.StepTokens(chunk.tokens + slots) - chunk.tokens);
 }
 
 void Scheduler::Commit() {

@@ -1,7 +1,8 @@
 // Scheduler with continuous batching and chunked prefill. A step contains decoding sequences first (one token each),
 // then chunks of prompts, within a budget of tokens and of time and the available pages. When pages run out, of the
 // sequences that are later in the queue, the one with least to compute again is preempted: its pages are freed and it
-// is recomputed later (its closed pages may still be in the prefix cache).
+// is recomputed later (its closed pages may still be in the prefix cache). With precision by pressure, pages are
+// demoted first (demotions.h).
 //
 // With a clock, steps end in time for the streams that wait for their next token, and prompts share them
 // (prompt_order.h). Without one, chunks are page-aligned, and prompts run in the order of the queue. Results do not
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "cache/kv_cache_manager.h"
+#include "scheduler/demotions.h"
 #include "scheduler/prompt_order.h"
 #include "scheduler/reservations.h"
 #include "scheduler/sequence.h"
@@ -140,6 +142,9 @@ class Scheduler {
   bool IsLong(const Sequence& sequence) const noexcept;
   bool MayStart(const Sequence& sequence) const noexcept;
   bool ReserveOrPreempt(Sequence& sequence, int64_t& tokens);
+  bool Reserve(Sequence& sequence, int64_t tokens);
+  bool Demote(Sequence& sequence, int64_t tokens);
+  bool Fits(Sequence& sequence) const;
   void ScheduleDecodes();
   void LimitTime(const StepClock& clock);
   double PromptSeconds(int64_t start, int64_t tokens) const noexcept;
@@ -156,6 +161,7 @@ class Scheduler {
   SchedulerConfig config_;
   cache::KvCacheManager& cache_;
   Reservations reservations_;
+  Demotions demotions_;
   StepTimeModel times_;
   PromptOrder order_;
   std::vector<Sequence*> running_;  // both queues are sorted by (priority, arrival)
@@ -163,6 +169,7 @@ class Scheduler {
   std::vector<Chunk> chunks_;
   std::vector<Sequence*> unschedulable_;
   std::vector<Sequence*> prompts_;  // that may have a chunk in this step, scratch
+  std::vector<Sequence*> holders_;  // of pages that may be demoted, scratch
   int64_t budget_ = 0;              // tokens left in the step
   StepWork work_;                   // of chunks_
   double seconds_ = kNoLimit;       // that they may take

@@ -36,6 +36,7 @@ struct Sequence {
   bool skip_prefix_match = false;  // compute every token, because its logits are requested
   bool loading = false;            // waits for pages of its prefix: not admitted yet, and lets others pass
   bool awaits_memory = false;      // loading, and its memory cannot be reserved yet: lets nobody pass
+  bool answered = false;           // tokens of it were given out: their bits stay when it is computed again
   bool running = false;            // set by the scheduler: it has pages, or will have with the step
   bool sampling = false;           // a step that has not ended samples its next token: not scheduled until then
   int64_t prefix_tokens = 0;       // cached ones when it began to wait: they need not be computed; set by the scheduler

@@ -20,6 +20,7 @@ struct Collected {
   std::optional<int32_t> stop_token;
   int cached_tokens = 0;
   int preemptions = 0;
+  std::optional<KvCacheRecord> kv_cache;
   std::string error;
   bool invalid_input = false;
 };
@@ -35,6 +36,7 @@ inline void Collect(std::span<const RequestOutput> outputs, std::map<std::string
     result.stop_token = output.stop_token;
     result.cached_tokens = output.cached_tokens;
     result.preemptions = output.preemptions;
+    if (output.kv_cache) result.kv_cache = output.kv_cache;
     result.error = output.error;
     result.invalid_input = output.invalid_input;
   }

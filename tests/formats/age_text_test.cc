@@ -99,5 +99,37 @@ TEST(AgedLayout, RefusesWhatLevelsCannotBe) {
   EXPECT_EQ(message("0=mla_fp8,64=int4", {1, 128, 16}), "");
 }
 
+TEST(FloorText, IsParsedAndWritten) {
+  for (const char* text :
+       {"0=int8,floor=t3", "0=int8,floor=int4,floor=t2+sink=0", "0=k=int8,v=int4,floor=k=int4,v=t3"}) {
+    const KvScheme scheme = KvScheme::Parse(text);
+    EXPECT_TRUE(scheme.HasFloor());
+    EXPECT_EQ(scheme.ToString(), text);
+    EXPECT_EQ(KvScheme::Parse(scheme.ToString()), scheme);
+  }
+  EXPECT_FALSE(KvScheme::Parse("0=int8,64=t3").HasFloor());
+  EXPECT_NE(KvScheme::Parse("0=int8,floor=t3"), KvScheme::Parse("0=int8,64=t3"));
+}
+
+TEST(FloorText, RefusesWhatFloorsCannotBe) {
+  const auto message = [](const char* scheme) { return MessageOf([&] { Plan(scheme); }); };
+  EXPECT_THAT(message("0=int8,64=int4,floor=t3"), HasSubstr("ages and a floor do not go together"));
+  EXPECT_THAT(message("0=int8,floor=int4,64=t3"), HasSubstr("ages and a floor do not go together"));
+  EXPECT_THAT(message("floor=int8,floor=t3"), HasSubstr("the first age is floor, must be 0"));
+  EXPECT_THAT(message("0=int8,floor=int4,floor=t3,floor=t2"), HasSubstr("at most 3 levels"));
+  EXPECT_THAT(message("0=int4,floor=int8"), HasSubstr("no fewer than the"));
+  EXPECT_THAT(message("0=int4,floor=t3,floor=t2"), HasSubstr("both later levels take"));
+}
+
+TEST(FloorLayout, IsThatOfAges) {
+  const formats::CacheLayout floor = Plan("0=int8,floor=t3"), ages = Plan("0=int8,64=t3");
+  EXPECT_EQ(floor.age_bytes, ages.age_bytes);
+  EXPECT_EQ(floor.page_bytes, ages.page_bytes);
+  EXPECT_NE(floor.Identity(), ages.Identity());
+  const std::string header = formats::PageHeaderToJson({.model = "m", .layout = floor, .scales = {}});
+  EXPECT_THAT(header, HasSubstr(R"("ages":[{"k":)"));
+  EXPECT_EQ(formats::PageHeaderToJson(formats::PageHeaderFromJson(header)), header);
+}
+
 }  // namespace
 }  // namespace kvanta

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from kvanta.cli.help_page import ALL, Section, ShowHelp, help_page, less_common, sections
 from kvanta.errors import InputError
+from kvanta.options.ages import OPTIONS as LEVEL_OPTIONS
 from kvanta.options.ages import with_ages
 from kvanta.options.engine import OPTIONS
 from kvanta.options.foreign import OPPOSITES
@@ -303,12 +304,12 @@ def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict
 
 
 def formats_of(values: argparse.Namespace, engine: dict[str, Any]) -> Sequence[str] | None:
-    """The formats that a command compares: --formats, or the one of --kv-cache-dtype or --kv-cache-ages.
+    """The formats that a command compares: --formats, or the one of --kv-cache-dtype, -ages and -floor.
 
     None: none of them was given. `engine`: the options of the engine, of which it takes the latter two out.
     """
     formats: Sequence[str] | None = values.formats
-    given = with_ages({name: engine.pop(name, None) for name in ("kv_cache_dtype", "kv_cache_ages")})
+    given = with_ages({name: engine.pop(name, None) for name in LEVEL_OPTIONS})
     kv_cache_dtype = given["kv_cache_dtype"]
     if kv_cache_dtype is None:
         return formats

@@ -167,7 +167,7 @@ def run(values: argparse.Namespace) -> int:
     from kvanta.llm import LLM
 
     options = engine_arguments(values)
-    for name in ("kv_cache_dtype", "kv_cache_ages", "quantization_param_path", "calculate_kv_scales"):
+    for name in ("kv_cache_dtype", "kv_cache_ages", "kv_cache_floor", "quantization_param_path", "calculate_kv_scales"):
         if name in options:
             raise InputError(f"--{name.replace('_', '-')} has no meaning here: calibration reads the exact cache")
     if not (values.out or values.save_checkpoint or values.json):

@@ -131,12 +131,17 @@ def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:
         draw_fleet(values.plot, fleet)
 
 
+def _bytes_per_token(row: dict[str, Any]) -> str:
+    first, floor = (f"{row[name]:,.0f}" for name in ("bytes_per_token", "floor_bytes_per_token"))
+    return first if first == floor else f"{first} to {floor}"
+
+
 def _text(report: dict[str, Any]) -> str:
     rows = [
         [
             row["name"],
             f"{row['bits_per_element']:.4g}",
-            f"{row['bytes_per_token']:,.0f}",
+            _bytes_per_token(row),
             f"{row['tokens']:,}",
             f"{row['sequences']:,}",
             f"{row['ratio_to_bf16']:.2f}x",

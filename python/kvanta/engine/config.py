@@ -36,7 +36,7 @@ def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConf
     if values.max_step_ms == "auto":
         values.max_step_ms = None
     for each in OPTIONS:
-        if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS, "kv_cache_ages"):
+        if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS, "kv_cache_ages", "kv_cache_floor"):
             _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))
     _set_cache_size(config, {name: size for name in _CACHE_SIZES if (size := getattr(values, name))})
     return config
@@ -94,7 +94,8 @@ def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> Non
         layout = _core.plan_cache_bytes(config)
         if any(group["level_page_bytes"] for group in layout.groups):
             raise InputError(
-                f"{name} is {size}: with kv_cache_ages a token's bytes depend on its age; give kv_cache_memory_bytes"
+                f"{name} is {size}: with kv_cache_ages or kv_cache_floor the bytes of a token change; give "
+                "kv_cache_memory_bytes"
             )
         exact = layout.exact_pages_per_sequence * layout.exact_page_bytes + layout.draft_exact_bytes
         cache_bytes = pages * (layout.page_bytes + layout.draft_page_bytes) + exact * config.max_num_seqs

@@ -10,7 +10,9 @@ from kvanta.constraints.stop_regex import StopPatterns
 from kvanta.constraints.structured_output import ConstraintRecipe, GrammarCompiler, TextShape
 from kvanta.constraints.token_mask import bad_word_tokens
 from kvanta.engine.completion import Completion, add_logprobs
-from kvanta.outputs import FlatLogprobs, RequestOutput, TokenLogprobs
+from kvanta.options.ages import levels_of
+from kvanta.outputs import FlatLogprobs, KvCacheLevels, RequestOutput, TokenLogprobs
+from kvanta.params.kv_cache_events import engine_events, shown_events
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.text.prompts import TokenPrompt
 from kvanta.text.stop_strings import StopAutomaton
@@ -43,6 +45,7 @@ class Generation:
         self._cache_salt = prompt.cache_salt
         self._deferred = defer_prompt_logprobs
         self._first_output: _core.EngineOutput | None = None
+        self._levels: list[str] = []
         self.awaits_prompt_logprobs = params.prompt_logprobs is not None
         """Until they have come: with the first token of text 0, before which other texts may have tokens."""
         shown = shape.shown if shape else _NONE
@@ -92,6 +95,7 @@ class Generation:
 
         Raises InputError on the first text, QueueFullError on any.
         """
+        self._levels = levels_of(engine.config.kv_cache_dtype)
         prompt, salt = self.output.prompt_token_ids, cache_salt or self._cache_salt
         max_new_tokens = max(1, engine.config.max_model_len - len(prompt))
         for index, name in enumerate(self.completions):
@@ -112,7 +116,13 @@ class Generation:
                     if not self._deferred:
                         self.name_prompt_logprobs()
                 self.awaits_prompt_logprobs = False
-        return completion.take(engine_output)
+        text = completion.take(engine_output)
+        if engine_output.kv_cache is not None and completion.output.finished and completion.output.kv_cache is None:
+            record = engine_output.kv_cache
+            completion.output.kv_cache = KvCacheLevels(
+                self._levels, record.pages, shown_events(record.events), record.is_replayable
+            )
+        return text
 
     def name_prompt_logprobs(self) -> None:
         """Reads the prompt's log-probabilities into the output, if they have come and have not been read."""
@@ -127,7 +137,11 @@ class Generation:
             self.output.prompt_logprobs = found
 
 
-_ENGINE_FIELDS = [name for name in SamplingParams.__dataclass_fields__ if hasattr(_core.SamplingParams, name)]
+_ENGINE_FIELDS = [
+    name
+    for name in SamplingParams.__dataclass_fields__
+    if hasattr(_core.SamplingParams, name) and name != "kv_cache_events"
+]
 
 
 def _engine_params(params: SamplingParams, index: int, seed: int, max_new_tokens: int) -> _core.SamplingParams:
@@ -137,6 +151,8 @@ def _engine_params(params: SamplingParams, index: int, seed: int, max_new_tokens
         value = getattr(params, name)
         if value is not None:
             setattr(sampling, name, list(value.items()) if isinstance(value, Mapping) else value)
+    if params.kv_cache_events is not None:
+        sampling.kv_cache_events = engine_events(params.kv_cache_events)
     if params.top_p == 0:  # the smallest nucleus there is
         sampling.top_k, sampling.top_p = 1, 1.0
     sampling.seed = seed

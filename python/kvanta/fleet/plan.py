@@ -110,6 +110,7 @@ def plan(
                 "name": name,
                 "bits_per_element": layout.bits_per_element,
                 "bytes_per_token": layout.bytes_per_token,
+                "floor_bytes_per_token": layout.floor_bytes_per_token or layout.bytes_per_token,
                 "page_bytes": layout.page_bytes,
                 "exact_bytes_per_sequence": exact_bytes,
                 "sequence_bytes": sequence_bytes,

@@ -82,6 +82,13 @@ class EngineOptions(BatchingOptions):
         metavar="MAP",
         group="cache",
     )
+    kv_cache_floor: str = option(
+        "",
+        "precision by pressure: the format, or two, to which pages of --kv-cache-dtype are demoted where memory is "
+        "short, as in t3 or int4,t2",
+        metavar="FORMAT",
+        group="cache",
+    )
     kv_cache_dtype_layers: str = option(
         "", "formats of single layers, as in '0,1,-1=bf16;2-5=int8'", metavar="MAP", group="cache"
     )

@@ -27,6 +27,7 @@ from kvanta.params.fields import (
     unsupported,
     without_effect,
 )
+from kvanta.params.kv_cache_events import check_events
 from kvanta.params.repetition import RepetitionDetectionParams
 from kvanta.params.structured_outputs import StructuredOutputsParams
 
@@ -221,6 +222,9 @@ class SamplingParams(Parameters):
     cache_ttl: float | None = parameter(None, optional(_number(0.0, math.inf)))
     """Seconds for which prompt and text stay cached, at most the engine's max_cache_ttl. None or 0: none."""
 
+    kv_cache_events: list[dict[str, Any]] | None = parameter(None, optional(check_events))
+    """Events of an earlier answer to replay, with a kv_cache_floor: the same bits again. None: by pressure."""
+
     output_kind: Any = without_effect(0, check_output_kind, "LLM.generate returns finished texts", http=False)
     output_text_buffer_length: int = without_effect(0, _integer(0), "stop strings are held back as needed", http=False)
     skip_clone: bool = without_effect(False, truth, "parameters are always copied", http=False)
@@ -249,6 +253,8 @@ class SamplingParams(Parameters):
         if not self.detokenize and (self.stop or self.stop_regex):
             field = "stop" if self.stop else "stop_regex"
             raise InputError(f"{field} needs detokenize=True, got False", field)
+        if self.kv_cache_events is not None and self.n > 1:
+            raise InputError(f"kv_cache_events are those of one text, but n is {self.n}", "kv_cache_events")
         scored = len(self.logprob_token_ids or ())
         if scored and self.logprobs not in (None, scored):
             message = f"logprobs must be None or the number of logprob_token_ids, {scored}, got {self.logprobs}"

@@ -87,6 +87,14 @@ class Times(NamedTuple):
 _NEVER = Times(0.0, 0.0, 0.0, 0.0)
 
 
+class KvCacheRecord(NamedTuple):
+    """The engine's KvCacheRecord, as a message."""
+
+    pages: list[int]
+    events: list[tuple[int, int, int, int]]
+    is_replayable: bool
+
+
 @dataclass
 class RemoteOutput:
     """The engine's EngineOutput, as a message."""
@@ -102,6 +110,7 @@ class RemoteOutput:
     accepted_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    kv_cache: KvCacheRecord | None = None
     times: Times = _NEVER
     lost_rank: int | None = None
     error: str = ""
@@ -110,7 +119,7 @@ class RemoteOutput:
     @classmethod
     def of(cls, output: _core.EngineOutput) -> RemoteOutput:
         """A copy that pickles."""
-        times = output.times
+        times, record = output.times, output.kv_cache
         return cls(
             id=output.id,
             tokens=output.tokens,
@@ -123,6 +132,7 @@ class RemoteOutput:
             accepted_tokens=output.accepted_tokens,
             cached_tokens=output.cached_tokens,
             preemptions=output.preemptions,
+            kv_cache=None if record is None else KvCacheRecord(record.pages, record.events, record.is_replayable),
             times=Times(times.added, times.scheduled, times.first_token, times.last_token),
             lost_rank=output.lost_rank,
             error=output.error,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from types import MappingProxyType
 from typing import Protocol
 
 from starlette.responses import Response
@@ -61,8 +62,8 @@ class JsonPieces(Response):
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        super().__init__(headers={"Content-Length": str(sum(map(len, pieces)))})
+    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(headers={**headers, "Content-Length": str(sum(map(len, pieces)))})
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

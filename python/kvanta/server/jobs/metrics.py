@@ -228,7 +228,9 @@ class Metrics(Collector):
         )
         if len(levels) > 1:
             by_level = GaugeMetricFamily(
-                "kvanta:kv_cache_level_pages", "Pages by level of precision by age.", labels=["model_name", "level"]
+                "kvanta:kv_cache_level_pages",
+                "Pages by level, with precision by age or by pressure.",
+                labels=["model_name", "level"],
             )
             for level, used in enumerate(levels):
                 by_level.add_metric([self._model, str(level)], max(used))

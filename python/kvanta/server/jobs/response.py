@@ -15,6 +15,7 @@ from kvanta.server.jobs.generation_job import Delta, GenerationJob
 from kvanta.server.requests.protocol import SamplingFields
 
 DONE = b"data: [DONE]\n\n"
+LEVELS_HEADER = "x-kvanta-kv-levels"
 _MAX_ENTRIES = 2000
 """Entries of an answer that are written at once; more are written on another thread."""
 
@@ -103,7 +104,26 @@ class GenerationResponse(ABC):
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": drafted - accepted,
             }
+        records = [output.kv_cache for output in self._job.outputs]
+        known = [record for record in records if record is not None]
+        if known:
+            usage["kv_cache"] = {
+                "levels": known[0].levels,
+                "choices": [
+                    {"pages": record.pages, "events": record.events, "replayable": record.replayable}
+                    for record in known
+                ],
+            }
         return usage
+
+    def headers(self) -> dict[str, str]:
+        """Headers of a whole answer, when the job is finished."""
+        records = [output.kv_cache for output in self._job.outputs if output.kv_cache is not None]
+        if not records:
+            return {}
+        pages = [sum(of_level) for of_level in zip(*(record.pages for record in records), strict=True)]
+        named = zip(records[0].levels, pages, strict=True)
+        return {LEVELS_HEADER: "; ".join(f"{level}={count}" for level, count in named)}
 
     def _entries(self, tokens: int, choices: int) -> int:
         """Size of a part of the answer: log-probabilities, and what a choice and its text cost in addition."""

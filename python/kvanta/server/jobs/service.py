@@ -154,11 +154,9 @@ class Service:
         async with cancelled_with_client(http.receive, job):
             try:
                 await job.finish()
-                return (
-                    Response(status_code=CLIENT_GONE)
-                    if job.cancelled
-                    else JsonPieces(await writer.body(self.front.write))
-                )
+                if job.cancelled:
+                    return Response(status_code=CLIENT_GONE)
+                return JsonPieces(await writer.body(self.front.write), writer.headers())
             finally:
                 await writer.discard(self.front.write)
 

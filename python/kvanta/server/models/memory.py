@@ -22,6 +22,7 @@ _UNPLANNED = (
     "max_model_len",
     "kv_cache_dtype",
     "kv_cache_ages",
+    "kv_cache_floor",
 )
 _ALL = 2**60
 _SHARE = 0.4

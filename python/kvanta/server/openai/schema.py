@@ -44,7 +44,11 @@ _USAGE = _object(
         rejected_prediction_tokens=_INTEGER,
         optional=("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"),
     ),
-    optional=("completion_tokens_details",),
+    kv_cache=_object(
+        levels=_list(_TEXT),
+        choices=_list(_object(pages=_list(_INTEGER), events=_list(_OBJECT), replayable=_BOOLEAN)),
+    ),
+    optional=("completion_tokens_details", "kv_cache"),
 )
 _END = {"finish_reason": _or_null(_TEXT), "stop_reason": _or_null({"type": ["string", "integer"]})}
 _MESSAGE = _object(

@@ -35,7 +35,7 @@ SMALL = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A window, so that the cache of a stream does not grow."""
-    changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+    changes: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
     folder = tmp_path_factory.mktemp("endless")
     # Few layers and channels: a table has their rotations for all positions.
     return str(write_checkpoint(folder, max_position_embeddings=CONTEXT, num_hidden_layers=1, head_dim=8, **changes))

@@ -19,7 +19,7 @@ import torch
 from cold_runs import VOCABULARY, add_tokenizer, compare_with_cold_runs
 from redis_process import RedisProcess, running_redis
 
-CASES = int(os.environ.get("KVANTA_RANDOM_CASES", "24"))
+CASES = int(os.environ.get("KVANTA_RANDOM_CASES", "12"))
 FORMATS = ["bf16", "int8", "int4", "kivi4", "int4+exact=2", "nvfp4"]
 # Gated DeltaNet, Kimi Delta Attention next to latents, Mamba-2, and gated short convolutions. Every second layer is one
 # of attention: each of four ranks has both kinds.

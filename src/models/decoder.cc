@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "kvanta/error.h"
+#include "models/blocks/decoder_layer.h"
 #include "models/blocks/embedding_scale.h"
-#include "models/blocks/layer_blocks.h"
-#include "models/blocks/norm.h"
 #include "models/blocks/per_layer_inputs.h"
 #include "models/blocks/position_embedding.h"
 #include "models/blocks/predictor_input.h"
@@ -26,14 +25,6 @@ namespace {
 
 using kernels::Linear;
 using kernels::Ops;
-
-struct Layer {
-  Norm pre_attention_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
-  std::unique_ptr<AttentionBlock> attention;
-  std::unique_ptr<MlpBlock> mlp;   // null: none
-  Norm post_per_layer_input_norm;  // none without per-layer inputs
-  float scalar = 1;                // factor of the layer's hidden states
-};
 
 class Decoder final : public Model {
  public:
@@ -90,7 +81,7 @@ class Decoder final : public Model {
         reader.SkipTensors(name);
         reader.SkipTensors(mlp);
       } else {
-        layers_.push_back(ReadLayer(source, spec, name, mlp));
+        layers_.push_back(ReadDecoderLayer(source, spec, name, mlp));
         if (per_layer_) per_layer_->ReadLayer(source, name);
       }
     }
@@ -158,7 +149,7 @@ class Decoder final : public Model {
                        .backend = &backend,
                        .plan = &plan};
     for (; step.layer < config_.layers; ++step.layer) {
-      Layer& layer = layers_[step.layer];
+      DecoderLayer& layer = layers_[step.layer];
       ropes_->Set(config_, step);
       const LayerSpec& spec = config_.layer_specs[step.layer];
       if (spec.selection == TokenSelection::kIndexer) ++step.index_layer;
@@ -287,36 +278,6 @@ class Decoder final : public Model {
     return count;
   }
 
-  // `prefix`, `mlp_prefix`: of the tensors of its attention and of its MLP.
-  static Layer ReadLayer(const BlockSource& source, const LayerSpec& spec, const std::string& prefix,
-                         const std::string& mlp_prefix) {
-    const ModelConfig& config = source.config;
-    const auto read_norm = [&](const std::string& module, std::string_view name) {
-      if (name.empty()) return Norm();
-      return Norm(source.reader, config, fmt::format("{}{}", module, name), config.hidden);
-    };
-    Layer layer;
-    if (!spec.shares_input) layer.pre_attention_norm = read_norm(prefix, config.names.pre_attention_norm);
-    layer.post_attention_norm = read_norm(prefix, config.names.post_attention_norm);
-    if (config.hidden_size_per_layer_input != 0) {
-      layer.post_per_layer_input_norm = read_norm(prefix, "post_per_layer_input_norm");
-    }
-    if (config.layer_scalars) layer.scalar = source.reader.KeptValues(prefix + "layer_scalar", 1).front();
-    const auto read_attention = spec.IsRecurrent() ? &ReadRecurrent
-                                : config.UsesMla() ? &ReadLatentAttention
-                                                   : &ReadGroupedAttention;
-    layer.attention = read_attention(source, spec, prefix);
-    if (!spec.has_mlp) return layer;
-    layer.pre_mlp_norm = read_norm(mlp_prefix, config.names.pre_mlp_norm);
-    if (spec.moe || !config.names.post_mlp_norm_of_experts) {
-      layer.post_mlp_norm = read_norm(mlp_prefix, config.names.post_mlp_norm);
-    } else {  // published A.X K1 has weights that are not used
-      source.reader.SkipTensors(fmt::format("{}{}.", mlp_prefix, config.names.post_mlp_norm));
-    }
-    layer.mlp = ReadMlp(source, spec, mlp_prefix);
-    return layer;
-  }
-
   // One allocation for the activations of the largest batch. Blocks run one after the other, in the same memory.
   void AllocateScratch(int64_t max_rows) {
     if (max_rows < 1) throw InputError(fmt::format("{} rows in a batch; at least 1 is needed", max_rows));
@@ -340,7 +301,7 @@ class Decoder final : public Model {
       shared.OverlapScratch(*per_layer_, rows);
     }
     if (predictor_input_) shared.OverlapScratch(*predictor_input_, rows);
-    for (Layer& layer : layers_) {
+    for (DecoderLayer& layer : layers_) {
       shared.OverlapScratch(*layer.attention, rows);
       if (layer.mlp) shared.OverlapScratch(*layer.mlp, rows);
     }
@@ -374,7 +335,7 @@ class Decoder final : public Model {
   parallel::Partition vocab_;
   bool is_first_ = true, is_last_ = true;  // this rank's place in a pipeline
   std::unique_ptr<Linear> embedding_;      // the first rank has it
-  std::vector<Layer> layers_;
+  std::vector<DecoderLayer> layers_;
   Norm final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding, or there is none
   PositionEmbedding positions_;      // none where positions are rotations; the first rank has it

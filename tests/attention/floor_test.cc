@@ -15,13 +15,13 @@ namespace {
 
 using cache::PageKind;
 
-const char* const kSchemes[] = {"0=int8,floor=t3+sink=0",
-                                "0=int8,floor=int4,floor=t2",
-                                "0=int4,floor=int2_g32+sink=2",
-                                "0=int4+exact=2,floor=t3",
-                                "0=k=int8+mean+outliers=2,v=int8,floor=k=int5_g32,v=int4+sink=1",
-                                "0=fp8+hadamard,floor=k=int3_g32,v=t2+sink=0",
-                                "0=bf16+hadamard,floor=int8,floor=mxfp4+hadamard+sink=0"};
+const char* const kFloorSchemes[] = {"0=int8,floor=t3+sink=0",
+                                     "0=int8,floor=int4,floor=t2",
+                                     "0=int4,floor=int2_g32+sink=2",
+                                     "0=int4+exact=2,floor=t3",
+                                     "0=k=int8+mean+outliers=2,v=int8,floor=k=int5_g32,v=int4+sink=1",
+                                     "0=fp8+hadamard,floor=k=int3_g32,v=t2+sink=0",
+                                     "0=bf16+hadamard,floor=int8,floor=mxfp4+hadamard+sink=0"};
 
 HarnessOptions OptionsOf(const std::string& scheme, std::vector<int> lengths) {
   return {.scheme = scheme, .heads = 4, .kv_heads = 2, .head_dim = 64, .page_size = 16, .lengths = std::move(lengths)};
@@ -64,7 +64,7 @@ double Rms(const std::vector<float>& a, const std::vector<float>& b) {
 // A kernel that read another level than the reference would err as much as the formats differ.
 TEST_P(FloorTest, ReadsTheLevelsThatTheReferenceReads) {
   uint32_t seed = 1;
-  for (const char* scheme : kSchemes) {
+  for (const char* scheme : kFloorSchemes) {
     SCOPED_TRACE(scheme);
     CacheHarness harness(OptionsOf(scheme, {260}), seed++);
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
@@ -84,7 +84,7 @@ TEST_P(FloorTest, ReadsTheLevelsThatTheReferenceReads) {
 
 TEST_P(FloorTest, ChunksBatchesAndThreadsGiveTheSameBits) {
   uint32_t seed = 50;
-  for (const char* scheme : kSchemes) {
+  for (const char* scheme : kFloorSchemes) {
     SCOPED_TRACE(scheme);
     std::mt19937 random(seed);
     const std::vector<int> lengths = {203, 90};

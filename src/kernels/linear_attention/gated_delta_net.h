@@ -44,8 +44,8 @@ struct GatedDeltaNetShape {
 
 inline constexpr int kMaxDeltaHeadDim = 256;  // k_dim and v_dim; multiples of 8
 
-// Adjacent channels of the convolution's input in a projected row. The convolution's channels are one run, or q, k and v
-// of each head of keys.
+// Adjacent channels of the convolution's input in a projected row. The convolution's channels are one run, or q, k and
+// v of each head of keys.
 struct ChannelRun {
   int64_t channel = 0;    // channel of the convolution
   int64_t projected = 0;  // in the projected row

@@ -119,7 +119,9 @@ TEST_P(Floor, AReplayHasTheSameBits) {
   EXPECT_GT(demotions, 0);
   EXPECT_GT(with_events, 0);
   EXPECT_GT(hits, 0);
-  if (std::string_view(GetParam().scheme) == "0=int8,floor=t3") EXPECT_GT(preemptions, 0);
+  if (std::string_view(GetParam().scheme) == "0=int8,floor=t3") {
+    EXPECT_GT(preemptions, 0);
+  }
 }
 
 TEST(FloorTest, NothingIsPreemptedWhileAPageIsAboveTheFloor) {

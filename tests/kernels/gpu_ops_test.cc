@@ -309,12 +309,14 @@ TEST_P(GpuOpsTest, OperationsPackForTheirReaders) {
     norm(linear.get());
     EXPECT_EQ(forward(*other), expected) << "another layer reads first";
     EXPECT_EQ(forward(*linear), expected);
-    const auto activate = [&](const Linear* reader) {
-      ops_->ActivateMul(Activation::kSilu, gate_up.as<float>(), kRowCount, kWidth, out.as<float>(), reader);
-      return forward(*linear);
-    };
-    const std::vector<float> activated = activate(nullptr);
-    EXPECT_EQ(activate(linear.get()), activated);
+    for (const float limit : {0.0F, 0.5F}) {
+      const auto activate = [&](const Linear* reader) {
+        ops_->ActivateMul(Activation::kSilu, limit, gate_up.as<float>(), kRowCount, kWidth, out.as<float>(), reader);
+        return forward(*linear);
+      };
+      const std::vector<float> activated = activate(nullptr);
+      EXPECT_EQ(activate(linear.get()), activated);
+    }
   }
 }
 

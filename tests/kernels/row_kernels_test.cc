@@ -200,7 +200,7 @@ TEST_P(RowTest, LimitedSiluMulMatchesDouble) {
     const auto up = RandomValues(width, 4, 3);
     gate_up.insert(gate_up.end(), up.begin(), up.end());
     std::vector<float> out(static_cast<size_t>(width) + 1, -77.0F);
-    ops->ActivateMul(Activation::kSilu, kLimit, gate_up.data(), 1, width, out.data());
+    ops->ActivateMul(Activation::kSilu, kLimit, gate_up.data(), 1, width, out.data(), nullptr);
     for (int64_t i = 0; i < width; ++i) {
       const double silu = std::min(gate_up[i] / (1 + std::exp(-double{gate_up[i]})), double{kLimit});
       const double expected = silu * std::clamp(up[i], -kLimit, kLimit);

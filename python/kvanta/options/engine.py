@@ -86,6 +86,7 @@ class EngineOptions(BatchingOptions):
         "",
         "precision by pressure: the format, or two, to which pages of --kv-cache-dtype are demoted where memory is "
         "short, as in t3 or int4,t2",
+        config_field="kv_cache_dtype",
         metavar="FORMAT",
         group="cache",
     )

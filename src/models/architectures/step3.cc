@@ -57,7 +57,7 @@ void CheckStepKeys(const JsonObject& json) {
   const Json* gating = json.Find("gating");
   if (gating != nullptr && *gating != true && *gating != "per-head") json.Fail("gating", "true, or per-head");
   const Json* ropes = json.Find("use_rope_layers");
-  const auto is_used = [](const Json& layer) { return layer == true || layer == 1; };
+  const auto is_used = [](const Json& layer) { return layer.is_boolean() ? layer.get<bool>() : layer == 1; };
   if (ropes != nullptr && (!ropes->is_array() || !std::ranges::all_of(*ropes, is_used))) {
     json.Fail("use_rope_layers", "an empty list, or true for each layer");
   }

@@ -83,7 +83,7 @@ std::unique_ptr<Reservation> GuardedDevice::Reserve(size_t bytes) {
 void GuardedDevice::CopyIn(void* device, const void* host, size_t bytes) {
   CheckNotCapturing("a copy from the host");
   const Access access(*this);
-  if (bytes != 0) std::memcpy(device, host, bytes);
+  std::memcpy(device, host, bytes);
 }
 Buffer GuardedDevice::AllocateHost(size_t bytes) {
   Buffer memory = Cpu().Allocate(bytes);

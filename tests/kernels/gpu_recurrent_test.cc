@@ -21,7 +21,7 @@ constexpr int64_t kSteps = 100;  // tokens of the sequence: more than a block of
 template <class T>
 Buffer CopyTo(Device& device, std::span<const T> values) {
   Buffer buffer = device.Allocate(values.size_bytes());
-  device.CopyIn(buffer.data(), values.data(), values.size_bytes());
+  if (!values.empty()) device.CopyIn(buffer.data(), values.data(), values.size_bytes());
   return buffer;
 }
 

@@ -188,7 +188,7 @@ class Simulation:
         return out, None
 
     def log_probabilities(self, tokens: list[int]) -> torch.Tensor:
-        """Of the second half."""
+        """Log-probabilities of the second half."""
         with torch.no_grad():
             hidden = self.model.model(input_ids=torch.tensor([tokens])).last_hidden_state[0, len(tokens) // 2 :]
             return torch.log_softmax(self.model.lm_head(hidden), -1)

@@ -27,7 +27,7 @@ TEST(Scales, MissingScalesAreOneWithAWarning) {
     EXPECT_EQ(layer.v_scale, (std::vector<float>{1, 1}));
   }
   ASSERT_EQ(log.lines.size(), 1u);
-  // How many values become zero depends on how the CPU's kernels round.
+  // The number of zeros depends on how the CPU's kernels round.
   EXPECT_TRUE(log.lines[0].starts_with(
       "no KV scales were given: layers 0-1 use 1.0; 0.0000 % of the values of a probe of 64 tokens saturated, 0."))
       << log.lines[0];

@@ -125,7 +125,7 @@ def _step_config(config: Config) -> Config:
     }
     return own | {
         "model_type": "step3p5",
-        "torch_dtype": config["dtype"],
+        "torch_dtype": config.get("dtype", "bfloat16"),
         "num_nextn_predict_layers": _PREDICTED,
         "use_moe_router_bias": True,
         "moe_router_activation": "sigmoid",

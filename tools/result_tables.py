@@ -190,6 +190,17 @@ TABLES = {
             ("at 8,192 tokens", "kl_mean.8192", ".5f"),
         ),
     ),
+    "simulated-scales": Table(
+        "benchmarks/simulate_scales.py smollm2 query.safetensors --calibration my.txt --text wiki.test.raw --windows 1 "
+        "--json docs/results/simulated-scales.json",
+        "rows",
+        (
+            ("variant", "variant", ""),
+            ("mean KL", "kl_mean", ".4f"),
+            ("median", "kl_median", ".4f"),
+            ("standard error", "standard_error", ".4f"),
+        ),
+    ),
     "llama-cpp": Table(
         _LLAMA_CPP,
         "rows",

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/math.h"
-#include "emulated/gpus.h"
 #include "kernels/cuda/cuda_context.h"
+#include "kernels/gpu_and_cpu.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
@@ -19,19 +19,9 @@
 namespace kvanta::kernels {
 namespace {
 
-class GpuOpsTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
+class GpuOpsTest : public testing::GpuAndCpuTest {
  protected:
-  void SetUp() override {
-    Start(GetParam());
-    if (gpu_ == nullptr) return;
-    const auto threads = std::make_shared<ThreadPool>(1);
-    ops_ = MakeGpuOps(gpu_, threads);
-    cpu_ = MakeCpuOps(threads);
-  }
-
   void ExpectProducts(int64_t out, int64_t in);
-
-  std::unique_ptr<Ops> ops_, cpu_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuOpsTest, ::testing::ValuesIn(testing::Gpus()),

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "emulated/gpus.h"
 #include "kernels/cuda/cuda_context.h"
+#include "kernels/gpu_and_cpu.h"
 #include "kernels/random_values.h"
 #include "tolerance.h"
 
@@ -280,19 +280,9 @@ class StateRecords {
   Buffer memory_, table_;
 };
 
-class GpuRecurrentTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
+class GpuRecurrentTest : public testing::GpuAndCpuTest {
  protected:
-  void SetUp() override {
-    Start(GetParam());
-    if (gpu_ == nullptr) return;
-    const auto threads = std::make_shared<ThreadPool>(1);
-    ops_ = MakeGpuOps(gpu_, threads);
-    cpu_ = MakeCpuOps(threads);
-  }
-
   void Check(const RecurrentLayer& layer);
-
-  std::unique_ptr<Ops> ops_, cpu_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuRecurrentTest, ::testing::ValuesIn(testing::Gpus()),

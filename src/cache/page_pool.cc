@@ -67,8 +67,8 @@ struct PagePool::State {
   formats::CacheLayout layout;
   PagePoolConfig config;
   int64_t reserve_bytes = 0;
-  std::vector<Share> shares = {};       // [rank]
-  std::vector<RecordId> released = {};  // with lists_released
+  std::vector<Share> shares = {};          // [rank]
+  std::vector<RecordChange> changes = {};  // with lists_changes
 
   Share& Own() { return shares[static_cast<size_t>(config.rank)]; }
   Pool& Of(int group, PageKind kind) { return Own().pools[RecordIndex(group, kind)]; }
@@ -92,10 +92,10 @@ struct PagePool::State {
         pool.free_committed.pop_back();
         share.committed_bytes -= pool.ReleaseMemory(page);
         pool.released.push_back(page);
-        if (!config.lists_released) continue;
+        if (!config.lists_changes) continue;
         const auto index = static_cast<int32_t>(&pool - share.pools.data());
         constexpr auto kKinds = static_cast<int32_t>(std::size(kPageKinds));
-        released.push_back({.group = index / kKinds, .kind = kPageKinds[index % kKinds], .page = page});
+        changes.push_back({.record = {.group = index / kKinds, .kind = kPageKinds[index % kKinds], .page = page}});
       }
     }
     return share.Fits(bytes);
@@ -294,8 +294,12 @@ int64_t PagePool::FreePages(int group, PageKind kind) const noexcept {
   return std::min((BudgetBytes() - UsedBytes()) / pool.record_bytes, pool.capacity - pool.used);
 }
 
-std::vector<RecordId> PagePool::TakeReleased() {
-  return std::exchange(state_->released, {});
+std::vector<RecordChange> PagePool::TakeChanges() {
+  return std::exchange(state_->changes, {});
+}
+
+void PagePool::ListChange(const RecordChange& change) {
+  if (state_->config.lists_changes) state_->changes.push_back(change);
 }
 
 void PagePool::ReleaseMemory(const RecordId& record) noexcept {

@@ -22,9 +22,9 @@ int64_t BytesOf(const formats::GroupBytes& group, PageKind kind) noexcept;
 struct PagePoolConfig {
   int64_t budget_bytes = 0;    // limit of the memory of all records
   bool poison_unused = false;  // fill fresh and freed records with 0xFF (NaN in every float format); on in debug builds
-  // With tensor parallelism, records have the same numbers in every rank. Rank 0's pool allocates them and lists those
-  // whose memory it released; the others' are `borrowed`: every record counts as referenced.
-  bool lists_released = false;
+  // With several ranks, records have the same numbers in every rank. Rank 0's pool allocates them and lists the changes
+  // that the others repeat; theirs are `borrowed`: every record counts as referenced.
+  bool lists_changes = false;
   bool borrowed = false;
   // With context parallelism, pages are dealt to `ranks` ranks, each with budget_bytes. A record's number tells its
   // rank, and only that one has memory for it. `rank`: this process's.
@@ -37,6 +37,19 @@ struct RecordId {
   int32_t group = 0;
   PageKind kind = PageKind::kQuantized;
   PageId page = kNoPage;
+};
+
+enum class RecordChangeKind : uint8_t {
+  kRelease,       // of the record's memory
+  kRoundState,    // the record has a working state, which becomes that of its code (state_records.h)
+  kRestoreState,  // the record gets the state of a code
+};
+
+// A change of a record that is not part of a forward pass.
+struct RecordChange {
+  RecordChangeKind kind = RecordChangeKind::kRelease;
+  RecordId record;
+  PageId coded = kNoPage;  // of states: the quantized record that has the code, or none
 };
 
 class PagePool {
@@ -89,8 +102,10 @@ class PagePool {
   int64_t EvictablePages(int group, PageKind kind) const noexcept;
   // Number of such records that could be allocated now without allocating others.
   int64_t FreePages(int group, PageKind kind) const noexcept;
-  // Records whose memory was released since the last call, with `lists_released`.
-  std::vector<RecordId> TakeReleased();
+  // Changes since the last call, in order, with `lists_changes`.
+  std::vector<RecordChange> TakeChanges();
+  // Lists the change of a state, with `lists_changes`.
+  void ListChange(const RecordChange& change);
   // Releases the memory of a record of a borrowed pool, if it is one of this rank's.
   void ReleaseMemory(const RecordId& record) noexcept;
   const formats::CacheLayout& Layout() const noexcept;

@@ -3,24 +3,9 @@
 #include <algorithm>
 #include <cassert>
 
+#include "cache/state_records.h"
+
 namespace kvanta::cache {
-namespace {
-
-// Calls run(layer, part) for each part of the states of a group's layers, in parallel where there are threads.
-template <class Run>
-void ForStateParts(const KvCacheManager& manager, const KvCacheGroup& group, Run run) noexcept {
-  const std::vector<formats::LayerScheme>& layers = manager.pool.Layout().layers;
-  const int64_t parts = formats::StateParts(layers[static_cast<size_t>(group.layers.front())].state);
-  auto task = [&](int64_t index, int) {
-    run(layers[static_cast<size_t>(group.layers[static_cast<size_t>(index / parts)])], index % parts);
-  };
-  const int64_t tasks = parts * std::ssize(group.layers);
-  if (manager.threads != nullptr) return manager.threads->ForEach(tasks, task);
-  for (int64_t index = 0; index < tasks; ++index) task(index, 0);
-}
-
-}  // namespace
-
 SequenceCache::SequenceCache(KvCacheManager& manager, std::string salt, Sharing sharing)
     : manager_(manager),
       salt_(std::move(salt)),
@@ -205,38 +190,27 @@ bool SequenceCache::WantsSnapshot(const KvCacheGroup& group, int64_t page) const
 }
 
 // Decodes states after a prefix hit into the records that the next step reads.
-void SequenceCache::RestoreStates() noexcept {
-  const formats::CacheLayout& layout = manager_.pool.Layout();
+void SequenceCache::RestoreStates() {
   for (size_t g = 0; g < pages_.size(); ++g) {
-    const KvCacheGroup& group = manager_.spec.groups[g];
-    if (!group.RoundsStates()) continue;
-    const PageRef page = LastState(g);
-    const uint8_t* coded = manager_.pool.Record(static_cast<int>(g), PageKind::kQuantized, page.quantized);
-    uint8_t* state = manager_.pool.Record(static_cast<int>(g), PageKind::kExact, page.exact);
-    ForStateParts(manager_, group, [&](const formats::LayerScheme& layer, int64_t part) {
-      formats::DecodeStatePart(layout.state_code, layer.state, part, coded + layer.offset,
-                               reinterpret_cast<float*>(state + layer.exact_offset));
-    });
+    if (manager_.spec.groups[g].RoundsStates()) ChangeState(g, RecordChangeKind::kRestoreState);
   }
 }
 
 // Rounds the working states where the committed tokens end at the grid, and stores their code where it has a record.
-void SequenceCache::RoundStates() noexcept {
-  const formats::CacheLayout& layout = manager_.pool.Layout();
+void SequenceCache::RoundStates() {
   for (size_t g = 0; g < pages_.size(); ++g) {
     const KvCacheGroup& group = manager_.spec.groups[g];
     if (!group.RoundsStates() || length_ % (group.state_grid * group.page_size) != 0) continue;
-    const PageRef page = LastState(g);
-    uint8_t* state = manager_.pool.Record(static_cast<int>(g), PageKind::kExact, page.exact);
-    uint8_t* coded = page.quantized == kNoPage
-                         ? nullptr
-                         : manager_.pool.Record(static_cast<int>(g), PageKind::kQuantized, page.quantized);
-    ForStateParts(manager_, group, [&](const formats::LayerScheme& layer, int64_t part) {
-      formats::RoundStatePart(layout.state_code, layer.state, part,
-                              reinterpret_cast<float*>(state + layer.exact_offset),
-                              coded == nullptr ? nullptr : coded + layer.offset);
-    });
+    ChangeState(g, RecordChangeKind::kRoundState);
   }
+}
+
+void SequenceCache::ChangeState(size_t group, RecordChangeKind kind) {
+  const PageRef page = LastState(group);
+  const RecordChange change{
+      .kind = kind, .record = {static_cast<int32_t>(group), PageKind::kExact, page.exact}, .coded = page.quantized};
+  cache::ChangeState(manager_.pool, change, manager_.threads);
+  manager_.pool.ListChange(change);
 }
 
 // Records for states inside the reserved range, as far as there is memory: a step works without them.

@@ -106,8 +106,9 @@ class SequenceCache {
   void ShareExact(std::span<const int32_t> tokens, int64_t index);
   bool WantsSnapshot(const KvCacheGroup& group, int64_t page) const noexcept;
   PageRef LastState(size_t group) const noexcept;
-  void RestoreStates() noexcept;
-  void RoundStates() noexcept;
+  void RestoreStates();
+  void RoundStates();
+  void ChangeState(size_t group, RecordChangeKind kind);
   bool OwnsLevels(int64_t page, std::span<const PageRef> cached) const noexcept;
   std::span<const PageRef> CachedRecords(std::span<const int32_t> tokens, int64_t page) const;
   bool DemoteRecords(std::span<const int32_t> tokens, int64_t page, int level, bool frees);

@@ -126,12 +126,6 @@ void CheckPipelineParallel(const EngineConfig& config, const models::ModelConfig
                     "1, or tensor_parallel_size",
                     model.architecture));
   }
-  const bool rounds_states = StateRoundingOf(config).code != formats::StateCode::kFloat32;
-  if (rounds_states && std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent)) {
-    refuse(fmt::format(
-        "not supported with state_cache_dtype = {}: only rank 0 would round and restore states; use float32",
-        config.state_cache_dtype));
-  }
   if (DividesLayers(config, model, size)) return;
   std::vector<int> sizes;
   for (int each = 1; each <= parallel::kMaxRanks; ++each) {

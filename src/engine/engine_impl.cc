@@ -55,7 +55,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
       device, components_.layout, visibility,
       cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
                             .poison_unused = *config.poison_unused,
-                            .lists_released = !components_.ranks->IsSingleRank(),
+                            .lists_changes = !components_.ranks->IsSingleRank(),
                             .ranks = config.decode_context_parallel_size},
       config.enable_prefix_caching, &components_.model->ops().threads());
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);

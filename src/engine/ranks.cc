@@ -135,7 +135,7 @@ std::vector<formats::CacheLayout> LayoutsOfRanks(const EngineConfig& config, con
   std::vector<formats::CacheLayout> layouts;
   for (int rank = 0; rank < config.pipeline_parallel_size; ++rank) {
     const RankPart part = PartOfRank(config, model, schemes, rank);
-    layouts.push_back(PlanLayout(part.schemes, part.model, config.page_size, {}, part.groups));
+    layouts.push_back(PlanLayout(part.schemes, part.model, config.page_size, StateRoundingOf(config), part.groups));
   }
   return layouts;
 }
@@ -249,7 +249,7 @@ void RunRank(EngineConfig config) {
     runner::Runner runner(*components.model, components.config.max_num_batched_tokens,
                           engine::MaxLogitRows(components.config));
     if (components.config.pipeline_parallel_size > 1) runner.SetPipeline(*components.ranks);
-    runner::FollowSteps(*components.ranks, pool, runner, *backend);
+    runner::FollowSteps(*components.ranks, pool, runner, *backend, components.model->ops().threads());
   } catch (const RankLostError& error) {
     parallel::ReportRankLoss(folder, rank, {.rank = error.Rank(), .reason = error.Reason()});
     throw;

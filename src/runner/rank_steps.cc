@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <iterator>
@@ -10,6 +11,7 @@
 
 #include "base/math.h"
 #include "cache/block_table.h"
+#include "cache/state_records.h"
 #include "kvanta/rank_lost_error.h"
 #include "runner/runner.h"
 
@@ -75,10 +77,32 @@ int64_t PageCount(const ItemHeader& item, const cache::PagePool& pool) {
   return CeilDiv(item.start + item.tokens, int64_t{pool.Layout().page_size});
 }
 
+bool RoundsStates(const cache::PagePool& pool, int group) {
+  const formats::CacheLayout& layout = pool.Layout();
+  return layout.state_code != formats::StateCode::kFloat32 &&
+         std::ranges::any_of(layout.layers, [&](const formats::LayerScheme& layer) {
+           return layer.group == group && layer.IsRecurrent();
+         });
+}
+
 bool IsRecord(const cache::RecordId& record, const cache::PagePool& pool) {
   const bool has_kind = cache::KindIndex(record.kind) < std::size(cache::kPageKinds);
   return record.group >= 0 && record.group < pool.Groups() && has_kind &&
          pool.References(record.group, record.kind, record.page) > 0;
+}
+
+// Repeats a change that is valid for the pool.
+void Repeat(const cache::RecordChange& change, const MessageReader& reader, cache::PagePool& pool,
+            ThreadPool& threads) {
+  reader.Check(IsRecord(change.record, pool), "a record of the cache");
+  if (change.kind == cache::RecordChangeKind::kRelease) return pool.ReleaseMemory(change.record);
+  const cache::RecordId coded{change.record.group, cache::PageKind::kQuantized, change.coded};
+  const bool restores = change.kind == cache::RecordChangeKind::kRestoreState;
+  reader.Check(restores || change.kind == cache::RecordChangeKind::kRoundState, "the change of a record");
+  reader.Check(RoundsStates(pool, change.record.group) && change.record.kind == cache::PageKind::kExact,
+               "a state of the cache");
+  reader.Check((change.coded == cache::kNoPage && !restores) || IsRecord(coded, pool), "the code of a state");
+  cache::ChangeState(pool, change, &threads);
 }
 
 // An item and the memory that it views.
@@ -122,9 +146,9 @@ StepSender::~StepSender() {
 void StepSender::SendForward(std::span<const RunItem> items) {
   message_.clear();
   Put(message_, StepKind::kForward);
-  const std::vector<cache::RecordId> released = pool_.TakeReleased();
-  Put(message_, std::ssize(released));
-  Put(message_, released.data(), std::ssize(released));
+  const std::vector<cache::RecordChange> changes = pool_.TakeChanges();
+  Put(message_, std::ssize(changes));
+  Put(message_, changes.data(), std::ssize(changes));
   for (const RunItem& item : items) {
     const ItemHeader header{.start = item.start, .tokens = std::ssize(item.tokens), .first_output = item.first_output};
     Put(message_, header);
@@ -142,9 +166,10 @@ void StepSender::SendLogits(int64_t first, int64_t count) {
   ranks_.Broadcast(message_);
 }
 
-void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& runner, attention::Backend& backend) {
+void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& runner, attention::Backend& backend,
+                 ThreadPool& threads) {
   std::vector<uint8_t> message;
-  std::vector<cache::RecordId> released;
+  std::vector<cache::RecordChange> changes;
   std::vector<ReceivedItem> received;
   std::vector<RunItem> items;
   for (;;) {
@@ -159,11 +184,8 @@ void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& r
       runner.Logits(first, count);
     } else {
       reader.Check(kind == StepKind::kForward, "its kind");
-      reader.Take(released, reader.Take<int64_t>());
-      for (const cache::RecordId& record : released) {
-        reader.Check(IsRecord(record, pool), "a record of the cache");
-        pool.ReleaseMemory(record);
-      }
+      reader.Take(changes, reader.Take<int64_t>());
+      for (const cache::RecordChange& change : changes) Repeat(change, reader, pool, threads);
       items.clear();
       int64_t rows = 0;
       for (size_t i = 0; !reader.AtEnd(); ++i) {

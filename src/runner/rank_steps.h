@@ -8,6 +8,7 @@
 
 #include "attention/backend.h"
 #include "base/cpu_scope.h"
+#include "base/thread_pool.h"
 #include "cache/page_pool.h"
 #include "parallel/communicator.h"
 
@@ -52,7 +53,9 @@ class StepSender {
   std::vector<uint8_t> message_;
 };
 
-// Repeats rank 0's steps until its StepSender ends. Throws what the steps throw, and RankLostError once a rank is lost.
-void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& runner, attention::Backend& backend);
+// Repeats rank 0's steps until its StepSender ends, and the changes of the cache's records. threads: round states.
+// Throws what the steps throw, and RankLostError once a rank is lost.
+void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& runner, attention::Backend& backend,
+                 ThreadPool& threads);
 
 }  // namespace kvanta::runner

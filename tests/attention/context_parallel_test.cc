@@ -99,7 +99,7 @@ class LatentWorld {
   // Results of all rows, [sequence][position][head][channel]: computed by `size` ranks with a part of the heads each.
   std::vector<std::vector<float>> Attend(int size, const Steps& steps, int threads) const {
     cache::PagePool own(Cpu(), layout_,
-                        {.budget_bytes = Budget(), .poison_unused = true, .lists_released = true, .ranks = size});
+                        {.budget_bytes = Budget(), .poison_unused = true, .lists_changes = true, .ranks = size});
     std::vector<cache::BlockTable> tables;
     for (const int length : shape_.lengths) {
       cache::BlockTable& table = tables.emplace_back();

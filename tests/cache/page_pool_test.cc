@@ -259,7 +259,7 @@ TEST(PagePool, GroupsShareTheBudgetAndNothingElse) {
 // Records of ranks that pages are dealt to: each rank has a budget of its own, and numbers that no other has.
 TEST(PagePool, DealsRecordsToRanks) {
   const formats::CacheLayout layout = Layout(4096, 8192);
-  PagePool pool(Cpu(), layout, {.budget_bytes = 20000, .poison_unused = true, .lists_released = true, .ranks = 4});
+  PagePool pool(Cpu(), layout, {.budget_bytes = 20000, .poison_unused = true, .lists_changes = true, .ranks = 4});
   std::set<PageId> all;
   std::vector<std::vector<PageId>> of_rank(4);
   for (int rank = 0; rank < 4; ++rank) {
@@ -293,15 +293,17 @@ TEST(PagePool, DealsRecordsToRanks) {
   for (const PageId page : of_rank[2]) pool.Release(0, PageKind::kQuantized, page);
   EXPECT_EQ(pool.UsedBytes(), 4 * 4096);
   EXPECT_NE(pool.Allocate(0, PageKind::kExact, 2), kNoPage);
-  const std::vector<RecordId> released = pool.TakeReleased();
+  const std::vector<RecordChange> released = pool.TakeChanges();
   EXPECT_EQ(released.size(), 2U);
-  for (const RecordId& record : released) {
+  for (const auto& [kind, record, coded] : released) {
+    EXPECT_EQ(kind, RecordChangeKind::kRelease);
     EXPECT_TRUE(third.IsOfRank(0, record.kind, record.page, 2));
     third.ReleaseMemory(record);
     EXPECT_EQ(*third.Record(0, record.kind, record.page), 0) << "fresh memory";
   }
-  const PageId kept =
-      of_rank[2][0] == released[0].page || of_rank[2][0] == released[1].page ? of_rank[2][3] : of_rank[2][0];
+  const PageId kept = of_rank[2][0] == released[0].record.page || of_rank[2][0] == released[1].record.page
+                          ? of_rank[2][3]
+                          : of_rank[2][0];
   EXPECT_EQ(*third.Record(0, PageKind::kQuantized, kept), kept);
   third.ReleaseMemory({.group = 0, .kind = PageKind::kQuantized, .page = of_rank[0][0]});  // another rank's
 }

@@ -68,7 +68,7 @@ class RankStepsTest : public testing::Test {
   std::string Follow(const Message& message) {
     Player ranks({message, end_});
     try {
-      runner::FollowSteps(ranks, pool_, runner_, *backend_);
+      runner::FollowSteps(ranks, pool_, runner_, *backend_, components_.model->ops().threads());
     } catch (const RankLostError& error) {
       EXPECT_EQ(error.Rank(), 0);
       return error.Reason();
@@ -113,6 +113,27 @@ TEST_F(RankStepsTest, LengthsThatAreNotThereAreRefused) {
     for (const size_t at : {1, 9}) EXPECT_THAT(Follow(with(logits_, at, value)), HasSubstr("rows of logits"));
   }
   EXPECT_THAT(Follow({7}), HasSubstr("its kind"));
+}
+
+TEST_F(RankStepsTest, ChangesOfOtherRecordsAreRefused) {
+  const auto with = [this](const cache::RecordChange& change) {
+    Message message = forward_;
+    constexpr int64_t kCount = 1;
+    std::memcpy(message.data() + 1, &kCount, sizeof(kCount));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&change);
+    message.insert(message.begin() + 1 + sizeof(kCount), bytes, bytes + sizeof(change));
+    return Follow(message);
+  };
+  EXPECT_EQ(with({.record = {.group = 0, .kind = cache::PageKind::kQuantized, .page = 1}}), "");
+  EXPECT_THAT(with({.record = {.group = 1, .page = 1}}), HasSubstr("a record of the cache"));
+  EXPECT_THAT(with({.record = {.group = 0, .page = 1 << 30}}), HasSubstr("a record of the cache"));
+  // The model has no states.
+  EXPECT_THAT(with({.kind = cache::RecordChangeKind::kRoundState,
+                    .record = {.group = 0, .kind = cache::PageKind::kQuantized, .page = 1},
+                    .coded = 1}),
+              HasSubstr("a state of the cache"));
+  EXPECT_THAT(with({.kind = cache::RecordChangeKind{9}, .record = {.group = 0, .page = 1}}),
+              HasSubstr("the change of a record"));
 }
 
 TEST_F(RankStepsTest, ANumberOfAnotherLengthIsRefused) {

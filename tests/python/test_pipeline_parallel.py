@@ -16,6 +16,7 @@ from serve_command import SMALL, serving
 from kvanta import LLM, InputError, PoolingParams, SamplingParams
 
 FOUR_LAYERS = {"num_hidden_layers": 4}
+STATES: dict[str, Any] = {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
 # Each: a checkpoint, options, and numbers of ranks.
 CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], tuple[int, ...]]] = {
     "Llama": (lambda folder: saved("Llama", folder, **FOUR_LAYERS), {"kv_cache_dtype": "int4+hadamard"}, (2, 3, 4)),
@@ -26,9 +27,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], tuple[int, ...]]]
     "experts": (lambda folder: saved("GptOss", folder, **FOUR_LAYERS), {}, (2,)),
     "latents": (lambda folder: saved("DeepseekV3", folder), {}, (3,)),
     "recurrent": (
-        lambda folder: saved(
-            "Qwen3_5", folder, layer_types=["linear_attention", "full_attention"] * 2, num_hidden_layers=4
-        ),
+        lambda folder: saved("Qwen3_5", folder, **STATES),
         {},
         (2,),
     ),
@@ -38,6 +37,11 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], tuple[int, ...]]]
         (2,),
     ),
     "side by side": (lambda folder: saved("FalconH1", folder), {}, (2,)),
+    "rounded states": (
+        lambda folder: saved("Qwen3_5", folder, **STATES),
+        {"state_cache_dtype": "int8", "state_grid": 64},
+        (2,),
+    ),
     "learned positions": (lambda folder: saved("GPT2", folder), {}, (2,)),
     "GGUF": (lambda folder: blocks(folder, "Q4_K"), {"kv_cache_dtype": "int4"}, (2,)),
     "GGUF experts": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}, (2,)),
@@ -124,13 +128,6 @@ def test_logits_between_steps_spare_those_in_flight(piped: LLM) -> None:
             pass
     assert [output.token_ids for output in outputs] == whole
     np.testing.assert_array_equal(found, expected)
-
-
-def test_rounded_states_are_refused(tmp_path: Path) -> None:
-    layers = {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
-    options: dict[str, Any] = {"state_cache_dtype": "int8", "state_grid": 64, "tokenizer": "stories260k"}
-    with pytest.raises(InputError, match="pipeline_parallel_size = 2: not supported with state_cache_dtype = int8"):
-        LLM(saved("Qwen3_5", tmp_path, **layers), pipeline_parallel_size=2, **options)
 
 
 @pytest.mark.parametrize(

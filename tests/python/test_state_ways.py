@@ -1,8 +1,7 @@
 """Recurrent layers: whatever way leads to a token, its bits are those of a cold run.
 
 Random cases over kinds of layers, codes of states and grids, formats, chunks, batches, preemption, restarts from disk
-and Redis, and pipelines of 2 and 4 ranks, which refuse codes of states and stores. KVANTA_RANDOM_CASES=1000 runs that
-many.
+and Redis, and pipelines of 2 and 4 ranks, which refuse stores. KVANTA_RANDOM_CASES=1000 runs that many.
 """
 
 from __future__ import annotations
@@ -63,12 +62,10 @@ def random_case(choice: random.Random, name: str) -> tuple[dict[str, Any], dict[
         "block_size": choice.choice([32, 64]),
     }
     ranks = choice.choices([1, 2, 4], weights=[6, 2, 1])[0]
-    if ranks > 1:  # they neither round states nor have a store
-        return cache, {"pipeline_parallel_size": ranks, "kv_cache_dir": None}
     code = choice.choice(["float32", "bfloat16", "int8", "int4"])
     if code != "float32":
         cache |= {"state_cache_dtype": code, "state_grid": choice.choice([64, 128, 192, 512])}
-    return cache, {}
+    return cache, {} if ranks == 1 else {"pipeline_parallel_size": ranks, "kv_cache_dir": None}  # ranks have no store
 
 
 @pytest.mark.parametrize("seed", range(CASES))

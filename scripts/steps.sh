@@ -5,6 +5,8 @@
 #                                        "-" for none; background: runs concurrently with the next steps, until one needs it
 #   reads NAME PATH...                   the files that decide the result of a step: it is left out if it has passed with
 #                                        the same ones on this machine before, unless $run_all is true
+#   in_turn NAME...                      of these steps only one runs, which the number of commits chooses, unless $run_all
+#                                        is true
 #   run_steps FOLDER                     runs them in order; the output of each goes to FOLDER/NAME.log
 #
 # A step that exits with 77 is skipped (its last line says why); so is one whose dependency did not pass.
@@ -14,6 +16,15 @@ step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3") step_backgrou
 
 declare -A step_reads=()
 reads() { step_reads[$1]="${*:2}"; }
+declare -A step_left_out=()
+in_turn() {
+  local name names=("$@") turn
+  turn=$(($(git rev-list --count HEAD 2>/dev/null || echo 0) % $#))
+  for name in "$@"; do
+    [[ $name == "${names[turn]}" ]] || step_left_out[$name]="it is the turn of '${names[turn]}'"
+  done
+}
+
 passed_folder=${XDG_CACHE_HOME:-$HOME/.cache}/kvanta/passed
 run_all=false
 
@@ -146,6 +157,11 @@ run_steps() {
         step_times+=("$(printf '%6s  %-8s %s' - unchanged "$name")")
         continue
       fi
+    fi
+    if ! $run_all && [[ -n ${step_left_out[$name]:-} ]]; then
+      step_state[$name]=skipped
+      echo "      skipped: ${step_left_out[$name]}"
+      continue
     fi
     start_step "$name" "$folder/$name.log"
     if [[ -n ${step_background[i]} ]]; then

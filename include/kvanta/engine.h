@@ -316,10 +316,11 @@ class Engine {
   // Logits of a whole sequence, teacher-forced through the paged, quantized cache, f32 [tokens][vocab] into `out`,
   // in chunks of at most `chunk_tokens` tokens (0, or above it: max_num_batched_tokens), which do not change a bit.
   // With use_prefix_cache, whole pages of a cached prefix are not computed again, and closed pages are offered to the
-  // cache. Returns the number of tokens from the prefix cache, whose rows of `out` are left unchanged. Throws
+  // cache. With `events` (SamplingParams::kv_cache_events), pages are read from the levels that these say, and nothing
+  // from the prefix cache. Returns the number of tokens from there, whose rows of `out` are left unchanged. Throws
   // InputError after Start().
-  int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
-                 bool use_prefix_cache = false);
+  int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache = false,
+                 std::span<const KvCacheEvent> events = {});
 
   // Page file (docs/formats.md, "Page files") of page `index` of a cached prefix without a salt, of the layers of one
   // KV cache group (EngineStats::groups), with its identity; throws InputError if not cached.

@@ -209,9 +209,10 @@ std::vector<std::pair<int, float>> RecentSteps(const EngineOwner& owner) {
 }
 
 void Logits(EngineOwner& owner, const TokenVector& tokens, int chunk_tokens, const LogitsOut& out,
-            bool use_prefix_cache) {
+            bool use_prefix_cache, const std::vector<KvCacheEvent>& events) {
   nb::gil_scoped_release release;
-  owner.engine->Logits({tokens.data(), tokens.size()}, chunk_tokens, {out.data(), out.size()}, use_prefix_cache);
+  owner.engine->Logits({tokens.data(), tokens.size()}, chunk_tokens, {out.data(), out.size()}, use_prefix_cache,
+                       events);
 }
 
 // The arrays of KvStatistics with their shapes.
@@ -303,7 +304,8 @@ void BindEngine(nb::module_& module) {
            "Waits for the step in progress; with `drain`, until every request has ended.")
       // Without conversion: the copy of an `out` would be filled, and other dtypes of `tokens` would be cut to int32.
       .def("logits", &Logits, "tokens"_a.noconvert(), "chunk_tokens"_a, "out"_a.noconvert(),
-           "use_prefix_cache"_a = false, "Fills `out`, float32 [tokens, vocab].")
+           "use_prefix_cache"_a = false, "events"_a = std::vector<KvCacheEvent>{},
+           "Fills `out`, float32 [tokens, vocab].")
       .def("statistics", &Statistics, "tokens"_a.noconvert(), "key_means"_a.none() = nb::none(),
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),

@@ -28,6 +28,7 @@ from kvanta.options.model import ModelOptions
 from kvanta.options.option import accepts_options
 from kvanta.outputs import RequestOutput, TokenLogprobs
 from kvanta.params.checks import one_line, truth, whole_number
+from kvanta.params.kv_cache_events import check_events, engine_events
 from kvanta.params.sampling_params import SamplingParams
 from kvanta.terminal.progress import UseTqdm, progress_bar
 from kvanta.text.chat_messages import Messages, plain_messages
@@ -253,10 +254,12 @@ class LLM(EmbeddingMethods):
         chunk_tokens: int | None = None,
         *,
         use_prefix_cache: bool = False,
+        kv_cache_events: Sequence[Mapping[str, Any]] = (),
     ) -> NDArray[np.float32]:
         """float32 [tokens, vocab]: row i predicts token i + 1, teacher-forced through the paged, quantized cache.
 
         `chunk_tokens` (default: max_num_batched_tokens) changes the speed, not one bit of the result.
+        `kv_cache_events`: of an answer with a `kv_cache_floor`, whose predictions these are.
         """
         vocab, limit = self.model_info.vocab, self.config.max_model_len
         tokens = np.asarray(token_list(token_ids, vocab), dtype=np.int32)
@@ -264,9 +267,10 @@ class LLM(EmbeddingMethods):
             raise InputError(f"the sequence has {len(tokens)} tokens, max_model_len is {limit}")
         chunk = 0 if chunk_tokens is None else whole_number("chunk_tokens", chunk_tokens, 1, 2**31 - 1, " or None")
         from_cache = truth("use_prefix_cache", use_prefix_cache)
+        events = engine_events(check_events("kv_cache_events", kv_cache_events))
         with self._runner.lock:
             out = np.empty((len(tokens), vocab), dtype=np.float32)
-            self._engine.logits(tokens, chunk, out, from_cache)
+            self._engine.logits(tokens, chunk, out, from_cache, events)
             self._runner.warn(stacklevel=3)
         return out
 

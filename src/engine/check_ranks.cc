@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +22,14 @@ namespace {
   throw InputError(fmt::format("{} = {}: {}", option, size, why));
 }
 
+// True if ranks can have as many heads each, and each the KV heads of its own. All heads of MLA read the same latents,
+// which every rank keeps, or whose pages ranks divide.
+bool DividesHeads(const models::ModelConfig& model, int ranks) {
+  return std::ranges::all_of(model.layer_specs, [&](const models::LayerSpec& layer) {
+    return layer.heads % ranks == 0 && (model.UsesMla() || layer.kv_heads % ranks == 0 || ranks % layer.kv_heads == 0);
+  });
+}
+
 void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& model) {
   const int size = config.tensor_parallel_size;
   const auto refuse = [&](std::string_view why) { Refuse("tensor_parallel_size", size, why); };
@@ -37,18 +44,15 @@ void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& 
     refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1, or pipeline_parallel_size",
                        model.architecture, undivided));
   }
-  // All heads of MLA read the same latents, which every rank keeps, or whose pages ranks divide.
-  int heads = model.heads;
-  if (!model.UsesMla()) {
-    for (const models::LayerSpec& layer : model.layer_specs) heads = std::gcd(heads, layer.kv_heads);
-  }
-  if (heads % size != 0) {
+  if (!DividesHeads(model, size)) {
     std::vector<int> sizes;
-    for (int each = 1; each <= std::min(heads, parallel::kMaxRanks); ++each) {
-      if (heads % each == 0) sizes.push_back(each);
+    for (int each = 1; each <= std::min(model.heads, parallel::kMaxRanks); ++each) {
+      if (DividesHeads(model, each)) sizes.push_back(each);
     }
-    refuse(fmt::format("the {} {} of {} do not divide among so many ranks; {} do", heads,
-                       model.UsesMla() ? "heads" : "KV heads", model.architecture, fmt::join(sizes, ", ")));
+    const std::string heads = model.UsesMla() ? fmt::format("{} heads", model.heads)
+                                              : fmt::format("{} heads and {} KV heads", model.heads, model.kv_heads);
+    refuse(fmt::format("the {} of {} do not divide among so many ranks; {} do", heads, model.architecture,
+                       fmt::join(sizes, ", ")));
   }
   if (config.enable_expert_parallel && model.moe.num_experts > 0 && model.moe.num_experts < size) {
     refuse(fmt::format("enable_expert_parallel would leave ranks without one of the {} experts of {}; leave it out",

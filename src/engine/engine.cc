@@ -22,8 +22,9 @@ void Engine::Start(StepCallback callback) {
 void Engine::Stop(bool drain) {
   impl_->Stop(drain);
 }
-int64_t Engine::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
-  return impl_->Logits(tokens, chunk_tokens, out, use_prefix_cache);
+int64_t Engine::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache,
+                       std::span<const KvCacheEvent> events) {
+  return impl_->Logits(tokens, chunk_tokens, out, use_prefix_cache, events);
 }
 std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int index, int group) {
   return impl_->ExportPage(tokens, index, group);

@@ -51,13 +51,13 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                                   .target_weight_bytes = components_.model->WeightBytes(),
                                                   .draft_cost = components_.draft_cost});
   }
-  cache_ = std::make_unique<cache::KvCacheManager>(
-      device, components_.layout, visibility,
-      cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
-                            .poison_unused = *config.poison_unused,
-                            .lists_changes = !components_.ranks->IsSingleRank(),
-                            .ranks = config.decode_context_parallel_size},
-      config.enable_prefix_caching, &components_.model->ops().threads());
+  cache_ =
+      std::make_unique<cache::KvCacheManager>(device, components_.layout, visibility,
+                                              cache::PagePoolConfig{.budget_bytes = size.budget_bytes - draft_bytes,
+                                                                    .poison_unused = *config.poison_unused,
+                                                                    .lists_changes = !components_.ranks->IsSingleRank(),
+                                                                    .ranks = config.decode_context_parallel_size},
+                                              config.enable_prefix_caching, &components_.model->ops().threads());
   host_memory_ = engine::ReserveHostMemory(config, components_.layout, device);
   counters_.groups = engine::DescribeGroups(spec);
   steps_ = engine::StepsInFlight(static_cast<size_t>(config.pipeline_parallel_size));

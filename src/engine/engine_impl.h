@@ -47,7 +47,8 @@ class Engine::Impl {
   bool Step(std::vector<RequestOutput>& outputs);
   void Start(StepCallback callback);
   void Stop(bool drain = false);
-  int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache);
+  int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache,
+                 std::span<const KvCacheEvent> events);
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group);
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
   QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted,
@@ -69,7 +70,7 @@ class Engine::Impl {
   class StepLock;
 
   void CheckRequest(const Request& request) const;
-  void CheckEvents(const SamplingParams& sampling) const;
+  void CheckEvents(std::span<const KvCacheEvent> events) const;
   void CheckTokens(std::span<const int32_t> tokens, const char* what, const char* field = "") const;
   void CheckSequence(std::span<const int32_t> tokens) const;
   void CheckStopped(const char* what) const;

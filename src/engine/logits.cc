@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "engine/engine_impl.h"
 #include "kvanta/error.h"
@@ -46,9 +47,10 @@ QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens, 
 }
 
 int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
-                             bool use_prefix_cache) {
+                             bool use_prefix_cache, std::span<const KvCacheEvent> events) {
   CheckStopped("Logits");
   CheckSequence(tokens);
+  CheckEvents(events);
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t vocab = components_.info.vocab;
   if (static_cast<int64_t>(out.size()) != count * vocab) {
@@ -61,13 +63,15 @@ int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, 
 
   const StepLock step_lock(*this);
   FinishStepsInFlight();  // a pipeline's steps: the passes that follow would take their buffers
+  if (!events.empty()) use_prefix_cache = false;
   cache::SequenceCache pages(*cache_, "", use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);
   if (tiers_ && use_prefix_cache) tiers_->LoadNow(tokens, "");
+  if (!events.empty()) pages.Replay({events.begin(), events.end()}, std::numeric_limits<int64_t>::max());
   const int64_t cached = pages.MatchPrefix(tokens);
   while (pages.Length() < count) {
     const int64_t start = pages.Length();
     int64_t rows = pages.StepTokens(std::min(chunk, count - start));
-    while (!pages.Reserve(rows)) {
+    while (!pages.ReplayEvents(tokens) || !pages.Reserve(rows)) {
       if (scheduler_->EndLastPreparation()) continue;
       rows /= 2;  // a smaller step needs fewer exact pages at once
       if (rows == 0) {

@@ -60,22 +60,26 @@ std::string Identity(const EngineConfig& config, const std::string& fingerprint,
   return text;
 }
 
+// Values of this rank's KV heads, of which there are as many for each of `all`.
 template <class T>
-std::vector<T> PartOf(const std::vector<T>& values, const parallel::Communicator& ranks) {
-  const parallel::Partition part = ranks.PartitionOf(std::ssize(values));
-  return {values.begin() + part.Begin(ranks.Rank()), values.begin() + part.Begin(ranks.Rank() + 1)};
+std::vector<T> PartOf(const std::vector<T>& values, size_t all, const parallel::Communicator& ranks) {
+  const parallel::KvHeads own = ranks.OwnKvHeads(static_cast<int>(all));
+  const auto of_head = static_cast<std::ptrdiff_t>(values.size() / all);
+  const auto first = values.begin() + own.first * of_head;
+  return {first, first + own.count * of_head};
 }
 
 // A value per KV head or more; formats whose scale is one for all heads have as many.
 formats::SideScales PartOf(const formats::SideScales& side, const parallel::Communicator& ranks) {
   formats::SideScales part;
-  part.scale = PartOf(side.scale, ranks);
-  part.mean = PartOf(side.mean, ranks);
-  part.outliers = PartOf(side.outliers, ranks);
+  const size_t heads = side.scale.size();
+  part.scale = PartOf(side.scale, heads, ranks);
+  part.mean = PartOf(side.mean, heads, ranks);
+  part.outliers = PartOf(side.outliers, heads, ranks);
   if (side.query) {
     part.query = std::make_shared<const formats::QueryTransform>(
-        PartOf(side.query->matrices(), ranks), side.query->kv_heads() / ranks.Size(), side.query->head_dim(),
-        PartOf(side.query->allocations(), ranks));
+        PartOf(side.query->matrices(), heads, ranks), static_cast<int>(part.scale.size()), side.query->head_dim(),
+        PartOf(side.query->allocations(), heads, ranks));
   }
   return part;
 }
@@ -118,8 +122,11 @@ RankPart PartOfRank(const EngineConfig& config, const models::ModelConfig& model
     part.model.heads /= config.tensor_parallel_size;
     for (models::LayerSpec& layer : part.model.layer_specs) layer.heads /= config.tensor_parallel_size;
     if (model.UsesMla()) return part;
-    part.model.kv_heads /= config.tensor_parallel_size;
-    for (models::LayerSpec& layer : part.model.layer_specs) layer.kv_heads /= config.tensor_parallel_size;
+    const auto divide = [&](int& heads) {
+      heads = parallel::KvHeadsOfRank(heads, rank, config.tensor_parallel_size).count;
+    };
+    divide(part.model.kv_heads);
+    for (models::LayerSpec& layer : part.model.layer_specs) divide(layer.kv_heads);
     return part;
   }
   const models::LayerRange own = LayersOfRank(model, config.pipeline_parallel_size, rank);

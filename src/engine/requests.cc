@@ -38,11 +38,10 @@ void Engine::Impl::CheckTokens(std::span<const int32_t> tokens, const char* what
   }
 }
 
-void Engine::Impl::CheckEvents(const SamplingParams& sampling) const {
-  if (!sampling.kv_cache_events) return;
+void Engine::Impl::CheckEvents(std::span<const KvCacheEvent> events) const {
   const int floors = cache_->spec.floors;
   int64_t before = 0;
-  for (const KvCacheEvent& event : *sampling.kv_cache_events) {
+  for (const KvCacheEvent& event : events) {
     const auto refuse = [&](const std::string& why) {
       throw InputError(fmt::format("kv_cache_events: pages {} to {} at level {} from position {} on: {}",
                                    event.first_page, event.end_page, event.level, event.position, why),
@@ -74,7 +73,7 @@ void Engine::Impl::CheckRequest(const Request& request) const {
                                  request.sampling.cache_ttl),
                      "cache_ttl");
   }
-  CheckEvents(request.sampling);
+  if (request.sampling.kv_cache_events) CheckEvents(*request.sampling.kv_cache_events);
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
   const auto generated = static_cast<int64_t>(request.generated.size());
   if (generated > 0) {

@@ -112,7 +112,7 @@ class Decoder final : public Model {
         continue;
       }
       layers.push_back({.heads = spec.heads / ranks_.Size(),
-                        .kv_heads = config_.UsesMla() ? spec.kv_heads : spec.kv_heads / ranks_.Size(),
+                        .kv_heads = config_.UsesMla() ? spec.kv_heads : ranks_.OwnKvHeads(spec.kv_heads).count,
                         .head_dim = spec.head_dim,
                         .rope_dim = config_.mla.qk_rope_head_dim,
                         .index_topk = spec.selection == TokenSelection::kAll ? 0 : config_.indexer.topk,

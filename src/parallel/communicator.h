@@ -21,6 +21,19 @@ struct Partition {
   int RankOf(int64_t index) const noexcept { return static_cast<int>(((index + 1) * ranks - 1) / count); }
 };
 
+// Consecutive KV heads of a rank.
+struct KvHeads {
+  int first = 0;
+  int count = 0;
+};
+
+// The KV heads that the query heads of a rank read. The number of ranks divides `heads`, or is a multiple of it, so
+// that consecutive ranks have the same KV head.
+constexpr KvHeads KvHeadsOfRank(int heads, int rank, int ranks) noexcept {
+  if (ranks > heads) return {.first = rank * heads / ranks, .count = 1};
+  return {.first = rank * (heads / ranks), .count = heads / ranks};
+}
+
 // Place of a rank's dense [rows][row_bytes] in a receiver's memory.
 struct Destination {
   uint8_t* first = nullptr;
@@ -44,6 +57,7 @@ class Communicator {
   virtual int Size() const noexcept { return 1; }
   bool IsSingleRank() const noexcept { return Size() == 1; }
   Partition PartitionOf(int64_t count) const noexcept { return {count, Size()}; }
+  KvHeads OwnKvHeads(int heads) const noexcept { return KvHeadsOfRank(heads, Rank(), Size()); }
 
   // Every rank gets every rank's bytes, its own included unless they are there already. `to`: one for each rank; `own`
   // has as many bytes as this rank's says.

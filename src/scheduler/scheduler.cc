@@ -259,7 +259,7 @@ void Scheduler::SchedulePrompts(const std::optional<StepClock>& clock, int64_t p
     }
     if (!clock || chunks_.empty()) continue;
     if (chunks_.back().last) seconds_ = std::min(seconds_, stream_seconds_);  // its first token waits for the step
-    if (times_.Seconds(work_) >= seconds_) return;
+    if (times_.Seconds(work_) >= SecondsLeft()) return;
   }
 }
 
@@ -351,6 +351,7 @@ std::span<const Chunk> Scheduler::Schedule(const std::optional<StepClock>& clock
   budget_ = config_.max_step_tokens;
   work_ = {};
   seconds_ = kNoLimit;
+  demotion_seconds_ = cache_.demotion_seconds;
   const int64_t preemptions = preemptions_;
   ScheduleDecodes();
   if (clock) LimitTime(*clock);

@@ -147,6 +147,8 @@ class Scheduler {
   bool Fits(Sequence& sequence) const;
   void ScheduleDecodes();
   void LimitTime(const StepClock& clock);
+  // seconds_ less the time of demotions since the step began to be scheduled.
+  double SecondsLeft() const noexcept { return seconds_ - (cache_.demotion_seconds - demotion_seconds_); }
   double PromptSeconds(int64_t start, int64_t tokens) const noexcept;
   void SchedulePrompts(const std::optional<StepClock>& clock, int64_t preemptions);
   void ScheduleRunning(Sequence& sequence);
@@ -173,6 +175,7 @@ class Scheduler {
   int64_t budget_ = 0;              // tokens left in the step
   StepWork work_;                   // of chunks_
   double seconds_ = kNoLimit;       // that they may take
+  double demotion_seconds_ = 0;     // the cache's, when the step began to be scheduled
   double stream_seconds_ = 0;       // that they may take in a step that some sequence waits for
   Blocked blocked_;                 // admission
   Blocked blocked_prepare_;

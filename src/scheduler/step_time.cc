@@ -63,7 +63,7 @@ int64_t Scheduler::InTime(int64_t fits, int64_t limit, AddWork add) const {
     const int64_t count = fits + (above - fits) / 2;
     StepWork work = work_;
     add(work, count);
-    (times_.Seconds(work) <= seconds_ ? fits : above) = count;
+    (times_.Seconds(work) <= SecondsLeft() ? fits : above) = count;
   }
   return fits;
 }

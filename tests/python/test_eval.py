@@ -314,6 +314,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a scheme file's name": (["--search", "9", "--scheme", "s.txt"], "s.txt"),
     "formats twice": (["--formats", "int8", "--kv-cache-dtype", "fp8"], "--formats and --kv-cache-dtype"),
     "no text for the search": (["--tokens", "10000000", "--search", "9"], "left for the search"),
+    "levels without a floor": (["--formats", "int8", "--levels", "50"], "levels need a floor below int8"),
+    "levels beyond all pages": (["--formats", "int8", "--levels", "120"], "levels must be from 0 to 1"),
+    "levels of a search": (["--levels", "50", "--search", "9"], "--levels: not together"),
+    "levels of needles": (["--tasks", "needle", "--levels", "50"], "levels are of the task kl"),
     "a picture without kl": (["--tasks", "needle", "--plot", "p.png"], "kl"),
 }
 

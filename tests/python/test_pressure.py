@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from live_server import LiveServer, error_of, live_server
 
 from kvanta import LLM, SamplingParams
 from kvanta.errors import InputError
+from kvanta.evaluate import Settings, evaluate
 from kvanta.fleet.plan import plan
 from kvanta.outputs import CompletionOutput
 
@@ -46,6 +48,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def bits(output: CompletionOutput) -> tuple[Any, ...]:
     return output.token_ids, output.logprobs, output.finish_reason
+
+
+def assert_predictions(llm: LLM, prompt: list[int], answer: CompletionOutput) -> None:
+    """The logits of the answer's levels are those that its log-probabilities come from."""
+    assert answer.kv_cache is not None
+    assert answer.logprobs is not None
+    rows = llm.logits([*prompt, *answer.token_ids[:-1]], kv_cache_events=answer.kv_cache.events)[len(prompt) - 1 :]
+    for row, token, known in zip(rows.astype(np.float64), answer.token_ids, answer.logprobs, strict=True):
+        expected = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert known[token].logprob == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -87,10 +99,27 @@ def test_a_replay_has_the_bits_of_the_answer(folders: dict[str, Path], model: st
                 (again,) = alone.generate([prompt], param)[0].outputs
                 assert bits(again) == bits(answer)
                 assert again.kv_cache == record
+                assert_predictions(alone, prompt, answer)
             conversation += [*answer.token_ids, *(choice.randrange(3, VOCABULARY) for _ in range(20))]
     assert events
     assert crowd.stats()["demotions"] > 0
     assert alone.stats()["preemptions"] == 0
+
+
+def test_eval_of_levels(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
+    scheme = "0=int8,floor=int4"
+    engine = {"threads": 1, "block_size": 16}
+    settings = Settings(formats=[scheme], levels=[0, 0.5, 1], context=256, tokens=512, engine=engine)
+    model = str(folders["Llama"])
+    rows = evaluate(model, settings)["formats"]
+    assert list(rows) == [f"{scheme}, {share} at the floor" for share in ("0%", "50%", "100%")]
+    none, half, whole = rows.values()
+    (plain,) = evaluate(model, replace(settings, formats=["int8"], levels=[]))["formats"].values()
+    assert {**none, "notes": []} == {**plain, "notes": []}
+    assert none["kl_mean"] < half["kl_mean"] < whole["kl_mean"]
+    assert half["bits_per_element"] == pytest.approx((none["bits_per_element"] + whole["bits_per_element"]) / 2)
+    assert whole["bytes_per_token"] < none["bytes_per_token"]
 
 
 def metric(server: LiveServer, name: str) -> float:

@@ -26,18 +26,23 @@ import kvanta
 from kvanta import LLM, InputError
 
 
-def scale_file(folder: Path) -> Path:
+def scale_file(folder: Path, kv_heads: int = 4) -> Path:
     """Scales, means and outliers that differ between KV heads."""
-    path = saved("Llama", folder / "model")
+    path = saved("Llama", folder / "model", num_key_value_heads=kv_heads)
     heads = {
-        "k_scale": [0.5, 0.25, 2.0, 1.0],
-        "v_scale": [1.0, 4.0, 0.5, 0.125],
-        "k_mean": np.random.default_rng(1).normal(size=(4, 32)).round(3).tolist(),
-        "k_outliers": [[0, 3], [1, 2], [5, 15], [7, 8]],
+        "k_scale": [0.5, 0.25, 2.0, 1.0][:kv_heads],
+        "v_scale": [1.0, 4.0, 0.5, 0.125][:kv_heads],
+        "k_mean": np.random.default_rng(1).normal(size=(kv_heads, 32)).round(3).tolist(),
+        "k_outliers": [[0, 3], [1, 2], [5, 15], [7, 8]][:kv_heads],
     }
     scales = {
         "kvanta_kv_scales": 1,
-        "model": {"architecture": "LlamaForCausalLM", "layers": tiny_models.LAYERS, "kv_heads": 4, "head_dim": 32},
+        "model": {
+            "architecture": "LlamaForCausalLM",
+            "layers": tiny_models.LAYERS,
+            "kv_heads": kv_heads,
+            "head_dim": 32,
+        },
         "granularity": "head",
         "layers": {str(layer): heads for layer in range(int(tiny_models.LAYERS))},
     }
@@ -74,6 +79,18 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel"), {"kv_cache_dtype": "nvfp4"}),
     "scales": (scale_file, {"kv_cache_dtype": "k=fp8_e4m3+mean+outliers=2,v=fp8_e4m3"}),
     "klt3": (with_tokenizer, {"kv_cache_dtype": "k=klt3,v=int4"}),
+    # Fewer KV heads than ranks.
+    "one KV head": (lambda folder: saved("Llama", folder, num_key_value_heads=1), {"kv_cache_dtype": "kivi4"}),
+    "Phi3 with two": (lambda folder: saved("Phi3", folder, num_key_value_heads=2), {"kv_cache_dtype": "int4"}),
+    "InternLM2 with two": (
+        lambda folder: saved("InternLM2", folder, num_key_value_heads=2),
+        {"weight_dtype": "int8"},
+    ),
+    "GptOss with two": (lambda folder: saved("GptOss", folder, num_key_value_heads=2), {}),
+    "scales of two": (
+        lambda folder: scale_file(folder, 2),
+        {"kv_cache_dtype": "k=fp8_e4m3+mean+outliers=2,v=fp8_e4m3"},
+    ),
     "Nemotron": (lambda folder: saved("Nemotron", folder), {"weight_dtype": "int8"}),
     "GPTNeoX": (lambda folder: saved("GPTNeoX", folder), {"kv_cache_dtype": "int4"}),
     "GPT2": (lambda folder: saved("GPT2", folder), {"weight_dtype": "int8"}),
@@ -109,7 +126,7 @@ def test_ranks_give_the_bits_of_one_process(case: str, tmp_path: Path, monkeypat
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
     make, options = CASES[case]
     model = make(tmp_path)
-    if case == "scales":
+    if case.startswith("scales"):
         options = {**options, "quantization_param_path": str(tmp_path / "scales.json")}
     expected = compute(model, 1, **options)
     for size in (2, 4):
@@ -129,12 +146,16 @@ def test_ranks_divide_experts(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "options", "reason"),
     [
-        ({"num_key_value_heads": 3, "num_attention_heads": 3}, {}, "the 3 KV heads of LlamaForCausalLM .* 1, 3 do"),
+        (
+            {"num_key_value_heads": 3, "num_attention_heads": 3},
+            {},
+            "the 3 heads and 3 KV heads of LlamaForCausalLM .* 1, 3 do",
+        ),
         ({}, {"tensor_parallel_size": 17}, "tensor_parallel_size = 17: must be between 1 and 16"),
         (
             {},
             {"tensor_parallel_size": 3},
-            "the 2 KV heads of LlamaForCausalLM do not divide among so many ranks; 1, 2 do",
+            "the 4 heads and 2 KV heads of LlamaForCausalLM do not divide among so many ranks; 1, 2, 4 do",
         ),
         ({}, {"tensor_parallel_size": 0}, "tensor_parallel_size = 0: must be between 1 and 16"),
         ({}, {"kv_cache_dir": "pages"}, "tensor_parallel_size = 2: not supported with kv_cache_dir"),

@@ -9,7 +9,8 @@ namespace kvanta::scheduler {
 
 inline constexpr int kPage = 16;
 
-inline formats::CacheLayout Layout(bool exact, int sink) {
+// floor: pages may be demoted to half of their bytes.
+inline formats::CacheLayout Layout(bool exact, int sink, bool floor = false) {
   formats::CacheLayout layout;
   layout.page_size = kPage;
   layout.page_bytes = 1024;
@@ -19,13 +20,18 @@ inline formats::CacheLayout Layout(bool exact, int sink) {
   layer.exact_open = exact;
   layer.exact_pages = exact ? 1 : 0;
   layer.sink_pages = sink;
+  if (floor) {
+    layer.ages.push_back({});
+    layer.scheme.ages = {{.tokens = KvAge::kFloor, .k = {}, .v = {}}};
+    layout.age_bytes[0] = layout.groups[0].age_bytes[0] = layout.page_bytes / 2;
+  }
   layout.layers.push_back(layer);
   return layout;
 }
 
 struct World {
-  World(SchedulerConfig config, int64_t budget, bool exact = true, int sink = 1, bool prefix = true)
-      : cache(Cpu(), Layout(exact, sink), {}, {.budget_bytes = budget, .poison_unused = false}, prefix),
+  World(SchedulerConfig config, int64_t budget, bool exact = true, int sink = 1, bool prefix = true, bool floor = false)
+      : cache(Cpu(), Layout(exact, sink, floor), {}, {.budget_bytes = budget, .poison_unused = false}, prefix),
         scheduler(config, cache) {}
 
   std::unique_ptr<Sequence> Make(int64_t tokens, int32_t value = 3) {

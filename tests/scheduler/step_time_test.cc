@@ -17,8 +17,8 @@ constexpr double kStep = 0.02, kRow = 0.002;  // seconds of a step, and of each 
 
 // A world with a clock, on which a step takes kStep + kRow per row.
 struct TimedWorld : World {
-  explicit TimedWorld(const SchedulerConfig& config, int64_t budget = 1 << 24, bool prefix = false)
-      : World(config, budget, false, 0, prefix) {
+  explicit TimedWorld(const SchedulerConfig& config, int64_t budget = 1 << 24, bool prefix = false, bool floor = false)
+      : World(config, budget, false, 0, prefix, floor) {
     Learn();
   }
 
@@ -110,6 +110,30 @@ TEST(StepTime, AGivenLimitHolds) {
   EXPECT_LE(seconds, 0.15 * 1.15);
   world.spent = 0.05;  // on loads of pages, say
   EXPECT_LE(world.Step(), 0.1 * 1.15);
+}
+
+// Demotions are done while a step is scheduled, in the time of its prompts.
+TEST(StepTime, DemotionsTakeTheTimeOfPrompts) {
+  // Prompts in the step of the first demotion.
+  const auto prompts_of_step = [](double seconds_of_page) {
+    TimedWorld world(Config(32, 512), 100 * 1024, /*prefix=*/false, /*floor=*/true);
+    int pages = 0;
+    world.cache.encode_levels = [&](int, const uint8_t*, std::span<uint8_t* const>) {
+      world.cache.demotion_seconds += seconds_of_page;
+      ++pages;
+    };
+    auto stream = world.Add(90 * kPage);
+    while (stream->tokens.size() == 90 * kPage) world.Step();
+    EXPECT_EQ(pages, 0);
+    std::vector<std::unique_ptr<Sequence>> prompts;
+    for (int i = 0; i < 20; ++i) prompts.push_back(world.Add(4, i));
+    while (pages == 0) world.Step();
+    EXPECT_EQ(world.TokensOf(*stream), 1);
+    return std::ranges::count_if(prompts, [&](const auto& prompt) { return world.TokensOf(*prompt) == 4; });
+  };
+  const auto all = prompts_of_step(0), fewer = prompts_of_step(1);
+  EXPECT_GT(fewer, 0);
+  EXPECT_GT(all, fewer + 2);
 }
 
 TEST(StepTime, WithoutStreamsStepsAreLongerButNotEndless) {

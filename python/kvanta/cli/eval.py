@@ -68,6 +68,15 @@ def parser() -> CommandParser:
         help=f"tokens of the text in all windows, or those that it has [{Settings.tokens}]",
     )
     result.add_argument(
+        "--levels",
+        type=real_number,
+        nargs="+",
+        action=ListOption,
+        default=[],
+        metavar="PERCENT",
+        help="with --kv-cache-floor: share of the pages of a window's first half, oldest first, that are demoted [0]",
+    )
+    result.add_argument(
         "--reference", default="bf16", metavar="FORMAT", help="format that the others are compared with [bf16]"
     )
     result.add_argument(
@@ -186,6 +195,7 @@ def _settings(values: argparse.Namespace) -> Settings:
         text=values.text,
         context=context,
         tokens=Settings.tokens if values.tokens is None else values.tokens,
+        levels=[share / 100 for share in values.levels],
         reference=values.reference,
         reference_weights=values.reference_weights,
         tasks=values.tasks,
@@ -215,7 +225,8 @@ def _title(evaluation: Evaluation) -> str:
 
 def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]) -> bool:
     """Prints the table line by line, and calls `keep` after each. False if the user has stopped it after the first."""
-    table = EvaluationTable(evaluation.formats, evaluation.settings.tasks)
+    names = list(evaluation.names())
+    table = EvaluationTable(names, evaluation.settings.tasks)
     complete = True
     evaluation.prepare()
     if to_terminal:
@@ -224,8 +235,8 @@ def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]
     try:
         for name, row in evaluation.run():
             keep()
-            if len(evaluation.rows) == 1 < len(evaluation.formats):
-                print(f"kvanta: {_estimate(len(evaluation.formats), time.perf_counter() - begin)}", file=sys.stderr)
+            if len(evaluation.rows) == 1 < len(names):
+                print(f"kvanta: {_estimate(len(names), time.perf_counter() - begin)}", file=sys.stderr)
             if to_terminal:
                 print(table.row(name, row), flush=True)
     except KeyboardInterrupt:
@@ -284,6 +295,8 @@ def _serve_command(model: str, name: str) -> str:
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     settings = _settings(values)
+    if settings.levels and (values.recommend is not None or values.search is not None):
+        raise InputError("--levels: not together with --recommend or --search, which are of formats")
     conditions = parse_conditions(values.recommend) if values.recommend is not None else None
     if values.plot is not None:
         check_plot(values.plot, settings.tasks)

@@ -32,7 +32,7 @@ class DivergenceTask:
         self._perplexity = perplexity(self._reference.log_probabilities())
         return {"ppl": self._perplexity}
 
-    def measure(self, llm: LLM, progress: Progress) -> dict[str, Any]:
-        """The figures of kvanta.evaluate.summary."""
+    def measure(self, llm: LLM, progress: Progress, demoted: float = 0.0) -> dict[str, Any]:
+        """The figures of kvanta.evaluate.summary. `demoted`: as of predictions()."""
         assert self._reference is not None, "prepare comes first"
-        return summarize(self._reference.compare(llm, progress), self._perplexity)
+        return summarize(self._reference.compare(llm, progress, demoted), self._perplexity)

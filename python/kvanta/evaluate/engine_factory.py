@@ -66,10 +66,15 @@ class EngineFactory:
         return llm, [str(each.message) for each in caught]
 
     def reference_engine(self, scheme: str) -> LLM:
-        """An engine on that cache in every layer, whose states are never rounded."""
-        mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers", "state_cache_dtype")
+        """An engine on that cache in every layer and at every age, whose states are never rounded."""
+        return self.of_reference().engine(scheme)[0]
+
+    def of_reference(self) -> EngineFactory:
+        """The factory of such engines."""
+        mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers", "kv_cache_ages", "kv_cache_floor")
         plain = {name: value for name, value in self._reference_options().items() if name not in mixed}
-        return replace(self, options=plain).engine(scheme)[0]
+        plain.pop("state_cache_dtype", None)
+        return replace(self, options=plain)
 
     def _reference_options(self) -> dict[str, Any]:
         changed = {} if self.reference_weights is None else {"weight_dtype": self.reference_weights}
@@ -135,7 +140,7 @@ class EngineFactory:
             "scheme": scheme,
             "scheme_file": _identity_of(Path(scheme)) if is_scheme_file(scheme) else None,
             "options": _numeric_options(self._reference_options()),
-            "page_size": engine_config(str(self.folder), self.options).page_size,
+            "page_size": engine_config(str(self.folder), self.of_reference().options).page_size,
             "unit": _core.selected_isa("auto"),
             "version": [_core.version(), library.st_size, library.st_mtime_ns],
         }

@@ -39,6 +39,9 @@ class Settings:
     """Tokens of a window; None: 2048 or the model's limit."""
     tokens: int = 16384
     """Tokens of the text, over all windows."""
+    levels: Sequence[float] = ()
+    """Shares of a window's pages, the oldest ones, that are demoted to the cache's floor before the rows that count,
+    0..1: a row of figures for each. Empty: none is."""
     reference: str = "bf16"
     reference_weights: str | None = None
     """weight_dtype of the reference; None: that of `engine`."""
@@ -64,13 +67,24 @@ class Evaluation:
         whole_number("tokens", settings.tokens, 1, 2**40)
         whole_number("needles", settings.needles, 1, 4)
         whole_number("generation_tokens", settings.generation_tokens, 1, 2**20)
+        if settings.levels and set(settings.tasks) != {"kl"}:
+            raise InputError("levels are of the task kl alone")
+        for share in settings.levels:
+            if not 0 <= share <= 1:
+                raise InputError(f"levels must be from 0 to 1 (0 to 100 %), got {share}")
         sequences = 4 if "generation" in settings.tasks else 1
         weights = settings.reference_weights
         if weights is not None:
             by_name()["weight_dtype"].read(weights)
         self.factory = EngineFactory.find(model, settings.context, sequences, settings.engine, weights)
-        self.factory.plan(settings.reference)
+        self.factory.of_reference().plan(settings.reference)
         self.formats = self.factory.usable_formats(settings.formats, recommended=settings.recommended)
+        for name in self.formats if settings.levels else []:
+            if not self.factory.plan(name).floor_bytes_per_token:
+                raise InputError(
+                    f"levels need a floor below {name}: give --kv-cache-dtype and --kv-cache-floor, or a format like "
+                    "0=int8,floor=t3"
+                )
         self.text_sha256: str | None = None
         self.text_tokens = 0
         """Tokens of the text that are read, before it is divided into windows; 0: no task reads it."""
@@ -114,22 +128,41 @@ class Evaluation:
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each format's name and figures, as soon as it is done; `rows` keeps them. After prepare."""
         tokens = sum(task.tokens for task in self._tasks)
-        with progress_bar(tokens * len(self.formats), "", " tokens") as bar:
-            for index, name in enumerate(self.formats):
-                bar.set_description(f"{name} ({index + 1} of {len(self.formats)})")
-                self.rows[name] = self._measure(name, bar.update)
+        names = self.names()
+        with progress_bar(tokens * len(names), "", " tokens") as bar:
+            for index, (name, (scheme, demoted)) in enumerate(names.items()):
+                bar.set_description(f"{name} ({index + 1} of {len(names)})")
+                self.rows[name] = self._measure(scheme, demoted, bar.update)
                 bar.n = tokens * (index + 1)  # a task may count fewer
                 bar.clear()  # for the line that the caller prints
                 yield name, self.rows[name]
 
-    def _measure(self, name: str, progress: Progress) -> dict[str, Any]:
+    def names(self) -> dict[str, tuple[str, float]]:
+        """Names of the rows: of each the format, and the share of its pages at the floor."""
+        if not self.settings.levels:
+            return {name: (name, 0.0) for name in self.formats}
+        return {
+            f"{name}, {share:.0%} at the floor": (name, share)
+            for name in self.formats
+            for share in self.settings.levels
+        }
+
+    def _measure(self, name: str, demoted: float, progress: Progress) -> dict[str, Any]:
         llm, notes = self.factory.engine(name)
+        plan = self.factory.plan(name)
+        size = plan.bytes_per_token
+        if demoted:
+            size += demoted * (plan.floor_bytes_per_token - size)
         row: dict[str, Any] = {
-            "bits_per_element": self.factory.plan(name).bits_per_element,
-            "bytes_per_token": llm.stats()["bytes_per_token"],
+            "bits_per_element": plan.bits_per_element * size / plan.bytes_per_token,
+            "bytes_per_token": size,
         }
         for task in self._tasks:
-            row |= task.measure(llm, progress)
+            row |= (
+                task.measure(llm, progress, demoted)
+                if isinstance(task, DivergenceTask)
+                else task.measure(llm, progress)
+            )
         return {**row, "saturated": llm.stats()["saturated"], "notes": notes}
 
     def prepare(self) -> None:

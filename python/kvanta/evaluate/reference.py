@@ -32,14 +32,14 @@ class Reference:
         """Log-probabilities of the text's own tokens, nats."""
         return [float(value) for value in self.rows.target]
 
-    def compare(self, llm: LLM, progress: Progress) -> list[RowMetrics]:
-        """Metrics of another cache on the same passages: one entry per passage."""
+    def compare(self, llm: LLM, progress: Progress, demoted: float = 0.0) -> list[RowMetrics]:
+        """Metrics of another cache on the same passages: one entry per passage. `demoted`: as of predictions()."""
         result = []
         begin = 0
         for passage in self.passages:
             parts = []
             done = 0
-            for logits in predictions(llm, passage):
+            for logits in predictions(llm, passage, demoted):
                 rows = slice(begin + done, begin + done + len(logits))
                 targets = passage.targets[done : done + len(logits)]
                 parts.append(compare(self.rows[rows], targets, logits))

@@ -19,7 +19,8 @@ class GroupedAttention final : public AttentionBlock {
         config_(source.config),
         spec_(spec),
         heads_(spec.heads / source.ranks.Size()),
-        kv_heads_(spec.kv_layer >= 0 ? 0 : spec.kv_heads / source.ranks.Size()),
+        own_kv_heads_(source.ranks.OwnKvHeads(spec.kv_heads)),
+        kv_heads_(spec.kv_layer >= 0 ? 0 : own_kv_heads_.count),
         v_head_dim_(source.config.v_head_dim == 0 ? spec.head_dim : source.config.v_head_dim),
         gathered_(source.ranks, int64_t{spec.heads} * v_head_dim_) {
     const std::string module = fmt::format("{}{}.", prefix, source.config.names.attention);
@@ -41,9 +42,9 @@ class GroupedAttention final : public AttentionBlock {
     };
     const int64_t ranks = source.ranks.Size();
     const bool own_gates = config_.attn_output_gate == OutputGate::kOwnMatrix;
-    const int64_t queries = ranks * (own_gates ? QWidth() : QueryProjection()), keys = ranks * KvWidth(),
-                  values = ranks * ValueWidth();
-    const StackedWeight q{module + "q_proj", queries}, k{module + "k_proj", keys}, v{module + "v_proj", values};
+    const int64_t queries = ranks * (own_gates ? QWidth() : QueryProjection());
+    const StackedWeight q{module + "q_proj", queries}, k = RowsOfKvHeads(module + "k_proj", spec_.head_dim),
+                                                       v = RowsOfKvHeads(module + "v_proj", v_head_dim_);
     const bool is_fused = config_.qkv_layout != QkvLayout::kSeparate && !source.reader.HasPrefix(module + "q_proj.");
     if (!HasKv()) {
       for (const char* unused : {"k_proj.", "v_proj.", "k_norm."}) source.reader.SkipTensors(module + unused);
@@ -151,19 +152,34 @@ class GroupedAttention final : public AttentionBlock {
     return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
   }
 
+  // The rows of this rank's KV heads, of `width` rows each, in a matrix of all heads.
+  StackedWeight RowsOfKvHeads(const std::string& module, int64_t width) const {
+    return {.module = module,
+            .out = kv_heads_ * width,
+            .tensor_out = spec_.kv_heads * width,
+            .tensor_first = own_kv_heads_.first * width,
+            .whole = true};
+  }
+
   // The parts of a matrix q | k | v.
   std::vector<StackedWeight> ConcatenatedRows(const parallel::Communicator& ranks, const std::string& module) const {
-    const int64_t queries = ranks.Size() * QWidth(), keys = ranks.Size() * KvWidth(), all = queries + 2 * keys;
+    const int64_t queries = ranks.Size() * QWidth(), keys = int64_t{spec_.kv_heads} * spec_.head_dim;
+    const int64_t all = queries + 2 * keys;
     if (ranks.IsSingleRank()) return {{module, all}};
-    return {{.module = module, .out = queries, .tensor_out = all},
-            {.module = module, .out = keys, .tensor_out = all, .tensor_first = queries},
-            {.module = module, .out = keys, .tensor_out = all, .tensor_first = queries + keys}};
+    StackedWeight k = RowsOfKvHeads(module, spec_.head_dim);
+    k.tensor_out = all;
+    k.tensor_first += queries;
+    StackedWeight v = k;
+    v.tensor_first += keys;
+    return {{.module = module, .out = queries, .tensor_out = all}, k, v};
   }
 
   // The parts of a matrix with q | k | v of each KV head: q of all heads of this rank, then k, then v.
   std::vector<StackedWeight> RowsByKvHead(const parallel::Communicator& ranks, const std::string& module) const {
-    const int64_t head = spec_.head_dim, queries = heads_ / kv_heads_ * head, stride = queries + 2 * head;
-    const int64_t first_head = ranks.PartitionOf(spec_.kv_heads).Begin(ranks.Rank());
+    const int64_t head = spec_.head_dim, first_head = own_kv_heads_.first;
+    const int64_t of_group = spec_.heads / spec_.kv_heads * head, stride = of_group + 2 * head;
+    // Ranks with the same KV head have different ones of its queries.
+    const int64_t queries = heads_ / kv_heads_ * head, first_query = ranks.Rank() * QWidth() - first_head * of_group;
     std::vector<StackedWeight> rows;
     const auto add = [&](int64_t first, int64_t count) {
       for (int64_t kv_head = first_head; kv_head < first_head + kv_heads_; ++kv_head) {
@@ -174,9 +190,9 @@ class GroupedAttention final : public AttentionBlock {
                         .whole = true});
       }
     };
-    add(0, queries);
-    add(queries, head);
-    add(queries + head, head);
+    add(first_query, queries);
+    add(of_group, head);
+    add(of_group + head, head);
     return rows;
   }
 
@@ -263,7 +279,8 @@ class GroupedAttention final : public AttentionBlock {
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const LayerSpec spec_;
-  int heads_, kv_heads_;                         // this rank's; no KV heads where those of another layer are used
+  parallel::KvHeads own_kv_heads_;               // this rank's
+  int heads_, kv_heads_;                         // of this rank; no KV heads where those of another layer are used
   int v_head_dim_;                               // channels of a head's value
   std::vector<float> sinks_;                     // [heads], or empty
   Norm q_norm_, k_norm_;                         // none without q/k norms

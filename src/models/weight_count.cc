@@ -66,9 +66,9 @@ BlockCount CountGatedDeltaNet(const ModelConfig& config) {
 
 BlockCount CountKimiDelta(const ModelConfig& config) {
   const kernels::GatedDeltaNetShape& shape = config.gated_delta_net;
-  const int64_t low = 2 * shape.k_dim;  // of the decays and of the gates
-  BlockCount count{.matrices = config.hidden * (shape.ConvWidth() + low + shape.v_heads + shape.ValueWidth()) +
-                               low * shape.ValueWidth(),
+  const int64_t width = shape.ValueWidth(), low = 2 * shape.k_dim;  // of the decays and of the gates
+  const int64_t gates = config.low_rank_gates ? low * (config.hidden + width) : 2 * config.hidden * width;
+  BlockCount count{.matrices = config.hidden * (shape.ConvWidth() + shape.v_heads + width) + gates,
                    .vectors = shape.ConvWidth() * shape.conv_width + shape.v_heads + shape.KeyWidth() + shape.v_dim};
   count.kept = count.matrices;
   return count;
@@ -101,6 +101,7 @@ BlockCount CountLatentAttention(const ModelConfig& config) {
   BlockCount count{.matrices = hidden * (rank + mla.qk_rope_head_dim) + rank * (heads * mla.qk_nope_head_dim + value) +
                                value * hidden + (low == 0 ? hidden * q : hidden * low + low * q),
                    .vectors = rank + low};
+  if (config.attn_output_gate == OutputGate::kPerHead) count.matrices += hidden * heads;
   count.kept = count.matrices - rank * (heads * mla.qk_nope_head_dim + value);  // kv_b_proj is taken apart
   if (config.qkv_bias) count.vectors += low + rank + mla.qk_rope_head_dim;
   if (config.o_bias) count.vectors += hidden;
@@ -177,11 +178,10 @@ BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
 std::string AttentionModule(const ModelConfig& config, const LayerSpec& spec) {
   switch (spec.recurrent) {
     case RecurrentKind::kNone:
+    case RecurrentKind::kKimiDelta:
       break;
     case RecurrentKind::kGatedDeltaNet:
       return "linear_attn.out_proj";
-    case RecurrentKind::kKimiDelta:
-      return "self_attn.o_proj";
     case RecurrentKind::kShortConv:
       return "conv.out_proj";
     case RecurrentKind::kMamba2:

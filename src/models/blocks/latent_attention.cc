@@ -62,15 +62,19 @@ class LatentAttention final : public AttentionBlock {
         mla_(source.config.mla),
         heads_(source.config.heads / source.ranks.Size()),
         gathered_(source.ranks, ValuesOfAllHeads()) {
-    const std::string module = prefix + "self_attn.";
+    const std::string module = fmt::format("{}{}.", prefix, config_.names.attention);
     ReadQueries(source, module);
     ReadLatents(source, module);
     ReadHeads(source, module);
     if (spec.selection == TokenSelection::kIndexer) indexer_.emplace(source, module + "indexer.");
-    out_.emplace(
-        source.ranks,
-        source.reader.Linear({{module + "o_proj", config_.hidden}}, ValuesOfAllHeads(), config_.o_bias, source.store),
-        config_.hidden);
+    if (config_.attn_output_gate == OutputGate::kPerHead) {
+      gate_ = source.reader.Linear({{module + std::string(config_.names.output_gate), config_.heads}}, config_.hidden,
+                                   false, source.store);
+    }
+    out_.emplace(source.ranks,
+                 source.reader.Linear({{module + std::string(config_.names.attention_out), config_.hidden}},
+                                      ValuesOfAllHeads(), config_.o_bias, source.store),
+                 config_.hidden);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
@@ -81,6 +85,7 @@ class LatentAttention final : public AttentionBlock {
     attended_ = scratch.Take(rows * heads_ * mla_.kv_lora_rank);
     part_ = scratch.Take(rows * std::max(mla_.kv_lora_rank, mla_.qk_nope_head_dim));
     values_ = scratch.Take(rows * heads_ * mla_.v_head_dim);
+    if (gate_) gates_ = scratch.Take(rows * heads_);
     gathered_.Place(scratch, rows);
     out_->Place(scratch, rows);
     if (indexer_) indexer_->Place(scratch, rows);
@@ -95,6 +100,10 @@ class LatentAttention final : public AttentionBlock {
     step.backend->Run(*step.plan, step.layer, queries_, heads_ * KeyDim(), attended_);
     const int64_t value = mla_.v_head_dim;
     from_latent_.Forward(ops_, {attended_, heads_ * rank, rank}, rows, {values_, heads_ * value, value}, part_);
+    if (gate_) {
+      gate_->Forward(x, rows, gates_, heads_);
+      ops_.MulGate(config_.attn_gate_function, values_, heads_ * value, gates_, heads_, rows, heads_ * value, value);
+    }
     out_->Forward(gathered_.Gather(values_, rows), rows, out);
   }
 
@@ -205,6 +214,7 @@ class LatentAttention final : public AttentionBlock {
   Buffer latent_norm_;                           // f32 [rank]
   HeadLayers to_latent_space_;                   // nope -> rank: W_UK transposed
   HeadLayers from_latent_;                       // rank -> value: W_UV
+  std::unique_ptr<kernels::Linear> gate_;        // hidden -> heads; null: none
   std::optional<Indexer> indexer_;               // of layers that select tokens
   GatheredColumns gathered_;                     // all ranks' heads * value
   std::optional<ColumnParallelLinear> out_;      // all ranks' heads * value -> hidden
@@ -216,6 +226,7 @@ class LatentAttention final : public AttentionBlock {
   float* attended_ = nullptr;   // heads * rank
   float* part_ = nullptr;       // one head's rows, dense
   float* values_ = nullptr;     // heads * v_head_dim
+  float* gates_ = nullptr;      // heads, of gate_
 };
 
 }  // namespace

@@ -235,6 +235,7 @@ struct ModelConfig {
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
   IndexerConfig indexer;
   kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers; also of Kimi Delta Attention
+  bool low_rank_gates = true;  // of Kimi Delta Attention: decays and output gates are projected through k_dim channels
   kernels::ShortConvShape short_conv;
   bool short_conv_bias = false;  // of its projections and of the convolution
   Mamba2Config mamba2;

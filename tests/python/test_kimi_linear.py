@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ling, yarn": (
         LING,
         {
+            "rope_theta": 1e4,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 1e4,

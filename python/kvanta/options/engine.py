@@ -324,6 +324,16 @@ class EngineOptions(BatchingOptions):
         short_flag="-dcp",
         group="parallel",
     )
+    decode_context_parallel_size: int | None = option(
+        1,
+        "divide latents (MLA) among the processes of tensor_parallel_size, by pages, instead of keeping them whole in "
+        "each: 1 or that number, 2 or 4",
+        parse_integer,
+        aliases=("dcp_size", "dcp"),
+        metavar="N",
+        short_flag="-dcp",
+        group="parallel",
+    )
     enable_expert_parallel: bool = option(
         False,
         "divide the experts of a layer among these processes, instead of each expert",

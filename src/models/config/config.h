@@ -291,6 +291,8 @@ struct ModelConfig {
   std::string kv_cache_note;  // a declaration that "auto" does not follow, for the user; "" without one
 
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
+  // True if tokens attend to later ones: a sequence is computed in one step, and none of it can be reused.
+  bool AttendsInBothDirections() const;
   // A recurrent layer's state of one sequence; nothing for attention.
   formats::StateShape State(const LayerSpec& layer) const noexcept;
   // Bytes of a token that the states of all recurrent layers advance by: what is kept of a draft token.

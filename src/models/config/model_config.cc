@@ -16,6 +16,10 @@ void FillLayerSpecs(ModelConfig& config) {
   }
 }
 
+bool ModelConfig::AttendsInBothDirections() const {
+  return std::ranges::any_of(layer_specs, [](const LayerSpec& layer) { return layer.visibility.both_directions; });
+}
+
 int ModelConfig::KvLayers() const {
   return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
 }

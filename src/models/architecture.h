@@ -111,6 +111,10 @@ std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers);
 // Factors of embeddings, attention logits, what blocks add, and output logits (Granite).
 void ReadGraniteFactors(const JsonObject& json, ModelConfig& config);
 
+// Layers with the selection of an earlier layer's indexer, from `indexer_types`, `index_topk_pattern` or
+// `index_topk_freq` (GLM-5 and Mistral Large 4).
+void ReadSharedIndexers(const JsonObject& json, ModelConfig& config);
+
 // Queries that grow with the position, from llama_4_scaling_beta of the rope (Ministral 3 and Mistral 4).
 void ReadQueryScaling(const JsonObject& json, ModelConfig& config);
 

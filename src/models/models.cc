@@ -21,7 +21,7 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kLlavaOnevision, kMimoV2Flash, kMistral4, kPhimoe, kQwen25Omni, kQwen3Omni, kSmolVlm, kStarcoder2, kPhi, kGptNeox,
     kGpt2, kOpt, kApertus, kInternLm2, kMiniCpm, kChatGlm, kFalcon, kStep35, kStep37, kLaguna, kMellum, kHyV3,
     kCohere2Moe, kGraniteSwa, kGraniteMoeSwa, kJais2, kHelium, kNanoChat, kGptJ, kGptBigCode, kOlmo, kVaultGemma, kAxK1,
-    kBailingHybrid;
+    kBailingHybrid, kMistralLarge4;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -143,7 +143,8 @@ std::span<const Architecture* const> Architectures() {
                                       &kOlmo,
                                       &kVaultGemma,
                                       &kAxK1,
-                                      &kBailingHybrid};
+                                      &kBailingHybrid,
+                                      &kMistralLarge4};
   return kAll;
 }
 

@@ -262,6 +262,8 @@ struct ModelConfig {
   bool mxfp4_experts = false;           // the checkpoint has the routed experts in MXFP4
   int stored_layers = 0;                // layers of the checkpoint, where blocks are counted otherwise; 0: `layers`
   int num_nextn_predict_layers = 0;     // layers at the checkpoint's end that predict further tokens: LoadPredictor
+  // The layer that the predictor's is like; -1: it has the attention of the last one that has any, and the last MLP.
+  int predictor_layer = -1;
   NormKind norm = NormKind::kRms;
   double rms_eps = 1e-6;         // epsilon of any kind
   float norm_weight_offset = 0;  // added to the weights of all norms
@@ -327,6 +329,13 @@ struct ModelConfig {
 // Gives layers without sizes of their own the model's.
 void FillLayerSpecs(ModelConfig& config);
 
+// Names of Qwen3-Next's predictor.
+inline constexpr TensorNames::Predictor kMtpPredictor = {.prefix = "mtp.",
+                                                         .embedding_norm = "pre_fc_norm_embedding",
+                                                         .hidden_norm = "pre_fc_norm_hidden",
+                                                         .projection = "fc",
+                                                         .final_norm = "norm"};
+// Names of DeepSeek V3's predictor.
 inline constexpr TensorNames::Predictor kNextnPredictor = {.prefix = "",
                                                            .embedding_norm = "enorm",
                                                            .hidden_norm = "hnorm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import safetensors.torch
 import tiny_models
 import tolerance
 import torch
+from live_server import live_server
 from logits_oracle import largest_error
 from numpy.typing import NDArray
 from tiny_gguf import rewrite
 
 from kvanta import LLM, InputError, PoolingParams
+from kvanta.checkpoint.resolve import SHIPPED
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512,
@@ -70,7 +73,7 @@ def test_embeddings_equal_transformers(settings: dict[str, Any], tmp_path: Path)
 
 
 def test_later_tokens_count(tmp_path: Path) -> None:
-    """The first state is another without the tokens after it: the comparison with transformers shows both directions."""
+    """The first state is another without the tokens after it: the comparison above needs both directions."""
     model = save(tmp_path)
     prompt = PROMPTS[0]
     assert largest_error(states(model, prompt)[0].numpy(), states(model, prompt[:1])[0].numpy()) > 0.01
@@ -80,6 +83,8 @@ def test_later_tokens_count(tmp_path: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = tmp_path_factory.mktemp("embedding_gemma")
     save(made, torch.bfloat16)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(SHIPPED / "stories260k" / name, made / name)
     return made
 
 
@@ -174,6 +179,17 @@ def test_bad_modules(file: str, change: dict[str, Any], message: str, tmp_path: 
     (tmp_path / file).write_text(json.dumps(config | change))
     with pytest.raises(InputError, match=message):
         LLM(tmp_path, **OPTIONS)
+
+
+def test_the_server_embeds(folder: Path) -> None:
+    with live_server(model=str(folder), kv_cache_dtype="fp32", options={"dtype": "float32"}) as server:
+        inputs = [PROMPTS[0], PROMPTS[3]]
+        answer = server.post("/v1/embeddings", input=inputs, encoding_format="float").json()
+        refused = server.post("/v1/completions", prompt="Once", model="tiny")
+    expected = LLM(folder, **OPTIONS).embed(inputs)
+    assert [each["embedding"] for each in answer["data"]] == [each.outputs.embedding for each in expected]
+    assert refused.status_code == 400
+    assert "its model embeds texts" in refused.text
 
 
 GGUF: dict[str, Any] = {

@@ -104,6 +104,13 @@ def test_batches_threads_and_repetition_change_no_bit(cache: str, folder: Path) 
     np.testing.assert_array_equal(arrays(LLM(folder, **options), [longer], last)[0], extended.outputs.data)
 
 
+def test_ranks_give_the_bits_of_one_process(folder: Path) -> None:
+    options = OPTIONS | {"kv_cache_dtype": "int8"}
+    expected = arrays(LLM(folder, **options), PROMPTS)
+    for found, one in zip(arrays(LLM(folder, **options, tensor_parallel_size=2), PROMPTS), expected, strict=True):
+        np.testing.assert_array_equal(found, one)
+
+
 def test_a_small_cache_computes_prompts_one_after_another(folder: Path) -> None:
     llm = LLM(folder, **OPTIONS, max_model_len=1200)
     small = LLM(folder, **OPTIONS | {"kv_cache_memory_bytes": "3MiB"}, max_model_len=1200)

@@ -240,6 +240,7 @@ struct ModelInfo {
   std::vector<std::pair<int, int>> layer_heads;  // per layer: KV heads, and the channels of each
   std::vector<int32_t> eos_token_ids;
   bool has_lm_head = true;              // false: texts can be embedded, and none generated
+  int embedding_size = 0;               // channels of an embedding: `hidden`, or those of the last dense module
   std::string declared_kv_cache;        // scheme that the checkpoint declares, or those of its layers; "" if none
   std::string declared_kv_cache_error;  // reason why a declared one cannot be had, so that "auto" is an error
   std::string hash;                     // hash of the weights, as in scale files; "" where no weights were read

@@ -33,6 +33,7 @@ void BindModelInfo(nb::module_& module) {
       .def_ro("sliding_window", &ModelInfo::sliding_window)
       .def_rw("eos_token_ids", &ModelInfo::eos_token_ids)
       .def_ro("has_lm_head", &ModelInfo::has_lm_head)
+      .def_ro("embedding_size", &ModelInfo::embedding_size)
       .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)
       .def_ro("declared_kv_cache_error", &ModelInfo::declared_kv_cache_error)
       .def_ro("hash", &ModelInfo::hash);

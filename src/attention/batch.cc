@@ -105,6 +105,10 @@ void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group,
   if (span.drafts > 0) batch.state_segments.push_back(segment);
 }
 
+bool SeesBothDirections(const cache::KvCacheGroup& group) {
+  return group.visibility.both_directions;
+}
+
 // Lists the pages that age in a step, and checks the records of later levels.
 void AddAging(const SequenceSpan& span, const cache::PagePool& pool, int group, size_t sequence,
               const cache::KvCacheGroup& spec, Batch& batch) {
@@ -183,6 +187,11 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
     }
     const int64_t end = span.start + span.tokens;
     const int64_t own_page = span.start / page_size;
+    if (span.start > 0 && std::ranges::any_of(spec.groups, SeesBothDirections)) {
+      throw InputError(fmt::format(
+          "sequence {} of the batch: start {}; attention in both directions computes a sequence in one step", s,
+          span.start));
+    }
     for (size_t g = 0; g < spec.groups.size(); ++g) {
       const cache::KvCacheGroup& group = spec.groups[g];
       if (group.IsRecurrent()) {
@@ -244,6 +253,12 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
     }
     if (layer.index_topk != 0 && !scheme.ages.empty()) {
       throw InputError(fmt::format("layer {}: sparse attention does not go with ages or a floor of its cache", i));
+    }
+    if (layer.visibility.both_directions && (!limit.both_directions || scheme.SharesCell() || !scheme.ages.empty())) {
+      throw InputError(
+          fmt::format("layer {}: attention in both directions is of the cpu backend, without latents, ages and a floor "
+                      "of its cache; this is {}",
+                      i, limit.backend));
     }
     if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim ||
         layer.rope_dim != scheme.rope_dim) {

@@ -112,8 +112,10 @@ void GatheredAttention::Run(const Batch& batch, const ChosenTokens& chosen, int 
     const LayerView gathered(scheme, *view.attention, *view.scales, pages, workspace.quantized.data(),
                              workspace.exact.data());
     const int64_t splits = CeilDiv(pages.Pages(), pages_of_split);
-    const QueryTile tile{.first = pages.Pages() * page_size_ - 1,
+    const int64_t last_slot = pages.Pages() * page_size_ - 1;
+    const QueryTile tile{.first = last_slot,
                          .tokens = 1,
+                         .last_key = last_slot,
                          .first_split = first,
                          .last_split = std::min(last, splits)};
     TileWorkspace& tile_workspace = workspaces[static_cast<size_t>(worker)];

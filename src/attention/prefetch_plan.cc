@@ -34,7 +34,8 @@ PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_
       own_page_(tile.first / page_size_),
       first_split_(first_split),
       last_split_(last_split),
-      own_(RangesOf(layer.Cells(Kind(own_page_)), tile.first + tile.tokens - own_page_ * page_size_)) {
+      own_(RangesOf(layer.Cells(Kind(own_page_)),
+                    std::min<int64_t>(page_size_, tile.last_key + 1 - own_page_ * page_size_))) {
   for (const cache::PageKind kind : cache::kPageKinds) {
     if (layer.Has(kind)) whole_[cache::KindIndex(kind)] = RangesOf(layer.Cells(kind), page_size_);
   }

@@ -36,7 +36,7 @@ class PrefetchPlan {
   // The record that the tile reads of a page.
   cache::PageKind Kind(int64_t page) const noexcept { return layer_.Kind(own_page_, page, pages_[page]); }
   SplitPages PagesOf(int64_t split) const noexcept {
-    return PagesOfSplit(layer_.classes, layer_.attention->visibility, tile_.first, page_size_, split);
+    return PagesOfSplit(layer_.classes, layer_.attention->visibility, tile_.first, tile_.last_key, page_size_, split);
   }
   // Calls visit(split) for the splits that have pages, in the order they are read.
   template <class Visit>

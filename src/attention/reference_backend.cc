@@ -242,7 +242,7 @@ class ReferenceBackend final : public Backend {
       row_values.clear();
       const std::vector<int32_t>& chosen = chosen_of_rows[static_cast<size_t>(sequence.first_row + token)];
       const bool is_sparse = attention.index_topk != 0 && !chosen.empty();
-      for (int64_t t = first; t <= position; ++t) {
+      for (int64_t t = first; t <= attention.visibility.Last(position, sequence.End()); ++t) {
         if (is_sparse && !std::ranges::binary_search(chosen, static_cast<int32_t>(t))) continue;
         const int64_t page = t / page_size;
         const PageKind kind =

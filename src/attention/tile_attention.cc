@@ -211,14 +211,16 @@ void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
   };
   const auto end_of = [&](int token) {
     if (layer_.gathered != nullptr) return layer_.gathered->TokensOf(page);
-    return static_cast<int>(std::min<int64_t>(page_size_, tile_.first + token + 1 - start));
+    const int64_t last = visibility_.Last(tile_.first + token, tile_.last_key + 1);
+    return static_cast<int>(std::min<int64_t>(page_size_, last + 1 - start));
   };
-  // Processes rows that see the same slots together; tokens differ only in their own page and at the window's edge.
+  // Processes rows that see the same slots together; tokens differ only in their own page and at the window's edges,
+  // where the first ones may not see the page yet.
   for (int token = 0; token < tokens;) {
     const int begin = begin_of(token), end = end_of(token);
     int same = token + 1;
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
-    for (int row = token * group_; row < same * group_; row += kPassRows) {
+    for (int row = token * group_; begin < end && row < same * group_; row += kPassRows) {
       const int rows = std::min(kPassRows, same * group_ - row);
       WorkspaceUse workspace_use = row == token * group_ ? WorkspaceUse::kFill : WorkspaceUse::kReuse;
       if (workspace_use == WorkspaceUse::kFill && row + rows == same * group_) workspace_use = WorkspaceUse::kNone;

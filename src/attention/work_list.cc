@@ -17,7 +17,7 @@ constexpr size_t kMaxTasksOfBatch = 16;
 
 // Cost model of a tile: pages it reads, times its query rows plus one for loading the page.
 int64_t Cost(const QueryTile& tile, const WorkShape& shape, int page_size) {
-  const int64_t seen = tile.first + tile.tokens - shape.visibility.First(tile.first);
+  const int64_t seen = tile.last_key + 1 - shape.visibility.First(tile.first);
   return CeilDiv(seen, page_size) * (int64_t{tile.tokens} * shape.Group() + 1) * tile.kv_heads;
 }
 
@@ -38,11 +38,13 @@ void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit
     for (int64_t first = sequence.span.start; first < sequence.End();) {
       const int64_t page_end = (first / page_size + 1) * page_size;
       const int64_t last = std::min({sequence.End(), page_end, first + tile_tokens});
+      const int64_t last_key = shape.visibility.Last(last - 1, sequence.End());
       visit(QueryTile{.sequence = static_cast<int>(s),
                       .first = first,
                       .tokens = static_cast<int>(last - first),
+                      .last_key = last_key,
                       .first_split = shape.visibility.First(first) / span * shape.classes.Own(),
-                      .last_split = ((last - 1) / span + 1) * shape.classes.Own()});
+                      .last_split = (last_key / span + 1) * shape.classes.Own()});
       first = last;
     }
   }
@@ -53,7 +55,8 @@ template <class Visit>
 void VisitSplits(const WorkShape& shape, const QueryTile& tile, int page_size, Visit visit) {
   for (int64_t split = tile.first_split; split < tile.last_split; ++split) {
     const bool is_empty =
-        shape.classes.of > 1 && PagesOfSplit(shape.classes, shape.visibility, tile.first, page_size, split).IsEmpty();
+        shape.classes.of > 1 &&
+        PagesOfSplit(shape.classes, shape.visibility, tile.first, tile.last_key, page_size, split).IsEmpty();
     if (!is_empty) visit(split);
   }
 }

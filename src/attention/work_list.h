@@ -48,6 +48,7 @@ struct QueryTile {
   int kv_heads = 1;
   int64_t first = 0;  // position
   int tokens = 0;
+  int64_t last_key = 0;     // position of the last key that its last token sees
   int64_t first_split = 0;  // KV splits [first_split, last_split) hold all visible tokens of this rank
   int64_t last_split = 0;
   int64_t split_slot = -1;  // first row of its split results, if distributed; else -1
@@ -63,10 +64,10 @@ struct SplitPages {
   int64_t Last() const noexcept { return first + (end - 1 - first) / step * step; }
 };
 
-// Pages of KV split `split` that a tile of queries from position `first` on, of one page, sees. With Own() classes, the
-// splits of the same tokens have consecutive numbers, one for each class.
+// Pages of KV split `split` that a tile of queries from position `first` on, of one page, sees up to position `last`.
+// With Own() classes, the splits of the same tokens have consecutive numbers, one for each class.
 inline SplitPages PagesOfSplit(const PageClasses& classes, const cache::Visibility& visibility, int64_t first,
-                               int page_size, int64_t split) noexcept {
+                               int64_t last, int page_size, int64_t split) noexcept {
   const int own = classes.Own();
   const int64_t of_class = classes.first + split % own * classes.step;
   const int64_t span = int64_t{kSplitTokens / page_size} * classes.of;
@@ -74,7 +75,7 @@ inline SplitPages PagesOfSplit(const PageClasses& classes, const cache::Visibili
   const int64_t visible = visibility.First(first) / page_size;
   const int64_t skipped = std::max<int64_t>(0, visible - begin + classes.of - 1) / classes.of;
   return {
-      .first = begin + skipped * classes.of, .end = std::min(begin + span, first / page_size + 1), .step = classes.of};
+      .first = begin + skipped * classes.of, .end = std::min(begin + span, last / page_size + 1), .step = classes.of};
 }
 
 // KV splits [first_split, last_split) of a query tile.

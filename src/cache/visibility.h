@@ -20,6 +20,8 @@ enum class VisibilityKind : uint8_t {
 struct Visibility {
   VisibilityKind kind = VisibilityKind::kFull;
   int32_t span = 0;  // tokens of the window or chunk; 0 for kFull
+  // Keys after the query, too: all (kFull), or as many as a window has before it. Of sequences that one step computes.
+  bool both_directions = false;
 
   bool operator==(const Visibility&) const = default;
   KVANTA_HD constexpr bool IsFull() const noexcept { return kind == VisibilityKind::kFull; }
@@ -31,6 +33,12 @@ struct Visibility {
     if (kind == VisibilityKind::kFull) return 0;
     if (kind == VisibilityKind::kChunked) return query / span * span;
     return query >= span ? query - span + 1 : 0;
+  }
+  // Last key position that a query at `query` of a sequence of `tokens` tokens sees. Does not decrease with `query`.
+  KVANTA_HD constexpr int64_t Last(int64_t query, int64_t tokens) const noexcept {
+    if (!both_directions) return query;
+    if (kind == VisibilityKind::kFull) return tokens - 1;
+    return query + span < tokens ? query + span - 1 : tokens - 1;
   }
   // Last query position to which a key at `key` is visible.
   KVANTA_HD constexpr int64_t LastQuery(int64_t key) const noexcept {
@@ -67,8 +75,10 @@ struct ExactPageRule {
   KVANTA_HD constexpr PageRange<T> Quantized(T own) const noexcept {
     return {open != 0 ? sinks : 0, own - open + 1};
   }
-  // True if a query in page `own` reads the exact record of `page`.
-  KVANTA_HD constexpr bool Reads(int64_t own, int64_t page) const noexcept { return !Quantized(own).Contains(page); }
+  // True if a query in page `own` reads the exact record of `page`. Pages after its own are open ones.
+  KVANTA_HD constexpr bool Reads(int64_t own, int64_t page) const noexcept {
+    return open != 0 && !Quantized(own).Contains(page);
+  }
 };
 
 // Later levels. By age (docs/ages.md): pages far enough before a query's own are read from one. By pressure
@@ -107,7 +117,7 @@ struct PageRule {
   bool operator==(const PageRule&) const = default;
   template <class T>
   KVANTA_HD constexpr PageKind Kind(T own, T page) const noexcept {
-    return exact.Quantized(own).Contains(page) ? ages.Level(own, page) : PageKind::kExact;
+    return exact.open == 0 || exact.Quantized(own).Contains(page) ? ages.Level(own, page) : PageKind::kExact;
   }
 };
 

@@ -12,6 +12,7 @@
 #include "engine/engine_config.h"
 #include "engine/proposers.h"
 #include "engine/ranks.h"
+#include "engine/whole_sequences.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
 #include "models/blocks/rope.h"
@@ -129,6 +130,7 @@ void ResolveCacheFormats(const models::ModelConfig& model, DType dtype, const st
 EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
   CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
+  ComputeSequencesWhole(model, config);
   CheckRanks(config, model);
   const DType dtype = ResolveDType(config.dtype, model);
   const kernels::WeightType weight_type = ResolveWeights(config.weight_dtype, dtype);
@@ -191,6 +193,10 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.info = MakeModelInfo(model, dtype, config.weight_dtype);
   components.info.weight_bytes = components.model->WeightBytes();  // with the padding of packed weights
   components.info.hash = components.model_identity;
+  components.dense_modules = models::ReadDenseModules(config.model, model.hidden, *components.ops);
+  if (!components.dense_modules.empty()) {
+    components.info.embedding_size = static_cast<int>(components.dense_modules.back().out);
+  }
   for (const int32_t token : config.eos_token_ids) {
     std::vector<int32_t>& known = components.info.eos_token_ids;
     if (std::ranges::find(known, token) == known.end()) known.push_back(token);

@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/ops.h"
 #include "kvanta/engine.h"
+#include "models/dense_modules.h"
 #include "models/model.h"
 #include "observe/profile.h"
 #include "observe/scale_probe.h"
@@ -28,9 +29,10 @@ struct EngineComponents {
   std::shared_ptr<observe::StepProfile> profile;  // null without EngineConfig::profile
   std::unique_ptr<kernels::Ops> ops;              // operations that the model was loaded with
   std::unique_ptr<models::Model> model;
-  std::string model_identity;  // identity in page files
-  std::string weights_hash;    // hash of weights and config.json; only with EngineConfig::kv_cache_dir or kv_store
-  std::string kv_store;        // with its password; config.kv_store is without
+  std::vector<models::DenseModule> dense_modules;  // of embeddings
+  std::string model_identity;                      // identity in page files
+  std::string weights_hash;  // hash of weights and config.json; only with EngineConfig::kv_cache_dir or kv_store
+  std::string kv_store;      // with its password; config.kv_store is without
   formats::CacheLayout layout;
   formats::CacheLayout layout_of_rank_0;     // with several ranks
   std::vector<formats::LayerScales> scales;  // per layer

@@ -363,6 +363,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std
   }
   info.eos_token_ids = model.eos_token_ids;
   info.has_lm_head = model.has_lm_head;
+  info.embedding_size = model.hidden;
   info.declared_kv_cache = model.declared_kv_cache.empty() ? DeclaredLayers(model) : model.declared_kv_cache;
   info.declared_kv_cache_error = model.declared_kv_cache_error;
   info.parameters = weights.Parameters();

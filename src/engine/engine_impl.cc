@@ -66,6 +66,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
           .max_sequences = config.max_num_seqs,
           .max_step_tokens = std::max(config.page_size, config.max_num_batched_tokens / config.pipeline_parallel_size),
           .page_size = config.page_size,
+          .whole_sequences = components_.model->Config().AttendsInBothDirections(),
           .steps_in_flight = config.pipeline_parallel_size,
           .max_step_seconds = config.max_step_ms.value_or(0) / 1000,
           .prompts = {.shortest_first = config.scheduling_policy != "fcfs",

@@ -34,6 +34,10 @@ QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens, 
   CheckStopped("CollectQueryMoments");
   CheckAlone("CollectQueryMoments");
   CheckSequence(tokens);
+  if (components_.model->Config().AttendsInBothDirections()) {
+    throw InputError(fmt::format("queries of {} attend in both directions; +query is of causal attention",
+                                 components_.info.architecture));
+  }
   for (const int64_t length : context_lengths) {
     if (length < 1 || length > components_.info.max_position) {
       throw InputError(

@@ -87,7 +87,7 @@ void Engine::Impl::CheckRequest(const Request& request) const {
     }
   }
   if (request.pooling) {
-    request.pooling->Validate(components_.info.hidden);
+    request.pooling->Validate(components_.info.embedding_size);
     if (request.constraint || request.sampling.prompt_logprobs >= 0) {
       throw InputError(fmt::format("a request with pooling has no tokens: it cannot have {}",
                                    request.constraint ? "a constraint" : "prompt_logprobs"));
@@ -142,7 +142,7 @@ void Engine::Impl::Add(Request request) {
   auto state = std::make_shared<RequestState>(std::move(request), std::move(stops), seed, *cache_);
   if (state->request.pooling) {
     const models::ModelConfig& model = components_.model->Config();
-    state->pooler.emplace(*state->request.pooling, model.hidden, model.logits_divisor);
+    state->pooler.emplace(*state->request.pooling, model.hidden, model.logits_divisor, components_.dense_modules);
     if (state->pooler->ReadsEveryToken()) state->skip_prefix_match = true;
   }
   const std::lock_guard lock(mutex_);

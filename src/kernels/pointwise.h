@@ -15,6 +15,7 @@ struct Xielu {
 };
 
 // Function of a gate that multiplies channels. kSigmoid: 1 / (1 + exp(-x)). kSoftplus: log(1 + exp(x)).
-enum class GateFunction : uint8_t { kSigmoid, kSoftplus };
+// kIdentity: x.
+enum class GateFunction : uint8_t { kSigmoid, kSoftplus, kIdentity };
 
 }  // namespace kvanta::kernels

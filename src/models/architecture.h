@@ -66,6 +66,9 @@ void SetFourfoldMlp(Json& keys);
 // Gives GPT-2's keys the common names.
 void RenameGpt2Keys(Json& keys);
 
+// Gives keys of Kimi Linear and of classes with the same names those of DeepSeek's.
+void RenameKimiKeys(Json& keys);
+
 // Removes keys of KV heads and of the heads' size, which a class of as many KV heads as heads does not read.
 void RemoveHeadKeys(Json& keys);
 
@@ -87,6 +90,16 @@ struct RecurrentLayers {
 // Sets recurrent layers from `layer_types`, whose other entries are "full_attention".
 void ReadRecurrentLayers(const JsonObject& json, const RecurrentLayers& recurrent, ModelConfig& config);
 
+// Keys of the shape of Kimi Delta Attention.
+struct KimiDeltaKeys {
+  std::string_view heads, head_dim, conv_width;
+};
+
+// Sets layers of Kimi Delta Attention from `layer_types` ("linear_attention", "full_attention"), or from `layers`, and
+// their shape from `keys` of `shape_keys`.
+void ReadKimiDeltaLayers(const JsonObject& json, std::vector<bool> layers, const JsonObject& shape_keys,
+                         const KimiDeltaKeys& keys, ModelConfig& config);
+
 // Sets recurrent layers from `layer_types` ("linear_attention", "full_attention") or `full_attention_interval`, and
 // their shape from the linear_* keys (Qwen3-Next and Qwen3.5).
 void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config);
@@ -97,6 +110,10 @@ std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers);
 
 // Factors of embeddings, attention logits, what blocks add, and output logits (Granite).
 void ReadGraniteFactors(const JsonObject& json, ModelConfig& config);
+
+// Layers with the selection of an earlier layer's indexer, from `indexer_types`, `index_topk_pattern` or
+// `index_topk_freq` (GLM-5 and Mistral Large 4).
+void ReadSharedIndexers(const JsonObject& json, ModelConfig& config);
 
 // Queries that grow with the position, from llama_4_scaling_beta of the rope (Ministral 3 and Mistral 4).
 void ReadQueryScaling(const JsonObject& json, ModelConfig& config);

@@ -92,12 +92,19 @@ class Decoder final : public Model {
     } else {
       reader.SkipTensors(fmt::format("{}{}.", prefix, config.names.final_norm));
     }
-    if (target_ == nullptr)
+    std::vector<float> rope_exponents;
+    if (!config.names.rope_exponents.empty()) {
+      rope_exponents = reader.KeptValues(std::string(config.names.rope_exponents), config.mla.qk_rope_head_dim / 2);
+    }
+    for (const std::string_view other : config.names.other_modules) reader.SkipTensors(fmt::format("{}.", other));
+    if (target_ == nullptr) {
       reader.CheckUnusedTensors(names, config.stored_layers == 0 ? config.layers : config.stored_layers,
                                 config.num_nextn_predict_layers);
+    }
     weight_bytes_ = reader.Bytes();
     if (std::ranges::any_of(config_.layer_specs, &LayerSpec::IsRecurrent)) max_draft_rows_ = options.max_draft_rows;
-    ropes_.emplace(ops, config_, options.max_positions == 0 ? config.max_position : options.max_positions);
+    ropes_.emplace(ops, config_, options.max_positions == 0 ? config.max_position : options.max_positions,
+                   rope_exponents);
     AllocateScratch(options.max_rows);
   }
 

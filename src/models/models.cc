@@ -20,7 +20,8 @@ extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, 
     kExaone45, kGlm46v, kGlm4v, kHunYuanMoe, kIdefics3, kInternVl, kKimiK25, kLfm2Vl, kLlava, kLlavaNext,
     kLlavaOnevision, kMimoV2Flash, kMistral4, kPhimoe, kQwen25Omni, kQwen3Omni, kSmolVlm, kStarcoder2, kPhi, kGptNeox,
     kGpt2, kOpt, kApertus, kInternLm2, kMiniCpm, kChatGlm, kFalcon, kStep35, kStep37, kLaguna, kMellum, kHyV3,
-    kCohere2Moe, kGraniteSwa, kGraniteMoeSwa, kJais2, kHelium, kNanoChat, kGptJ, kGptBigCode, kOlmo, kVaultGemma, kAxK1;
+    kCohere2Moe, kGraniteSwa, kGraniteMoeSwa, kJais2, kHelium, kNanoChat, kGptJ, kGptBigCode, kOlmo, kVaultGemma, kAxK1,
+    kBailingHybrid, kMistralLarge4;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -141,7 +142,9 @@ std::span<const Architecture* const> Architectures() {
                                       &kGptBigCode,
                                       &kOlmo,
                                       &kVaultGemma,
-                                      &kAxK1};
+                                      &kAxK1,
+                                      &kBailingHybrid,
+                                      &kMistralLarge4};
   return kAll;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "kvanta/error.h"
 #include "models/blocks/rope.h"
@@ -18,7 +19,8 @@ Buffer CopyIn(Device& device, const std::vector<float>& values) {
 
 }  // namespace
 
-RopeTables::RopeTables(kernels::Ops& ops, const ModelConfig& config, int64_t positions) {
+RopeTables::RopeTables(kernels::Ops& ops, const ModelConfig& config, int64_t positions,
+                       std::span<const float> exponents) {
   if (positions < 1 || positions > config.max_position) {
     throw InputError(fmt::format("{} positions; this model takes 1 to {}", positions, config.max_position));
   }
@@ -38,7 +40,9 @@ RopeTables::RopeTables(kernels::Ops& ops, const ModelConfig& config, int64_t pos
     tables.keys = device.Allocate(bytes);
     tables.queries = scales_queries ? device.Allocate(bytes) : tables.keys;
     std::vector<float> table(static_cast<size_t>(positions) * spec.rotary_dim);
-    FillRopeTable(MakeRopeFrequencies(spec, positions), table);
+    RopeFrequencies frequencies = MakeRopeFrequencies(spec, positions);
+    for (size_t i = 0; i < exponents.size(); ++i) frequencies.inverse[i] *= std::exp(exponents[i]);
+    FillRopeTable(frequencies, table);
     device.CopyIn(tables.keys.data(), table.data(), bytes);
     if (scales_queries) {
       ScaleQueryTable(spec, table);

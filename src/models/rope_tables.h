@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -12,8 +13,9 @@ namespace kvanta::models {
 
 class RopeTables {
  public:
-  // Throws InputError where `positions` are none, or more than the model takes.
-  RopeTables(kernels::Ops& ops, const ModelConfig& config, int64_t positions);
+  // exponents: the frequencies are multiplied by their exponentials, [rotary_dim / 2]; empty: they are not. Throws
+  // InputError where `positions` are none, or more than the model takes.
+  RopeTables(kernels::Ops& ops, const ModelConfig& config, int64_t positions, std::span<const float> exponents = {});
 
   // Sets the step's rope, for its layer.
   void Set(const ModelConfig& config, AttentionStep& step) const noexcept;

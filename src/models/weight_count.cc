@@ -66,9 +66,9 @@ BlockCount CountGatedDeltaNet(const ModelConfig& config) {
 
 BlockCount CountKimiDelta(const ModelConfig& config) {
   const kernels::GatedDeltaNetShape& shape = config.gated_delta_net;
-  const int64_t low = 2 * shape.k_dim;  // of the decays and of the gates
-  BlockCount count{.matrices = config.hidden * (shape.ConvWidth() + low + shape.v_heads + shape.ValueWidth()) +
-                               low * shape.ValueWidth(),
+  const int64_t width = shape.ValueWidth(), low = 2 * shape.k_dim;  // of the decays and of the gates
+  const int64_t gates = config.low_rank_gates ? low * (config.hidden + width) : 2 * config.hidden * width;
+  BlockCount count{.matrices = config.hidden * (shape.ConvWidth() + shape.v_heads + width) + gates,
                    .vectors = shape.ConvWidth() * shape.conv_width + shape.v_heads + shape.KeyWidth() + shape.v_dim};
   count.kept = count.matrices;
   return count;
@@ -94,15 +94,18 @@ BlockCount CountMamba2(const ModelConfig& config) {
   return count;
 }
 
-BlockCount CountLatentAttention(const ModelConfig& config) {
+BlockCount CountLatentAttention(const ModelConfig& config, const LayerSpec& spec) {
   const MlaConfig& mla = config.mla;
   const int64_t hidden = config.hidden, heads = config.heads, rank = mla.kv_lora_rank, low = mla.q_lora_rank;
   const int64_t q = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), value = heads * mla.v_head_dim;
-  BlockCount count{.matrices = hidden * (rank + mla.qk_rope_head_dim) + rank * (heads * mla.qk_nope_head_dim + value) +
-                               value * hidden + (low == 0 ? hidden * q : hidden * low + low * q),
-                   .vectors = rank + low};
-  count.kept = count.matrices - rank * (heads * mla.qk_nope_head_dim + value);  // kv_b_proj is taken apart
-  if (config.qkv_bias) count.vectors += low + rank + mla.qk_rope_head_dim;
+  const int64_t rope = mla.keeps_rope_channels || spec.rope.rotary_dim != 0 ? mla.qk_rope_head_dim : 0;
+  const int64_t nope = q - heads * rope;
+  BlockCount count{.matrices = hidden * (rank + rope) + rank * (nope + value) + value * hidden +
+                               (low == 0 ? hidden * q : hidden * low + low * q),
+                   .vectors = rank + low + (mla.log_query_scales ? 2 * heads : 0)};
+  if (config.attn_output_gate == OutputGate::kPerHead) count.matrices += hidden * heads;
+  count.kept = count.matrices - rank * (nope + value);  // kv_b_proj is taken apart
+  if (config.qkv_bias) count.vectors += low + rank + rope;
   if (config.o_bias) count.vectors += hidden;
   return count;
 }
@@ -110,9 +113,12 @@ BlockCount CountLatentAttention(const ModelConfig& config) {
 // An indexer's projections; that of the heads' weights and the norm stay as they are stored.
 BlockCount CountIndexer(const ModelConfig& config) {
   const int64_t width = int64_t{config.indexer.heads} * config.indexer.head_dim;
-  BlockCount count{.matrices = config.mla.q_lora_rank * width + config.hidden * config.indexer.head_dim};
+  const int64_t in = config.indexer.norms_inputs ? config.hidden : config.mla.q_lora_rank;
+  BlockCount count{.matrices = in * width + config.hidden * config.indexer.head_dim};
   count.kept = count.matrices;
   count.vectors = config.hidden * config.indexer.heads + 2 * config.indexer.head_dim;
+  if (config.indexer.norms_inputs) count.vectors += 2 * config.hidden;
+  if (config.mla.log_query_scales) count.vectors += 2 * config.indexer.heads;
   return count;
 }
 
@@ -163,7 +169,7 @@ BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
       return CountMamba2(config);
   }
   if (!config.UsesMla()) return CountGroupedAttention(config, spec);
-  BlockCount count = CountLatentAttention(config);
+  BlockCount count = CountLatentAttention(config, spec);
   if (spec.selection == TokenSelection::kIndexer) {
     const BlockCount indexer = CountIndexer(config);
     count.matrices += indexer.matrices;
@@ -177,11 +183,10 @@ BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
 std::string AttentionModule(const ModelConfig& config, const LayerSpec& spec) {
   switch (spec.recurrent) {
     case RecurrentKind::kNone:
+    case RecurrentKind::kKimiDelta:
       break;
     case RecurrentKind::kGatedDeltaNet:
       return "linear_attn.out_proj";
-    case RecurrentKind::kKimiDelta:
-      return "self_attn.o_proj";
     case RecurrentKind::kShortConv:
       return "conv.out_proj";
     case RecurrentKind::kMamba2:
@@ -233,7 +238,8 @@ int64_t CountQuantized(const ModelConfig& config, const std::vector<LayerCount>&
           fmt::format("{}{}.{}.{}", names.prefix, names.layers, stored < 0 ? static_cast<int>(layer) : stored, module));
     };
     const bool sparse = spec.moe && !config.names.sparse_mlp.empty();
-    const std::string_view own = sparse ? config.names.sparse_mlp : config.names.mlp;
+    const bool in_layer = spec.moe && config.names.experts_in_layer;
+    const std::string_view own = in_layer ? "" : sparse ? config.names.sparse_mlp : config.names.mlp;
     const std::string mlp =
         fmt::format("{}{}{}{}", own, own.empty() ? "" : ".", spec.moe ? "experts.0." : "", config.names.down);
     if (is_quantized(spec.stored_attention, AttentionModule(config, spec))) count += layers[layer].attention.kept;

@@ -9,10 +9,10 @@
 
 namespace kvanta {
 
-void PoolingParams::Validate(int hidden_size) const {
-  if (dimensions < 0 || dimensions > hidden_size) {
+void PoolingParams::Validate(int embedding_size) const {
+  if (dimensions < 0 || dimensions > embedding_size) {
     throw InputError(fmt::format("dimensions = {}: must be between 1 and the model's hidden size, {}, or 0 (all)",
-                                 dimensions, hidden_size),
+                                 dimensions, embedding_size),
                      "dimensions");
   }
 }
@@ -24,8 +24,9 @@ constexpr double kMinNorm = 1e-12;  // torch.nn.functional.normalize's: zeros st
 
 }  // namespace
 
-Pooler::Pooler(const PoolingParams& params, int64_t hidden_size, double hidden_scale)
-    : params_(params), hidden_size_(hidden_size), hidden_scale_(hidden_scale) {}
+Pooler::Pooler(const PoolingParams& params, int64_t hidden_size, double hidden_scale,
+               std::span<const models::DenseModule> modules)
+    : params_(params), hidden_size_(hidden_size), hidden_scale_(hidden_scale), modules_(modules) {}
 
 int64_t Pooler::FirstRow(int64_t tokens, bool last) const noexcept {
   if (ReadsEveryToken()) return 0;
@@ -44,16 +45,15 @@ void Pooler::Add(int64_t start, std::span<const float> rows) {
 }
 
 std::vector<float> Pooler::Finish() const {
-  const auto count = static_cast<size_t>(params_.dimensions == 0 ? hidden_size_ : params_.dimensions);
-  std::vector<double> pooled(sum_.begin(), sum_.begin() + static_cast<std::ptrdiff_t>(count));
+  std::vector<double> pooled(sum_.begin(), sum_.end());
+  for (double& value : pooled) value = value / static_cast<double>(rows_) * hidden_scale_;
+  for (const models::DenseModule& module : modules_) pooled = module.Forward(pooled);
+  if (params_.dimensions != 0) pooled.resize(static_cast<size_t>(params_.dimensions));
   double squares = 0;
-  for (double& value : pooled) {
-    value = value / static_cast<double>(rows_) * hidden_scale_;
-    squares += value * value;
-  }
+  for (const double value : pooled) squares += value * value;
   if (!std::isfinite(squares)) return {};
   const double norm = params_.normalize ? std::max(std::sqrt(squares), kMinNorm) : 1.0;
-  std::vector<float> embedding(count);
+  std::vector<float> embedding(pooled.size());
   std::ranges::transform(pooled, embedding.begin(), [&](double value) { return static_cast<float>(value / norm); });
   return embedding;
 }

@@ -6,14 +6,17 @@
 #include <vector>
 
 #include "kvanta/pooling.h"
+#include "models/dense_modules.h"
 
 namespace kvanta::runner {
 
 // A mean is summed in double precision in the order of positions, so that chunks do not change a bit.
 class Pooler {
  public:
-  // hidden_scale: factor of the hidden states, where the model's last norm contains its inverse.
-  Pooler(const PoolingParams& params, int64_t hidden_size, double hidden_scale);
+  // hidden_scale: factor of the hidden states, where the model's last norm contains its inverse. modules: project what
+  // is pooled; they outlive it.
+  Pooler(const PoolingParams& params, int64_t hidden_size, double hidden_scale,
+         std::span<const models::DenseModule> modules = {});
 
   // True if no token's hidden state may be missing: prefix hits have none.
   bool ReadsEveryToken() const noexcept { return params_.pooling_type == PoolingType::kMean; }
@@ -29,6 +32,7 @@ class Pooler {
   PoolingParams params_;
   int64_t hidden_size_;
   double hidden_scale_;
+  std::span<const models::DenseModule> modules_;
   std::vector<double> sum_;  // [hidden_size]; empty before the first Add
   int64_t rows_ = 0;
 };

@@ -88,6 +88,7 @@ int64_t Scheduler::LogitRows(const Sequence& sequence, int64_t tokens) const noe
 // aligned at all.
 int64_t Scheduler::ChunkTokens(const Sequence& sequence) const {
   const int64_t remaining = sequence.Remaining();
+  if (config_.whole_sequences) return remaining <= budget_ ? remaining : 0;
   int64_t budget = budget_;
   if (config_.long_prompt_tokens > 0 && remaining > 1) budget = std::min(budget, config_.long_prompt_tokens);
   if (seconds_ < kNoLimit && remaining > 1) budget = TokensInTime(sequence, std::min(remaining, budget));
@@ -288,7 +289,7 @@ bool Scheduler::Admit(Sequence& sequence) {
         sequence.pages.MaxBytes(length) - cache_.spec.MaxBytes(matched, 0) + Running() * cache_.spec.PageBytes();
     if (!reservations_.MakeRoom(sequence, need)) return block();
   }
-  const int64_t one_page = std::min<int64_t>(tokens, config_.page_size);
+  const int64_t one_page = config_.whole_sequences ? tokens : std::min<int64_t>(tokens, config_.page_size);
   while (!Reserve(sequence, tokens)) {
     if (Demote(sequence, tokens)) continue;
     if (tokens == one_page) {

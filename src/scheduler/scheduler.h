@@ -33,6 +33,9 @@ struct SchedulerConfig {
   int max_sequences = 64;     // maximum running sequences
   int max_step_tokens = 512;  // token budget of a step; >= page_size
   int page_size = 64;
+  // A step computes all tokens of a sequence, of at most max_step_tokens, or none. It is not limited by time, by
+  // long_prompt_tokens, or by memory but for the sequences that run.
+  bool whole_sequences = false;
   // Steps that the engine has in flight at once, in a pipeline of ranks. Decoding sequences are spread among them.
   int steps_in_flight = 1;
   // Seconds that a step may take while a sequence decodes; four times as many while none does, so that a prompt that

@@ -124,6 +124,35 @@ TEST_P(AccuracyTest, EveryPageSizeWindowAndSoftcap) {
   }
 }
 
+// Sequences of several pages in one step; the last one has more than one KV split.
+TEST_P(AccuracyTest, BothDirections) {
+  uint32_t seed = 350;
+  for (const char* scheme : {"bf16", "int8", "int4", "kivi2+exact=2+sink=3", "nvfp4"}) {
+    for (const int page_size : {32, 64}) {
+      for (const int window : {0, 1, 5, 33, 100}) {
+        Check({.scheme = scheme,
+               .heads = 6,
+               .kv_heads = 2,
+               .head_dim = 32,
+               .page_size = page_size,
+               .sliding_window = window,
+               .both_directions = true,
+               .lengths = {150, 1, 64}},
+              {{{0, 150}, {1, 1}, {2, 64}}}, seed++);
+      }
+    }
+  }
+  for (const int window : {0, 200}) {
+    Check({.heads = 2,
+           .head_dim = 32,
+           .page_size = 64,
+           .sliding_window = window,
+           .both_directions = true,
+           .lengths = {1100}},
+          {{{0, 1100}}}, seed++);
+  }
+}
+
 TEST_P(AccuracyTest, RaggedBatch) {
   uint32_t seed = 400;
   for (const formats::Format& format : formats::All()) {

@@ -252,6 +252,19 @@ TEST(BackendTest, LayersOfDifferentKinds) {
   }
 }
 
+TEST(BackendTest, BothDirectionsAreOfWholeSequences) {
+  const auto& unit = *testing::Units().front().table;
+  CacheHarness harness({.both_directions = true, .lengths = {40}}, 1);
+  const std::unique_ptr<Backend> backend = harness.CpuBackend(unit);
+  harness.RunStep(*backend, {{0, 20}});
+  EXPECT_THAT(ErrorOf([&] {
+                harness.RunStep(*backend, {{0, 20}});
+              }),
+              HasSubstr("start 20; attention in both directions"));
+  CacheHarness latents({.rope_dim = 16, .both_directions = true}, 1);
+  EXPECT_THAT(ErrorOf([&] { latents.CpuBackend(unit); }), HasSubstr("without latents"));
+}
+
 // A page outside every layer's window needs no record.
 TEST(BackendTest, PagesBeyondTheWindowMayBeGone) {
   CacheHarness harness({.scheme = "int8", .sliding_window = 20, .lengths = {70}}, 1);

@@ -33,6 +33,7 @@ struct HarnessOptions {
   int page_size = 16;
   int sliding_window = 0;
   int chunk = 0;  // chunk size of chunked attention, instead of the window
+  bool both_directions = false;
   float softcap = 0;
   bool sinks = false;   // attention sinks of random logits, some far above and below those of the keys
   float magnitude = 1;  // standard deviation of q, k, v
@@ -46,8 +47,8 @@ struct HarnessOptions {
   Device* device = &Cpu();  // memory of the cache
 
   cache::Visibility Visibility() const {
-    return chunk != 0 ? cache::Visibility{cache::VisibilityKind::kChunked, chunk}
-                      : cache::SlidingWindow(sliding_window);
+    if (chunk != 0) return {cache::VisibilityKind::kChunked, chunk};
+    return {cache::SlidingWindow(sliding_window).kind, sliding_window, both_directions};
   }
 };
 

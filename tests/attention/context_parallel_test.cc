@@ -265,7 +265,7 @@ TEST(ContextParallel, PagesOfSplitsAreThoseOfAllRanksOnce) {
           const PageClasses classes{.of = kLatentClasses, .first = rank, .step = ranks};
           const int64_t splits = (position / kSplitTokens / classes.of + 1) * classes.Own();
           for (int64_t split = 0; split < splits; ++split) {
-            const SplitPages pages = PagesOfSplit(classes, visibility, position, 64, split);
+            const SplitPages pages = PagesOfSplit(classes, visibility, position, position, 64, split);
             for (int64_t page = pages.first; page < pages.end; page += pages.step) {
               EXPECT_EQ(page % ranks, rank);
               ++times.at(static_cast<size_t>(page));

@@ -89,6 +89,28 @@ INSTANTIATE_TEST_SUITE_P(Units, InvarianceTest,
                            return name;
                          });
 
+// Sequences alone on one thread, and all in one step.
+TEST_P(InvarianceTest, BothDirections) {
+  const KvScheme scheme = KvScheme::Parse(Scheme());
+  if (formats::Find(scheme.k.format).latents == formats::MlaSupport::kRequired || !scheme.ages.empty()) {
+    GTEST_SKIP() << "refused";
+  }
+  for (const int window : {0, 9}) {
+    HarnessOptions options{.scheme = Scheme(), .head_dim = 32, .page_size = PageSize(16)};
+    options.sliding_window = window;
+    options.both_directions = true;
+    options.lengths = {70, 1, 33};
+    CacheHarness one(options, FirstSeed()), all(options, FirstSeed());
+    const std::unique_ptr<Backend> serial = one.CpuBackend(Isa()), parallel = all.CpuBackend(Isa(), 4);
+    for (int i = 0; i < 3; ++i) one.RunStep(*serial, {{i, options.lengths[static_cast<size_t>(i)]}});
+    all.RunStep(*parallel, {{2, 33}, {0, 70}, {1, 1}});
+    for (size_t i = 0; i < 3; ++i) {
+      ASSERT_TRUE(SameBits(one.sequences()[i].out, all.sequences()[i].out))
+          << "sequence " << i << ", window " << window;
+    }
+  }
+}
+
 // Same sequences and cache: token by token on one thread, and random batches of random chunks on 1, 2 or 4 threads.
 TEST_P(InvarianceTest, ChunksBatchesAndThreads) {
   for (uint32_t seed = FirstSeed(); seed < FirstSeed() + static_cast<uint32_t>(Cases()); ++seed) {

@@ -126,7 +126,8 @@ std::vector<double> DeltaOracle(const DeltaLayer& layer) {
         const double x = shape.channel_decay
                              ? double{layer.channel_gates[row * shape.KeyWidth() + at]} + layer.dt_bias[at]
                              : double{gates[shape.v_heads + head]} + layer.dt_bias[head];
-        decay[i] = std::exp(layer.decay[head] * std::log1p(std::exp(x)));
+        const double bound = shape.decay_lower_bound, rate = layer.decay[head];
+        decay[i] = std::exp(bound != 0 ? bound * sigmoid(-rate * x) : rate * std::log1p(std::exp(x)));
       }
       double* s = state.data() + int64_t{head} * shape.k_dim * shape.v_dim;
       std::vector<double> o(static_cast<size_t>(shape.v_dim));
@@ -161,7 +162,14 @@ constexpr GatedDeltaNetShape kDeltaShapes[] = {
     {.k_heads = 3, .v_heads = 3, .k_dim = 128, .v_dim = 128, .conv_width = 4},
     {.k_heads = 1, .v_heads = 2, .k_dim = 8, .v_dim = 8, .conv_width = 8},
     {.k_heads = 2, .v_heads = 2, .k_dim = 128, .v_dim = 128, .conv_width = 4, .channel_decay = true},
-    {.k_heads = 3, .v_heads = 3, .k_dim = 40, .v_dim = 40, .conv_width = 3, .channel_decay = true}};
+    {.k_heads = 3, .v_heads = 3, .k_dim = 40, .v_dim = 40, .conv_width = 3, .channel_decay = true},
+    {.k_heads = 3,
+     .v_heads = 3,
+     .k_dim = 40,
+     .v_dim = 40,
+     .conv_width = 3,
+     .channel_decay = true,
+     .decay_lower_bound = -5}};
 
 TEST_P(GatedDeltaNetTest, EqualsTheRecurrence) {
   for (const GatedDeltaNetShape& shape : kDeltaShapes) {

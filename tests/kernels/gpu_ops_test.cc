@@ -373,7 +373,7 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
     ExpectClose(Download(sum), expected);
   }
 
-  for (const GateFunction function : {GateFunction::kSigmoid, GateFunction::kSoftplus}) {
+  for (const GateFunction function : {GateFunction::kSigmoid, GateFunction::kSoftplus, GateFunction::kIdentity}) {
     for (const int64_t channels : {1, 2}) {
       cpu_->MulGate(function, expected.data(), stride, x.data() + 3, stride, kRowCount, width / 2 * 2, channels);
       ops_->MulGate(function, sum.as<float>(), stride, gate.as<float>() + 3, stride, kRowCount, width / 2 * 2,

@@ -356,8 +356,11 @@ TEST_P(GpuRecurrentTest, GatedDeltaNet) {
 }
 
 TEST_P(GpuRecurrentTest, KimiDeltaAttention) {
-  Check(DeltaLayer({.k_heads = 2, .v_heads = 2, .k_dim = 40, .v_dim = 40, .conv_width = 4, .channel_decay = true},
-                   false));
+  GatedDeltaNetShape shape{
+      .k_heads = 2, .v_heads = 2, .k_dim = 40, .v_dim = 40, .conv_width = 4, .channel_decay = true};
+  Check(DeltaLayer(shape, false));
+  shape.decay_lower_bound = -5;
+  Check(DeltaLayer(shape, false));
 }
 
 TEST_P(GpuRecurrentTest, Mamba2) {

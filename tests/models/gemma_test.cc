@@ -87,6 +87,24 @@ TEST(Gemma2Config, SoftcapsAndAlternatingWindows) {
   EXPECT_EQ(Parse(config).final_logit_softcapping, 0) << "null is none, not the default";
 }
 
+// EmbeddingGemma's window of 512 has 256 tokens on either side of the query.
+TEST(Gemma3Config, AttentionInBothDirections) {
+  json config = {{"architectures", {"Gemma3TextModel"}},
+                 {"model_type", "gemma3_text"},
+                 {"num_hidden_layers", 6},
+                 {"sliding_window", 512},
+                 {"use_bidirectional_attention", true}};
+  const ModelConfig both = Parse(config);
+  EXPECT_TRUE(both.AttendsInBothDirections());
+  EXPECT_FALSE(both.has_lm_head);
+  EXPECT_EQ(both.layer_specs[0].visibility,
+            (cache::Visibility{cache::VisibilityKind::kSlidingWindow, 257, /*both_directions=*/true}));
+  EXPECT_EQ(both.layer_specs[5].visibility,
+            (cache::Visibility{cache::VisibilityKind::kFull, 0, /*both_directions=*/true}));
+  config["use_bidirectional_attention"] = false;
+  EXPECT_FALSE(Parse(config).AttendsInBothDirections());
+}
+
 TEST(Gemma3Config, Errors) {
   json config = Gemma3();
   config["text_config"]["hidden_activation"] = "gelu";
@@ -101,11 +119,7 @@ TEST(Gemma3Config, Errors) {
   EXPECT_THAT(error(), HasSubstr("'text_config.hidden_activation' is 'gelu'; expected silu or gelu_pytorch_tanh"));
   config = Gemma3();
   config["text_config"]["use_bidirectional_attention"] = true;
-  EXPECT_THAT(error(), HasSubstr("expected false: attention in both directions is not supported"));
-  config = {{"architectures", {"Gemma3TextModel"}},  // EmbeddingGemma
-            {"model_type", "gemma3_text"},
-            {"use_bidirectional_attention", true}};
-  EXPECT_THAT(error(), HasSubstr("'use_bidirectional_attention' is true; expected false: attention in both"));
+  EXPECT_THAT(error(), HasSubstr("expected false: only Gemma3TextModel attends in both directions"));
   config = Gemma3();
   config.erase("text_config");
   EXPECT_THAT(error(), HasSubstr("'text_config' is missing"));

@@ -163,7 +163,7 @@ LAYOUTS = {
 _FUSED_EXPERTS = re.compile(r"(.+\.(?:feed_forward|layers\.\d+\.mlp)\.experts)\.(gate_up|down)_proj")
 
 
-_FURTHER_LINEAR = r"\.dense|dense_h_to_4h|dense_4h_to_h|\.fc[12]|\.c_fc|query_key_value|\.wqkv|\.wo"
+_FURTHER_LINEAR = r"\.dense|dense_h_to_4h|dense_4h_to_h|\.fc[12]|\.c_fc|query_key_value|\.wqkv|\.wo|\.wq|\.wkv_[ab].*"
 
 
 def is_quantized(name: str, tensor: torch.Tensor) -> bool:
@@ -179,7 +179,7 @@ def is_quantized(name: str, tensor: torch.Tensor) -> bool:
         is not None
     )
     return (
-        (".layers." in name or ".h." in name)
+        (".layers." in name or name.startswith("layers.") or ".h." in name)
         and "vision" not in name
         and "audio" not in name
         and ".g_proj." not in name  # a row for each head

@@ -59,6 +59,7 @@ def test_absent_keys_are_the_defaults_of_transformers(architecture: str, tmp_pat
     # Some defaults are those of large models, and the engine needs to be told the others.
     kept = {"num_hidden_layers", "vocab_size", "max_position_embeddings", "layer_types", "num_experts_per_tok"}
     kept |= {"intermediate_size", "n_group", "topk_group", "num_key_value_heads", "rotary_dim"}
+    kept |= {"num_experts_per_token", "num_expert_group"}
     if "num_key_value_heads" not in config:  # the number of heads is in no shape
         kept |= {"num_attention_heads", "n_head"}
     shortest = shortest_config(architecture, config)

@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
 SPARSE = "does not support sparse attention; device cpu does"
-REFUSED = {"DeepseekV32ForCausalLM": SPARSE, "GlmMoeDsaForCausalLM": SPARSE}
+REFUSED = dict.fromkeys(
+    ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "MistralLarge4ForConditionalGeneration"), SPARSE
+)
 
 pytestmark = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not built; scripts/test builds it")
 
@@ -58,6 +60,14 @@ def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support
     _, difference = divergence(tmp_path, "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
     record_support(tmp_path, "BF16", "gpu_emulated")
+
+
+def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
+    model = tiny_models.make_model("Gemma3", use_bidirectional_attention=True).base_model
+    tiny_models.save(model, tmp_path, torch.bfloat16)
+    done = run(tmp_path, "float32", "fp32", "auto", *TOKENS)
+    assert done.returncode == 1
+    assert "attention of Gemma3ForCausalLM goes in both directions, which device cpu supports" in done.stderr
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"])

@@ -17,7 +17,7 @@ import torch
 from kvanta import LLM, SamplingParams
 from kvanta.errors import InputError
 
-ARCHITECTURES = ["Qwen3_5", "Qwen3Next", "Glm4Moe", "DeepseekV3"]
+ARCHITECTURES = ["Qwen3_5", "Qwen3Next", "Glm4Moe", "DeepseekV3", "Mellum"]
 FEW = {20: 6.0, 21: 6.0, 22: 6.0}  # makes few tokens likely, so that some drafts are right
 TWO = {20: 12.0, 21: 12.0}
 OPTIONS: dict[str, Any] = {"tokenizer": "stories260k", "max_model_len": 256, "threads": 2}
@@ -114,7 +114,7 @@ def answers(llm: LLM, prompts: list[list[int]], seed: int) -> list[tuple[Any, An
     return [(output.token_ids, output.logprobs) for output in outputs]
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3_5", "Glm4Moe", "DeepseekV3"])
+@pytest.mark.parametrize("architecture", ["Qwen3_5", "Glm4Moe", "DeepseekV3", "Mellum"])
 def test_answers_are_those_of_plain_decoding(architecture: str, tmp_path: Path) -> None:
     settings = WIDE if architecture != "DeepseekV3" else {}
     tiny_mtp.save(tiny_mtp.make_predictor(architecture, **settings), tmp_path, torch.bfloat16)

@@ -1,5 +1,5 @@
-"""DeepSeek V3.2 and GLM-5, whose indexers select the tokens that attention reads: logits against transformers, and the
-bits of every way to a token."""
+"""DeepSeek V3.2, GLM-5 and Mistral Large 4, whose indexers select the tokens that attention reads: logits against
+transformers, and the bits of every way to a token."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
+import tiny_multimodal
 import tolerance
 import torch
 from logits_oracle import (
@@ -52,6 +53,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm_moe_dsa_shared_to_the_end": ("GlmMoeDsa", {"indexer_types": ["full", "shared", "shared"]}),
 }
 LAYER = "model.layers.1.self_attn.indexer."
+LARGE: dict[str, dict[str, Any]] = {
+    "default": {},
+    "rope in all layers": {"no_rope_layers": [1, 1, 1]},
+    "layers without rope by interval": {"no_rope_layers": None, "no_rope_layer_interval": 2},
+    "shared selections": {"indexer_types": ["full", "shared", "full"], "index_topk": 40},
+    "all tokens": {"index_topk": len(TOKENS), "attention_bias": True, "n_shared_experts": 2},
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -61,6 +69,51 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_sup
     tiny_models.save(model, tmp_path)
     assert_equals_transformers(model, tmp_path)
     record_support(tmp_path, "F32")
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_mistral_large_4(name: str, tmp_path: Path, record_support: RecordSupport) -> None:
+    model = tiny_multimodal.make_mistral_large4(**LARGE[name])
+    tiny_models.save(model, tmp_path)
+    assert_equals_transformers(model, tmp_path)
+    record_support(tmp_path, "F32")
+
+
+OF_LARGE = "layers.1.attention."
+LARGE_FAULTS = {
+    "exponents of frequencies": edit_tensor("lerope.alpha", lambda x: x + 0.05),
+    "factors of queries": edit_tensor(OF_LARGE + "ssmax_scaling.s", lambda x: x.flip(0)),
+    "bias of factors": edit_tensor("layers.0.attention.ssmax_scaling.b", lambda x: x.flip(0)),
+    "factors of the indexer": edit_tensor(OF_LARGE + "indexer.ssmax_scaling.s", lambda x: x.flip(0)),
+    "norm of the indexer's inputs": edit_tensor(OF_LARGE + "indexer.q_input_norm.weight", lambda x: x.flip(0)),
+    "softcap": edit_config(**{"text_config.final_logit_softcapping": 3.0}),
+    "eps of latents": edit_config(**{"text_config.rms_norm_eps": 3e-3}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_FAULTS)
+def test_faults_of_mistral_large_4_are_noticed(name: str, tmp_path: Path) -> None:
+    model = tiny_multimodal.make_mistral_large4()
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    LARGE_FAULTS[name](tmp_path)
+    assert largest_error(logits(tmp_path), expected) > 3 * tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config.kv_source_layers": [0, 0, 2]}, "kv_source_layers' is a list of 3; expected each layer's own"),
+        ({"text_config.no_rope_layers": [1]}, "for each of 3 layers"),
+        ({"text_config.n_group": 2}, "n_group"),
+        ({"text_config.indexer_types": ["shared", "full", "full"]}, "an indexer in the first layer"),
+    ],
+)
+def test_bad_configs_of_mistral_large_4(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_multimodal.make_mistral_large4(), tmp_path)
+    tiny_models.edit_config(tmp_path, **changes)
+    with pytest.raises(InputError, match=message):
+        logits(tmp_path)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -145,17 +198,28 @@ def test_plan_counts_the_parameters(architecture: str, tmp_path: Path) -> None:
     assert plan(str(tmp_path), 2**30)["parameters"] == expected
 
 
+def test_plan_counts_the_parameters_of_mistral_large_4(tmp_path: Path) -> None:
+    model: Any = tiny_multimodal.make_mistral_large4(indexer_types=["full", "shared", "full"])
+    tiny_models.save(model, tmp_path)
+    language_model = [*model.model.language_model.parameters(), *model.lm_head.parameters()]
+    assert plan(str(tmp_path), 2**30)["parameters"] == sum(parameter.numel() for parameter in language_model)
+
+
 # ---- the cache of indexers
 
 
-@pytest.fixture(scope="module", params=["DeepseekV32", "GlmMoeDsa"])
+@pytest.fixture(scope="module", params=["DeepseekV32", "GlmMoeDsa", "MistralLarge4"])
 def sparse(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the tokenizer of stories260k, and rows that every format takes."""
     folder = tmp_path_factory.mktemp(request.param)
     settings: dict[str, Any] = {"vocab_size": 512, "max_position_embeddings": 1024, "kv_lora_rank": 128}
     if request.param == "GlmMoeDsa":
         settings["indexer_types"] = ["full", "shared", "full"]
-    tiny_models.save(tiny_models.make_model(request.param, **settings), folder, torch.bfloat16)
+    if request.param == "MistralLarge4":
+        model = tiny_multimodal.make_mistral_large4(**settings)
+    else:
+        model = tiny_models.make_model(request.param, **settings)
+    tiny_models.save(model, folder, torch.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
     return folder

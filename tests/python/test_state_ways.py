@@ -25,6 +25,7 @@ FORMATS = ["bf16", "int8", "int4", "kivi4", "int4+exact=2", "nvfp4"]
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "Qwen3_5": ({"head_dim": 32}, FORMATS),
     "KimiLinear": ({"moe_intermediate_size": 256}, ["bf16", "fp8", "int4"]),
+    "BailingHybrid": ({"moe_intermediate_size": 256}, ["bf16", "fp8", "int4"]),
     "GraniteMoeHybrid": ({"shared_intermediate_size": 512}, FORMATS),
     "Lfm2": ({"layer_types": ["conv", "full_attention"] * 4}, FORMATS),
 }

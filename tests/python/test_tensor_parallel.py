@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
+import tiny_multimodal
 import torch
 from divided_models import FOUR, assert_same_bits, blocks, compute, gguf_file, quantized, saved
 from serve_command import SMALL, serving
@@ -65,6 +66,12 @@ def mxfp4_experts(folder: Path) -> Path:
     return folder
 
 
+def mistral_large4(folder: Path) -> Path:
+    model = tiny_multimodal.make_mistral_large4(**FOUR | {"num_key_value_heads": 8})
+    tiny_models.save(model, folder, torch.bfloat16)
+    return folder
+
+
 # Each: a checkpoint, and options. Together all kinds of weights and of caches that ranks divide.
 CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "Llama": (lambda folder: saved("Llama", folder), {"kv_cache_dtype": "int4+hadamard"}),
@@ -104,6 +111,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
         lambda folder: saved("DeepseekV32", folder),
         {"kv_cache_dtype": "mla_int4", "indexer_cache_dtype": "int4"},
     ),
+    "MistralLarge4": (mistral_large4, {"kv_cache_dtype": "mla_int8"}),
     "DeepseekV3 GGUF": (lambda folder: gguf_file(folder, "DeepseekV3", "F32"), {}),
 }
 # Models with experts, which ranks divide in two ways.

@@ -35,6 +35,7 @@ MULTIMODAL: dict[str, Callable[..., transformers.PreTrainedModel]] = {
     "Gemma4": tiny_multimodal.make_gemma4_multimodal,
     "Gemma4Unified": tiny_multimodal.make_gemma4_unified_multimodal,
     "Mistral3": partial(tiny_multimodal.make_mistral3, "Ministral3"),
+    "MistralLarge4": tiny_multimodal.make_mistral_large4,
     "Llama4": tiny_multimodal.make_llama4_multimodal,
     **{name: partial(tiny_text_and_images.make_glm4v, name) for name in ("Glm4v", "Glm46V", "Glm4vMoe")},
     "Qwen3VLMoe": make_qwen3_vl_moe,

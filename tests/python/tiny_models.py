@@ -440,6 +440,9 @@ KIMI_LINEAR: dict[str, Any] = {
     "pad_token_id": 0,
 }
 SETTINGS["KimiLinear"] = KIMI_LINEAR
+SETTINGS["BailingHybrid"] = {
+    key: size for key, size in KIMI_LINEAR.items() if key not in ("linear_head_dim", "linear_num_heads")
+} | {"head_dim": 24, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
 CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
     "Gemma4": "Gemma4TextConfig",
@@ -462,6 +465,7 @@ HYBRIDS = [
     "FalconH1",
     "NemotronH",
     "KimiLinear",
+    "BailingHybrid",
 ]
 DENSE = [
     *("Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3", "SeedOss", "Ernie4_5"),

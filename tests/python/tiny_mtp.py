@@ -20,6 +20,7 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
     "Qwen3Next": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
     "Glm4Moe": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
     "DeepseekV3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "Mellum": {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
 }
 
 
@@ -67,12 +68,13 @@ def save(predictor: Predictor, folder: Path, dtype: torch.dtype = torch.float32)
     tiny_models.save(model, folder, dtype)
     tiny_models.save(predictor.trunk, folder / "trunk", dtype)
     trunk = safetensors.torch.load_file(folder / "trunk" / "model.safetensors")
-    if type(model).__name__.startswith("Qwen3"):
+    if type(model).__name__.startswith(("Qwen3", "Mellum")):
         outer, layer = "mtp.", "mtp.layers.0."
         names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
     else:
         outer = layer = f"model.layers.{model.config.num_hidden_layers}."
         names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    if not type(model).__name__.startswith("Qwen3"):
         tiny_models.edit_config(folder, num_nextn_predict_layers=1)
     parts = (predictor.embedding_norm.weight, predictor.hidden_norm.weight, predictor.projection)
     tensors = {f"{outer}{name}.weight": part.detach().to(dtype) for name, part in zip(names, parts, strict=False)}

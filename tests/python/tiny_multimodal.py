@@ -58,6 +58,44 @@ def make_mistral3(text: str, **settings: Any) -> transformers.PreTrainedModel:
     return tiny_models.fill(transformers.Mistral3ForConditionalGeneration(config))
 
 
+# Some tokens have more than index_topk before them; layers 0 and 2 have a rope.
+MISTRAL_LARGE4: dict[str, Any] = {
+    **{key: value for key, value in tiny_models.SPARSE_LATENTS.items() if key != "q_lora_rank"},
+    "no_rope_layers": [1, 0, 1],
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.0,
+    },
+}
+
+
+def make_mistral_large4(**settings: Any) -> transformers.PreTrainedModel:
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    text = {**tiny_models.SIZES, **MISTRAL_LARGE4, **settings}
+    config = transformers.MistralLarge4Config(text_config=text, vision_config=vision)
+    model: Any = tiny_models.fill(transformers.MistralLarge4ForConditionalGeneration(config))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # queries that grow by the logarithm of the position
+            if name.endswith(("softmax_scaling.scale", "softmax_scaling.bias")):
+                center = 0.2 if name.endswith("scale") else 1.0
+                parameter.copy_(center + 0.2 * torch.randn(parameter.shape, generator=generator))
+        alpha = model.model.language_model.rotary_emb.alpha
+        alpha.copy_(0.5 * torch.randn(alpha.shape, generator=generator))
+    return model
+
+
 def make_llama4_multimodal(**settings: Any) -> transformers.PreTrainedModel:
     vision = {
         "hidden_size": 16,

@@ -57,6 +57,21 @@ TEST(Pooler, TruncatesBeforeItNormalizes) {
   EXPECT_EQ(zeros.Finish(), (Values{0, 0}));
 }
 
+TEST(Pooler, ProjectsBeforeItTruncates) {
+  const models::DenseModule modules[] = {
+      {.in = 2, .out = 3, .weight = {1, 0, 0, 1, 1, 1}, .bias = {0, 0, -1}, .tanh = true},
+      {.in = 3, .out = 2, .weight = {2, 0, 0, 0, 0, 4}, .bias = {}}};
+  const PoolingParams raw{.pooling_type = PoolingType::kMean, .normalize = false};
+  Pooler pooler(raw, 2, 0.5, modules);
+  pooler.Add(0, Values{1, 2, 3, 4});  // mean 2, 3, scaled 1, 1.5
+  EXPECT_EQ(pooler.Finish(), (Values{static_cast<float>(2 * std::tanh(1.0)), static_cast<float>(4 * std::tanh(1.5))}));
+  PoolingParams one = raw;
+  one.dimensions = 1;
+  Pooler cut(one, 2, 1, modules);
+  cut.Add(0, Values{0.5F, 0});
+  EXPECT_EQ(cut.Finish(), Values{static_cast<float>(2 * std::tanh(0.5))});
+}
+
 TEST(Pooler, UndoesTheScaleOfTheLastNorm) {
   Pooler pooler = Raw(PoolingType::kLast, 8);
   pooler.Add(0, Values{0.25F, -1});

@@ -52,6 +52,29 @@ TEST(Scheduler, ChunksEndOnPageBoundariesExceptTheLast) {
   EXPECT_EQ(sizes, (std::vector<int>{32, 32, 36}));
 }
 
+TEST(Scheduler, WholeSequencesAreComputedInOneStep) {
+  SchedulerConfig config = Config(4, 5 * kPage);
+  config.whole_sequences = true;
+  config.long_prompt_tokens = kPage;
+  World world(config, 9 * 1024, false, 0);
+  auto first = world.Make(4 * kPage + 3, 1), second = world.Make(2 * kPage, 2), third = world.Make(kPage, 3);
+  for (Sequence* sequence : {first.get(), second.get(), third.get()}) world.scheduler.Add(*sequence);
+  const auto step = [&] {
+    std::vector<Sequence*> computed;
+    for (const Chunk& chunk : world.scheduler.Schedule(StepClock{})) {
+      EXPECT_EQ(chunk.start, 0);
+      EXPECT_EQ(chunk.tokens, std::ssize(chunk.sequence->tokens));
+      EXPECT_TRUE(chunk.last);
+      computed.push_back(chunk.sequence);
+    }
+    world.scheduler.Commit();
+    for (Sequence* sequence : computed) world.scheduler.Remove(*sequence);
+    return computed;
+  };
+  EXPECT_EQ(step(), (std::vector<Sequence*>{third.get(), second.get()})) << "the budget has no place for the longest";
+  EXPECT_EQ(step(), std::vector<Sequence*>{first.get()});
+}
+
 TEST(Scheduler, DraftsLeaveThePageOpen) {
   World world(Config(4, 40), 1 << 20);
   for (int64_t length = 1; length <= 2 * kPage; ++length) {

@@ -136,9 +136,9 @@ class LoadedModel:
                 self.engine, self._ranks = engine_with_ranks(config)
             self._give_out_events(kv_events, on_kv_events, rank)
         self.tokenizer.vocab = int(self.engine.info.vocab)
-        hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
-        if dimensions is not None and dimensions > hidden:
-            raise InputError(f"pooler_config: dimensions must be at most the hidden size, {hidden}, got {dimensions}")
+        size, dimensions = int(self.engine.info.embedding_size), self.default_pooling.dimensions
+        if dimensions is not None and dimensions > size:
+            raise InputError(f"pooler_config: dimensions must be at most the hidden size, {size}, got {dimensions}")
         self.grammars = compiler(self.tokenizer, self.engine.info, structured_outputs)
 
     def _give_out_events(self, config: KvEventsConfig | None, consumer: EventConsumer | None, rank: int) -> None:

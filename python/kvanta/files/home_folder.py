@@ -8,7 +8,7 @@ from pathlib import Path
 from kvanta.errors import InputError
 
 # Part of the name of every folder that is made from a GGUF file: a new converter makes another.
-CONVERTER_VERSION = 8
+CONVERTER_VERSION = 9
 
 
 def kvanta_home() -> Path:

@@ -81,6 +81,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
     if not family.is_latent and not by_layer:
         _check_heads(metadata, config, rotated)
     family.complete(metadata, config)
-    if not metadata.flag(f"{architecture}.attention.causal", True):
+    is_causal = metadata.flag(f"{architecture}.attention.causal", True)
+    if not is_causal and "use_bidirectional_attention" not in config:
         config["is_causal"] = False  # which the engine refuses
     return config

@@ -16,6 +16,7 @@ from kvanta.errors import InputError, ResourceError, reason_of
 from kvanta.files.safetensors_writer import write_safetensors
 from kvanta.files.working_folder import working_folder
 from kvanta.gguf.config import hugging_face_config
+from kvanta.gguf.embeddings import write_modules
 from kvanta.gguf.metadata import Metadata
 from kvanta.gguf.vocabulary import Vocabulary
 from kvanta.gguf.weights import Weights
@@ -47,6 +48,7 @@ def _write_texts(metadata: Metadata, folder: Path) -> tuple[Weights, list[str]]:
     _write_json(folder / "tokenizer.json", vocabulary.tokenizer, indent=None)
     _write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
     _write_templates(metadata, folder)
+    write_modules(metadata, folder)
     return weights, [name for name in weights.weights if not (tied and name == "lm_head.weight")]
 
 

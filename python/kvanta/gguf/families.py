@@ -190,6 +190,11 @@ def _gemma3(metadata: Metadata, config: Config) -> None:
     config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", 10000.0)
 
 
+def _embedding_gemma(metadata: Metadata, config: Config) -> None:
+    _gemma3(metadata, config)
+    config["use_bidirectional_attention"] = True  # the file need not say it
+
+
 def _gemma1(_metadata: Metadata, config: Config) -> None:
     config["hidden_act"] = "gelu_pytorch_tanh"
 
@@ -290,6 +295,7 @@ ARCHITECTURES = {
     "lfm2moe": Family("Lfm2MoeForCausalLM", "lfm2_moe", lfm2_moe, has_experts=True, has_layers_without_kv=True),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", _gemma2),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "gemma-embedding": Family("Gemma3TextModel", "gemma3_text", _embedding_gemma),
     "gemma4": Family("Gemma4ForCausalLM", "gemma4_text", gemma4, has_experts=True, has_sizes_by_layer=True),
     "qwen2vl": Family("Qwen2ForCausalLM", "qwen2", _qwen),  # the language models, without images
     "qwen3vl": Family("Qwen3ForCausalLM", "qwen3", _qwen),

@@ -13,7 +13,8 @@ from kvanta.gguf.tensor_table import Module, parse_table
 
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias|scale))?")
 # No weights: config.json has what they say.
-IGNORED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+DENSE = ("dense_2.weight", "dense_3.weight")  # of sentence-transformers, by the numbers of its folders
+IGNORED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", *DENSE}
 
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

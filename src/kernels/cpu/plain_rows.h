@@ -66,6 +66,7 @@ void LimitedSiluMulRow(const SiluMul& silu_mul, const float* gate, const float* 
 }
 
 inline float GateFactor(GateFunction function, float gate) noexcept {
+  if (function == GateFunction::kIdentity) return gate;
   if (function == GateFunction::kSigmoid) return 1.0F / (1.0F + std::exp(-gate));
   return std::max(gate, 0.0F) + std::log1p(std::exp(-std::abs(gate)));
 }

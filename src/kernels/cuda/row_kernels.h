@@ -180,7 +180,7 @@ KVANTA_DEVICE void RunBlock(const MulOp& op) {
     const int64_t row = index / op.width, column = index % op.width;
     float& x = op.x[row * op.x_stride + column];
     const float by = op.by[row * op.by_stride + column / op.channels];
-    if (!op.by_gate) {
+    if (!op.by_gate || op.function == GateFunction::kIdentity) {
       x *= by;
     } else if (op.function == GateFunction::kSigmoid) {
       x /= 1.0F + Exp2(-by * kLog2E);

@@ -22,6 +22,8 @@ struct GatedDeltaNetShape {
   int k_dim = 0, v_dim = 0;
   int conv_width = 0;          // taps, the token's own input included
   bool channel_decay = false;  // each channel of a head's keys has a decay; else the head has one
+  // With channel_decay, of a decay's logarithm, below 0: it is the bound times a sigmoid; 0: a rate times a softplus.
+  float decay_lower_bound = 0;
 
   bool operator==(const GatedDeltaNetShape&) const = default;
   int KeyHead(int v_head) const noexcept { return tiled_v_heads ? v_head % k_heads : v_head / (v_heads / k_heads); }

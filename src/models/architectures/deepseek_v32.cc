@@ -67,10 +67,7 @@ std::vector<bool> ReadSharedSelections(const JsonObject& json, int layers) {
 
 void ReadGlmMoeDsa(const JsonObject& json, ModelConfig& config) {
   ReadSparseLatents(json, true, config);
-  const std::vector<bool> shared = ReadSharedSelections(json, config.layers);
-  for (size_t layer = 0; layer < shared.size(); ++layer) {
-    if (shared[layer]) config.layer_specs[layer].selection = TokenSelection::kPrevious;
-  }
+  ReadSharedIndexers(json, config);
 }
 
 // Heads have no one size; this one only replaces hidden_size / num_attention_heads.
@@ -90,6 +87,13 @@ constexpr std::string_view kGlmMoeDsaDefaults = R"({"vocab_size": 154880, "hidde
   "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 1})";
 
 }  // namespace
+
+void ReadSharedIndexers(const JsonObject& json, ModelConfig& config) {
+  const std::vector<bool> shared = ReadSharedSelections(json, config.layers);
+  for (size_t layer = 0; layer < shared.size(); ++layer) {
+    if (shared[layer]) config.layer_specs[layer].selection = TokenSelection::kPrevious;
+  }
+}
 
 extern const Architecture kDeepseekV32 = {"DeepseekV32ForCausalLM", "deepseek_v32", ReadDeepseekV32,
                                           kDeepseekV32Defaults};

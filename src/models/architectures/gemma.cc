@@ -1,8 +1,9 @@
 // Gemma: Llama with GeGLU, scaled embeddings and norm weights around zero. Gemma 2 and 3: norms around both blocks,
 // layers with and without a sliding window. Gemma 2 has softcaps of logits, and
 // VaultGemma is Gemma 2 without the norms after the blocks; Gemma 3 has q/k norms, and another rope in
-// layers with a window. transformers: models/gemma/modeling_gemma.py, models/gemma2/modeling_gemma2.py,
-// models/gemma3/modeling_gemma3.py (the language model).
+// layers with a window, and may attend in both directions (EmbeddingGemma). transformers:
+// models/gemma/modeling_gemma.py, models/gemma2/modeling_gemma2.py, models/gemma3/modeling_gemma3.py (the language
+// model).
 #include <cmath>
 
 #include "models/architecture.h"
@@ -11,19 +12,30 @@
 namespace kvanta::models {
 namespace {
 
-void ReadGemma(const JsonObject& json, ModelConfig& config) {
+constexpr const char* kBothDirections = "use_bidirectional_attention";
+
+void RefuseBothDirections(const JsonObject& json) {
+  if (json.Bool(kBothDirections, false)) {
+    json.Fail(kBothDirections, "false: only Gemma3TextModel attends in both directions");
+  }
+}
+
+// All generations.
+void ReadAnyGemma(const JsonObject& json, ModelConfig& config) {
   config.norm_weight_offset = 1;
   config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
   config.embedding_scale_rounded = true;
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  if (json.Bool("use_bidirectional_attention", false)) {
-    json.Fail("use_bidirectional_attention", "false: attention in both directions is not supported");
-  }
+}
+
+void ReadGemma(const JsonObject& json, ModelConfig& config) {
+  RefuseBothDirections(json);
+  ReadAnyGemma(json, config);
 }
 
 // Gemma 2 and 3.
 void ReadLaterGemma(const JsonObject& json, ModelConfig& config) {
-  ReadGemma(json, config);
+  ReadAnyGemma(json, config);
   config.names.post_attention_norm = "post_attention_layernorm";
   config.names.pre_mlp_norm = "pre_feedforward_layernorm";
   config.names.post_mlp_norm = "post_feedforward_layernorm";
@@ -33,12 +45,14 @@ void ReadLaterGemma(const JsonObject& json, ModelConfig& config) {
 }
 
 void ReadVaultGemma(const JsonObject& json, ModelConfig& config) {
+  RefuseBothDirections(json);
   ReadLaterGemma(json, config);
   config.names.post_attention_norm = config.names.post_mlp_norm = "";
   ReadAlternatingWindows(json, 2, config);
 }
 
 void ReadGemma2(const JsonObject& json, ModelConfig& config) {
+  RefuseBothDirections(json);
   ReadLaterGemma(json, config);
   ReadAlternatingWindows(json, 2, config);
 }
@@ -61,6 +75,15 @@ void ReadGemma3Ropes(const JsonObject& json, ModelConfig& config) {
   for (LayerSpec& layer : config.layer_specs) layer.rope = layer.visibility.IsFull() ? global : local;
 }
 
+// EmbeddingGemma: the key `sliding_window` counts tokens on both sides of the query, and it.
+void AttendInBothDirections(ModelConfig& config) {
+  for (LayerSpec& layer : config.layer_specs) {
+    layer.visibility.both_directions = true;
+    if (!layer.visibility.IsFull()) layer.visibility.span = layer.visibility.span / 2 + 1;
+  }
+  config.has_lm_head = false;
+}
+
 void ReadGemma3(const JsonObject& json, ModelConfig& config) {
   ReadLaterGemma(json, config);
   // transformers reads the key, and does not apply it in the attention of Gemma 3.
@@ -68,11 +91,13 @@ void ReadGemma3(const JsonObject& json, ModelConfig& config) {
   config.qk_norm = QkNorm::kPerHead;
   ReadAlternatingWindows(json, static_cast<int>(json.Int("sliding_window_pattern", 1, 4096, 6)), config);
   ReadGemma3Ropes(json, config);
+  if (json.Bool(kBothDirections, false)) AttendInBothDirections(config);
 }
 
 // Text and vision: the language model alone, for prompts of text. Its tensors' prefix depends on the version of
 // transformers that saved them.
 void ReadGemma3Multimodal(const JsonObject& json, ModelConfig& config) {
+  RefuseBothDirections(json);
   ReadGemma3(json, config);
   config.names.decoders = {{"language_model.model.", "language_model.lm_head"}, {"model.language_model.", "lm_head"}};
 }

@@ -15,23 +15,6 @@ namespace {
 constexpr const char* kLinear =
     "linear_attn_config";  // the published file's object; transformers 5 writes keys of its own
 
-// DeepSeek's names of keys that the published file has under others.
-Json WithCommonNames(const Json& published) {
-  constexpr const char* kNames[][2] = {{"num_experts", "n_routed_experts"},
-                                       {"num_local_experts", "n_routed_experts"},
-                                       {"num_experts_per_token", "num_experts_per_tok"},
-                                       {"num_shared_experts", "n_shared_experts"},
-                                       {"num_expert_group", "n_group"},
-                                       {"moe_renormalize", "norm_topk_prob"},
-                                       {"moe_router_activation_func", "scoring_func"},
-                                       {"model_max_length", "max_position_embeddings"}};
-  Json keys = published;
-  for (const auto& [other, name] : kNames) {
-    if (keys.contains(other)) keys[name] = keys[other];
-  }
-  return keys;
-}
-
 // Layers of Kimi Delta Attention.
 std::vector<bool> LinearLayers(const JsonObject& json, const ModelConfig& config) {
   constexpr const char* kKey = "full_attn_layers";
@@ -53,30 +36,15 @@ std::vector<bool> LinearLayers(const JsonObject& json, const ModelConfig& config
 }
 
 void ReadDeltaAttention(const JsonObject& json, ModelConfig& config) {
-  constexpr int kUnit = 8, kMaxHeads = 4096;
+  constexpr KimiDeltaKeys kPublished{
+      .heads = "num_heads", .head_dim = "head_dim", .conv_width = "short_conv_kernel_size"},
+      kTransformers{.heads = "linear_num_heads", .head_dim = "linear_head_dim", .conv_width = "linear_conv_kernel_dim"};
   const bool nested = json.Has(kLinear);
-  const JsonObject linear = nested ? json.Object(kLinear) : json;
-  const char* head_dim = nested ? "head_dim" : "linear_head_dim";
-  kernels::GatedDeltaNetShape& shape = config.gated_delta_net;
-  shape.channel_decay = true;
-  shape.k_heads = shape.v_heads = static_cast<int>(linear.Int(nested ? "num_heads" : "linear_num_heads", 1, kMaxHeads));
-  shape.k_dim = shape.v_dim = static_cast<int>(linear.Int(head_dim, kUnit, kernels::kMaxDeltaHeadDim));
-  if (shape.k_dim % kUnit != 0) {
-    linear.Fail(head_dim, fmt::format("a multiple of {} up to {}", kUnit, kernels::kMaxDeltaHeadDim));
-  }
-  shape.conv_width = static_cast<int>(
-      linear.Int(nested ? "short_conv_kernel_size" : "linear_conv_kernel_dim", 2, kernels::kMaxConvWidth));
-  ReadRecurrentLayers(
-      json, {.kind = RecurrentKind::kKimiDelta, .name = "linear_attention", .layers = LinearLayers(json, config)},
-      config);
-  for (LayerSpec& layer : config.layer_specs) {
-    if (layer.IsRecurrent()) layer.head_dim = shape.v_dim;  // else that of the latents
-  }
+  ReadKimiDeltaLayers(json, LinearLayers(json, config), nested ? json.Object(kLinear) : json,
+                      nested ? kPublished : kTransformers, config);
 }
 
-void ReadKimiLinear(const JsonObject& published, ModelConfig& config) {
-  const Json keys = WithCommonNames(published.Value());
-  const JsonObject json(keys, published.File());
+void ReadKimiLinear(const JsonObject& json, ModelConfig& config) {
   if (!json.Bool("mla_use_nope", true)) json.Fail("mla_use_nope", "true: latent attention without rope");
   if (json.Int("moe_layer_freq", 1, 1, 1) != 1) json.Fail("moe_layer_freq", "1");
   config.max_position = ReadMaxPosition(json);
@@ -100,10 +68,23 @@ constexpr std::string_view kKimiLinearDefaults = R"({"vocab_size": 163840, "hidd
 
 }  // namespace
 
+void RenameKimiKeys(Json& keys) {
+  constexpr const char* kNames[][2] = {{"num_experts", "n_routed_experts"},
+                                       {"num_local_experts", "n_routed_experts"},
+                                       {"num_experts_per_token", "num_experts_per_tok"},
+                                       {"num_shared_experts", "n_shared_experts"},
+                                       {"num_expert_group", "n_group"},
+                                       {"moe_renormalize", "norm_topk_prob"},
+                                       {"moe_router_activation_func", "scoring_func"},
+                                       {"model_max_length", "max_position_embeddings"}};
+  for (const auto& [from, to] : kNames) RenameKey(keys, from, to);
+}
+
 extern const Architecture kKimiLinear = {.name = "KimiLinearForCausalLM",
                                          .model_type = "kimi_linear",
                                          .read_config = ReadKimiLinear,
                                          .defaults = kKimiLinearDefaults,
-                                         .reads_rope = true};
+                                         .reads_rope = true,
+                                         .rename_keys = RenameKimiKeys};
 
 }  // namespace kvanta::models

@@ -6,6 +6,25 @@
 namespace kvanta::models {
 namespace {
 
+// The predictor's layer, with a window and experts unless the file says otherwise: like the last one of that kind. None
+// where the model has no such layer.
+void ReadMellumPredictor(const JsonObject& json, ModelConfig& config) {
+  if (json.Int("num_nextn_predict_layers", 0, 1, 0) == 0) return;
+  const auto is_type = [&](const char* key, const char* type) {
+    if (!json.Has(key)) return true;
+    const Json& types = json.Get(key);
+    if (!types.is_array() || types.size() != 1 || !types[0].is_string()) json.Fail(key, "a list of one type");
+    return types[0] == type;
+  };
+  const bool has_window = is_type("mtp_layer_types", "sliding_attention"),
+             moe = is_type("mtp_mlp_layer_types", "sparse");
+  for (int i = 0; i < config.layers; ++i) {
+    const LayerSpec& layer = config.layer_specs[static_cast<size_t>(i)];
+    if (layer.visibility.IsFull() != has_window && layer.moe == moe) config.predictor_layer = i;
+  }
+  if (config.predictor_layer >= 0) config.names.predictor = kMtpPredictor;
+}
+
 void ReadMellum(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.qk_norm = QkNorm::kPerHead;
@@ -15,6 +34,7 @@ void ReadMellum(const JsonObject& json, ModelConfig& config) {
   ReadExpertCounts(json, json.Has("num_local_experts") ? "num_local_experts" : "num_experts", "moe_intermediate_size",
                    config);
   config.moe.norm_topk_prob = json.Bool("norm_topk_prob", true);
+  ReadMellumPredictor(json, config);
 }
 
 constexpr std::string_view kMellumDefaults = R"({"vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168,

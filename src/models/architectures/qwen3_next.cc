@@ -12,11 +12,7 @@ void ReadHybrid(const JsonObject& json, ModelConfig& config) {
   config.qk_norm = QkNorm::kPerHead;
   config.attn_output_gate = OutputGate::kAfterQueries;
   config.norm_weight_offset = 1;
-  config.names.predictor = {.prefix = "mtp.",
-                            .embedding_norm = "pre_fc_norm_embedding",
-                            .hidden_norm = "pre_fc_norm_hidden",
-                            .projection = "fc",
-                            .final_norm = "norm"};
+  config.names.predictor = kMtpPredictor;
   ReadGatedDeltaNetLayers(json, config);
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "models/blocks/head_scales.h"
 #include "models/blocks/layer_blocks.h"
 
 namespace kvanta::models {
@@ -17,7 +18,7 @@ class Indexer {
 
   void Place(Scratch& scratch, int64_t rows) noexcept;
   // Appends the rows' keys and selects their tokens. x: f32 [rows][hidden], normed; low: f32 [rows][q_lora_rank], from
-  // which the layer's own queries are projected, too.
+  // which the layer's own queries are projected, too; not read with IndexerConfig::norms_inputs.
   void Select(const AttentionStep& step, const float* x, const float* low) noexcept;
 
  private:
@@ -27,11 +28,15 @@ class Indexer {
   kernels::Ops& ops_;
   const IndexerConfig& indexer_;
   const int rope_dim_;
-  std::unique_ptr<kernels::Linear> to_queries_;  // q_lora_rank -> heads * head_dim
+  const int64_t hidden_;
+  std::unique_ptr<kernels::Linear> to_queries_;  // q_lora_rank, or hidden -> heads * head_dim
   std::unique_ptr<kernels::Linear> to_key_;      // hidden -> head_dim
   std::unique_ptr<kernels::Linear> to_weights_;  // hidden -> heads
   Buffer norm_weight_, norm_bias_;               // f32 [head_dim]
+  Buffer input_norm_weight_, input_norm_bias_;   // f32 [hidden], of norms_inputs
+  HeadScales query_scales_;
   // f32 [rows][...]:
+  float* normed_ = nullptr;   // hidden, of norms_inputs
   float* queries_ = nullptr;  // heads * head_dim
   float* keys_ = nullptr;     // head_dim
   float* weights_ = nullptr;  // heads

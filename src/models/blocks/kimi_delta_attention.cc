@@ -1,5 +1,6 @@
-// Kimi Delta Attention in place of attention: Gated DeltaNet whose decays and output gates are projected through a few
-// channels (kernels/linear_attention/gated_delta_net.h).
+// Kimi Delta Attention in place of attention: Gated DeltaNet with decays of channels, which are projected, as the
+// output gates are, at once or through a few channels (kernels/linear_attention/gated_delta_net.h).
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -21,7 +22,7 @@ class KimiDeltaAttention final : public AttentionBlock {
         config_(source.config),
         shape_(source.config.gated_delta_net),
         drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()) {
-    const std::string module = prefix + "self_attn.";
+    const std::string module = fmt::format("{}{}.", prefix, config_.names.attention);
     const auto read = [&](std::initializer_list<const char*> names, int64_t out, int64_t in) {
       std::vector<StackedWeight> stack;
       for (const char* name : names) stack.push_back({module + name, out});
@@ -31,21 +32,27 @@ class KimiDeltaAttention final : public AttentionBlock {
     };
     projection_ = read({"q_proj", "k_proj", "v_proj"}, Width(), config_.hidden);
     beta_ = read({"b_proj"}, shape_.v_heads, config_.hidden);
-    to_decays_ = read({"f_a_proj"}, shape_.k_dim, config_.hidden);
-    decays_ = read({"f_b_proj"}, Width(), shape_.k_dim);
-    to_gates_ = read({"g_a_proj"}, shape_.k_dim, config_.hidden);
-    gates_ = read({"g_b_proj"}, Width(), shape_.k_dim);
+    if (config_.low_rank_gates) {
+      to_decays_ = read({"f_a_proj"}, shape_.k_dim, config_.hidden);
+      decays_ = read({"f_b_proj"}, Width(), shape_.k_dim);
+      to_gates_ = read({"g_a_proj"}, shape_.k_dim, config_.hidden);
+      gates_ = read({"g_b_proj"}, Width(), shape_.k_dim);
+    } else {
+      decays_ = read({"f_proj"}, Width(), config_.hidden);
+      gates_ = read({"g_proj"}, Width(), config_.hidden);
+    }
     conv_ = Upload(source, ReadConvolutions(source, module));
     dt_bias_ = source.reader.Vector(module + "dt_bias", Width());
     decay_ = Upload(source, ReadDecay(source, module, shape_.v_heads));
     norm_ = source.reader.Vector(module + "o_norm.weight", shape_.v_dim);
-    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, Width(), false, source.store);
+    out_ = source.reader.Linear({{module + std::string(config_.names.attention_out), config_.hidden}}, Width(), false,
+                                source.store);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
     projected_ = scratch.Take(rows * shape_.ConvWidth());
     betas_ = scratch.Take(rows * shape_.v_heads);
-    low_ = scratch.Take(rows * shape_.k_dim);
+    if (config_.low_rank_gates) low_ = scratch.Take(rows * shape_.k_dim);
     channel_gates_ = scratch.Take(rows * Width());
     output_gates_ = scratch.Take(rows * Width());
     mixed_ = scratch.Take(rows * shape_.ConvWidth());
@@ -59,10 +66,8 @@ class KimiDeltaAttention final : public AttentionBlock {
     const int64_t rows = step.rows;
     projection_->Forward(x, rows, projected_, shape_.ConvWidth());
     beta_->Forward(x, rows, betas_, shape_.v_heads);
-    to_decays_->Forward(x, rows, low_, shape_.k_dim);
-    decays_->Forward(low_, rows, channel_gates_, Width());
-    to_gates_->Forward(x, rows, low_, shape_.k_dim);
-    gates_->Forward(low_, rows, output_gates_, Width());
+    Project(to_decays_.get(), *decays_, x, rows, channel_gates_);
+    Project(to_gates_.get(), *gates_, x, rows, output_gates_);
     GatedDeltaNetOp op = OpOf(step.backend->States(*step.plan, step.layer));
     op.rows = rows;
     op.projected = projected_;
@@ -94,6 +99,13 @@ class KimiDeltaAttention final : public AttentionBlock {
 
  private:
   int64_t Width() const { return shape_.ValueWidth(); }  // of q, of k and of v
+
+  // x [rows][hidden] -> out [rows][Width()], through k_dim channels where there is `to_low`.
+  void Project(const kernels::Linear* to_low, const kernels::Linear& linear, const float* x, int64_t rows,
+               float* out) noexcept {
+    if (to_low != nullptr) to_low->Forward(x, rows, low_, shape_.k_dim);
+    linear.Forward(to_low != nullptr ? low_ : x, rows, out, Width());
+  }
 
   // Weights and scratch.
   GatedDeltaNetOp OpOf(const cache::StateStep& states) const noexcept {
@@ -131,7 +143,7 @@ class KimiDeltaAttention final : public AttentionBlock {
   DraftRows drafts_;
   std::unique_ptr<kernels::Linear> projection_;          // hidden -> q | k | v
   std::unique_ptr<kernels::Linear> beta_;                // hidden -> heads
-  std::unique_ptr<kernels::Linear> to_decays_, decays_;  // hidden -> k_dim -> width
+  std::unique_ptr<kernels::Linear> to_decays_, decays_;  // hidden -> k_dim -> width; hidden -> width without the first
   std::unique_ptr<kernels::Linear> to_gates_, gates_;    // the same, of the output's gates
   std::vector<ChannelRun> runs_ = {{.channel = 0, .projected = 0, .count = shape_.ConvWidth()}};
   Buffer conv_;     // f32 [taps][channels]
@@ -142,7 +154,7 @@ class KimiDeltaAttention final : public AttentionBlock {
   // Scratch, f32 [rows][...]:
   float* projected_ = nullptr;
   float* betas_ = nullptr;
-  float* low_ = nullptr;  // k_dim
+  float* low_ = nullptr;  // k_dim, of low_rank_gates
   float* channel_gates_ = nullptr;
   float* output_gates_ = nullptr;
   float* mixed_ = nullptr;

@@ -7,14 +7,13 @@
 #include <optional>
 #include <utility>
 
+#include "models/blocks/head_scales.h"
 #include "models/blocks/indexer.h"
 #include "models/blocks/layer_blocks.h"
+#include "models/blocks/norm.h"
 
 namespace kvanta::models {
 namespace {
-
-// transformers: norms of latents have their class's default, not the eps of config.json.
-constexpr float kLatentEps = 1e-6F;
 
 // Rows [first, first + count) of a matrix [out][in].
 std::vector<float> TakeRows(const std::vector<float>& rows, int64_t in, int64_t first, int64_t count) {
@@ -61,16 +60,26 @@ class LatentAttention final : public AttentionBlock {
         config_(source.config),
         mla_(source.config.mla),
         heads_(source.config.heads / source.ranks.Size()),
+        has_rope_channels_(mla_.keeps_rope_channels || spec.rope.rotary_dim != 0),
+        latent_eps_(static_cast<float>(mla_.latent_eps)),
         gathered_(source.ranks, ValuesOfAllHeads()) {
-    const std::string module = prefix + "self_attn.";
+    const std::string module = fmt::format("{}{}.", prefix, config_.names.attention);
     ReadQueries(source, module);
     ReadLatents(source, module);
     ReadHeads(source, module);
+    if (!has_rope_channels_) zeros_ = Filled(ops_.device(), mla_.qk_rope_head_dim, 0);
+    if (mla_.log_query_scales) {
+      query_scales_ = HeadScales(source, module, config_.heads, heads_ * source.ranks.Rank(), heads_);
+    }
     if (spec.selection == TokenSelection::kIndexer) indexer_.emplace(source, module + "indexer.");
-    out_.emplace(
-        source.ranks,
-        source.reader.Linear({{module + "o_proj", config_.hidden}}, ValuesOfAllHeads(), config_.o_bias, source.store),
-        config_.hidden);
+    if (config_.attn_output_gate == OutputGate::kPerHead) {
+      gate_ = source.reader.Linear({{module + std::string(config_.names.output_gate), config_.heads}}, config_.hidden,
+                                   false, source.store);
+    }
+    out_.emplace(source.ranks,
+                 source.reader.Linear({{module + std::string(config_.names.attention_out), config_.hidden}},
+                                      ValuesOfAllHeads(), config_.o_bias, source.store),
+                 config_.hidden);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
@@ -79,8 +88,10 @@ class LatentAttention final : public AttentionBlock {
     latents_ = scratch.Take(rows * KeyDim());
     queries_ = scratch.Take(rows * heads_ * KeyDim());
     attended_ = scratch.Take(rows * heads_ * mla_.kv_lora_rank);
-    part_ = scratch.Take(rows * std::max(mla_.kv_lora_rank, mla_.qk_nope_head_dim));
+    part_ = scratch.Take(rows * std::max(mla_.kv_lora_rank, NopeDim()));
     values_ = scratch.Take(rows * heads_ * mla_.v_head_dim);
+    if (gate_) gates_ = scratch.Take(rows * heads_);
+    if (query_scales_) query_scales_.Place(scratch, rows);
     gathered_.Place(scratch, rows);
     out_->Place(scratch, rows);
     if (indexer_) indexer_->Place(scratch, rows);
@@ -95,6 +106,10 @@ class LatentAttention final : public AttentionBlock {
     step.backend->Run(*step.plan, step.layer, queries_, heads_ * KeyDim(), attended_);
     const int64_t value = mla_.v_head_dim;
     from_latent_.Forward(ops_, {attended_, heads_ * rank, rank}, rows, {values_, heads_ * value, value}, part_);
+    if (gate_) {
+      gate_->Forward(x, rows, gates_, heads_);
+      ops_.MulGate(config_.attn_gate_function, values_, heads_ * value, gates_, heads_, rows, heads_ * value, value);
+    }
     out_->Forward(gathered_.Gather(values_, rows), rows, out);
   }
 
@@ -102,14 +117,17 @@ class LatentAttention final : public AttentionBlock {
   int64_t HeadDim() const {
     return int64_t{mla_.qk_nope_head_dim} + mla_.qk_rope_head_dim;
   }  // channels of a projected query
+  // Channels of a head's query and key without rotation, and those with.
+  int NopeDim() const { return mla_.qk_nope_head_dim + mla_.qk_rope_head_dim - RopeDim(); }
+  int RopeDim() const { return has_rope_channels_ ? mla_.qk_rope_head_dim : 0; }
   int64_t KeyDim() const { return int64_t{mla_.kv_lora_rank} + mla_.qk_rope_head_dim; }
   int64_t ValuesOfAllHeads() const { return int64_t{config_.heads} * mla_.v_head_dim; }
 
   // A matrix of `heads` heads, each of `first` rows and then those that are rotated.
   StackedWeight RotatedHeads(const std::string& name, int64_t heads, int64_t first) const {
     return {.module = name,
-            .out = heads * (first + mla_.qk_rope_head_dim),
-            .interleaved_heads = mla_.rope_interleave ? heads : 0,
+            .out = heads * (first + RopeDim()),
+            .interleaved_heads = mla_.rope_interleave && has_rope_channels_ ? heads : 0,
             .interleaved_first = first};
   }
 
@@ -120,21 +138,22 @@ class LatentAttention final : public AttentionBlock {
                                      config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
       low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", mla_.q_lora_rank);
     }
-    const std::string name = module + (mla_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
-    to_queries_ = source.reader.Linear({RotatedHeads(name, config_.heads, mla_.qk_nope_head_dim)}, in, false,
+    const std::string name = module + (mla_.q_lora_rank != 0 ? "q_b_proj" : std::string(config_.names.latent_q));
+    to_queries_ = source.reader.Linear({RotatedHeads(name, config_.heads, NopeDim())}, in, false,
                                        {source.store, kInt16Activations});
   }
 
   void ReadLatents(const BlockSource& source, const std::string& module) {
-    StackedWeight weight = RotatedHeads(module + "kv_a_proj_with_mqa", 1, mla_.kv_lora_rank);
+    const TensorNames& names = config_.names;
+    StackedWeight weight = RotatedHeads(module + std::string(names.kv_a), 1, mla_.kv_lora_rank);
     weight.whole = true;
     to_latent_ = source.reader.Linear({weight}, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
-    latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", mla_.kv_lora_rank);
+    latent_norm_ = source.reader.Vector(fmt::format("{}{}.weight", module, names.kv_a_norm), mla_.kv_lora_rank);
   }
 
   void ReadHeads(const BlockSource& source, const std::string& module) {
-    const std::string name = module + "kv_b_proj";
-    const int64_t rank = mla_.kv_lora_rank, nope = mla_.qk_nope_head_dim, value = mla_.v_head_dim;
+    const std::string name = module + std::string(config_.names.kv_b);
+    const int64_t rank = mla_.kv_lora_rank, nope = NopeDim(), value = mla_.v_head_dim;
     if (source.reader.Has(module + "k_b_proj.0.weight")) {  // GGUF files: transposed and split by head
       for (int head = 0; head < config_.heads; ++head) {
         const std::string k_b = fmt::format("{}k_b_proj.{}", module, head),
@@ -167,8 +186,11 @@ class LatentAttention final : public AttentionBlock {
 
   void ProjectLatents(const AttentionStep& step, const float* x) noexcept {
     to_latent_->Forward(x, step.rows, latents_, KeyDim());
-    ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, mla_.kv_lora_rank, latents_,
+    ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), latent_eps_, step.rows, mla_.kv_lora_rank, latents_,
                  KeyDim());
+    if (!has_rope_channels_) {
+      ops_.Copy(zeros_.as<float>(), 0, step.rows, mla_.qk_rope_head_dim, latents_ + mla_.kv_lora_rank, KeyDim());
+    }
     if (step.rope_table == nullptr) return;
     ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim, false,
               step.rope_table, step.positions);
@@ -178,18 +200,20 @@ class LatentAttention final : public AttentionBlock {
     const int64_t rows = step.rows, width = heads_ * HeadDim(), stride = heads_ * KeyDim();
     if (to_low_) {
       to_low_->Forward(x, rows, low_, mla_.q_lora_rank);
-      ops_.RmsNorm(low_, mla_.q_lora_rank, low_norm_.as<float>(), kLatentEps, rows, mla_.q_lora_rank, low_,
+      ops_.RmsNorm(low_, mla_.q_lora_rank, low_norm_.as<float>(), latent_eps_, rows, mla_.q_lora_rank, low_,
                    mla_.q_lora_rank);
       x = low_;
     }
     to_queries_->Forward(x, rows, projected_, width);
     to_latent_space_.Forward(ops_, {projected_, width, HeadDim()}, rows, {queries_, stride, KeyDim()}, part_);
-    ops_.Copy(projected_ + mla_.qk_nope_head_dim, HeadDim(), rows * heads_, mla_.qk_rope_head_dim,
+    const float* rotated = has_rope_channels_ ? projected_ + NopeDim() : zeros_.as<float>();
+    ops_.Copy(rotated, has_rope_channels_ ? HeadDim() : 0, rows * heads_, mla_.qk_rope_head_dim,
               queries_ + mla_.kv_lora_rank, KeyDim());
+    if (query_scales_) query_scales_.Multiply(ops_, step, queries_, KeyDim());
     if (step.rope_table == nullptr) return;
     ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, heads_, static_cast<int>(KeyDim()), mla_.qk_rope_head_dim,
               false, step.query_rope_table, step.positions);
-    if (step.query_scales != nullptr) {
+    if (step.query_scales != nullptr && !query_scales_) {
       ops_.ScaleRows(queries_, stride, rows, stride, step.query_scales, step.positions);
     }
   }
@@ -197,7 +221,11 @@ class LatentAttention final : public AttentionBlock {
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const MlaConfig& mla_;
-  const int heads_;                              // this rank's; latents are every rank's
+  const int heads_;               // this rank's; latents are every rank's
+  const bool has_rope_channels_;  // else zeros are in their place in the cache
+  const float latent_eps_;
+  Buffer zeros_;                                 // f32 [qk_rope_head_dim], in the place of channels that a layer lacks
+  HeadScales query_scales_;                      // may be none
   std::unique_ptr<kernels::Linear> to_low_;      // hidden -> q_lora_rank; null where queries are projected at once
   Buffer low_norm_;                              // f32 [q_lora_rank]
   std::unique_ptr<kernels::Linear> to_queries_;  // -> heads * (nope | rope)
@@ -205,6 +233,7 @@ class LatentAttention final : public AttentionBlock {
   Buffer latent_norm_;                           // f32 [rank]
   HeadLayers to_latent_space_;                   // nope -> rank: W_UK transposed
   HeadLayers from_latent_;                       // rank -> value: W_UV
+  std::unique_ptr<kernels::Linear> gate_;        // hidden -> heads; null: none
   std::optional<Indexer> indexer_;               // of layers that select tokens
   GatheredColumns gathered_;                     // all ranks' heads * value
   std::optional<ColumnParallelLinear> out_;      // all ranks' heads * value -> hidden
@@ -216,6 +245,7 @@ class LatentAttention final : public AttentionBlock {
   float* attended_ = nullptr;   // heads * rank
   float* part_ = nullptr;       // one head's rows, dense
   float* values_ = nullptr;     // heads * v_head_dim
+  float* gates_ = nullptr;      // heads, of gate_
 };
 
 }  // namespace

@@ -11,7 +11,8 @@ std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& sp
   const std::string sparse = fmt::format("{}{}.", prefix, config.names.sparse_mlp);
   const bool has_sparse = !config.names.sparse_mlp.empty() && source.reader.HasPrefix(sparse);
   const std::string own = config.names.mlp.empty() ? prefix : fmt::format("{}{}.", prefix, config.names.mlp);
-  const std::string module = has_sparse ? sparse : own;
+  const bool in_layer = spec.moe && config.names.experts_in_layer;
+  const std::string module = in_layer ? prefix : has_sparse ? sparse : own;
   if (spec.moe) return ReadMoe(source, spec, prefix, module);
   if (config.mlp.kind == MlpKind::kUngated) return ReadUngatedMlp(source, module, spec.intermediate_size);
   return ReadGatedMlp(source, module, {.intermediate_size = spec.intermediate_size, .limit = spec.mlp_limit});

@@ -176,7 +176,9 @@ std::vector<float> QueryScales(const ModelConfig& config, int64_t positions) {
   const RopeSpec& rope = config.layer_specs.front().rope;
   std::vector<float> scales;
   for (int64_t position = 0; position < positions; ++position) {
-    if (temperature.floor_scale != 0) {
+    if (config.mla.log_query_scales) {
+      scales.push_back(std::log(static_cast<float>(position + 1)));
+    } else if (temperature.floor_scale != 0) {
       const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
       scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
     } else if (config.UsesMla() && rope.llama_4_scaling_beta != 0) {

@@ -31,7 +31,8 @@ void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table);
 void ScaleQueryTable(const RopeSpec& rope, std::span<float> table);
 
 // Factors of whole queries by position, [positions]: in layers without rope (AttentionTemperature), or over latents, of
-// whose queries only a part is rotated (llama_4_scaling_beta). Empty: none.
+// whose queries only a part is rotated (llama_4_scaling_beta); logarithms of 1 + position
+// (MlaConfig::log_query_scales). Empty: none.
 std::vector<float> QueryScales(const ModelConfig& config, int64_t positions);
 
 }  // namespace kvanta::models

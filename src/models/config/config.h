@@ -53,12 +53,19 @@ struct RopeSpec {
 // Multi-head latent attention (MLA): K and V of a token are one latent, from which every head's K and V are projected,
 // and a rotated key that all heads share.
 struct MlaConfig {
-  int kv_lora_rank = 0;         // channels of a latent; 0: no MLA
-  int q_lora_rank = 0;          // channels that queries are projected through; 0: projected at once
-  int qk_nope_head_dim = 0;     // channels of a head's query and key without rotation
-  int qk_rope_head_dim = 0;     // channels with rotation
-  int v_head_dim = 0;           // channels of a head's value
+  int kv_lora_rank = 0;      // channels of a latent; 0: no MLA
+  int q_lora_rank = 0;       // channels that queries are projected through; 0: projected at once
+  int qk_nope_head_dim = 0;  // channels of a head's query and key without rotation
+  int qk_rope_head_dim = 0;  // channels with rotation
+  int v_head_dim = 0;        // channels of a head's value
+  double latent_eps = 1e-6;  // epsilon of the latents' norms; transformers: the class's default in most models
+  // False: layers without rope have qk_rope_head_dim further channels without rotation, which are projected as the
+  // others are; else they have those of the key that all heads share, not rotated.
+  bool keeps_rope_channels = true;
   bool rope_interleave = true;  // rotates the pairs (2 i, 2 i + 1); else (i, i + qk_rope_head_dim / 2)
+  // Queries of a head at `position` are multiplied by s log(1 + position) + b, of the head's own s and b (Mistral Large
+  // 4); so are those of indexers.
+  bool log_query_scales = false;
 
   bool operator==(const MlaConfig&) const = default;
 };
@@ -69,6 +76,7 @@ struct IndexerConfig {
   int topk = 0;                  // tokens of a query; 0: no indexer, attention to all tokens
   int heads = 0, head_dim = 0;   // the first channels of a head are rotated, MlaConfig::qk_rope_head_dim
   bool rope_interleave = false;  // as in MlaConfig
+  bool norms_inputs = false;     // queries are projected from the layer's inputs, through a LayerNorm; else as its own
 
   bool operator==(const IndexerConfig&) const = default;
 };
@@ -186,7 +194,8 @@ struct TensorNames {
     std::string_view layers = "layers";
     bool transposed = false;  // matrices of the layers are stored [in][out] (GPT-2)
   };
-  std::vector<Decoder> decoders = {{}};  // alternatives; the first one that the checkpoint has
+  std::vector<Decoder> decoders = {{}};              // alternatives; the first one that the checkpoint has
+  std::vector<std::string_view> other_modules = {};  // of other parts, next to a decoder without a prefix: not read
   // Multi-token prediction (MTP): a layer that continues the model's hidden states.
   struct Predictor {
     std::string_view prefix;  // of its modules and of its layers; "": it is the layer after the model's last one
@@ -206,6 +215,12 @@ struct TensorNames {
   std::string_view qkv = "qkv_proj";                           // in the attention: the matrix of all three
   std::string_view attention_out = "o_proj", sinks = "sinks";  // in the attention
   std::string_view output_gate = "gate_proj";                  // in the attention
+  // In latent attention: the projection of queries without q_lora_rank, of latents, their norm, and that of heads from
+  // them; factors of queries (MlaConfig::log_query_scales).
+  std::string_view latent_q = "q_proj", kv_a = "kv_a_proj_with_mqa", kv_a_norm = "kv_a_layernorm", kv_b = "kv_b_proj";
+  std::string_view query_scale = "softmax_scaling.scale", query_bias = "softmax_scaling.bias";
+  // Exponents of factors of the rope's frequencies, [rotary_dim / 2]; "": none.
+  std::string_view rope_exponents;
   std::string_view attention = "self_attn", mamba2 = "mamba";  // in a layer
   std::string_view mlp = "mlp";                                // in a layer, dense or of experts; "": the layer itself
   std::string_view sparse_mlp;                                 // the same in layers that have it; "": none
@@ -214,6 +229,7 @@ struct TensorNames {
   bool correction_bias_is_row = false;                                // the latter
   bool correction_bias_is_optional = false;                           // 0 in checkpoints without it
   bool shared_expert_in_layer = false;                                // next to `mlp`; else in it
+  bool experts_in_layer = false;  // experts and router are in the layer itself, not in `mlp`
   std::string_view fused_gate_up = "experts.gate_up_proj", fused_down = "experts.down_proj";  // tensors of all experts
   // In an MLP; gate_up if it has one matrix for both.
   std::string_view gate = "gate_proj", up = "up_proj", gate_up = "gate_up_proj", down = "down_proj";
@@ -235,6 +251,7 @@ struct ModelConfig {
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
   IndexerConfig indexer;
   kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers; also of Kimi Delta Attention
+  bool low_rank_gates = true;  // of Kimi Delta Attention: decays and output gates are projected through k_dim channels
   kernels::ShortConvShape short_conv;
   bool short_conv_bias = false;  // of its projections and of the convolution
   Mamba2Config mamba2;
@@ -245,6 +262,8 @@ struct ModelConfig {
   bool mxfp4_experts = false;           // the checkpoint has the routed experts in MXFP4
   int stored_layers = 0;                // layers of the checkpoint, where blocks are counted otherwise; 0: `layers`
   int num_nextn_predict_layers = 0;     // layers at the checkpoint's end that predict further tokens: LoadPredictor
+  // The layer that the predictor's is like; -1: it has the attention of the last one that has any, and the last MLP.
+  int predictor_layer = -1;
   NormKind norm = NormKind::kRms;
   double rms_eps = 1e-6;         // epsilon of any kind
   float norm_weight_offset = 0;  // added to the weights of all norms
@@ -290,6 +309,8 @@ struct ModelConfig {
   std::string kv_cache_note;  // a declaration that "auto" does not follow, for the user; "" without one
 
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
+  // True if tokens attend to later ones: a sequence is computed in one step, and none of it can be reused.
+  bool AttendsInBothDirections() const;
   // A recurrent layer's state of one sequence; nothing for attention.
   formats::StateShape State(const LayerSpec& layer) const noexcept;
   // Bytes of a token that the states of all recurrent layers advance by: what is kept of a draft token.
@@ -308,6 +329,13 @@ struct ModelConfig {
 // Gives layers without sizes of their own the model's.
 void FillLayerSpecs(ModelConfig& config);
 
+// Names of Qwen3-Next's predictor.
+inline constexpr TensorNames::Predictor kMtpPredictor = {.prefix = "mtp.",
+                                                         .embedding_norm = "pre_fc_norm_embedding",
+                                                         .hidden_norm = "pre_fc_norm_hidden",
+                                                         .projection = "fc",
+                                                         .final_norm = "norm"};
+// Names of DeepSeek V3's predictor.
 inline constexpr TensorNames::Predictor kNextnPredictor = {.prefix = "",
                                                            .embedding_norm = "enorm",
                                                            .hidden_norm = "hnorm",

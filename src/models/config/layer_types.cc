@@ -55,6 +55,24 @@ void ReadRecurrentLayers(const JsonObject& json, const RecurrentLayers& recurren
   }
 }
 
+void ReadKimiDeltaLayers(const JsonObject& json, std::vector<bool> layers, const JsonObject& shape_keys,
+                         const KimiDeltaKeys& keys, ModelConfig& config) {
+  constexpr int kUnit = 8, kMaxHeads = 4096;
+  kernels::GatedDeltaNetShape& shape = config.gated_delta_net;
+  shape.channel_decay = true;
+  shape.k_heads = shape.v_heads = static_cast<int>(shape_keys.Int(keys.heads, 1, kMaxHeads));
+  shape.k_dim = shape.v_dim = static_cast<int>(shape_keys.Int(keys.head_dim, kUnit, kernels::kMaxDeltaHeadDim));
+  if (shape.k_dim % kUnit != 0) {
+    shape_keys.Fail(keys.head_dim, fmt::format("a multiple of {} up to {}", kUnit, kernels::kMaxDeltaHeadDim));
+  }
+  shape.conv_width = static_cast<int>(shape_keys.Int(keys.conv_width, 2, kernels::kMaxConvWidth));
+  ReadRecurrentLayers(
+      json, {.kind = RecurrentKind::kKimiDelta, .name = "linear_attention", .layers = std::move(layers)}, config);
+  for (LayerSpec& layer : config.layer_specs) {
+    if (layer.IsRecurrent()) layer.head_dim = shape.v_dim;  // else that of the latents
+  }
+}
+
 void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config) {
   const int64_t interval = json.Int("full_attention_interval", 1, 4096, 4);
   std::vector<bool> layers;

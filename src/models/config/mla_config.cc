@@ -39,7 +39,8 @@ void ReadMla(const JsonObject& json, ModelConfig& config) {
 void ReadIndexer(const JsonObject& json, ModelConfig& config) {
   constexpr int64_t kMaxTopk = 1 << 16, kMaxIndexHeads = 1024;
   IndexerConfig& indexer = config.indexer;
-  if (config.mla.q_lora_rank == 0) json.Fail("q_lora_rank", "a rank: an indexer's queries are projected from there");
+  if (config.mla.q_lora_rank == 0 && !indexer.norms_inputs)
+    json.Fail("q_lora_rank", "a rank: an indexer's queries are projected from there");
   indexer.topk = static_cast<int>(json.Int("index_topk", 1, kMaxTopk));
   indexer.heads = static_cast<int>(json.Int("index_n_heads", 1, kMaxIndexHeads));
   indexer.head_dim = static_cast<int>(json.Int("index_head_dim", 8, formats::kMaxLatentRank));

@@ -16,6 +16,10 @@ void FillLayerSpecs(ModelConfig& config) {
   }
 }
 
+bool ModelConfig::AttendsInBothDirections() const {
+  return std::ranges::any_of(layer_specs, [](const LayerSpec& layer) { return layer.visibility.both_directions; });
+}
+
 int ModelConfig::KvLayers() const {
   return static_cast<int>(std::ranges::count(layer_specs, -1, &LayerSpec::kv_layer));
 }
@@ -83,13 +87,14 @@ std::string PredictorModule(const ModelConfig& config, const TensorNames::Decode
   return fmt::format("{}layers.{}.", names.prefix, config.layer_specs.front().stored_attention);
 }
 
-// Its block is that of the model's last layer of attention.
 ModelConfig ConfigOfPredictor(ModelConfig config) {
   const std::string_view prefix = config.names.predictor.prefix;
   const auto last = std::find_if(config.layer_specs.rbegin(), config.layer_specs.rend(),
                                  [](const LayerSpec& layer) { return !layer.IsRecurrent(); });
-  LayerSpec layer = *last;
-  layer.moe = config.layer_specs.back().moe;
+  const bool is_last = config.predictor_layer < 0;
+  LayerSpec layer = is_last ? *last : config.layer_specs[static_cast<size_t>(config.predictor_layer)];
+  if (is_last) layer.moe = config.layer_specs.back().moe;
+  config.predictor_layer = -1;
   layer.stored_attention = layer.stored_mlp = prefix.empty() ? config.layers : 0;
   if (!prefix.empty()) config.names.decoders = {{.prefix = prefix}};
   config.layer_specs = {layer};

@@ -41,6 +41,16 @@ void ChannelDecay(const float* x, const float* bias, float rate, int64_t n, floa
       });
 }
 
+void BoundedChannelDecay(const float* x, const float* bias, float rate, float bound, int64_t n, float* out) noexcept {
+  const Vec16::F one = Vec16::Set1(1.0f), factor = Vec16::Set1(rate), lowest = Vec16::Set1(bound);
+  ForLanes(
+      n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
+        const Vec16::F y = Vec16::Add(LoadVec16(x + i, lanes), LoadVec16(bias + i, lanes));
+        const Vec16::F e = Vec16::Exp(Vec16::Mul(factor, y));
+        StoreVec16(out + i, Vec16::Exp(Vec16::Div(lowest, Vec16::Add(one, e))), lanes);
+      });
+}
+
 // Two vectors of columns; sums over k in two chains, of its even and of its odd elements. kOfChannels: each row of the
 // state has a decay; else all have one.
 template <bool kOfChannels>
@@ -108,6 +118,7 @@ void ChannelDeltaRule(const DeltaTokens& tokens, float* state) noexcept {
 
 constexpr GatedDeltaKernels kGatedDeltaKernels{.l2_norm = L2NormRow,
                                                .channel_decay = ChannelDecay,
+                                               .bounded_channel_decay = BoundedChannelDecay,
                                                .delta_rule = DeltaRule,
                                                .channel_delta_rule = ChannelDeltaRule};
 

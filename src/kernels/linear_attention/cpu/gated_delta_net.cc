@@ -69,14 +69,24 @@ class GatedDeltaNet {
     for (int head = 0; head < shape_.v_heads; ++head) {
       beta[head] = 1.0F / (1.0F + std::exp(-gates[op_.b.At(head)]));
       if (shape_.channel_decay) {
-        const int64_t first = head * shape_.DecayDim();
-        isa_.gated_delta.channel_decay(op_.channel_gates + row * op_.channel_gates_stride + first, op_.dt_bias + first,
-                                       op_.decay[head], shape_.k_dim, decay + first);
+        DecayChannels(head, op_.channel_gates + row * op_.channel_gates_stride, decay);
         continue;
       }
       const float x = gates[op_.a.At(head)] + op_.dt_bias[head];
       const float softplus = x > 20.0F ? x : std::log1p(std::exp(x));  // PyTorch's threshold
       decay[head] = std::exp(op_.decay[head] * softplus);
+    }
+  }
+
+  // Decays of a head's channels; `gates` and `decays`: of all heads.
+  void DecayChannels(int head, const float* gates, float* decays) const noexcept {
+    const int64_t first = head * shape_.DecayDim();
+    const float rate = op_.decay[head], bound = shape_.decay_lower_bound;
+    if (bound == 0) {
+      isa_.gated_delta.channel_decay(gates + first, op_.dt_bias + first, rate, shape_.k_dim, decays + first);
+    } else {
+      isa_.gated_delta.bounded_channel_decay(gates + first, op_.dt_bias + first, rate, bound, shape_.k_dim,
+                                             decays + first);
     }
   }
 

@@ -43,6 +43,9 @@ struct GatedDeltaKernels {
   void (*l2_norm)(float* x, float scale, float eps, int64_t n) noexcept = nullptr;
   // out = exp(rate * log(1 + exp(x + bias))), all [n].
   void (*channel_decay)(const float* x, const float* bias, float rate, int64_t n, float* out) noexcept = nullptr;
+  // out = exp(bound / (1 + exp(rate * (x + bias)))), all [n].
+  void (*bounded_channel_decay)(const float* x, const float* bias, float rate, float bound, int64_t n,
+                                float* out) noexcept = nullptr;
   // For each token: S *= decay; S += k (beta (v - S^T k))^T; out = S^T q. state S: [k_dim][kDeltaColumns].
   DeltaRuleKernel delta_rule = nullptr;
   DeltaRuleKernel channel_delta_rule = nullptr;  // of decays of the rows of S

@@ -56,6 +56,7 @@ void GpuGatedDeltaNet(const GatedDeltaNetOp& op, CudaContext& gpu) noexcept {
                             .channel_gates_stride = op.channel_gates_stride,
                             .dt_bias = op.dt_bias,
                             .rates = op.decay,
+                            .lower_bound = shape.decay_lower_bound,
                             .out = op.out});
   if (op.states_only) return;
   cuda::GatedNormOp norm{.x = op.out,

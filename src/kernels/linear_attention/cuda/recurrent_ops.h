@@ -80,6 +80,7 @@ struct StateScanOp {
   int64_t channel_gates_stride = 0;
   const float* dt_bias = nullptr;  // [heads], kChannelDelta: [heads * state_rows]
   const float* rates = nullptr;    // [heads]: the decay's logarithm is rate * softplus
+  float lower_bound = 0;           // kChannelDelta, unless 0: it is lower_bound * sigmoid of -rate
   const float* d = nullptr;        // [heads], of kMamba2
   float dt_scale = 1, min_dt = 0, max_dt = std::numeric_limits<float>::infinity();
   float* out = nullptr;  // [rows][heads * state_columns]

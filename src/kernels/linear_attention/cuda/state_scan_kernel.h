@@ -95,6 +95,11 @@ struct ScanBlock {
     StoreShared(decays + 4 * token, expf(op.rates[head] * Softplus(gates[op.a.At(head)] + op.dt_bias[head])));
   }
 
+  KVANTA_DEVICE float ChannelDecay(float x) const {
+    const float rate = op.rates[head];
+    return expf(op.lower_bound == 0 ? rate * Softplus(x) : op.lower_bound / (1.0F + expf(rate * x)));
+  }
+
   KVANTA_DEVICE void Stage(int64_t first_row, int tokens) const {
     const float query_scale = 1.0F / SquareRoot(static_cast<float>(op.state_rows));
     for (int token = warp; token < tokens; token += kScanWarps) {
@@ -108,8 +113,7 @@ struct ScanBlock {
       const float* gates = op.channel_gates + (first_row + token) * op.channel_gates_stride + head * op.state_rows;
       const float* bias = op.dt_bias + head * op.state_rows;
       for (int i = lane; i < rows; i += kWarp) {
-        StoreShared(decays + 4 * (token * rows + i),
-                    i < op.state_rows ? expf(op.rates[head] * Softplus(gates[i] + bias[i])) : 0.0F);
+        StoreShared(decays + 4 * (token * rows + i), i < op.state_rows ? ChannelDecay(gates[i] + bias[i]) : 0.0F);
       }
     }
     if (ThreadIndex() < tokens) StageGates(first_row + ThreadIndex(), ThreadIndex());

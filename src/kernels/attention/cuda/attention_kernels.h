@@ -49,10 +49,10 @@ struct RuntimeKernel {
   using RuntimeTypes = KvTypeDispatch<RuntimeKvType<kDecodeKinds>...>;
   using ValueTypes =
       RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
-                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kBf16, DecodeKind::kF32>;
-  using KeyTypes =
-      RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
-                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
+                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kTrellis, DecodeKind::kBf16, DecodeKind::kF32>;
+  using KeyTypes = RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3,
+                                DecodeKind::kE3M2, DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd,
+                                DecodeKind::kTrellis, DecodeKind::kKlt, DecodeKind::kBf16, DecodeKind::kF32>;
   static constexpr bool kHasExact = true;
   static constexpr bool kHasUnquantized = true;
   using Outputs = SharedOutputs<kRowTiles>;
@@ -117,6 +117,17 @@ struct AttentionLayout {
   static constexpr KVANTA_DEVICE int UnquantizedQueries(const AttentionParams& params, int head_dim) {
     const bool exact = Kernel::kHasExact && params.exact.base != nullptr;
     return ExactQueries(params, head_dim) + (exact ? QueryBytes(2, kRowTiles, head_dim) : 0);
+  }
+  // Levels of trellis codes.
+  static constexpr KVANTA_DEVICE int KeyLevels(const AttentionParams& params, int head_dim) {
+    return UnquantizedQueries(params, head_dim) +
+           (Kernel::kHasUnquantized ? QueryBytes(2, kRowTiles, params.unquantized_dim) : 0);
+  }
+  static constexpr KVANTA_DEVICE int ValueLevels(const AttentionParams& params, int head_dim) {
+    return KeyLevels(params, head_dim) + SharedLevels::Bytes(params.k_type.decode, head_dim);
+  }
+  static constexpr KVANTA_DEVICE int Bytes(const AttentionParams& params, int head_dim) {
+    return ValueLevels(params, head_dim) + SharedLevels::Bytes(params.v_type.decode, head_dim);
   }
 };
 

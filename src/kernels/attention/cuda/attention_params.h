@@ -8,6 +8,11 @@
 #include "kernels/attention/cuda/kv_type_desc.h"
 #include "kernels/cuda/types.h"
 
+namespace kvanta::formats {
+struct BitAllocation;
+struct TrellisLevelTable;
+}  // namespace kvanta::formats
+
 namespace kvanta::kernels::cuda {
 
 inline constexpr int kSplitTokens = 1024;   // KV split (engine-contract 6.5)
@@ -93,6 +98,10 @@ struct AppendParams {
   const float* mean = nullptr;            // [kv_heads][row_dim], or null
   const float* query_matrices = nullptr;  // QueryTransform::key_matrices() of +query, or null
   const float* scale = nullptr;           // [kv_heads], static
+  // Levels of trellis codes: one table; with `allocations` [kv_heads], of klt3 and klt2, one for each width from 0
+  // bits.
+  const formats::TrellisLevelTable* levels = nullptr;
+  const formats::BitAllocation* allocations = nullptr;
   PagePool quantized, exact;
   CellOffsets cell;        // in quantized records
   CellOffsets exact_cell;  // in exact records
@@ -173,6 +182,9 @@ struct AttentionParams {
   const float* k_scale = nullptr;         // [kv_heads]; ones where the format has no static scale
   const float* v_scale = nullptr;
   KvTypeDesc k_type, v_type;
+  // As in AppendParams.
+  const formats::TrellisLevelTable *k_levels = nullptr, *v_levels = nullptr;
+  const formats::BitAllocation* k_allocations = nullptr;
   // K's unquantized channels, 0: none. With `outliers` [kv_heads][unquantized_dim]: outlier channels; without: the
   // rotated channels of a latent.
   int32_t unquantized_dim = 0;

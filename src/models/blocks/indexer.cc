@@ -11,7 +11,6 @@ constexpr float kKeyEps = 1e-6F;  // of the keys' norm; the class's default
 
 Indexer::Indexer(const BlockSource& source, const std::string& module)
     : ops_(source.ops), indexer_(source.config.indexer), rope_dim_(source.config.mla.qk_rope_head_dim) {
-  ops_.CheckSparseAttention();
   WeightReader& reader = source.reader;
   const int64_t hidden = source.config.hidden, head_dim = indexer_.head_dim;
   // Every rank selects for all heads of attention.

@@ -27,9 +27,15 @@ KVANTA_DEVICE int FirstVisibleStep(const AttentionParams& params, const QueryTil
   return begin + (hidden > 0 ? hidden / step * step : 0);
 }
 
-// Tokens [begin, end) of the chunk at `position` that a query at `query` sees.
-KVANTA_DEVICE void VisibleRange(const AttentionParams& params, int query, int position, int& begin, int& end) {
-  const int tokens = ChunkTokens(params);
+// Tokens [begin, end) of the chunk at `position` that a query of the tile at `query` sees.
+KVANTA_DEVICE void VisibleRange(const AttentionParams& params, const QueryTile& tile, int query, int position,
+                                int& begin, int& end) {
+  int tokens = ChunkTokens(params);
+  if (params.gathered != nullptr) {
+    const int page = position >> params.page_shift;
+    const int left = params.gathered[tile.gathered].TokensOf(page) - (position & (params.page_size - 1));
+    tokens = left < 0 ? 0 : left < tokens ? left : tokens;
+  }
   const int first = params.visibility.First(query) - position;
   const int last = query + 1 - position;
   begin = first < 0 ? 0 : first > tokens ? tokens : first;
@@ -53,16 +59,17 @@ KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, 
   // Both ends of the visible range do not decrease with the query's position.
   int first_end = 0;
   int last_begin = 0;
-  VisibleRange(params, tile.first_position, position, chunk.visible_begin, first_end);
-  VisibleRange(params, tile.first_position + tile.tokens - 1, position, last_begin, chunk.visible_end);
-  chunk.fully_visible = FullyVisible(params, tile).Contains(position);
+  VisibleRange(params, tile, tile.first_position, position, chunk.visible_begin, first_end);
+  VisibleRange(params, tile, tile.first_position + tile.tokens - 1, position, last_begin, chunk.visible_end);
+  chunk.fully_visible = FullyVisible(params, tile).Contains(position) &&
+                        (params.gathered == nullptr || chunk.visible_end == ChunkTokens(params));
   ForRows<kRowTiles>([&](int row_tile, int q) {
     const int token = RowOf(row_tile, q, t) / tile.heads;
     chunk.token[row_tile][q] = token;
     int& begin = chunk.begin[row_tile][q];
     int& end = chunk.end[row_tile][q];
     begin = end = 0;
-    if (token < tile.tokens) VisibleRange(params, tile.first_position + token, position, begin, end);
+    if (token < tile.tokens) VisibleRange(params, tile, tile.first_position + token, position, begin, end);
   });
   return chunk;
 }
@@ -84,7 +91,9 @@ struct SharedPageTable {
   KVANTA_DEVICE SharedPageTable(const AttentionParams& params, const QueryTile& tile, int in_shared, int first)
       : offset(in_shared),
         first_page(first),
-        quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {}
+        quantized(params.gathered == nullptr ? params.exact_pages.Quantized(tile.first_position >> params.page_shift)
+                                             : cache::PageRange<int>{params.gathered[tile.gathered].ends[0],
+                                                                     params.gathered[tile.gathered].ends[1]}) {}
 
   // Loads pages that have a token before `end`, by threads [0, count).
   KVANTA_DEVICE void Load(const AttentionParams& params, const QueryTile& tile, int end, int thread, int count) const {

@@ -45,6 +45,11 @@ struct LatentBlock {
     ForTasks(params, [&](const SplitTask& task) { Attend(params, task); });
   }
 
+  // Query terms for keys of a decode kind (KvTypeTraits::kTerms).
+  static constexpr KVANTA_DEVICE int Terms(DecodeKind decode) {
+    return decode == DecodeKind::kF32 ? 3 : decode == DecodeKind::kBf16 ? 2 : 1;
+  }
+
  private:
   static KVANTA_DEVICE void Attend(const AttentionParams& params, const SplitTask& task) {
     const int rank = params.head_dim;
@@ -71,11 +76,6 @@ struct LatentBlock {
                   index_in_task == 0 || task.result_rows != 0);
     }
     SyncBlock();
-  }
-
-  // Query terms for keys of a decode kind (KvTypeTraits::kTerms).
-  static constexpr KVANTA_DEVICE int Terms(DecodeKind decode) {
-    return decode == DecodeKind::kF32 ? 3 : decode == DecodeKind::kBf16 ? 2 : 1;
   }
 
   // The block's shared memory; probabilities overwrite the query rows.

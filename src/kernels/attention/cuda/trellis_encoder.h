@@ -26,8 +26,8 @@ struct TrellisEncoder {
   static constexpr bool kUneven = formats::IsAllocated(kCode);
   static constexpr int kBits = formats::CodeBits(kCode);  // on average, if uneven
 
-  // row: f32 [head_dim] at byte `row` of shared memory, overwritten; codes, scale: where its bytes and the fp16 scale go.
-  // Needs a warp barrier after it.
+  // row: f32 [head_dim] at byte `row` of shared memory, overwritten; codes, scale: where its bytes and the fp16 scale
+  // go. Needs a warp barrier after it.
   static KVANTA_DEVICE void Encode(const AppendParams& params, int head, int row, int codes, int scale,
                                    const TrellisMemory& memory, int lane, formats::EncodeCounts& counts) {
     const int head_dim = params.head_dim;

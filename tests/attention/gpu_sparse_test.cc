@@ -1,5 +1,5 @@
-// Sparse attention on an emulated and, if present, a real GPU: the reference's choices and results, and bits that do not
-// depend on chunks, batches and waves.
+// Sparse attention on an emulated and, if present, a real GPU: the reference's choices and results, and bits that do
+// not depend on chunks, batches and waves.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,23 +20,23 @@
 namespace kvanta::attention {
 namespace {
 
-struct Case {
+struct SparseFormats {
   std::string latents, keys;
 };
-const Case kCases[] = {{"bf16", "bf16"},
-                       {"mla_fp8", "mla_fp8+hadamard"},
+const SparseFormats kSparseFormats[] = {{"bf16", "bf16"},
+                                        {"mla_fp8", "mla_fp8+hadamard"},
 #ifndef KVANTA_SANITIZED  // sanitized emulation is slow
-                       {"fp32", "fp32"},
-                       {"mla_nvfp4", "mla_nvfp4+hadamard"},
-                       {"mla_int8", "mla_int8"},
+                                        {"fp32", "fp32"},
+                                        {"mla_nvfp4", "mla_nvfp4+hadamard"},
+                                        {"mla_int8", "mla_int8"},
 #endif
-                       {"mla_int4+exact=2+sink=2", "mla_int4+hadamard+exact=2"}};
+                                        {"mla_int4+exact=2+sink=2", "mla_int4+hadamard+exact=2"}};
 
 class GpuSparseTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
  protected:
   void SetUp() override { Start(GetParam()); }
 
-  SparseOptions On(const Case& formats) const {
+  SparseOptions On(const SparseFormats& formats) const {
     return {.latents = formats.latents, .keys = formats.keys, .device = &gpu_->device()};
   }
   std::unique_ptr<Backend> Make(SparseHarness& world, int64_t max_result_rows = kMaxResultRows) const {
@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuSparseTest, ::testing::ValuesIn(testing::Gpus(
                          [](const auto& param) { return param.param; });
 
 TEST_P(GpuSparseTest, ChoosesAndAttendsAsTheReference) {
-  for (const Case& formats : kCases) {
+  for (const SparseFormats& formats : kSparseFormats) {
     SCOPED_TRACE(formats.latents);
     SparseOptions options = On(formats);
     options.heads = 18;
@@ -86,7 +86,7 @@ TEST_P(GpuSparseTest, ChoosesAndAttendsAsTheReference) {
 // Same sequences: token by token, and random batches of random chunks in waves of one row, with serial KV splits.
 TEST_P(GpuSparseTest, BitsDoNotDependOnChunksBatchesAndWaves) {
   uint32_t seed = 0;
-  for (const Case& formats : kCases) {
+  for (const SparseFormats& formats : kSparseFormats) {
     std::mt19937 random(++seed);
     const auto pick = [&](std::initializer_list<int> values) {
       return values.begin()[std::uniform_int_distribution<size_t>(0, values.size() - 1)(random)];

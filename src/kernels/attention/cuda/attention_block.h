@@ -69,12 +69,12 @@ struct AttentionBlock {
   }
 
   static KVANTA_DEVICE void LoadLevels(const AttentionParams& params, const QueryTile& tile, int head_dim) {
-    if (params.k_levels != nullptr) {
+    if (KeyTypes::kHasTrellis && params.k_levels != nullptr) {
       SharedLevels::Load(params.k_type.decode, params.k_levels,
                          params.k_allocations != nullptr ? params.k_allocations + tile.kv_head : nullptr,
                          Layout::KeyLevels(params, head_dim), ThreadIndex(), kThreads);
     }
-    if (params.v_levels != nullptr) {
+    if (ValueTypes::kHasTrellis && params.v_levels != nullptr) {
       SharedLevels::Load(params.v_type.decode, params.v_levels, nullptr, Layout::ValueLevels(params, head_dim),
                          ThreadIndex(), kThreads);
     }

@@ -30,12 +30,15 @@ struct StaticKernel {
   using Outputs = RegisterOutputs<kRowTiles, BlocksOf(kHeadDim)>;
 
   // Key and value chunks copied ahead per warp. With small chunks, four resident blocks hide the latencies of
-  // arithmetic; with large ones, three blocks have the shared memory for two chunks.
+  // arithmetic; with large ones, three blocks have the shared memory for two chunks. Trellis codes want their
+  // registers.
   static constexpr bool kStaged = true;
   using StagedKeys = StagedCell<StaticKvType<Keys>, true, kHeadDim>;
   using StagedValues = StagedCell<StaticKvType<Values>, false, kHeadDim>;
   static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
-  static constexpr int kBlocksPerSm = kRowTiles == 1 && kChunkBytes <= (6 << 10) ? 4 : 3;  // per multiprocessor
+  static constexpr bool kHasTrellis = StaticKvType<Keys>::kTrellis || StaticKvType<Values>::kTrellis;
+  static constexpr int kBlocksPerSm =
+      kRowTiles == 1 && kChunkBytes <= (6 << 10) && !kHasTrellis ? 4 : 3;  // per multiprocessor
   static constexpr int kStages = std::clamp((kBlocksPerSm == 4 ? 12 << 10 : 17 << 10) / kChunkBytes, 1, 3);
   static constexpr int kStageBytes = kStages * kChunkBytes;
 

@@ -94,6 +94,7 @@ template <class First, class... More>
 struct KvTypeDispatch {
   using Stored = First;
   static constexpr int kTerms = std::max({First::kTerms, More::kTerms...});
+  static constexpr bool kHasTrellis = (First::kTrellis || ... || More::kTrellis);
 
   template <class F>
   static KVANTA_DEVICE void Visit(DecodeKind decode, const KvTypeDesc& desc, F visit, int levels = 0) {

@@ -99,8 +99,7 @@ class Backend {
   // Chooses the tokens of each row for the Run calls that follow: of those that it sees, the index_topk with the
   // largest scores, of equal ones the earlier, or all if there are no more. The score of a key k is the sum over the
   // layer's heads, in their order, of weight * max(<q, k>, 0); one that is not a number comes last. `layer`: of keys
-  // without V. q: f32 [rows][heads * head_dim], row stride `q_stride` floats; weights: f32 [rows][heads]. Only of
-  // backends on the host.
+  // without V. q: f32 [rows][heads * head_dim], row stride `q_stride` floats; weights: f32 [rows][heads].
   virtual void Select(Plan& /*plan*/, int /*layer*/, const float* /*q*/, int64_t /*q_stride*/,
                       const float* /*weights*/) noexcept {}
   // Positions that the step's last Select chose for a row, ascending; empty: all that it sees.

@@ -7,24 +7,6 @@
 
 namespace kvanta::attention {
 
-GatheredPages PagesOf(const cache::ExactPageRule& exact_pages, int page_size, int64_t own_page,
-                      std::span<const int32_t> positions) noexcept {
-  const cache::PageRange<int64_t> quantized = exact_pages.Quantized(own_page);
-  const auto before = [&](int64_t page) {
-    const auto end = std::ranges::lower_bound(positions, page * page_size);
-    return static_cast<int32_t>(end - positions.begin());
-  };
-  const auto all = static_cast<int32_t>(positions.size());
-  const int32_t first = quantized.first < quantized.end ? before(quantized.first) : all;
-  const int32_t last = quantized.first < quantized.end ? before(quantized.end) : all;
-  GatheredPages pages{.page_size = page_size, .tokens = {first, last - first, all - last}};
-  int32_t end = 0;
-  for (size_t kind = 0; kind < pages.tokens.size(); ++kind) {
-    pages.ends[kind] = end += static_cast<int32_t>(CeilDiv(pages.tokens[kind], page_size));
-  }
-  return pages;
-}
-
 GatheredAttention::GatheredAttention(Device& device, const std::vector<LayerView>& layers, int top_k,
                                      const kernels::AttentionKernels& kernels, ThreadPool& threads)
     : layers_(layers), kernels_(kernels), threads_(threads), workspaces_(static_cast<size_t>(threads.Threads())) {
@@ -55,7 +37,7 @@ GatheredAttention::GatheredAttention(Device& device, const std::vector<LayerView
   split_out_.resize(results * static_cast<size_t>(head_dim_));
 }
 
-void GatheredAttention::Gather(const LayerView& layer, const cache::PageRef* table, const GatheredPages& pages,
+void GatheredAttention::Gather(const LayerView& layer, const cache::PageRef* table, const cache::GatheredPages& pages,
                                const SparseRow& row, std::span<const int32_t> positions, int64_t first, int64_t last,
                                Workspace& workspace) const noexcept {
   const formats::LayerScheme& scheme = *layer.scheme;
@@ -63,22 +45,18 @@ void GatheredAttention::Gather(const LayerView& layer, const cache::PageRef* tab
   const formats::CellSections exact_sections = formats::Bf16Sections(scheme.k.shape),
                               unquantized_sections = scheme.UnquantizedSections();
   const int64_t own_page = row.position / page_size_;
-  const size_t first_of_kind[] = {0, static_cast<size_t>(pages.tokens[0]),
-                                  static_cast<size_t>(pages.tokens[0] + pages.tokens[1])};
-  for (int64_t page = first; page < last; ++page) {
-    const size_t kind = page < pages.ends[0] ? 0 : page < pages.ends[1] ? 1 : 2;
-    const bool exact = kind != 1;
-    const int64_t page_of_kind = page - (kind == 0 ? 0 : pages.ends[kind - 1]);
-    // Exact pages of both kinds lie one after the other.
-    const int64_t record = page_of_kind + (kind == 2 ? pages.ends[0] : 0);
+  for (int64_t index = first; index < last; ++index) {
+    const auto page = static_cast<int32_t>(index);
+    const bool exact = pages.IsExact(page);
+    const int64_t record = pages.RecordOf(page);
     const formats::Format& format = exact ? ExactFormat() : *scheme.k.format;
     const formats::CellSections& sections = exact ? exact_sections : scheme.k.sections;
     uint8_t* to = exact ? workspace.exact.data() + record * scheme.ExactHeadBytes()
                         : workspace.quantized.data() + record * scheme.HeadBytes();
-    cache::PageRef& ref = workspace.table[static_cast<size_t>(page)];
+    cache::PageRef& ref = workspace.table[static_cast<size_t>(index)];
     ref = {};
     ref.Of(exact ? cache::PageKind::kExact : cache::PageKind::kQuantized) = static_cast<cache::PageId>(record);
-    const int32_t* chosen = positions.data() + first_of_kind[kind] + page_of_kind * page_size_;
+    const int32_t* chosen = positions.data() + pages.FirstOf(page);
     for (int slot = 0, tokens = pages.TokensOf(page); slot < tokens; ++slot) {
       const int64_t from_page = chosen[slot] / page_size_;
       const int from_slot = chosen[slot] % page_size_;
@@ -102,8 +80,10 @@ void GatheredAttention::Run(const Batch& batch, const ChosenTokens& chosen, int 
     const SparseRow& row = chosen.rows[index];
     const std::span<const int32_t> positions = chosen.Of(index);
     Workspace& workspace = workspaces_[static_cast<size_t>(worker)];
-    const GatheredPages pages = PagesOf(view.rule.exact, page_size_, row.position / page_size_, positions);
-    const int64_t last_page = std::min(pages.Pages(), last * pages_of_split);
+    const auto pages =
+        cache::GatheredPages::Of(view.rule.exact, page_size_, static_cast<int32_t>(row.position / page_size_),
+                                 positions.data(), static_cast<int32_t>(positions.size()));
+    const int64_t last_page = std::min<int64_t>(pages.Pages(), last * pages_of_split);
     if (gathers) {
       if (first * pages_of_split >= last_page) return false;
       const cache::PageRef* table = batch.sequences[row.sequence].span.pages[scheme.group];
@@ -111,8 +91,8 @@ void GatheredAttention::Run(const Batch& batch, const ChosenTokens& chosen, int 
     }
     const LayerView gathered(scheme, *view.attention, *view.scales, pages, workspace.quantized.data(),
                              workspace.exact.data());
-    const int64_t splits = CeilDiv(pages.Pages(), pages_of_split);
-    const int64_t last_slot = pages.Pages() * page_size_ - 1;
+    const int64_t splits = CeilDiv(int64_t{pages.Pages()}, pages_of_split);
+    const int64_t last_slot = int64_t{pages.Pages()} * page_size_ - 1;
     const QueryTile tile{.first = last_slot,
                          .tokens = 1,
                          .last_key = last_slot,

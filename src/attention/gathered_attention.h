@@ -31,8 +31,9 @@ class GatheredAttention {
     std::vector<cache::PageRef> table;
   };
   // Pages [first, last) of a row's chosen tokens, copied to the workspace.
-  void Gather(const LayerView& layer, const cache::PageRef* table, const GatheredPages& pages, const SparseRow& row,
-              std::span<const int32_t> positions, int64_t first, int64_t last, Workspace& workspace) const noexcept;
+  void Gather(const LayerView& layer, const cache::PageRef* table, const cache::GatheredPages& pages,
+              const SparseRow& row, std::span<const int32_t> positions, int64_t first, int64_t last,
+              Workspace& workspace) const noexcept;
 
   const std::vector<LayerView>& layers_;
   const kernels::AttentionKernels& kernels_;
@@ -47,9 +48,5 @@ class GatheredAttention {
   std::vector<SoftmaxState> split_states_;
   std::vector<float> split_out_;  // [...][head_dim]
 };
-
-// Pages of the chosen positions, ascending, of a query in page `own_page`.
-GatheredPages PagesOf(const cache::ExactPageRule& exact_pages, int page_size, int64_t own_page,
-                      std::span<const int32_t> positions) noexcept;
 
 }  // namespace kvanta::attention

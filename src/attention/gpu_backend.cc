@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <utility>
 
-#include "attention/gpu_layers.h"
-#include "attention/step_metadata.h"
+#include "attention/gpu_plan.h"
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kvanta/error.h"
 
@@ -27,61 +27,6 @@ using kernels::cuda::SlotMapping;
 uint64_t NextVersion() {
   static std::atomic<uint64_t> versions = 0;
   return ++versions;
-}
-
-// Offsets in a plan's metadata header: per KV cache group the slots of new rows and of closed pages, then
-// AttentionMetadata per layer shape, and the table of states.
-constexpr size_t RowSlotsOffset(int group) {
-  return 2 * static_cast<size_t>(group) * sizeof(SlotMapping);
-}
-constexpr size_t ClosedSlotsOffset(int group) {
-  return RowSlotsOffset(group) + sizeof(SlotMapping);
-}
-
-// Layers that share a schedule and a block table.
-struct LayerShape {
-  WorkShape work;
-  int group = 0;
-  GpuPartition partition;
-  bool operator==(const LayerShape&) const = default;
-};
-
-// A step of one KV cache group.
-struct GroupStep {
-  std::vector<Slot> row_slots, closed_slots;  // for Append
-  std::vector<PageIds> pages;                 // the sequences' block tables
-  std::vector<int32_t> first_pages;           // [sequence], index in pages
-  int32_t max_closed_slots = 0;               // Append's grid size
-};
-
-class GpuPlan final : public Plan {
- public:
-  uint64_t Version() const noexcept override { return version; }
-  template <class T>
-  const T* DevicePointer(size_t offset) const noexcept {
-    return reinterpret_cast<const T*>(metadata.Address() + offset);
-  }
-
-  Batch batch;
-  std::vector<GpuSchedule> schedules;  // by layer shape
-  std::vector<GroupStep> groups;
-  StepMetadata metadata;
-  std::vector<int32_t> first_segments;                    // StateTable's
-  size_t segments_offset = 0, first_segments_offset = 0;  // of StateTable's arrays in the metadata
-  int64_t max_sequences = 0;
-  Buffer split_out, split_state;
-  // Grid sizes: bounds of new rows and, by layer shape, tiles and the query rows of a tile.
-  int32_t max_rows = 0;
-  std::vector<int32_t> max_tiles;
-  std::vector<int32_t> tile_rows;
-  uint64_t backend = 0;  // version of the backend that made it
-  uint64_t version = 0;
-};
-
-// Grows `buffer` to at least `bytes`; contents are lost.
-void Grow(Device& device, Buffer& buffer, int64_t bytes) {
-  const auto requested = static_cast<size_t>(bytes);
-  if (buffer.bytes() < requested) buffer = device.Allocate(requested + requested / 2);
 }
 
 class GpuBackend final : public Backend {
@@ -109,6 +54,7 @@ class GpuBackend final : public Backend {
     fetched_.resize(layers * 2);
     sums_ = device().Allocate(fetched_.size() * sizeof(AppendSums));
     for (size_t i = 0; i < layers; ++i) AddLayer(i);
+    if (TopkOf(config_.layers) != 0) AddSparse();
   }
 
   BackendInfo Info() const override {
@@ -125,7 +71,7 @@ class GpuBackend final : public Backend {
     device().Synchronize();
     MakeBatch(batch, pool_, spec_, gpu_plan.batch);
     FillSlots(gpu_plan);
-    FillSchedules(gpu_plan);
+    FillSchedules(batch.bucket, gpu_plan);
     SetGridSizes(batch.bucket, gpu_plan);
     UploadMetadata(gpu_plan);
     return plan;
@@ -158,7 +104,23 @@ class GpuBackend final : public Backend {
     params.metadata = step.DevicePointer<AttentionMetadata>(AttentionOffset(shape));
     params.max_tiles = step.max_tiles[shape];
     params.tile_rows = step.tile_rows[shape];
-    gpu_->Attend(gpu_layer.attend_kernel, params);
+    if (params.max_tiles != 0) gpu_->Attend(gpu_layer.attend_kernel, params);
+    if (!shapes_[shape].work.is_sparse) return;
+    sparse_->Run(step.sparse, step.metadata, pool_.Layout().layers[static_cast<size_t>(layer)],
+                 sparse_->ShapeOf(shapes_[shape].work), params, gpu_layer.attend_kernel, *gpu_);
+  }
+
+  void Select(Plan& plan, int layer, const float* q, int64_t q_stride, const float* weights) noexcept override {
+    const GpuPlan& step = static_cast<const GpuPlan&>(plan);
+    AttentionParams keys = layers_[static_cast<size_t>(layer)].attention;
+    keys.q = q;
+    keys.q_stride = q_stride;
+    keys.metadata = step.DevicePointer<AttentionMetadata>(AttentionOffset(shape_of_[static_cast<size_t>(layer)]));
+    sparse_->Select(step.sparse, step.metadata, keys, weights, *gpu_);
+  }
+  std::span<const int32_t> Selected(const Plan& plan, int64_t row) const noexcept override {
+    if (!sparse_) return {};
+    return sparse_->Selected(static_cast<const GpuPlan&>(plan).sparse, row);
   }
 
   cache::StateStep States(const Plan& plan, int layer) const noexcept override {
@@ -211,6 +173,15 @@ class GpuBackend final : public Backend {
   }
 
   size_t StatesOffset() const { return AttentionOffset(shapes_.size()); }
+  size_t SparseOffset() const { return StatesOffset() + sizeof(cache::StateTable); }
+
+  void AddSparse() {
+    std::vector<GpuSparseShape> shapes;
+    for (const LayerShape& shape : shapes_) {
+      if (shape.work.is_sparse && !shape.keys_only) shapes.push_back({shape.work, shape.partition});
+    }
+    sparse_.emplace(pool_.Layout(), config_.layers, std::move(shapes), max_result_rows_, device());
+  }
 
   void AddLayer(size_t index) {
     if (pool_.Layout().layers[index].IsRecurrent()) {
@@ -227,6 +198,7 @@ class GpuBackend final : public Backend {
     };
     const LayerShape shape{
         .work = WorkShapeOf(config_.layers[index], pool_.Layout().layers[index]),
+        .keys_only = pool_.Layout().layers[index].keys_only,
         .group = pool_.Layout().layers[index].group,
         .partition = {
             .small_blocks = blocks(kernels::cuda::kRowsPerMma),
@@ -259,7 +231,7 @@ class GpuBackend final : public Backend {
     }
   }
 
-  void FillSchedules(GpuPlan& plan) {
+  void FillSchedules(int64_t bucket, GpuPlan& plan) {
     const int page_size = pool_.Layout().page_size;
     for (size_t g = 0; g < plan.groups.size(); ++g) {
       GroupStep& group = plan.groups[g];
@@ -276,12 +248,21 @@ class GpuBackend final : public Backend {
     plan.schedules.resize(shapes_.size());
     int64_t rows = 0;
     int64_t floats = 0;
-    for (size_t i = 0; i < shapes_.size(); ++i) {
-      GpuSchedule& schedule = plan.schedules[i];
-      MakeGpuSchedule(shapes_[i].work, plan.batch, plan.groups[static_cast<size_t>(shapes_[i].group)].first_pages,
-                      page_size, shapes_[i].partition, schedule);
+    const auto reserve = [&](const GpuSchedule& schedule, const WorkShape& work) {
       rows = std::max(rows, schedule.result_rows);
-      floats = std::max(floats, schedule.result_rows * shapes_[i].work.head_dim);
+      floats = std::max(floats, schedule.result_rows * work.head_dim);
+    };
+    static const Batch kNoRows;
+    if (sparse_) sparse_->MakePlan(plan.batch, bucket, plan.sparse);
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const LayerShape& shape = shapes_[i];
+      const Batch& batch = shape.keys_only ? kNoRows : shape.work.is_sparse ? plan.sparse.dense : plan.batch;
+      MakeGpuSchedule(shape.work, batch, plan.groups[static_cast<size_t>(shape.group)].first_pages, page_size,
+                      shape.partition, plan.schedules[i]);
+      reserve(plan.schedules[i], shape.work);
+    }
+    for (size_t i = 0; sparse_ && i < plan.sparse.schedules.size(); ++i) {
+      reserve(plan.sparse.schedules[i], sparse_->ShapeAt(i).work);
     }
     Grow(device(), plan.split_out, floats * int64_t{sizeof(float)});
     Grow(device(), plan.split_state, 2 * rows * int64_t{sizeof(float)});
@@ -306,13 +287,15 @@ class GpuBackend final : public Backend {
 
   void UploadMetadata(GpuPlan& plan) {
     StepMetadata& metadata = plan.metadata;
-    metadata.Begin(StatesOffset() + sizeof(cache::StateTable));
+    plan.sparse.header = SparseOffset();
+    metadata.Begin(SparseOffset() + (sparse_ ? sparse_->HeaderBytes(plan.sparse) : 0));
     std::vector<size_t>& offsets = array_offsets_;
     offsets.clear();
     for (const GroupStep& group : plan.groups) {
       offsets.push_back(metadata.Add(group.row_slots));
       offsets.push_back(metadata.Add(group.closed_slots));
       offsets.push_back(metadata.Add(group.pages));
+      offsets.push_back(metadata.Add(group.first_pages));
     }
     const size_t first_shape = offsets.size();
     for (const GpuSchedule& schedule : plan.schedules) {
@@ -320,6 +303,7 @@ class GpuBackend final : public Backend {
       offsets.push_back(metadata.Add(schedule.tasks));
       offsets.push_back(metadata.Add(schedule.work_indptr));
     }
+    if (sparse_) sparse_->AddArrays(metadata, plan.sparse);
     plan.segments_offset = metadata.Add(plan.batch.state_segments);
     plan.first_segments.resize(plan.batch.first_segments.size() + 1);
     plan.first_segments_offset = metadata.Add(plan.first_segments);
@@ -330,23 +314,28 @@ class GpuBackend final : public Backend {
       return SlotMapping{.slots = plan.DevicePointer<Slot>(offset), .count = static_cast<int32_t>(count)};
     };
     for (size_t g = 0; g < plan.groups.size(); ++g) {
-      metadata.Write(RowSlotsOffset(static_cast<int>(g)), mapping(offsets[3 * g], plan.groups[g].row_slots.size()));
+      metadata.Write(RowSlotsOffset(static_cast<int>(g)), mapping(offsets[4 * g], plan.groups[g].row_slots.size()));
       metadata.Write(ClosedSlotsOffset(static_cast<int>(g)),
-                     mapping(offsets[3 * g + 1], plan.groups[g].closed_slots.size()));
+                     mapping(offsets[4 * g + 1], plan.groups[g].closed_slots.size()));
     }
     for (size_t i = 0; i < plan.schedules.size(); ++i) {
       const GpuSchedule& schedule = plan.schedules[i];
-      metadata.Write(AttentionOffset(i),
-                     AttentionMetadata{
-                         .pages = plan.DevicePointer<PageIds>(offsets[3 * static_cast<size_t>(shapes_[i].group) + 2]),
-                         .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[first_shape + 3 * i]),
-                         .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[first_shape + 3 * i + 1]),
-                         .work_indptr = plan.DevicePointer<int32_t>(offsets[first_shape + 3 * i + 2]),
-                         .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-                         .work_count = static_cast<int32_t>(schedule.work_indptr.size()) - 1,
-                         .result_stride = schedule.tile_rows,
-                         .split_out = plan.split_out.as<float>(),
-                         .split_state = plan.split_state.as<float>()});
+      const auto group = static_cast<size_t>(shapes_[i].group);
+      metadata.Write(
+          AttentionOffset(i),
+          AttentionMetadata{.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]),
+                            .first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]),
+                            .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[first_shape + 3 * i]),
+                            .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[first_shape + 3 * i + 1]),
+                            .work_indptr = plan.DevicePointer<int32_t>(offsets[first_shape + 3 * i + 2]),
+                            .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+                            .work_count = static_cast<int32_t>(schedule.work_indptr.size()) - 1,
+                            .result_stride = schedule.tile_rows,
+                            .split_out = plan.split_out.as<float>(),
+                            .split_state = plan.split_state.as<float>()});
+    }
+    if (sparse_) {
+      sparse_->WriteHeader(metadata, plan.sparse, plan.split_out.as<float>(), plan.split_state.as<float>());
     }
     WriteStates(plan);
     metadata.Upload(device());
@@ -377,6 +366,7 @@ class GpuBackend final : public Backend {
   std::vector<GpuLayer> layers_;
   std::vector<LayerShape> shapes_;
   std::vector<size_t> shape_of_;       // by layer: index in shapes_
+  std::optional<GpuSparse> sparse_;    // of models with sparse attention
   std::vector<size_t> array_offsets_;  // offsets of a plan's arrays in its metadata
   const uint64_t version_ = NextVersion();
 };

@@ -4,9 +4,12 @@
 
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "attention/batch.h"
+#include "formats/bit_allocation.h"
+#include "formats/klt_levels.h"
 #include "formats/transform.h"
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kvanta/error.h"
@@ -119,6 +122,8 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
   if (scheme.k.query) params.query_matrices = Upload(scales.k.query->query_matrices());
   params.k_scale = static_scales(scheme.k, scales.k);
   params.k_type = kernels::cuda::MakeKvTypeDesc(scheme.k.format->code, scheme.k.format->scaling);
+  params.k_levels = k.levels;
+  params.k_allocations = k.allocations;
   params.quantized = k.quantized;
   params.exact = k.exact;
   params.k = k.cell;
@@ -127,6 +132,7 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
     const AppendParams& v = layer.cells[1].params;
     params.v_scale = static_scales(scheme.v, scales.v);
     params.v_type = kernels::cuda::MakeKvTypeDesc(scheme.v.format->code, scheme.v.format->scaling);
+    params.v_levels = v.levels;
     params.v = v.cell;
     params.exact_v = v.exact_cell;
   }
@@ -165,6 +171,13 @@ GpuCell GpuLayerBuilder::BuildSide(size_t index, bool is_key) {
   }
   params.outlier_count = side.outliers;
   params.scale = Upload(scales.scale);
+  if (formats::IsTrellis(side.format->code)) {
+    params.levels = Upload(std::vector{formats::kTrellisLevels[side.format->code_bits - formats::kMinTrellisBits]});
+  }
+  if (formats::IsAllocated(side.format->code)) {
+    params.levels = Upload(std::vector(std::begin(formats::kKltLevels.widths), std::end(formats::kKltLevels.widths)));
+    params.allocations = Upload(scales.query->allocations());
+  }
   params.quantized = {pool_.Base(scheme.group, PageKind::kQuantized),
                       pool_.RecordBytes(scheme.group, PageKind::kQuantized)};
   params.cell = MakeOffsets(side.sections, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());

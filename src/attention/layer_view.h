@@ -9,6 +9,7 @@
 
 #include "attention/batch.h"
 #include "attention/page_classes.h"
+#include "cache/gathered_pages.h"
 #include "cache/page_pool.h"
 #include "formats/scheme.h"
 #include "kernels/attention/cpu/table.h"
@@ -72,34 +73,17 @@ struct PageView {
   cache::PageKind kind;
 };
 
-// Pages of copies of chosen tokens, in the order of their positions. A page has tokens of one kind of record: first
-// those of the exact first pages of the sequence, then quantized ones, then those of the exact pages up to the query's
-// own.
-struct GatheredPages {
-  int page_size = 0;
-  std::array<int32_t, 3> tokens = {};  // of each of the three
-  std::array<int32_t, 3> ends = {};    // page after their last one
-
-  int64_t Pages() const noexcept { return ends[2]; }
-  bool IsExact(int64_t page) const noexcept { return page < ends[0] || page >= ends[1]; }
-  int TokensOf(int64_t page) const noexcept {
-    const size_t kind = page < ends[0] ? 0 : page < ends[1] ? 1 : 2;
-    const int64_t first = kind == 0 ? 0 : ends[kind - 1];
-    return static_cast<int>(std::min<int64_t>(page_size, tokens[kind] - (page - first) * page_size));
-  }
-};
-
 struct LayerView {
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
             const cache::PagePool& pool);
   // A view of copies: the bases and bytes of their quantized and exact records.
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
-            const GatheredPages& pages, const uint8_t* quantized_base, const uint8_t* exact_base);
+            const cache::GatheredPages& pages, const uint8_t* quantized_base, const uint8_t* exact_base);
 
   // The record that a query in page `own_page` reads of `page`, whose records are `ref`.
   cache::PageKind Kind(int64_t own_page, int64_t page, const cache::PageRef& ref) const noexcept {
     if (gathered != nullptr) {
-      return gathered->IsExact(page) ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+      return gathered->IsExact(static_cast<int32_t>(page)) ? cache::PageKind::kExact : cache::PageKind::kQuantized;
     }
     return cache::ReadKind(rule, own_page, page, ref);
   }
@@ -126,7 +110,7 @@ struct LayerView {
   const AttentionSpec* attention;
   const formats::LayerScales* scales;
   RecordPool records[std::size(cache::kPageKinds)];
-  const GatheredPages* gathered = nullptr;  // null: the pages are a sequence's own
+  const cache::GatheredPages* gathered = nullptr;  // null: the pages are a sequence's own
   PageClasses classes = {};
 
  private:

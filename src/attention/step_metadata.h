@@ -12,6 +12,12 @@
 
 namespace kvanta::attention {
 
+// Grows `buffer` to at least `bytes`; contents are lost.
+inline void Grow(Device& device, Buffer& buffer, int64_t bytes) {
+  const auto requested = static_cast<size_t>(bytes);
+  if (buffer.bytes() < requested) buffer = device.Allocate(requested + requested / 2);
+}
+
 class StepMetadata {
  public:
   // Starts a new step with a zeroed header.

@@ -175,7 +175,7 @@ void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
 void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept {
   const CellSide& latents = view.cells->k;
   const int64_t seen = layer_.gathered != nullptr
-                           ? layer_.gathered->TokensOf(page)
+                           ? layer_.gathered->TokensOf(static_cast<int32_t>(page))
                            : std::min<int64_t>(page_size_, tile_.first + tokens - page * page_size_);
   const int bits = formats::CodeBits(latents.code);
   kernels_.transpose({.keys = view.record + latents.codes,
@@ -210,7 +210,7 @@ void TileAttention::AttendPage(int64_t page, int head, int tokens) noexcept {
     return static_cast<int>(std::max<int64_t>(0, visibility_.First(tile_.first + token) - start));
   };
   const auto end_of = [&](int token) {
-    if (layer_.gathered != nullptr) return layer_.gathered->TokensOf(page);
+    if (layer_.gathered != nullptr) return layer_.gathered->TokensOf(static_cast<int32_t>(page));
     const int64_t last = visibility_.Last(tile_.first + token, tile_.last_key + 1);
     return static_cast<int>(std::min<int64_t>(page_size_, last + 1 - start));
   };

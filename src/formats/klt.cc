@@ -42,25 +42,11 @@ struct PortableKltSteps {
   }
 };
 
-// The code of the level that is nearest to a target, of two the lower.
-uint8_t ScalarCode(int bits, int32_t target) noexcept {
-  const int8_t* levels = kKltLevels[bits].levels;
-  int code = 0;
-  for (int half = 1 << (bits - 1); half != 0; half /= 2) {
-    const int next = code + half;
-    if (target > kKltUnit * (levels[next - 1] + levels[next]) / 2) code = next;
-  }
-  return static_cast<uint8_t>(code);
-}
-
 void PackCodes(const BitAllocation& allocation, const uint8_t* codes, uint8_t* out) noexcept {
   for (int block = 0; block < allocation.coded_blocks; ++block) {
     const int bits = allocation.bits[block];
-    uint64_t string = 0;
-    for (int i = 0; i < kAllocationBlock; ++i) {
-      string |= uint64_t{codes[block * kAllocationBlock + i]} << static_cast<unsigned>(bits * i);
-    }
-    for (int i = 0; i < bits; ++i) *out++ = static_cast<uint8_t>(string >> static_cast<unsigned>(8 * i));
+    PackOctet(bits, codes + block * kAllocationBlock, out);
+    out += bits;
   }
 }
 
@@ -81,15 +67,12 @@ void KltLevelsOf(const BitAllocation& allocation, const uint8_t* codes, int8_t* 
   for (int block = 0; block < allocation.scalar_blocks; ++block) string_begin += allocation.bits[block];
   for (int block = 0; block < allocation.head_dim / kAllocationBlock; ++block, levels += kAllocationBlock) {
     const int bits = allocation.bits[block];
-    uint64_t string = 0;
-    for (int i = 0; i < bits; ++i) string |= uint64_t{*codes++} << static_cast<unsigned>(8 * i);
+    uint8_t next = 0;
     if (bits <= kMaxAllocatedTrellis && bits != 0) {  // the window of the last codes goes on
-      string |= uint64_t{block + 1 < allocation.coded_blocks ? *codes : *string_begin}
-                << static_cast<unsigned>(8 * bits);
+      next = block + 1 < allocation.coded_blocks ? codes[bits] : *string_begin;
     }
-    for (int i = 0; i < kAllocationBlock; ++i) {
-      levels[i] = kKltLevels[bits].levels[string >> static_cast<unsigned>(bits * i) & 0xff];
-    }
+    OctetLevels(bits, codes, next, kKltLevels[bits].levels, levels);
+    codes += bits;
   }
 }
 
@@ -116,7 +99,8 @@ void EncodeKltRow(const BitAllocation& allocation, const float* x, RowSections o
     }
     uint8_t codes[kLongestRow];
     for (int i = 0; i < allocation.scalar_blocks * kAllocationBlock; ++i) {
-      codes[i] = ScalarCode(allocation.bits[i / kAllocationBlock], targets[i]);
+      const int bits = allocation.bits[i / kAllocationBlock];
+      codes[i] = ScalarCode(bits, kKltLevels[bits].levels, kKltUnit, targets[i]);
     }
     if (allocation.scalar_blocks < allocation.coded_blocks) search(allocation, targets, codes);
     PackCodes(allocation, codes, out.codes);

@@ -54,7 +54,7 @@ struct Klt3 : KltRow<ElementType::kKlt3> {
   static constexpr std::string_view kSummary =
       "K: trellis codes of 3 bits on average over calibrated eigen-channels, fp16 scale per (token, head), with "
       "+query; "
-      "V: t3; open and first page exact; CPU only";
+      "V: t3; open and first page exact";
 };
 struct Klt2 : KltRow<ElementType::kKlt2> {
   using Values = Trellis2;
@@ -62,7 +62,7 @@ struct Klt2 : KltRow<ElementType::kKlt2> {
   static constexpr std::string_view kSummary =
       "K: trellis codes of 2 bits on average over calibrated eigen-channels, fp16 scale per (token, head), with "
       "+query; "
-      "V: t2; open and first page exact; CPU only";
+      "V: t2; open and first page exact";
 };
 
 }  // namespace kvanta::formats

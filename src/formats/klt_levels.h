@@ -9,6 +9,9 @@
 
 namespace kvanta::formats {
 
+inline constexpr int kKltUnit = 64;  // target of a level of 1 in a search
+inline constexpr int kMaxKltTarget = 255 * kKltUnit;
+
 struct KltLevels {
   TrellisLevelTable widths[kMaxAllocatedBits + 1] = {};
 

@@ -17,12 +17,10 @@
 #include <cstdint>
 
 #include "formats/bit_allocation.h"
+#include "formats/klt_levels.h"
 #include "formats/trellis_search.h"
 
 namespace kvanta::formats {
-
-inline constexpr int kKltUnit = 64;  // target of a level of 1
-inline constexpr int kMaxKltTarget = 255 * kKltUnit;
 
 namespace {
 

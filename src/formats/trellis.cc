@@ -63,20 +63,12 @@ void LevelsOf(int bits, const uint8_t* codes, int head_dim, int8_t* levels) noex
   const int8_t* table = TrellisLevels(bits);
   const int row_bytes = head_dim * bits / 8;
   for (int octet = 0, byte = 0; octet < head_dim; octet += 8, byte += bits) {
-    uint64_t string = 0;
-    for (int i = 0; i <= bits; ++i) {
-      string |= uint64_t{codes[byte + i < row_bytes ? byte + i : 0]} << static_cast<unsigned>(8 * i);
-    }
-    for (int i = 0; i < 8; ++i) levels[octet + i] = table[string >> static_cast<unsigned>(bits * i) & 0xff];
+    OctetLevels(bits, codes + byte, codes[byte + bits < row_bytes ? byte + bits : 0], table, levels + octet);
   }
 }
 
 void PackCodes(int bits, const uint8_t* codes, int head_dim, uint8_t* out) noexcept {
-  for (int octet = 0; octet < head_dim; octet += 8, out += bits) {
-    uint64_t string = 0;
-    for (int i = 0; i < 8; ++i) string |= uint64_t{codes[octet + i]} << static_cast<unsigned>(bits * i);
-    for (int i = 0; i < bits; ++i) out[i] = static_cast<uint8_t>(string >> static_cast<unsigned>(8 * i));
-  }
+  for (int octet = 0; octet < head_dim; octet += 8, out += bits) PackOctet(bits, codes + octet, out);
 }
 
 }  // namespace

@@ -57,17 +57,17 @@ struct TrellisRow : TrellisTraits<kTrellisCode> {
 struct Trellis4 : TrellisRow<ElementType::kTrellis4> {
   static constexpr std::string_view kName = "t4";
   static constexpr std::string_view kSummary =
-      "4-bit trellis-coded quantization, fp16 scale per (token, head), hadamard, open and first page exact; CPU only";
+      "4-bit trellis-coded quantization, fp16 scale per (token, head), hadamard, open and first page exact";
 };
 struct Trellis3 : TrellisRow<ElementType::kTrellis3> {
   static constexpr std::string_view kName = "t3";
   static constexpr std::string_view kSummary =
-      "3-bit trellis-coded quantization, fp16 scale per (token, head), hadamard, open and first page exact; CPU only";
+      "3-bit trellis-coded quantization, fp16 scale per (token, head), hadamard, open and first page exact";
 };
 struct Trellis2 : TrellisRow<ElementType::kTrellis2> {
   static constexpr std::string_view kName = "t2";
   static constexpr std::string_view kSummary =
-      "2-bit trellis-coded quantization, fp16 scale per (token, head), hadamard, open and first page exact; CPU only";
+      "2-bit trellis-coded quantization, fp16 scale per (token, head), hadamard, open and first page exact";
 };
 
 }  // namespace kvanta::formats

@@ -154,7 +154,6 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(conv_);
     inner_->ShortConv(op);
   }
-  void CheckSparseAttention() const override { inner_->CheckSparseAttention(); }
   void Mamba2(const kernels::Mamba2Op& op) noexcept override {
     const Timer timer(mamba2_);
     inner_->Mamba2(op);

@@ -82,6 +82,9 @@ constexpr GenericCase kGenericCases[] = {
     {"kivi2", 96},
     {"fp32", 72},
     {"int4+outliers=4", 64},
+    {"t3", 64},
+    {"klt3", 64},
+    {"t4", 96},
 #ifndef KVANTA_SANITIZED
     {"kivi4", 128},
     {"kivi3", 64},
@@ -97,6 +100,9 @@ constexpr GenericCase kGenericCases[] = {
     {"int4_per_token_head", 80},
     {"int3_g32", 64},
     {"int2_g32", 128},
+    {"t2", 32},
+    {"t3+query", 96},
+    {"k=t2,v=nvfp4+exact=none", 64},
     {"nvfp4_4over6", 80},
     {"mxfp4", 96},
     {"fp4_e2m1", 112},
@@ -155,7 +161,11 @@ TEST_P(GpuAttentionTest, AppendWritesTheBytesOfTheCpu) {
                              "int4+query",
                              "k=int5_g32+query+outliers=2,v=int4",
                              "k=int8+mean+outliers=10,v=fp8_e4m3",
-                             "kivi4+outliers=2"}) {
+                             "kivi4+outliers=2",
+                             "t3",
+                             "klt3",
+                             "k=klt2,v=t4",
+                             "t2+exact=none"}) {
     HarnessOptions options{.scheme = scheme, .heads = 3, .kv_heads = 3, .page_size = 32, .static_scale = 0.37F};
     options.head_dim = seed % 2 == 0 ? 64 : 128;
     CheckBytes(options, seed++);
@@ -193,6 +203,22 @@ TEST_P(GpuAttentionTest, GenericKernelFormatsPairsAndHeadDims) {
           {{{0, 2 * page_size - 3}}, {{0, 9}}, {{0, 1}}}, seed);
     ++seed;
   }
+}
+
+TEST_P(GpuAttentionTest, TrellisCodes) {
+  uint32_t seed = 180;
+  for (const char* scheme : {"t4", "t3", "t2", "klt3", "klt2"}) {
+    Check({.scheme = scheme,
+           .heads = 10,
+           .kv_heads = 1,
+           .head_dim = 128,
+           .page_size = 32,
+           .sliding_window = seed % 2 == 0 ? 0 : 70,
+           .sinks = true,
+           .lengths = {108}},
+          {{{0, 98}}, {{0, 9}}, {{0, 1}}}, seed++);
+  }
+  for (const char* scheme : {"t3", "klt2"}) CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1}, 80);
 }
 
 // Heads of more than 256 channels have tiles of 8 query rows; a group of 10 takes two.
@@ -322,16 +348,12 @@ TEST_P(GpuAttentionTest, RefusesHeadsWiderThanItsKernelsTake) {
   }
 }
 
-// GpuLayerBuilder rejects formats without a kernel: those of trellis codes, of even or uneven bits, alone.
+// GpuLayerBuilder rejects formats without a kernel.
 TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
   for (const formats::Format& format : formats::All()) {
     HarnessOptions options{.scheme = std::string(format.name), .heads = 2, .kv_heads = 1, .head_dim = 512};
     CacheHarness harness(On(options), 1);
-    if (formats::IsTrellis(format.code) || formats::IsAllocated(format.code)) {
-      EXPECT_THROW(Make(harness), InputError) << format.name;
-    } else {
-      EXPECT_NO_THROW(Make(harness)) << format.name;
-    }
+    EXPECT_NO_THROW(Make(harness)) << format.name;
   }
 }
 

@@ -30,6 +30,7 @@ struct SparseOptions {
   int top_k = 16;
   int page_size = 16;
   std::vector<int> lengths = {100};
+  Device* device = &Cpu();  // memory of the cache
 };
 
 class SparseHarness {
@@ -53,7 +54,7 @@ class SparseHarness {
       sequence.chosen.resize(static_cast<size_t>(length));
       pages += (length + options.page_size - 1) / options.page_size;
     }
-    pool_.emplace(Cpu(), layout_,
+    pool_.emplace(*options.device, layout_,
                   cache::PagePoolConfig{.budget_bytes = (pages + 2) * (layout_.page_bytes + layout_.exact_page_bytes),
                                         .poison_unused = true});
     for (const int group : {kLatents, kKeys}) {
@@ -100,8 +101,8 @@ class SparseHarness {
   }
   std::unique_ptr<Backend> Reference() { return MakeReferenceBackend(*pool_, config_); }
 
-  // Append, Select and Run of one step.
-  void RunStep(Backend& backend, const Step& step) {
+  // Append, Select and Run of one step; without attention, Append alone.
+  void RunStep(Backend& backend, const Step& step, bool attends = true) {
     std::array<std::vector<float>, 5> rows;
     std::vector<SequenceSpan> spans;
     for (const Part& part : step) {
@@ -118,16 +119,23 @@ class SparseHarness {
     std::vector<float> out(rows[0].size() / static_cast<size_t>(Widths()[0]) * static_cast<size_t>(out_width),
                            std::nanf(""));
     plan_ = backend.MakePlan({.sequences = spans}, std::move(plan_));
-    backend.Append(*plan_, kLatents, rows[0].data(), nullptr, Widths()[0]);
-    backend.Append(*plan_, kKeys, rows[1].data(), nullptr, Widths()[1]);
-    backend.Select(*plan_, kKeys, rows[3].data(), Widths()[3], rows[4].data());
-    backend.Run(*plan_, kLatents, rows[2].data(), Widths()[2], out.data());
+    std::array<Buffer, 5> inputs;
+    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = Upload(rows[i]);
+    const Buffer outputs = Upload(out);
+    backend.Append(*plan_, kLatents, inputs[0].as<float>(), nullptr, Widths()[0]);
+    backend.Append(*plan_, kKeys, inputs[1].as<float>(), nullptr, Widths()[1]);
+    if (attends) {
+      backend.Select(*plan_, kKeys, inputs[3].as<float>(), Widths()[3], inputs[4].as<float>());
+      backend.Run(*plan_, kLatents, inputs[2].as<float>(), Widths()[2], outputs.as<float>());
+    }
+    options_.device->CopyOut(out.data(), outputs.data(), out.size() * sizeof(float));
     int64_t row = 0;
     for (const Part& part : step) {
       Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
       for (int token = 0; token < part.tokens; ++token, ++row) {
         const int64_t position = sequence.start + token;
         std::copy_n(out.begin() + row * out_width, out_width, sequence.out.begin() + position * out_width);
+        if (!attends) continue;
         const std::span<const int32_t> chosen = backend.Selected(*plan_, row);
         sequence.chosen[static_cast<size_t>(position)].assign(chosen.begin(), chosen.end());
       }
@@ -137,6 +145,12 @@ class SparseHarness {
   }
 
  private:
+  Buffer Upload(const std::vector<float>& values) const {
+    Buffer buffer = options_.device->Allocate(values.size() * sizeof(float));
+    options_.device->CopyIn(buffer.data(), values.data(), values.size() * sizeof(float));
+    return buffer;
+  }
+
   std::array<int64_t, 5> Widths() const {
     const int64_t key = options_.rank + options_.rope_dim;
     return {key, options_.index_head_dim, options_.heads * key, int64_t{options_.index_heads} * options_.index_head_dim,

@@ -37,16 +37,21 @@ TEST(ChooseLargest, NumbersThatAreNoneComeLast) {
   EXPECT_THAT(Choose({nan, -infinity, nan, 1}, 2), ElementsAre(0, 3)) << "as the smallest number";
 }
 
-TEST(PagesOf, TokensOfOneKindOfRecordShareAPage) {
+cache::GatheredPages PagesOf(const cache::ExactPageRule& rule, int page_size, int own_page,
+                             const std::vector<int32_t>& positions) {
+  return cache::GatheredPages::Of(rule, page_size, own_page, positions.data(), static_cast<int32_t>(positions.size()));
+}
+
+TEST(GatheredPages, TokensOfOneKindOfRecordShareAPage) {
   const std::vector<int32_t> positions = {0, 5, 15, 16, 40, 47, 48, 52, 63};
-  const GatheredPages pages = PagesOf({.open = 1, .sinks = 1}, 16, 3, positions);
+  const cache::GatheredPages pages = PagesOf({.open = 1, .sinks = 1}, 16, 3, positions);
   EXPECT_THAT(pages.tokens, ElementsAre(3, 3, 3));
   EXPECT_THAT(pages.ends, ElementsAre(1, 2, 3));
-  const GatheredPages quantized = PagesOf({}, 4, 15, positions);
+  const cache::GatheredPages quantized = PagesOf({}, 4, 15, positions);
   EXPECT_THAT(quantized.tokens, ElementsAre(0, 9, 0));
   EXPECT_EQ(quantized.Pages(), 3);
   EXPECT_EQ(quantized.TokensOf(2), 1);
-  const GatheredPages first = PagesOf({.open = 2, .sinks = 1}, 16, 1, std::vector<int32_t>{3, 17});
+  const cache::GatheredPages first = PagesOf({.open = 2, .sinks = 1}, 16, 1, {3, 17});
   EXPECT_THAT(first.tokens, ElementsAre(2, 0, 0)) << "all pages are exact";
 }
 

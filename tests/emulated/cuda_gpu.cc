@@ -12,6 +12,8 @@
 #include "kernels/attention/cuda/attention_block.h"
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/attention/cuda/latent_block.h"
+#include "kernels/attention/cuda/score_block.h"
+#include "kernels/attention/cuda/sparse_kernels.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/linear/cuda/linear_kernels.h"
 #include "kernels/linear/cuda/pack_kernel.h"
@@ -76,6 +78,8 @@ void RunOp(const ModelOp& model_op) {
   const auto run = []<class Op>(const Op& op) {
     if constexpr (std::is_same_v<Op, LinearOp>) {
       LaunchLinearKernel(op, KernelLauncher{});
+    } else if constexpr (std::is_same_v<Op, ScoreTokensOp>) {
+      RunShape(ScoreBlock::Shape(op), [&] { ScoreBlock::Run(op); });
     } else if constexpr (std::is_same_v<Op, StateScanOp>) {
       LaunchScanKernel(op, KernelLauncher{});
     } else {

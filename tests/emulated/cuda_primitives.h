@@ -220,6 +220,9 @@ inline float Tanh(float x) {
 inline float SquareRoot(float x) {
   return std::sqrt(x);
 }
+inline double SquareRoot(double x) {
+  return std::sqrt(x);
+}
 inline float MultiplyAdd(float x, float y, float z) {
   return std::fma(x, y, z);
 }

@@ -1,4 +1,4 @@
-"""Every architecture on the emulated GPU (tests/emulated): the CPU's logits in float32, or a refusal by its reason."""
+"""Every architecture on the emulated GPU (tests/emulated): the CPU's logits in float32."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ from kvanta.checkpoint.resolve import resolve_model
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
-SPARSE = "does not support sparse attention; device cpu does"
-REFUSED = dict.fromkeys(
-    ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "MistralLarge4ForConditionalGeneration"), SPARSE
-)
 
 pytestmark = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not built; scripts/test builds it")
 
@@ -50,13 +46,6 @@ def divergence(folder: Path, dtype: str, cache: str) -> tuple[float, float]:
 def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_classes.make_of_class(architecture, **tiny_classes.experts(4, 2))
     tiny_models.save(model, tmp_path, torch.bfloat16)
-    if architecture in REFUSED:
-        done = run(tmp_path, "float32", "fp32", "auto", *TOKENS)
-        assert done.returncode == 1
-        assert REFUSED[architecture] in done.stderr
-        reason = done.stderr.strip().removeprefix("emulated_divergence: cuda-emulated ").partition(";")[0]
-        record_support(tmp_path, "BF16", "gpu_emulated", reason)
-        return
     _, difference = divergence(tmp_path, "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
     record_support(tmp_path, "BF16", "gpu_emulated")
@@ -78,6 +67,15 @@ def test_states_do_not_depend_on_steps(architecture: str, tmp_path: Path) -> Non
     accepted = re.fullmatch(r"(\d+) drafts accepted\n", done.stdout)
     assert accepted, done.stdout
     assert int(accepted[1]) > 2
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])
+def test_chosen_tokens_are_the_cpus_and_do_not_depend_on_steps(architecture: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_classes.make_of_class(architecture, index_topk=4), tmp_path, torch.bfloat16)
+    _, difference = divergence(tmp_path, "float32", "fp32")
+    assert difference < tolerance.F32_LOGITS
+    done = run("--bits", tmp_path, *TOKENS, *TOKENS[:7])
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_gate_without_recurrent_layers(tmp_path: Path) -> None:

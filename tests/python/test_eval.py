@@ -366,7 +366,7 @@ def test_recommended_formats_of_a_model_that_takes_all(tmp_path: Path) -> None:
     usable = EngineFactory.find(folder, 128, 1, {"device": "cpu"}).usable_formats
     assert usable(None, recommended=True) == [*RECOMMENDED]
     on_a_gpu = EngineFactory.find(folder, 128, 1, {"device": "cuda"}).usable_formats
-    assert on_a_gpu(None, recommended=True) == [name for name in RECOMMENDED if name not in ("t3", "klt3")]
+    assert on_a_gpu(None, recommended=True) == [*RECOMMENDED]
 
 
 @pytest.mark.parametrize(

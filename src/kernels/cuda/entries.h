@@ -22,6 +22,8 @@ void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors
 // The same for latents, a unit of its own.
 LaunchShape LatentShape(const AttentionParams& params, int multiprocessors);
 void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream);
+// LaunchOp for scores of tokens, in the same unit.
+void LaunchScore(const ScoreTokensOp& op, cudaStream_t stream);
 void LaunchCombine(const AttentionParams& params, cudaStream_t stream);
 
 // Any operation of a model.

@@ -76,9 +76,6 @@ class GpuOps final : public Ops {
   void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override { GpuGatedDeltaNet(op, *context_->gpu); }
   void ShortConv(const ShortConvOp& op) noexcept override { GpuShortConv(op, *context_->gpu); }
   void Mamba2(const Mamba2Op& op) noexcept override { GpuMamba2(op, *context_->gpu); }
-  void CheckSparseAttention() const override {
-    throw InputError(fmt::format("{} does not support sparse attention; device cpu does", context_->gpu->Name()));
-  }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "kernels/attention/cuda/sparse_kernels.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/linear/cuda/pack_kernel.h"
@@ -42,6 +43,8 @@ void LaunchOp(const ModelOp& model_op, cudaStream_t stream) {
   const auto launch = [&]<class Op>(const Op& op) {
     if constexpr (std::is_same_v<Op, LinearOp>) {
       LaunchLinear(op, stream);
+    } else if constexpr (std::is_same_v<Op, ScoreTokensOp>) {
+      LaunchScore(op, stream);
     } else if constexpr (std::is_same_v<Op, StateScanOp>) {
       LaunchScanKernel(op, ScanLauncher{stream});
     } else {

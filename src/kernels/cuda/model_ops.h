@@ -7,6 +7,7 @@
 
 #include "base/math.h"
 #include "kernels/activation.h"
+#include "kernels/attention/cuda/sparse_ops.h"
 #include "kernels/cuda/types.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear_attention/cuda/recurrent_ops.h"
@@ -299,6 +300,7 @@ struct SampleOp {
 
 using ModelOp = std::variant<EmbedOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp, RopeOp, ActivateMulOp,
                              ActivateOp, MulOp, ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp,
-                             CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp>;
+                             CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp, ScoreTokensOp, ChooseTokensOp,
+                             GatherTokensOp>;
 
 }  // namespace kvanta::kernels::cuda

@@ -198,6 +198,9 @@ KVANTA_DEVICE float Tanh(float x) {
 KVANTA_DEVICE float SquareRoot(float x) {
   return __fsqrt_rn(x);
 }
+KVANTA_DEVICE double SquareRoot(double x) {
+  return __dsqrt_rn(x);
+}
 KVANTA_DEVICE float MultiplyAdd(float x, float y, float z) {
   return __fmaf_rn(x, y, z);
 }

@@ -14,7 +14,6 @@ Indexer::Indexer(const BlockSource& source, const std::string& module)
       indexer_(source.config.indexer),
       rope_dim_(source.config.mla.qk_rope_head_dim),
       hidden_(source.config.hidden) {
-  ops_.CheckSparseAttention();
   WeightReader& reader = source.reader;
   const MlaConfig& mla = source.config.mla;
   const int64_t head_dim = indexer_.head_dim;

@@ -3,16 +3,19 @@
 // scales (kivi4, kivi2) are quantized only then. Include the primitives first.
 #pragma once
 
+#include <type_traits>
+
 #include "base/math.h"
+#include "formats/bf16.h"
 #include "formats/format_traits.h"
 #include "formats/unsigned_group.h"
 #include "kernels/attention/cuda/attention_params.h"
 #include "kernels/attention/cuda/hadamard_rows.h"
 #include "kernels/attention/cuda/matrix_rows.h"
+#include "kernels/attention/cuda/trellis_encoder.h"
 
 namespace kvanta::kernels::cuda {
 
-inline constexpr int kAppendWarps = 4;
 inline constexpr int kMaxRowDim = kMaxLatentRank;
 
 // A warp's shared memory: the row, then its encoded sections.
@@ -38,8 +41,16 @@ struct RowEncoder {
   static constexpr int kLaneChannels = kScaling.token != formats::ScaleType::kNone   ? 0
                                        : kScaling.block != formats::ScaleType::kNone ? kScaling.channels
                                                                                      : 8;
+  static constexpr bool kIsSearch =
+      formats::IsTrellis(Format::kElementType) || formats::IsAllocated(Format::kElementType);
+  static constexpr int kWarps = kIsSearch ? 2 : 4;  // of a block
   static_assert(kElementType.high_bits == 0 || kLaneChannels == 0 ||
                 kLaneChannels == 32);  // both sections in whole words
+
+  // A warp's shared memory.
+  static constexpr KVANTA_DEVICE int WarpBytes(int head_dim) {
+    return kAppendBytes + (kIsSearch ? TrellisMemory::Bytes(head_dim) : 0);
+  }
 
   // Number of block scales of `channels` channels.
   static constexpr KVANTA_DEVICE int Blocks(int channels) { return (channels + kBlock - 1) / kBlock; }
@@ -96,6 +107,14 @@ struct RowEncoder {
       return kCodesAt + (byte < low ? byte / kLow * (kLow + kHigh) + byte % kLow
                                     : (byte - low) / kHigh * (kLow + kHigh) + kLow + (byte - low) % kHigh);
     }
+  }
+
+  // The same of a format whose codes are found by a search, for a KV head; `search`: its shared memory.
+  static KVANTA_DEVICE void Search(const AppendParams& params, int head, int base, int search, int lane,
+                                   formats::EncodeCounts& counts) {
+    const TrellisMemory memory(search, params.head_dim);
+    TrellisEncoder<Format::kElementType>::Encode(params, head, base, base + kCodesAt, base + kTokenScalesAt, memory,
+                                                 lane, counts);
   }
 
   // Stores the sections as token `token` of a cell in the cache layout (formats/cell_layout.h).
@@ -197,13 +216,17 @@ KVANTA_DEVICE void AppendRow(const AppendParams& params, const SlotMapping& mapp
   } else {
     LoadRow(params, slot.row, head, base, lane);
   }
-  RowEncoder<Format>::Encode(base, head_dim, params.scale[head], lane, counts);
+  if constexpr (RowEncoder<Format>::kIsSearch) {
+    RowEncoder<Format>::Search(params, head, base, base + kAppendBytes, lane, counts);
+  } else {
+    RowEncoder<Format>::Encode(base, head_dim, params.scale[head], lane, counts);
+  }
   SyncWarp();
   if (!params.to_exact) RowEncoder<Format>::CountZeroScales(base, head_dim, lane, sums);
   RowEncoder<Format>::Store(base, to, params.is_key, head_dim, params.page_size, slot.offset, lane, cell);
 }
 
-// A block of kAppendWarps warps, kAppendBytes of shared memory each, in a grid-stride loop over rows.
+// A block in a grid-stride loop over rows, one per warp at a time.
 template <class Format>
 KVANTA_DEVICE void AppendRows(const AppendParams& params, int block, int blocks) {
   const int lane = ThreadIndex() % kWarp;
@@ -211,8 +234,10 @@ KVANTA_DEVICE void AppendRows(const AppendParams& params, int block, int blocks)
   const SlotMapping mapping = *params.slot_mapping;
   formats::EncodeCounts counts;
   AppendSums sums;
-  for (int item = block * kAppendWarps + warp; item < mapping.count * params.kv_heads; item += blocks * kAppendWarps) {
-    AppendRow<Format>(params, mapping, item, warp * kAppendBytes, lane, counts, sums);
+  constexpr int kWarps = RowEncoder<Format>::kWarps;
+  const int base = warp * RowEncoder<Format>::WarpBytes(params.head_dim);
+  for (int item = block * kWarps + warp; item < mapping.count * params.kv_heads; item += blocks * kWarps) {
+    AppendRow<Format>(params, mapping, item, base, lane, counts, sums);
     SyncWarp();
   }
   // Values and NaN of a closed page were counted when they were written; outliers are part of K's values.
@@ -280,15 +305,17 @@ KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& params, int block, in
 template <class Format>
 struct AppendKernel {
   static constexpr int kTokenGroup = Format::kScaling.token_group;
-  static constexpr int kThreads = kTokenGroup != 0 ? kWarp : kAppendWarps * kWarp;
-  static constexpr int kSharedBytes = kTokenGroup != 0 ? kTokenGroup * kMaxRowDim : kAppendWarps * kAppendBytes;
+  using Encoder = RowEncoder<std::conditional_t<kTokenGroup != 0, formats::Bf16, Format>>;  // of single rows
+  static constexpr int kWarps = kTokenGroup != 0 ? 1 : Encoder::kWarps;
+  static constexpr int kThreads = kWarps * kWarp;
 
   // The slot count is often far below max_slots, so the grid is kept small. Sides have as many blocks each.
   static LaunchShape Shape(const AppendSides& sides, int max_blocks) {
     const AppendParams& params = sides.sides[0];
     const int64_t needed = kTokenGroup != 0 ? int64_t{params.max_slots} / kTokenGroup * params.kv_heads
-                                            : CeilDiv(int64_t{params.max_slots} * params.kv_heads, kAppendWarps);
-    return {sides.count * (needed < max_blocks ? needed : max_blocks), kThreads, kSharedBytes};
+                                            : CeilDiv(int64_t{params.max_slots} * params.kv_heads, kWarps);
+    const int shared_bytes = kTokenGroup != 0 ? kTokenGroup * kMaxRowDim : kWarps * Encoder::WarpBytes(params.head_dim);
+    return {sides.count * (needed < max_blocks ? needed : max_blocks), kThreads, shared_bytes};
   }
   static KVANTA_DEVICE void Run(const AppendSides& sides) {
     const AppendParams& params = sides.sides[BlockIndex() % sides.count];

@@ -29,8 +29,7 @@ struct AttentionBlock {
   static constexpr int kThreads = kAttendWarps * kWarp;
 
   static constexpr int SharedBytes(const AttentionParams& params) {
-    return Layout::UnquantizedQueries(params, Kernel::HeadDim(params.head_dim)) +
-           (Kernel::kHasUnquantized ? QueryBytes(2, kRowTiles, params.unquantized_dim) : 0);
+    return Layout::Bytes(params, Kernel::HeadDim(params.head_dim));
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
@@ -44,6 +43,7 @@ struct AttentionBlock {
     const int unquantized_rows = Layout::kResults + Layout::ResultBytes(head_dim);
     QueryRows::Load<kRowTiles, Kernel::kHasUnquantized>(params, tile, head_dim, Layout::kResults, Layout::kScales,
                                                         Layout::kBias, Layout::kSums, unquantized_rows);
+    LoadLevels(params, tile, head_dim);
     SyncBlock();
     KeyTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
       QueryRows::Pack<decltype(type), kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
@@ -65,6 +65,18 @@ struct AttentionBlock {
       CombineQuarters(params, tile, head_dim, task.result_row + index_in_task * task.result_rows,
                       index_in_task == 0 || task.result_rows != 0);
       SyncBlock();
+    }
+  }
+
+  static KVANTA_DEVICE void LoadLevels(const AttentionParams& params, const QueryTile& tile, int head_dim) {
+    if (KeyTypes::kHasTrellis && params.k_levels != nullptr) {
+      SharedLevels::Load(params.k_type.decode, params.k_levels,
+                         params.k_allocations != nullptr ? params.k_allocations + tile.kv_head : nullptr,
+                         Layout::KeyLevels(params, head_dim), ThreadIndex(), kThreads);
+    }
+    if (ValueTypes::kHasTrellis && params.v_levels != nullptr) {
+      SharedLevels::Load(params.v_type.decode, params.v_levels, nullptr, Layout::ValueLevels(params, head_dim),
+                         ThreadIndex(), kThreads);
     }
   }
 
@@ -157,11 +169,11 @@ struct AttentionBlock {
 
   // Visits the type of a chunk's cells: of a plain chunk, the stored one.
   template <bool kPlain, class KvTypes, class F>
-  static KVANTA_DEVICE void VisitType(DecodeKind decode, const KvTypeDesc& desc, F visit) {
+  static KVANTA_DEVICE void VisitType(DecodeKind decode, const KvTypeDesc& desc, int levels, F visit) {
     if constexpr (kPlain) {
-      visit(typename KvTypes::Stored(desc));
+      visit(typename KvTypes::Stored(desc, levels));
     } else {
-      KvTypes::Visit(decode, desc, visit);
+      KvTypes::Visit(decode, desc, visit, levels);
     }
   }
 
@@ -183,7 +195,7 @@ struct AttentionBlock {
     RowFragments<kRowTiles> s;
     TileScales scales = staged_scales;
     stream.Wait();
-    VisitType<kPlain, KeyTypes>(exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type, [&](auto type) {
+    const auto score = [&](auto type) {
       using KvType = decltype(type);
       using Keys = KeyScores<KvType, kRowTiles, Outputs::kMaxBlocks, kUnrolled>;
       const int queries = exact ? Layout::ExactQueries(params, head_dim) : Layout::Queries(head_dim);
@@ -202,7 +214,9 @@ struct AttentionBlock {
         attend(PageCell(location.record + k.Cell(tile.kv_head), k, CodeBytes(type, head_dim), params.page_size,
                         location.token));
       }
-    });
+    };
+    VisitType<kPlain, KeyTypes>(exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type,
+                                Layout::KeyLevels(params, head_dim), score);
     stream.NextKeys(params, position, lane);
     if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
       using KvType = StaticKvType<formats::Bf16>;
@@ -223,7 +237,7 @@ struct AttentionBlock {
     RowValues<kRowTiles> rescale;
     Softmax<kRowTiles>(row_max, s, state, rescale);
     stream.Wait();
-    VisitType<kPlain, ValueTypes>(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type, [&](auto type) {
+    const auto add_values = [&](auto type) {
       using KvType = decltype(type);
       const auto add = [&](const auto& cell) {
         WeightedValues<KvType, Outputs, kPlain>::Add(params, type, cell, tile, chunk, position, head_dim, s, rescale,
@@ -235,7 +249,9 @@ struct AttentionBlock {
         add(PageCell(location.record + v.Cell(tile.kv_head), v, CodeBytes(type, head_dim), params.page_size,
                      location.token));
       }
-    });
+    };
+    VisitType<kPlain, ValueTypes>(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type,
+                                  Layout::ValueLevels(params, head_dim), add_values);
     stream.NextValues(params, pages, position, lane);
   }
 

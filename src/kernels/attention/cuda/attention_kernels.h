@@ -30,12 +30,15 @@ struct StaticKernel {
   using Outputs = RegisterOutputs<kRowTiles, BlocksOf(kHeadDim)>;
 
   // Key and value chunks copied ahead per warp. With small chunks, four resident blocks hide the latencies of
-  // arithmetic; with large ones, three blocks have the shared memory for two chunks.
+  // arithmetic; with large ones, three blocks have the shared memory for two chunks. Trellis codes want their
+  // registers.
   static constexpr bool kStaged = true;
   using StagedKeys = StagedCell<StaticKvType<Keys>, true, kHeadDim>;
   using StagedValues = StagedCell<StaticKvType<Values>, false, kHeadDim>;
   static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
-  static constexpr int kBlocksPerSm = kRowTiles == 1 && kChunkBytes <= (6 << 10) ? 4 : 3;  // per multiprocessor
+  static constexpr bool kHasTrellis = StaticKvType<Keys>::kTrellis || StaticKvType<Values>::kTrellis;
+  static constexpr int kBlocksPerSm =
+      kRowTiles == 1 && kChunkBytes <= (6 << 10) && !kHasTrellis ? 4 : 3;  // per multiprocessor
   static constexpr int kStages = std::clamp((kBlocksPerSm == 4 ? 12 << 10 : 17 << 10) / kChunkBytes, 1, 3);
   static constexpr int kStageBytes = kStages * kChunkBytes;
 
@@ -49,10 +52,10 @@ struct RuntimeKernel {
   using RuntimeTypes = KvTypeDispatch<RuntimeKvType<kDecodeKinds>...>;
   using ValueTypes =
       RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
-                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kBf16, DecodeKind::kF32>;
-  using KeyTypes =
-      RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
-                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
+                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kTrellis, DecodeKind::kBf16, DecodeKind::kF32>;
+  using KeyTypes = RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3,
+                                DecodeKind::kE3M2, DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd,
+                                DecodeKind::kTrellis, DecodeKind::kKlt, DecodeKind::kBf16, DecodeKind::kF32>;
   static constexpr bool kHasExact = true;
   static constexpr bool kHasUnquantized = true;
   using Outputs = SharedOutputs<kRowTiles>;
@@ -117,6 +120,17 @@ struct AttentionLayout {
   static constexpr KVANTA_DEVICE int UnquantizedQueries(const AttentionParams& params, int head_dim) {
     const bool exact = Kernel::kHasExact && params.exact.base != nullptr;
     return ExactQueries(params, head_dim) + (exact ? QueryBytes(2, kRowTiles, head_dim) : 0);
+  }
+  // Levels of trellis codes.
+  static constexpr KVANTA_DEVICE int KeyLevels(const AttentionParams& params, int head_dim) {
+    return UnquantizedQueries(params, head_dim) +
+           (Kernel::kHasUnquantized ? QueryBytes(2, kRowTiles, params.unquantized_dim) : 0);
+  }
+  static constexpr KVANTA_DEVICE int ValueLevels(const AttentionParams& params, int head_dim) {
+    return KeyLevels(params, head_dim) + SharedLevels::Bytes(params.k_type.decode, head_dim);
+  }
+  static constexpr KVANTA_DEVICE int Bytes(const AttentionParams& params, int head_dim) {
+    return ValueLevels(params, head_dim) + SharedLevels::Bytes(params.v_type.decode, head_dim);
   }
 };
 

@@ -4,9 +4,15 @@
 
 #include <cstdint>
 
+#include "cache/gathered_pages.h"
 #include "cache/visibility.h"
 #include "kernels/attention/cuda/kv_type_desc.h"
 #include "kernels/cuda/types.h"
+
+namespace kvanta::formats {
+struct BitAllocation;
+struct TrellisLevelTable;
+}  // namespace kvanta::formats
 
 namespace kvanta::kernels::cuda {
 
@@ -93,6 +99,10 @@ struct AppendParams {
   const float* mean = nullptr;            // [kv_heads][row_dim], or null
   const float* query_matrices = nullptr;  // QueryTransform::key_matrices() of +query, or null
   const float* scale = nullptr;           // [kv_heads], static
+  // Levels of trellis codes: one table; with `allocations` [kv_heads], of klt3 and klt2, one for each width from 0
+  // bits.
+  const formats::TrellisLevelTable* levels = nullptr;
+  const formats::BitAllocation* allocations = nullptr;
   PagePool quantized, exact;
   CellOffsets cell;        // in quantized records
   CellOffsets exact_cell;  // in exact records
@@ -124,6 +134,7 @@ struct QueryTile {
   int16_t first_head = 0;   // query head
   int32_t num_results = 0;  // split results, each of one or more KV splits, in order
   int32_t result_row = 0;   // row of the first split result; each takes AttentionMetadata::result_stride rows
+  int32_t gathered = 0;     // index in AttentionParams::gathered
 };
 
 // KV splits [first_split, last_split) of a tile, each with a split result of its own, or accumulated into one.
@@ -139,6 +150,7 @@ struct SplitTask {
 // logits are in powers of 2.
 struct AttentionMetadata {
   const PageIds* pages = nullptr;
+  const int32_t* first_pages = nullptr;  // [sequence], index in pages; for sparse attention
   const QueryTile* tiles = nullptr;
   const SplitTask* tasks = nullptr;
   const int32_t* work_indptr = nullptr;  // [work_count + 1]: work item i, of one block, is tasks [i'th, i + 1'th)
@@ -165,6 +177,9 @@ struct AttentionParams {
   float softcap = 0;
   const float* sinks = nullptr;  // [heads] logits without a value, or null
   cache::ExactPageRule exact_pages;
+  // Null: the pages are a sequence's own. Else copies of chosen tokens (docs/adr/0088), by QueryTile::gathered, which
+  // say in place of exact_pages what is exact, and how many tokens a page has.
+  const cache::GatheredPages* gathered = nullptr;
   bool k_hadamard = false, v_hadamard = false;
   float hadamard_norm = 0;
   int32_t hadamard_block = 0;
@@ -173,6 +188,9 @@ struct AttentionParams {
   const float* k_scale = nullptr;         // [kv_heads]; ones where the format has no static scale
   const float* v_scale = nullptr;
   KvTypeDesc k_type, v_type;
+  // As in AppendParams.
+  const formats::TrellisLevelTable *k_levels = nullptr, *v_levels = nullptr;
+  const formats::BitAllocation* k_allocations = nullptr;
   // K's unquantized channels, 0: none. With `outliers` [kv_heads][unquantized_dim]: outlier channels; without: the
   // rotated channels of a latent.
   int32_t unquantized_dim = 0;

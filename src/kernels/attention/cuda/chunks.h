@@ -12,6 +12,7 @@ struct ChunkView {
   int token[kRowTiles][2];  // the tile's token of the row
   int begin[kRowTiles][2];  // the row sees tokens [begin, end) of the chunk
   int end[kRowTiles][2];
+  int tokens = 0;         // of the chunk's page that there are
   int visible_begin = 0;  // some row sees tokens [visible_begin, visible_end)
   int visible_end = 0;
   bool fully_visible = false;  // every row sees every token
@@ -27,9 +28,19 @@ KVANTA_DEVICE int FirstVisibleStep(const AttentionParams& params, const QueryTil
   return begin + (hidden > 0 ? hidden / step * step : 0);
 }
 
-// Tokens [begin, end) of the chunk at `position` that a query at `query` sees.
-KVANTA_DEVICE void VisibleRange(const AttentionParams& params, int query, int position, int& begin, int& end) {
+// Tokens that the chunk at `position` has. kGathered: pages may be copies of chosen tokens.
+template <bool kGathered>
+KVANTA_DEVICE int TokensOfChunk(const AttentionParams& params, const QueryTile& tile, int position) {
   const int tokens = ChunkTokens(params);
+  if (!kGathered || params.gathered == nullptr) return tokens;
+  const int page = position >> params.page_shift;
+  const int left = params.gathered[tile.gathered].TokensOf(page) - (position & (params.page_size - 1));
+  return left < 0 ? 0 : left < tokens ? left : tokens;
+}
+
+// Tokens [begin, end) of the chunk at `position`, which has `tokens`, that a query at `query` sees.
+KVANTA_DEVICE void VisibleRange(const AttentionParams& params, int query, int position, int tokens, int& begin,
+                                int& end) {
   const int first = params.visibility.First(query) - position;
   const int last = query + 1 - position;
   begin = first < 0 ? 0 : first > tokens ? tokens : first;
@@ -46,23 +57,25 @@ struct FullyVisible {
   KVANTA_DEVICE bool Contains(int position) const { return position >= first && position <= last; }
 };
 
-template <int kRowTiles>
+template <int kRowTiles, bool kGathered = false>
 KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, const QueryTile& tile, int position,
                                                  int t) {
   ChunkView<kRowTiles> chunk;
   // Both ends of the visible range do not decrease with the query's position.
   int first_end = 0;
   int last_begin = 0;
-  VisibleRange(params, tile.first_position, position, chunk.visible_begin, first_end);
-  VisibleRange(params, tile.first_position + tile.tokens - 1, position, last_begin, chunk.visible_end);
-  chunk.fully_visible = FullyVisible(params, tile).Contains(position);
+  chunk.tokens = TokensOfChunk<kGathered>(params, tile, position);
+  VisibleRange(params, tile.first_position, position, chunk.tokens, chunk.visible_begin, first_end);
+  VisibleRange(params, tile.first_position + tile.tokens - 1, position, chunk.tokens, last_begin, chunk.visible_end);
+  chunk.fully_visible =
+      FullyVisible(params, tile).Contains(position) && (!kGathered || chunk.tokens == ChunkTokens(params));
   ForRows<kRowTiles>([&](int row_tile, int q) {
     const int token = RowOf(row_tile, q, t) / tile.heads;
     chunk.token[row_tile][q] = token;
     int& begin = chunk.begin[row_tile][q];
     int& end = chunk.end[row_tile][q];
     begin = end = 0;
-    if (token < tile.tokens) VisibleRange(params, tile.first_position + token, position, begin, end);
+    if (token < tile.tokens) VisibleRange(params, tile.first_position + token, position, chunk.tokens, begin, end);
   });
   return chunk;
 }
@@ -85,6 +98,16 @@ struct SharedPageTable {
       : offset(in_shared),
         first_page(first),
         quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {}
+  // Of pages that may be copies of chosen tokens.
+  static KVANTA_DEVICE SharedPageTable Gathered(const AttentionParams& params, const QueryTile& tile, int in_shared,
+                                                int first) {
+    SharedPageTable table(params, tile, in_shared, first);
+    if (params.gathered != nullptr) {
+      const cache::GatheredPages& pages = params.gathered[tile.gathered];
+      table.quantized = {pages.ends[0], pages.ends[1]};
+    }
+    return table;
+  }
 
   // Loads pages that have a token before `end`, by threads [0, count).
   KVANTA_DEVICE void Load(const AttentionParams& params, const QueryTile& tile, int end, int thread, int count) const {

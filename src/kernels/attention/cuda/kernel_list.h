@@ -32,7 +32,7 @@ constexpr bool ReadAlike() {
   return T::kElementType == U::kElementType && T::kScaling == U::kScaling;
 }
 
-// Encoders of the formats in a list, each once; V's of a name follow K's. The search for trellis codes has no kernel.
+// Encoders of the formats in a list, each once; V's of a name follow K's.
 template <class Found, class... T>
 struct Encoders {
   using Type = Found;
@@ -41,9 +41,7 @@ template <class... Found, class... More>
 struct Encoders<TypeList<Found...>, void, More...> : Encoders<TypeList<Found...>, More...> {};
 template <class... Found, class T, class... More>
 struct Encoders<TypeList<Found...>, T, More...>
-    : Encoders<std::conditional_t<formats::IsTrellis(T::kElementType) || formats::IsAllocated(T::kElementType) ||
-                                      (EncodeAlike<Found, T>() || ...),
-                                  TypeList<Found...>, TypeList<Found..., T>>,
+    : Encoders<std::conditional_t<(EncodeAlike<Found, T>() || ...), TypeList<Found...>, TypeList<Found..., T>>,
                More...> {};
 template <class... T>
 auto EncodersOf(TypeList<T...>) -> typename Encoders<TypeList<>, T..., typename T::Values...>::Type;
@@ -78,6 +76,8 @@ using AttentionKernels =
              SameFormat<formats::Fp8E4m3, 128>, SameFormat<formats::Int8, 64>, SameFormat<formats::Int8, 128>,
              SameFormat<formats::Int4, 64>, SameFormat<formats::Int4, 128>, SameFormat<formats::Nvfp4, 64>,
              SameFormat<formats::Nvfp4, 128>, SameFormat<formats::Mxfp4, 128>, SameFormat<formats::Int2Block, 128>,
+             SameFormat<formats::Trellis4, 128>, SameFormat<formats::Trellis3, 128>, SameFormat<formats::Trellis2, 128>,
+             PairKernel<formats::Klt3, formats::Trellis3, 128>, PairKernel<formats::Klt2, formats::Trellis2, 128>,
              PairKernel<formats::Int8, formats::Int4, 128>, PairKernel<formats::Kivi4, formats::Kivi4Values, 128>,
              GenericKernel, LatentBlock>;
 

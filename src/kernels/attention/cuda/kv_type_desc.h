@@ -18,9 +18,11 @@ enum class DecodeKind : uint8_t {
   kE5M2,
   kInt8,
   kE2M1,
-  kE3M2,    // two bit sections
-  kFields,  // one or two bit sections; level = field - offset
-  kLloyd,   // one or two bit sections; field = index into the levels
+  kE3M2,     // two bit sections
+  kFields,   // one or two bit sections; level = field - offset
+  kLloyd,    // one or two bit sections; field = index into the levels
+  kTrellis,  // windows of 8 bits over the row's codes = indices into the levels
+  kKlt,      // the same with bits that differ by channel
 };
 
 constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
@@ -34,8 +36,10 @@ constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
       return DecodeKind::kE2M1;
     case formats::Decoding::kLookup8:
       return formats::IsInteger(type) ? DecodeKind::kLloyd : DecodeKind::kE3M2;
-    case formats::Decoding::kTrellis:  // not supported: CanDecode
+    case formats::Decoding::kTrellis:
+      return DecodeKind::kTrellis;
     case formats::Decoding::kKlt:
+      return DecodeKind::kKlt;
     case formats::Decoding::kFloat:
       break;
   }
@@ -85,7 +89,6 @@ constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
 // True if the kernels can decode the combination.
 constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scaling) {
   using formats::ScaleType;
-  if (formats::IsTrellis(code) || formats::IsAllocated(code)) return false;
   const DecodeKind decode = DecodeKindOf(code);
   const BlockScale block = BlockScaleOf(scaling);
   if (block == BlockScale::kF32) {
@@ -109,6 +112,9 @@ constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scal
     case DecodeKind::kInt8:
     case DecodeKind::kLloyd:
       return block != BlockScale::kPower && scaling.token != ScaleType::kF32 && !scaling.token_offset;
+    case DecodeKind::kTrellis:
+    case DecodeKind::kKlt:
+      return block == BlockScale::kNone && scaling.token == ScaleType::kFp16 && !scaling.token_offset;
     case DecodeKind::kFields:
       return block != BlockScale::kPower && scaling.token != ScaleType::kF32 &&
              (scaling.token_group == 0 || scaling.token_group == kGroupTokens);
@@ -116,14 +122,14 @@ constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scal
   return false;
 }
 
-// Types of the generic kernel. Block offsets are supported for values only; channel scales and Lloyd-Max levels for
-// keys only.
+// Types of the generic kernel. Block offsets are supported for values only; channel scales, Lloyd-Max levels and bits
+// that differ by channel for keys only.
 constexpr bool CanDecodeKeys(formats::ElementType code, const formats::Scaling& scaling) {
   return CanDecode(code, scaling) && !scaling.block_offset && scaling.block != formats::ScaleType::kF32;
 }
 constexpr bool CanDecodeValues(formats::ElementType code, const formats::Scaling& scaling) {
   return CanDecode(code, scaling) && scaling.token_group == 0 && scaling.block != formats::ScaleType::kF32 &&
-         DecodeKindOf(code) != DecodeKind::kLloyd;
+         DecodeKindOf(code) != DecodeKind::kLloyd && DecodeKindOf(code) != DecodeKind::kKlt;
 }
 
 constexpr KvTypeDesc MakeKvTypeDesc(formats::ElementType code, const formats::Scaling& scaling) {

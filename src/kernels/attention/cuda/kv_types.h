@@ -19,8 +19,9 @@ struct KvTypeTraits {
   static constexpr DecodeKind kDecodeKind = kDecode;
   static constexpr bool kF32 = kDecode == DecodeKind::kF32;
   static constexpr bool kBf16 = kDecode == DecodeKind::kBf16 || kF32;  // as operands
+  static constexpr bool kTrellis = kDecode == DecodeKind::kTrellis || kDecode == DecodeKind::kKlt;
   static constexpr bool kSubbyte = kDecode == DecodeKind::kE2M1 || kDecode == DecodeKind::kE3M2 ||
-                                   kDecode == DecodeKind::kFields || kDecode == DecodeKind::kLloyd;
+                                   kDecode == DecodeKind::kFields || kDecode == DecodeKind::kLloyd || kTrellis;
   static constexpr int kBits = kSubbyte                               ? 0
                                : kF32                                 ? 32
                                : kBf16 || kDecode == DecodeKind::kF16 ? 16
@@ -33,6 +34,7 @@ struct KvTypeTraits {
   static constexpr int kCodeTerms = kF32 ? 3 : 1;
 };
 
+// `levels`: of trellis codes, in shared memory (trellis_codes.h).
 template <class Format>
 struct StaticKvType : KvTypeTraits<DecodeKindOf(Format::kElementType)> {
   static_assert(CanDecode(Format::kElementType, Format::kScaling));
@@ -40,7 +42,9 @@ struct StaticKvType : KvTypeTraits<DecodeKindOf(Format::kElementType)> {
   static constexpr formats::ElementType kElementType = Format::kElementType;
   static constexpr KvTypeDesc kDesc = MakeKvTypeDesc(Format::kElementType, Format::kScaling);
 
-  explicit KVANTA_DEVICE StaticKvType(const KvTypeDesc& /*desc*/) {}
+  int levels;
+
+  explicit KVANTA_DEVICE StaticKvType(const KvTypeDesc& /*desc*/, int in_shared = 0) : levels(in_shared) {}
   static constexpr int LowBits() { return kDesc.low_bits; }
   static constexpr int HighBits() { return kDesc.high_bits; }
   static constexpr int Offset() { return kDesc.offset; }
@@ -60,10 +64,12 @@ struct RuntimeKvType : KvTypeTraits<kDecode> {
                                      kDecode == DecodeKind::kE2M1 || kDecode == DecodeKind::kE3M2 ||
                                      kDecode == DecodeKind::kFields;
   static constexpr bool kHasTokens = kDecode == DecodeKind::kE4M3 || kDecode == DecodeKind::kInt8 ||
-                                     kDecode == DecodeKind::kFields || kDecode == DecodeKind::kLloyd;
+                                     kDecode == DecodeKind::kFields || kDecode == DecodeKind::kLloyd ||
+                                     RuntimeKvType::kTrellis;
   const KvTypeDesc& desc;
+  int levels;
 
-  explicit KVANTA_DEVICE RuntimeKvType(const KvTypeDesc& d) : desc(d) {}
+  explicit KVANTA_DEVICE RuntimeKvType(const KvTypeDesc& d, int in_shared = 0) : desc(d), levels(in_shared) {}
   KVANTA_DEVICE int LowBits() const {
     return kDecode == DecodeKind::kE2M1 || kDecode == DecodeKind::kE3M2 ? 4 : desc.low_bits;
   }
@@ -83,21 +89,22 @@ struct RuntimeKvType : KvTypeTraits<kDecode> {
 };
 
 // The K/V types that a kernel supports. Visit calls `visit` with the type for `decode`, which is uniform across
-// threads.
+// threads; `levels`: as in the types.
 template <class First, class... More>
 struct KvTypeDispatch {
   using Stored = First;
   static constexpr int kTerms = std::max({First::kTerms, More::kTerms...});
+  static constexpr bool kHasTrellis = (First::kTrellis || ... || More::kTrellis);
 
   template <class F>
-  static KVANTA_DEVICE void Visit(DecodeKind decode, const KvTypeDesc& desc, F visit) {
+  static KVANTA_DEVICE void Visit(DecodeKind decode, const KvTypeDesc& desc, F visit, int levels = 0) {
     if constexpr (sizeof...(More) == 0) {
-      visit(First(desc));
+      visit(First(desc, levels));
     } else {
       if (decode == First::kDecodeKind) {
-        visit(First(desc));
+        visit(First(desc, levels));
       } else {
-        KvTypeDispatch<More...>::Visit(decode, desc, visit);
+        KvTypeDispatch<More...>::Visit(decode, desc, visit, levels);
       }
     }
   }

@@ -45,6 +45,11 @@ struct LatentBlock {
     ForTasks(params, [&](const SplitTask& task) { Attend(params, task); });
   }
 
+  // Query terms for keys of a decode kind (KvTypeTraits::kTerms).
+  static constexpr KVANTA_DEVICE int Terms(DecodeKind decode) {
+    return decode == DecodeKind::kF32 ? 3 : decode == DecodeKind::kBf16 ? 2 : 1;
+  }
+
  private:
   static KVANTA_DEVICE void Attend(const AttentionParams& params, const SplitTask& task) {
     const int rank = params.head_dim;
@@ -71,11 +76,6 @@ struct LatentBlock {
                   index_in_task == 0 || task.result_rows != 0);
     }
     SyncBlock();
-  }
-
-  // Query terms for keys of a decode kind (KvTypeTraits::kTerms).
-  static constexpr KVANTA_DEVICE int Terms(DecodeKind decode) {
-    return decode == DecodeKind::kF32 ? 3 : decode == DecodeKind::kBf16 ? 2 : 1;
   }
 
   // The block's shared memory; probabilities overwrite the query rows.
@@ -123,7 +123,7 @@ struct LatentBlock {
     const int last = tile.first_position + tile.tokens - 1;
     const int end = last + 1 < split_begin + kSplitTokens ? last + 1 : split_begin + kSplitTokens;
     const int begin = FirstVisibleStep(params, tile, split_begin, kAttendWarps * step);
-    const SharedPageTable pages(params, tile, Layout::kPages, split_begin >> params.page_shift);
+    const auto pages = SharedPageTable::Gathered(params, tile, Layout::kPages, split_begin >> params.page_shift);
     pages.Load(params, tile, end, ThreadIndex(), Layout::kSplitPages);
     SyncBlock();
     for (int position = begin; position < end; position += kAttendWarps * step) {
@@ -179,7 +179,7 @@ struct LatentBlock {
     });
     const RowValues<kRowTiles> bias = {};
     ToLogits<kRowTiles>(params, bias, s);
-    MaskLogits<kRowTiles>(MakeChunkView<kRowTiles>(params, tile, position, lane % 4), lane / 4, s);
+    MaskLogits<kRowTiles>(MakeChunkView<kRowTiles, true>(params, tile, position, lane % 4), lane / 4, s);
   }
 
   // Probabilities of the four chunks, relative to their common maximum, to shared memory.
@@ -213,7 +213,7 @@ struct LatentBlock {
                                       Outputs& outputs) {
     const ChunkLocation location = pages.LookUpPage(params, position);
     const CellOffsets& offsets = location.exact ? params.exact_k : params.k;
-    const ChunkView<kRowTiles> chunk = MakeChunkView<kRowTiles>(params, tile, position, lane % 4);
+    const ChunkView<kRowTiles> chunk = MakeChunkView<kRowTiles, true>(params, tile, position, lane % 4);
     RowFragments<kRowTiles> p;
     SharedOutputs<kRowTiles>{probs}.Load(0, p);
     LatentTypes::Visit(location.exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type, [&](auto type) {

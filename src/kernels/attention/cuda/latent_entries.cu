@@ -1,7 +1,8 @@
-// nvcc unit of the latent (MLA) attention kernel.
+// nvcc unit of the latent (MLA) attention kernel and of the scores of sparse attention.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
 #include "kernels/attention/cuda/latent_block.h"
+#include "kernels/attention/cuda/score_block.h"
 #include "kernels/cuda/entries.h"
 
 namespace kvanta::kernels::cuda {
@@ -13,6 +14,12 @@ __global__ void __launch_bounds__(LatentBlock::kThreads, LatentBlock::kBlocksPer
   LatentBlock::Run(params);
 }
 
+__global__ void __launch_bounds__(ScoreBlock::kThreads, LatentBlock::kBlocksPerSm)
+    ScoreEntry(const __grid_constant__ ScoreTokensOp op) {
+  WaitForPreviousLaunches();
+  ScoreBlock::Run(op);
+}
+
 }  // namespace
 
 LaunchShape LatentShape(const AttentionParams& params, int multiprocessors) {
@@ -21,6 +28,13 @@ LaunchShape LatentShape(const AttentionParams& params, int multiprocessors) {
 }
 void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
   LaunchKernel(&LatentEntry, LatentShape(params, multiprocessors), stream, params);
+}
+
+void LaunchScore(const ScoreTokensOp& op, cudaStream_t stream) {
+  static std::atomic<int> shared_limit{kDefaultSharedBytes};
+  const LaunchShape shape = ScoreBlock::Shape(op);
+  RaiseSharedLimit(&ScoreEntry, shape.shared_bytes, shared_limit);
+  LaunchKernel(&ScoreEntry, shape, stream, op);
 }
 
 }  // namespace kvanta::kernels::cuda

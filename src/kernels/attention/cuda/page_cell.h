@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/cuda/codes.h"
+#include "kernels/attention/cuda/trellis_codes.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -36,9 +37,10 @@ struct PageCell {
   // Token index to load from: in a 16-token chunk, lanes beyond its end load the first tokens again.
   KVANTA_DEVICE int WrapToken(int token) const { return token & token_mask; }
 
-  // 16 and 8 bytes of codes at an offset of the lane plus one of the warp (a multiple of 256 bytes for keys).
+  // 16, 8 and 4 bytes of codes at an offset of the lane plus one of the warp (a multiple of 256 bytes for keys).
   KVANTA_DEVICE Vec4 Codes4(int of_lane, int of_warp) const { return LoadVec4(codes + of_lane + of_warp); }
   KVANTA_DEVICE Vec2 Codes2(int of_lane, int of_warp) const { return LoadVec2(codes + of_lane + of_warp); }
+  KVANTA_DEVICE uint32_t Codes1(int of_lane, int of_warp) const { return LoadWord(codes + of_lane + of_warp); }
   // fp16 of 4 tokens.
   KVANTA_DEVICE Vec2 BlockScales(int block, int token) const { return LoadF16s(offsets.block_scales, block, token); }
   KVANTA_DEVICE Vec2 BlockOffsets(int block, int token) const { return LoadF16s(offsets.block_offsets, block, token); }

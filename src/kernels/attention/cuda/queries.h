@@ -6,6 +6,7 @@
 #include "kernels/attention/cuda/codes.h"
 #include "kernels/attention/cuda/hadamard_rows.h"
 #include "kernels/attention/cuda/matrix_rows.h"
+#include "kernels/attention/cuda/trellis_codes.h"
 
 namespace kvanta::kernels::cuda {
 

@@ -87,6 +87,9 @@ struct StagedCell {
   KVANTA_DEVICE Vec2 Codes2(int of_lane, int of_warp) const {
     return LoadShared<Vec2>(base + SwizzleSum(of_lane, of_warp));
   }
+  KVANTA_DEVICE uint32_t Codes1(int of_lane, int of_warp) const {
+    return LoadShared<uint32_t>(base + SwizzleSum(of_lane, of_warp));
+  }
   KVANTA_DEVICE Vec2 BlockScales(int block, int token) const { return LoadShared<Vec2>(ScaleAt(block, token)); }
   KVANTA_DEVICE Vec2 TokenScales(int token) const { return LoadShared<Vec2>(ScaleAt(0, token)); }
   KVANTA_DEVICE Vec2 BlockBytes8(int half, int token) const { return LoadShared<Vec2>(ScaleAt(half, token)); }

@@ -109,7 +109,7 @@ struct WeightedValues {
     for (int token = 0; token < count; ++token) {
       int begin = 0;
       int end = 0;
-      VisibleRange(params, tile.first_position + token, position, begin, end);
+      VisibleRange(params, tile.first_position + token, position, chunk.tokens, begin, end);
       if (begin >= end) continue;
       Fragments sums;
       KVANTA_UNROLL

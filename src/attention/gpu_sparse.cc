@@ -1,0 +1,204 @@
+#include "attention/gpu_sparse.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "attention/token_selector.h"
+#include "base/math.h"
+
+namespace kvanta::attention {
+namespace {
+
+using kernels::cuda::AttentionMetadata;
+using kernels::cuda::AttentionParams;
+using kernels::cuda::SparseStep;
+
+constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of a wave
+constexpr int64_t kMaxWaveRows = 256;
+
+}  // namespace
+
+GpuSparse::GpuSparse(const formats::CacheLayout& layout, const std::vector<AttentionSpec>& layers,
+                     std::vector<GpuSparseShape> shapes, int64_t max_result_rows, Device& device)
+    : shapes_(std::move(shapes)), device_(device), top_k_(TopkOf(layers)), page_size_(layout.page_size) {
+  const auto full = static_cast<int32_t>(CeilDiv(top_k_, page_size_));
+  quantized_pages_ = pages_ = full;
+  int64_t quantized_bytes = 0, exact_bytes = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const formats::LayerScheme& scheme = layout.layers[i];
+    if (layers[i].index_topk == 0 || scheme.keys_only) continue;
+    quantized_bytes = std::max(quantized_bytes, scheme.HeadBytes());
+    if (!scheme.exact_open) continue;
+    // Pages of each kind may be partly filled.
+    pages_ = full + 2;
+    exact_pages_ = std::max(exact_pages_, std::min(pages_, scheme.sink_pages + scheme.exact_pages));
+    exact_bytes = std::max(exact_bytes, scheme.ExactHeadBytes());
+  }
+  quantized_bytes *= quantized_pages_;
+  exact_bytes *= exact_pages_;
+  int64_t result_rows = 1;
+  for (const GpuSparseShape& shape : shapes_) {
+    const int64_t splits = CeilDiv(int64_t{pages_} * page_size_, int64_t{kSplitTokens});
+    result_rows = std::max(result_rows, splits * TilesPerToken(shape.work) * TileRowsOfToken(shape.work));
+  }
+  const int64_t fits = std::min(kCopyBytes / (quantized_bytes + exact_bytes), max_result_rows / result_rows);
+  wave_rows_ = std::clamp(fits, int64_t{1}, kMaxWaveRows);
+  const auto allocate = [&](int64_t bytes_of_row) {
+    return device_.Allocate(static_cast<size_t>(wave_rows_ * bytes_of_row));
+  };
+  quantized_ = allocate(quantized_bytes);
+  if (exact_bytes != 0) exact_ = allocate(exact_bytes);
+  gathered_ = allocate(sizeof(cache::GatheredPages));
+  page_ids_ = allocate(pages_ * int64_t{sizeof(kernels::cuda::PageIds)});
+}
+
+size_t GpuSparse::ShapeOf(const WorkShape& work) const noexcept {
+  return static_cast<size_t>(std::ranges::find(shapes_, work, &GpuSparseShape::work) - shapes_.begin());
+}
+
+void GpuSparse::MakePlan(const Batch& batch, int64_t bucket, GpuSparsePlan& plan) {
+  plan.dense.sequences = DenseRows(batch, top_k_);
+  plan.rows.clear();
+  int64_t longest = 0;
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const SequenceRows& sequence = batch.sequences[s];
+    for (int64_t position = std::max<int64_t>(sequence.span.start, top_k_); position < sequence.End(); ++position) {
+      plan.rows.push_back({.sequence = static_cast<int32_t>(s),
+                           .row = static_cast<int32_t>(sequence.first_row + position - sequence.span.start),
+                           .position = static_cast<int32_t>(position)});
+      longest = std::max(longest, position + 1);
+    }
+  }
+  plan.max_rows = bucket > 0 ? bucket : std::ssize(plan.rows);
+  plan.waves = CeilDiv(plan.max_rows, wave_rows_);
+  plan.schedules.resize(static_cast<size_t>(plan.waves) * shapes_.size());
+  Batch copies;
+  std::vector<int32_t> first_pages;
+  for (int64_t wave = 0; wave < plan.waves; ++wave) {
+    copies.sequences.clear();
+    first_pages.clear();
+    const int64_t end = std::min<int64_t>(std::ssize(plan.rows), (wave + 1) * wave_rows_);
+    for (int64_t row = wave * wave_rows_; row < end; ++row) {  // as the last token of a sequence
+      first_pages.push_back(static_cast<int32_t>(std::ssize(first_pages)) * pages_);
+      copies.sequences.push_back({.span = {.start = int64_t{pages_} * page_size_ - 1, .tokens = 1},
+                                  .first_row = plan.rows[static_cast<size_t>(row)].row});
+    }
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      GpuSchedule& schedule = plan.schedules[static_cast<size_t>(wave) * shapes_.size() + i];
+      MakeGpuSchedule(shapes_[i].work, copies, first_pages, page_size_, shapes_[i].partition, schedule);
+      for (kernels::cuda::QueryTile& tile : schedule.tiles) tile.gathered = tile.page_table / pages_;
+    }
+  }
+  const int64_t stride = RoundUp(longest, int64_t{kSplitTokens});
+  Grow(device_, plan.scores, std::min(wave_rows_, plan.max_rows) * stride * int64_t{sizeof(float)});
+  Grow(device_, plan.positions, plan.max_rows * top_k_ * int64_t{sizeof(int32_t)});
+}
+
+size_t GpuSparse::HeaderBytes(const GpuSparsePlan& plan) const noexcept {
+  return sizeof(SparseStep) + plan.schedules.size() * sizeof(AttentionMetadata);
+}
+
+void GpuSparse::AddArrays(StepMetadata& metadata, GpuSparsePlan& plan) const {
+  plan.rows_offset = metadata.Add(plan.rows);
+  plan.schedule_offsets.clear();
+  for (const GpuSchedule& schedule : plan.schedules) {
+    plan.schedule_offsets.push_back(metadata.Add(schedule.tiles));
+    plan.schedule_offsets.push_back(metadata.Add(schedule.tasks));
+    plan.schedule_offsets.push_back(metadata.Add(schedule.work_indptr));
+  }
+}
+
+void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, float* split_out,
+                            float* split_state) const {
+  const uint8_t* const base = metadata.Address();
+  int64_t longest = 0;
+  for (const kernels::cuda::SparseRow& row : plan.rows) longest = std::max<int64_t>(longest, row.position + 1);
+  metadata.Write(plan.header,
+                 SparseStep{.rows = reinterpret_cast<const kernels::cuda::SparseRow*>(base + plan.rows_offset),
+                            .count = static_cast<int32_t>(plan.rows.size()),
+                            .score_stride = static_cast<int32_t>(RoundUp(longest, int64_t{kSplitTokens})),
+                            .scores = plan.scores.as<float>(),
+                            .positions = plan.positions.as<int32_t>()});
+  for (size_t i = 0; i < plan.schedules.size(); ++i) {
+    const size_t* const offsets = plan.schedule_offsets.data() + 3 * i;
+    const GpuSchedule& schedule = plan.schedules[i];
+    metadata.Write(plan.header + sizeof(SparseStep) + i * sizeof(AttentionMetadata),
+                   AttentionMetadata{.pages = page_ids_.as<kernels::cuda::PageIds>(),
+                                     .tiles = reinterpret_cast<const kernels::cuda::QueryTile*>(base + offsets[0]),
+                                     .tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[1]),
+                                     .work_indptr = reinterpret_cast<const int32_t*>(base + offsets[2]),
+                                     .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+                                     .work_count = static_cast<int32_t>(schedule.work_indptr.size()) - 1,
+                                     .result_stride = schedule.tile_rows,
+                                     .split_out = split_out,
+                                     .split_state = split_state});
+  }
+}
+
+kernels::cuda::SparseWave GpuSparse::WaveOf(const GpuSparsePlan& plan, const StepMetadata& metadata,
+                                            int64_t wave) const noexcept {
+  const int64_t first = wave * wave_rows_;
+  return {.step = reinterpret_cast<const SparseStep*>(metadata.Address() + plan.header),
+          .first_row = static_cast<int32_t>(first),
+          .max_rows = static_cast<int32_t>(std::min(wave_rows_, plan.max_rows - first)),
+          .top_k = top_k_};
+}
+
+void GpuSparse::Select(const GpuSparsePlan& plan, const StepMetadata& metadata, const AttentionParams& keys,
+                       const float* weights, kernels::CudaContext& gpu) const noexcept {
+  for (int64_t wave = 0; wave < plan.waves; ++wave) {
+    kernels::cuda::ScoreTokensOp score{.wave = WaveOf(plan, metadata, wave), .keys = keys, .weights = weights};
+    score.blocks = 2 * gpu.Multiprocessors();
+    gpu.Run(score);
+    gpu.Run(kernels::cuda::ChooseTokensOp{.wave = score.wave});
+  }
+}
+
+void GpuSparse::Run(const GpuSparsePlan& plan, const StepMetadata& metadata, const formats::LayerScheme& scheme,
+                    size_t shape, const AttentionParams& params, int kernel, kernels::CudaContext& gpu) const noexcept {
+  // Records of copies have this layer alone.
+  AttentionParams copies = params;
+  copies.quantized = {quantized_.as<uint8_t>(), scheme.HeadBytes()};
+  copies.k.first_cell = 0;
+  copies.unquantized.first_cell -= params.k.first_cell;
+  copies.exact_pages = {};
+  copies.gathered = gathered_.as<cache::GatheredPages>();
+  if (scheme.exact_open) {
+    copies.exact = {exact_.as<uint8_t>(), scheme.ExactHeadBytes()};
+    copies.exact_k.first_cell = 0;
+    copies.exact_unquantized.first_cell -= params.exact_k.first_cell;
+  }
+  for (int64_t wave = 0; wave < plan.waves; ++wave) {
+    const kernels::cuda::SparseWave rows = WaveOf(plan, metadata, wave);
+    gpu.Run(kernels::cuda::GatherTokensOp{.wave = rows,
+                                          .from = params,
+                                          .to = copies,
+                                          .pages = pages_,
+                                          .quantized_pages = quantized_pages_,
+                                          .exact_pages = exact_pages_,
+                                          .gathered = gathered_.as<cache::GatheredPages>(),
+                                          .page_ids = page_ids_.as<kernels::cuda::PageIds>()});
+    const size_t index = static_cast<size_t>(wave) * shapes_.size() + shape;
+    copies.metadata = reinterpret_cast<const AttentionMetadata*>(metadata.Address() + plan.header + sizeof(SparseStep) +
+                                                                 index * sizeof(AttentionMetadata));
+    copies.max_tiles = static_cast<int32_t>(rows.max_rows * TilesPerToken(shapes_[shape].work));
+    copies.tile_rows = TileRowsOfToken(shapes_[shape].work);
+    gpu.Attend(kernel, copies);
+  }
+}
+
+std::span<const int32_t> GpuSparse::Selected(const GpuSparsePlan& plan, int64_t row) const noexcept {
+  const auto found = std::ranges::lower_bound(plan.rows, row, {}, &kernels::cuda::SparseRow::row);
+  if (found == plan.rows.end() || found->row != row) return {};
+  const int32_t* const from = plan.positions.as<int32_t>() + (found - plan.rows.begin()) * top_k_;
+  try {
+    plan.read.resize(static_cast<size_t>(top_k_));
+    device_.CopyOut(plan.read.data(), from, plan.read.size() * sizeof(int32_t));
+  } catch (const std::exception&) {  // a GPU's errors last: the next synchronization throws it
+    return {};
+  }
+  return plan.read;
+}
+
+}  // namespace kvanta::attention

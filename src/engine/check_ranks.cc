@@ -28,15 +28,19 @@ void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& 
   const auto refuse = [&](std::string_view why) { Refuse("tensor_parallel_size", size, why); };
   const bool recurrent = std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
   const std::string_view undivided = recurrent                                ? "recurrent layers"
-                                     : model.SharesKv()                       ? "compressed keys and values"
                                      : model.hidden_size_per_layer_input != 0 ? "per-layer embeddings"
                                      : model.qk_norm == models::QkNorm::kAllHeads
                                          ? "a norm over the channels of all heads"
                                      : model.qk_norm == models::QkNorm::kOwnWeights ? "norm weights of each head"
                                                                                     : "";
   if (!undivided.empty()) {
-    refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1{}", model.architecture, undivided,
-                       model.SharesKv() ? "" : ", or pipeline_parallel_size"));
+    refuse(fmt::format("{} has {}, which are not divided among ranks yet; use 1, or pipeline_parallel_size",
+                       model.architecture, undivided));
+  }
+  if (model.SharesKv() && StateRoundingOf(config).code != formats::StateCode::kFloat32) {
+    refuse(fmt::format(
+        "not supported with state_cache_dtype = {}: only rank 0 would round and restore states; use float32",
+        config.state_cache_dtype));
   }
   // All heads of MLA read the same latents, which every rank keeps, or whose pages ranks divide.
   int heads = model.heads;
@@ -76,7 +80,7 @@ void CheckContextParallel(const EngineConfig& config, const models::ModelConfig&
     refuse(fmt::format("{} has no latents (MLA), and tensor_parallel_size divides its KV heads; use 1",
                        model.architecture));
   }
-  if (model.indexer.topk != 0) {
+  if (model.indexer.topk != 0 || model.SharesKv()) {
     refuse(
         fmt::format("{} has sparse attention, whose pages are not divided among ranks yet; use 1", model.architecture));
   }
@@ -115,9 +119,12 @@ void CheckPipelineParallel(const EngineConfig& config, const models::ModelConfig
     refuse(fmt::format("not supported together with tensor_parallel_size = {}; use one of them",
                        config.tensor_parallel_size));
   }
-  if (model.SharesKv())
-    refuse(fmt::format("{} has compressed keys and values, which are not divided among ranks yet; use 1",
-                       model.architecture));
+  if (model.SharesKv()) {
+    refuse(fmt::format(
+        "{} has compressed keys and values, which are not divided among the ranks of a pipeline yet; use 1, or "
+        "tensor_parallel_size",
+        model.architecture));
+  }
   if (model.KvLayers() != model.layers || model.hidden_size_per_layer_input != 0) {
     refuse(
         fmt::format("layers of {} use keys and values of earlier ones, or embeddings of their own, which are not "

@@ -221,7 +221,7 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
       if (side.mean) {
         out.mean = Floats(json, prefix + "_mean", int64_t{layer.kv_heads} * layer.shape.head_dim, false);
       }
-      if (side.query) out.query_hash.assign(QueryHash(json, fmt::format("{}_query", prefix)));
+      if (side.query) out.query_hash = QueryHash(json, fmt::format("{}_query", prefix));
       if (side.outliers != 0) out.outliers = Channels(json, prefix + "_outliers", layer, side.outliers);
     };
     read("k", layer.k, layers[i].k);

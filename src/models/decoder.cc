@@ -68,12 +68,6 @@ class Decoder final : public Model {
     const std::string predictor = target_ == nullptr ? "" : PredictorModule(config, names);
     if (target_ != nullptr) predictor_input_ = std::make_unique<PredictorInput>(source, predictor);
     if (config_.hyper_connections.streams != 0) streams_.emplace(source, prefix);
-    if (config_.SharesKv() && options.max_draft_rows != 0) {
-      throw InputError(
-          fmt::format("speculative_config: drafted tokens of {} are not supported: its compressors keep the "
-                      "inputs of accepted ones alone; leave it out",
-                      config.architecture));
-    }
     if (config.hidden_size_per_layer_input != 0) {
       const auto width = static_cast<double>(config.hidden_size_per_layer_input);
       per_layer_ = std::make_unique<PerLayerInputs>(source, prefix, embedding_kind,
@@ -105,7 +99,7 @@ class Decoder final : public Model {
       reader.CheckUnusedTensors(names, config.stored_layers == 0 ? config.layers : config.stored_layers,
                                 config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
-    if (std::ranges::any_of(config_.layer_specs, &LayerSpec::IsRecurrent)) max_draft_rows_ = options.max_draft_rows;
+    if (config_.HasStates()) max_draft_rows_ = options.max_draft_rows;
     ropes_.emplace(ops, config_, options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
   }

@@ -26,7 +26,8 @@ struct CompressorShape {
   formats::StateShape State() const noexcept { return {.others = KeptTokens() * InputWidth()}; }
 };
 
-// The entries of one layer that end in a step's rows.
+// The entries of one layer that end in a step's rows, drafted ones included, or its states alone over rows whose entries
+// were made before.
 struct CompressorOp {
   CompressorShape shape;
   const float* inputs = nullptr;         // [rows][InputWidth()]
@@ -35,7 +36,7 @@ struct CompressorOp {
   // Added to the gates, by the token's place in its entry: [row_tokens][series][entry_dim or key_dim].
   const float *entry_bias = nullptr, *key_bias = nullptr;
   cache::StateStep states;
-  float* entries = nullptr;  // [entries][entry_dim]
+  float* entries = nullptr;  // [entries][entry_dim]; null: states alone
   float* keys = nullptr;     // [entries][key_dim]
 };
 

@@ -14,7 +14,11 @@ constexpr int64_t kFloatsOfInteger = sizeof(int64_t) / sizeof(float);
 }  // namespace
 
 Compressor::Compressor(const BlockSource& source, const LayerSpec& spec, const std::string& module)
-    : ops_(source.ops), config_(source.config), shape_(source.config.Compressor(spec)) {
+    : ops_(source.ops),
+      config_(source.config),
+      shape_(source.config.Compressor(spec)),
+      drafts_(source.ops.device(), source.max_draft_rows, shape_.InputWidth()),
+      draft_positions_(static_cast<size_t>(source.max_draft_rows)) {
   WeightReader& reader = source.reader;
   const int64_t hidden = config_.hidden, series = shape_.Series();
   const std::string own = module + "compressor.", indexer = module + "indexer.", keys = indexer + "compressor.";
@@ -78,6 +82,14 @@ void Compressor::Forward(const AttentionStep& step, const float* x, const float*
                      .entries = entries_,
                      .keys = keys_},
                     ops_.threads());
+  inputs_layer_ = step.inputs_layer;
+  drafts_.Keep(ops_, states, inputs_, shape_.InputWidth(), shape_.InputWidth(), 0);
+  size_t draft = 0;
+  for (const cache::StateSegment& segment : states.segments) {
+    for (int64_t row = 0; row < segment.tokens && segment.to == cache::kNoPage; ++row) {
+      draft_positions_[draft++] = step.positions[segment.first_row + row];
+    }
+  }
   if (entries != 0) {
     Finish(step, entry_norm_, entries, shape_.entry_dim, entries_);
     step.backend->Append(*step.plan, step.entries_layer, entries_, nullptr, shape_.entry_dim);
@@ -88,6 +100,12 @@ void Compressor::Forward(const AttentionStep& step, const float* x, const float*
     step.backend->Append(*step.plan, step.index_layer, keys_, nullptr, shape_.key_dim);
   }
   Select(step, x, low);
+}
+
+void Compressor::AdvanceStates(const AttentionStep& step) noexcept {
+  const cache::StateStep states = step.backend->States(*step.plan, inputs_layer_);
+  kernels::Compress({.shape = shape_, .inputs = drafts_.Rows(), .positions = draft_positions_.data(), .states = states},
+                    ops_.threads());
 }
 
 // Norm and rope of the entries, or of their keys.

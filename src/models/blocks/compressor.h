@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/compression/compressor.h"
+#include "models/blocks/draft_rows.h"
 #include "models/blocks/layer_blocks.h"
 
 namespace kvanta::models {
@@ -20,6 +21,8 @@ class Compressor {
   // Appends the entries that end in the step's rows, and chooses entries for the rows. x: f32 [rows][hidden], normed;
   // low: f32 [rows][q_lora_rank], from which the layer's own queries are projected, too.
   void Forward(const AttentionStep& step, const float* x, const float* low) noexcept;
+  // AttentionBlock::AdvanceStates.
+  void AdvanceStates(const AttentionStep& step) noexcept;
 
  private:
   int64_t CountEntries(const AttentionStep& step, const cache::StateStep& states) noexcept;
@@ -34,6 +37,9 @@ class Compressor {
   Buffer entry_norm_, key_norm_;                 // f32 [channels]
   std::unique_ptr<kernels::Linear> to_queries_;  // q_lora_rank -> heads * key_dim; null without an indexer
   std::unique_ptr<kernels::Linear> to_weights_;  // hidden -> heads
+  DraftRows drafts_;                             // inputs of drafted tokens
+  std::vector<int64_t> draft_positions_;
+  int inputs_layer_ = 0;  // of the last Forward
   // Scratch, f32 [rows][...], but for the integers:
   float* inputs_ = nullptr;
   float* entries_ = nullptr;  // [entries][entry_dim]

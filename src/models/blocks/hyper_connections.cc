@@ -3,7 +3,6 @@
 #include <array>
 
 #include "models/blocks/norm.h"
-#include "models/blocks/recurrent_weights.h"
 
 namespace kvanta::models {
 
@@ -16,32 +15,29 @@ HyperConnection::HyperConnection(const BlockSource& source, const std::string& n
       head_(head),
       norm_eps_(static_cast<float>(source.config.rms_eps)),
       norm_(Filled(source.reader.device(), shape_.Width(), 1)) {
-  const int64_t weights = head ? shape_.streams : shape_.Weights();
-  const std::vector<float> rows = ReadElements(source, name + "_fn", std::array{weights, shape_.Width()});
-  to_weights_ = source.reader.Pack(rows, weights, shape_.Width(), {}, kernels::WeightType::kF32, name);
-  base_ = source.reader.KeptValues(name + "_base", weights);
+  const int64_t count = head ? shape_.streams : shape_.Weights();
+  weights::WeightView rows =
+      source.reader.Elements(name + "_fn", std::array{count, shape_.Width()}, kernels::WeightType::kF32);
+  rows.module = name;
+  to_weights_ = source.reader.Pack(std::span(&rows, 1), {}, kernels::WeightType::kF32);
+  base_ = source.reader.KeptValues(name + "_base", count);
   scale_ = source.reader.KeptValues(name + "_scale", head ? 1 : 3);
-}
-
-void HyperConnection::Place(Scratch& scratch, int64_t rows) noexcept {
-  normed_ = scratch.Take(rows * shape_.Width());
-  weights_ = scratch.Take(rows * to_weights_->Out());
 }
 
 void HyperConnection::Collapse(const float* streams, int64_t rows, float* out) noexcept {
   const int64_t width = shape_.Width(), weights = to_weights_->Out();
-  ops_.RmsNorm(streams, width, norm_.as<float>(), norm_eps_, rows, width, normed_, width);
-  to_weights_->Forward(normed_, rows, weights_, weights);
+  ops_.RmsNorm(streams, width, norm_.as<float>(), norm_eps_, rows, width, scratch_.normed, width);
+  to_weights_->Forward(scratch_.normed, rows, scratch_.weights, weights);
   if (head_) {
-    kernels::MakeInputWeights(shape_, scale_.front(), base_.data(), rows, weights_);
+    kernels::MakeInputWeights(shape_, scale_.front(), base_.data(), rows, scratch_.weights);
   } else {
-    kernels::MakeStreamWeights(shape_, scale_.data(), base_.data(), rows, weights_);
+    kernels::MakeStreamWeights(shape_, scale_.data(), base_.data(), rows, scratch_.weights);
   }
-  kernels::CollapseStreams(shape_, streams, weights_, weights, rows, ops_.threads(), out);
+  kernels::CollapseStreams(shape_, streams, scratch_.weights, weights, rows, ops_.threads(), out);
 }
 
 void HyperConnection::Expand(const float* x, int64_t rows, float* streams) noexcept {
-  kernels::ExpandStreams(shape_, weights_, x, rows, ops_.threads(), streams);
+  kernels::ExpandStreams(shape_, scratch_.weights, x, rows, ops_.threads(), streams);
 }
 
 HyperStreams::HyperStreams(const BlockSource& source, const std::string& prefix)
@@ -57,10 +53,13 @@ void HyperStreams::ReadLayer(const BlockSource& source, const std::string& prefi
 }
 
 void HyperStreams::Place(Scratch& scratch, int64_t rows) noexcept {
-  streams_ = scratch.Take(rows * config_.hyper_connections.streams * config_.hidden);
-  for (HyperConnection& connection : attention_) connection.Place(scratch, rows);
-  for (HyperConnection& connection : mlp_) connection.Place(scratch, rows);
-  head_.Place(scratch, rows);
+  const int64_t streams = config_.hyper_connections.streams;
+  streams_ = scratch.Take(rows * streams * config_.hidden);
+  const HyperConnection::Rows shared{.normed = scratch.Take(rows * streams * config_.hidden),
+                                     .weights = scratch.Take(rows * (2 + streams) * streams)};
+  for (HyperConnection& connection : attention_) connection.SetScratch(shared);
+  for (HyperConnection& connection : mlp_) connection.SetScratch(shared);
+  head_.SetScratch(shared);
 }
 
 void HyperStreams::Forward(std::span<DecoderLayer> layers, const RopeTables& ropes, AttentionStep step,

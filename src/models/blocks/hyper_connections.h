@@ -20,7 +20,13 @@ class HyperConnection {
   // alone.
   HyperConnection(const BlockSource& source, const std::string& name, bool head = false);
 
-  void Place(Scratch& scratch, int64_t rows) noexcept;
+  // Scratch: f32 [rows][streams * hidden], of Collapse; and [rows][kernels::HyperConnectionShape::Weights()], which
+  // Expand reads. Connections share it.
+  struct Rows {
+    float* normed = nullptr;
+    float* weights = nullptr;
+  };
+  void SetScratch(const Rows& scratch) noexcept { scratch_ = scratch; }
   // The block's input: streams f32 [rows][streams][hidden] -> out f32 [rows][hidden].
   void Collapse(const float* streams, int64_t rows, float* out) noexcept;
   // Adds the block's output to the streams. After Collapse.
@@ -34,8 +40,7 @@ class HyperConnection {
   std::unique_ptr<kernels::Linear> to_weights_;  // streams * hidden -> weights
   Buffer norm_;                                  // f32 [streams * hidden], all 1
   std::vector<float> base_, scale_;
-  float* normed_ = nullptr;   // f32 [rows][streams * hidden]
-  float* weights_ = nullptr;  // f32 [rows][weights]
+  Rows scratch_;
 };
 
 // The streams of a decoder's hidden states, and the connections of its layers' blocks.

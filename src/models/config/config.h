@@ -324,6 +324,8 @@ struct ModelConfig {
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
   // True if K and V of a token are one row, of which all channels are both.
   bool SharesKv() const { return compression.rotary_dim != 0; }
+  // True if sequences have states: some layers are recurrent, or have compressors.
+  bool HasStates() const noexcept;
   // The compressor of a layer with row_tokens.
   kernels::CompressorShape Compressor(const LayerSpec& layer) const noexcept;
   // A recurrent layer's state of one sequence; nothing for attention.

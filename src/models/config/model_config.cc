@@ -76,6 +76,11 @@ formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
   return {};
 }
 
+bool ModelConfig::HasStates() const noexcept {
+  return std::ranges::any_of(layer_specs,
+                             [](const LayerSpec& layer) { return layer.IsRecurrent() || layer.row_tokens != 1; });
+}
+
 kernels::CompressorShape ModelConfig::Compressor(const LayerSpec& layer) const noexcept {
   const bool has_indexer = layer.selection == TokenSelection::kIndexer;
   return {.row_tokens = layer.row_tokens,
@@ -87,6 +92,7 @@ kernels::CompressorShape ModelConfig::Compressor(const LayerSpec& layer) const n
 int64_t ModelConfig::StateInputBytes() const noexcept {
   int64_t floats = 0;
   for (const LayerSpec& layer : layer_specs) {
+    if (layer.row_tokens != 1) floats += Compressor(layer).InputWidth();
     switch (layer.recurrent) {
       case RecurrentKind::kNone:
         break;

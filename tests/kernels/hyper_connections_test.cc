@@ -18,7 +18,8 @@ std::vector<float> StreamWeights() {
   std::vector<float> weights = RandomValues(kStreamRows * kStreams.Weights(), 1);
   const std::vector<float> base = RandomValues(kStreams.Weights(), 2);
   const float scale[] = {0.5F, 1, 0.5F};
-  MakeStreamWeights(kStreams, scale, base.data(), kStreamRows, weights.data());
+  ThreadPool threads(2);
+  MakeStreamWeights(kStreams, scale, base.data(), kStreamRows, threads, weights.data());
   return weights;
 }
 

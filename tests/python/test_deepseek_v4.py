@@ -353,6 +353,16 @@ def test_quantized_entries_differ_little(compressed: Path) -> None:
     assert loss["fp8"] < min(loss["int4"], loss["nvfp4"]), loss
 
 
+def test_quality_is_measured(compressed: Path) -> None:
+    prompt = np.random.default_rng(10).integers(3, 512, 200).tolist()
+    llm = LLM(compressed, **options_of(("int8", "fp8"), quality_sample_rate=1.0))
+    (output,) = generate(llm, [prompt])
+    tokens = np.array(prompt + list(output), dtype=np.int32)
+    exact = LLM(compressed, **options_of(("bf16", "bf16"))).logits(tokens)
+    expected = divergence(llm.logits(tokens)[199:-1], exact[199:-1])
+    assert llm.measure_quality()["kl_mean"] == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -31,7 +31,7 @@ void HyperConnection::Collapse(const float* streams, int64_t rows, float* out) n
   if (head_) {
     kernels::MakeInputWeights(shape_, scale_.front(), base_.data(), rows, scratch_.weights);
   } else {
-    kernels::MakeStreamWeights(shape_, scale_.data(), base_.data(), rows, scratch_.weights);
+    kernels::MakeStreamWeights(shape_, scale_.data(), base_.data(), rows, ops_.threads(), scratch_.weights);
   }
   kernels::CollapseStreams(shape_, streams, scratch_.weights, weights, rows, ops_.threads(), out);
 }

@@ -50,16 +50,18 @@ void MakeMixture(const HyperConnectionShape& shape, float scale, const float* ba
 }  // namespace
 
 void MakeStreamWeights(const HyperConnectionShape& shape, const float* scale, const float* base, int64_t rows,
-                       float* weights) noexcept {
+                       ThreadPool& threads, float* weights) noexcept {
   const int n = shape.streams;
-  for (int64_t row = 0; row < rows; ++row, weights += shape.Weights()) {
-    float* output = weights + n;
+  auto make = [&](int64_t row, int) {
+    float* input = weights + row * shape.Weights();
+    float* output = input + n;
     for (int i = 0; i < n; ++i) {
-      weights[i] = StreamSigmoid(weights[i] * scale[0] + base[i]) + shape.eps;
+      input[i] = StreamSigmoid(input[i] * scale[0] + base[i]) + shape.eps;
       output[i] = 2 * StreamSigmoid(output[i] * scale[1] + base[n + i]);
     }
-    MakeMixture(shape, scale[2], base + int64_t{2} * n, weights + int64_t{2} * n);
-  }
+    MakeMixture(shape, scale[2], base + int64_t{2} * n, output + n);
+  };
+  threads.ForEach(rows, make);
 }
 
 void MakeInputWeights(const HyperConnectionShape& shape, float scale, const float* base, int64_t rows,

@@ -26,7 +26,7 @@ inline constexpr int kMaxStreams = 16;
 // Makes the weights of rows [rows][Weights()], in place, from the projections of the streams. scale: [3], of the three
 // kinds; base: [Weights()].
 void MakeStreamWeights(const HyperConnectionShape& shape, const float* scale, const float* base, int64_t rows,
-                       float* weights) noexcept;
+                       ThreadPool& threads, float* weights) noexcept;
 // The same of a model's last hidden states, weights of the input alone: [rows][streams]; base: [streams].
 void MakeInputWeights(const HyperConnectionShape& shape, float scale, const float* base, int64_t rows,
                       float* weights) noexcept;

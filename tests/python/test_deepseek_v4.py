@@ -193,7 +193,7 @@ def publish_weights(folder: Path, twin: Path) -> None:
 
 
 def test_published_weights(tmp_path: Path, record_support: RecordSupport) -> None:
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": 128,
         "head_dim": 128,
         "partial_rotary_factor": 0.125,

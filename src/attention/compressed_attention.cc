@@ -88,15 +88,20 @@ void CompressedAttention::Gather(const LayerView& layer, const SequenceSpan& spa
   }
 }
 
-void CompressedAttention::Attend(const Step& step, int layer, const SequenceRows& sequence, int64_t row,
-                                 const QueryRows& rows, Workspace& workspace,
-                                 TileWorkspace& tile_workspace) const noexcept {
+void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& heads, const QueryRows& rows,
+                                 Workspace& workspace, TileWorkspace& tile_workspace) const noexcept {
   const LayerView& view = layers_[static_cast<size_t>(layer)];
   const formats::LayerScheme& scheme = schemes_[static_cast<size_t>(layer)];
-  const AttentionSpec& attention = attention_[static_cast<size_t>(layer)];
-  const int64_t width = scheme.v.shape.head_dim, out_stride = int64_t{attention.heads} * attention.head_dim;
+  AttentionSpec attention = attention_[static_cast<size_t>(layer)];  // has no sinks, so nothing is allocated
+  const int64_t head_dim = attention.head_dim, out_stride = attention.heads * head_dim, row = heads.row;
+  attention.heads = heads.end - heads.first;
+  const int64_t width = scheme.v.shape.head_dim;
+  const SequenceRows& sequence =
+      *(std::ranges::upper_bound(step.batch.sequences, row, {}, &SequenceRows::first_row) - 1);
   const Rows seen = RowsOf(step, view, row, sequence.span.start + row - sequence.first_row);
-  const QueryRows own{.q = rows.q + row * rows.q_stride, .q_stride = rows.q_stride, .out = rows.out + row * out_stride};
+  float* out = rows.out + row * out_stride + heads.first * head_dim;
+  const QueryRows own{
+      .q = rows.q + row * rows.q_stride + heads.first * head_dim, .q_stride = rows.q_stride, .out = out};
   QueryTile tile{.tokens = 1, .last_split = 1};  // one address: queries are prepared once
   tile_workspace.InvalidateQueries();
   std::fill_n(workspace.totals.begin(), attention.heads, kEmptyState);
@@ -120,23 +125,26 @@ void CompressedAttention::Attend(const Step& step, int layer, const SequenceRows
   for (int head = 0; head < attention.heads; ++head) {
     kernels::SoftmaxState state = workspace.totals[static_cast<size_t>(head)];
     if (!sinks.empty()) {
-      state.sum += std::exp2(sinks[static_cast<size_t>(head)] * kernels::kLog2E - state.max);
+      state.sum += std::exp2(sinks[static_cast<size_t>(heads.first + head)] * kernels::kLog2E - state.max);
     }
-    WriteResult(kernels_, scheme, state, workspace.sums.data() + head * width,
-                rows.out + row * out_stride + int64_t{head} * attention.head_dim);
+    WriteResult(kernels_, scheme, state, workspace.sums.data() + head * width, out + head * head_dim);
   }
 }
 
 void CompressedAttention::Run(const Step& step, int layer, const QueryRows& rows,
                               std::vector<TileWorkspace>& workspaces) noexcept {
-  const std::vector<SequenceRows>& sequences = step.batch.sequences;
-  auto attend = [&](int64_t row, int worker) {
+  // Where there are fewer rows than threads, these divide the heads of a row, whose rows each copies.
+  const int64_t threads = std::ssize(workspaces_), heads = attention_[static_cast<size_t>(layer)].heads;
+  const int64_t parts = std::clamp<int64_t>(threads / step.batch.rows, 1, heads);
+  auto attend = [&](int64_t task, int worker) {
     const kernels::KernelScope scope(kernels_);
-    const auto next = std::ranges::upper_bound(sequences, row, {}, &SequenceRows::first_row);
-    Attend(step, layer, *(next - 1), row, rows, workspaces_[static_cast<size_t>(worker)],
-           workspaces[static_cast<size_t>(worker)]);
+    const int64_t part = task % parts;
+    const HeadRange range{.row = task / parts,
+                          .first = static_cast<int>(heads * part / parts),
+                          .end = static_cast<int>(heads * (part + 1) / parts)};
+    Attend(step, layer, range, rows, workspaces_[static_cast<size_t>(worker)], workspaces[static_cast<size_t>(worker)]);
   };
-  threads_.ForEach(step.batch.rows, attend);
+  threads_.ForEach(step.batch.rows * parts, attend);
 }
 
 }  // namespace kvanta::attention

@@ -50,8 +50,13 @@ class CompressedAttention {
   Rows RowsOf(const Step& step, const LayerView& layer, int64_t row, int64_t position) const noexcept;
   void Gather(const LayerView& layer, const SequenceSpan& span, const Rows& rows, int64_t first, int64_t last,
               Workspace& workspace) const noexcept;
-  void Attend(const Step& step, int layer, const SequenceRows& sequence, int64_t row, const QueryRows& rows,
-              Workspace& workspace, TileWorkspace& tile_workspace) const noexcept;
+  // Query heads [first, end) of a row.
+  struct HeadRange {
+    int64_t row = 0;
+    int first = 0, end = 0;
+  };
+  void Attend(const Step& step, int layer, const HeadRange& heads, const QueryRows& rows, Workspace& workspace,
+              TileWorkspace& tile_workspace) const noexcept;
 
   const std::vector<LayerView>& layers_;
   const int page_size_;

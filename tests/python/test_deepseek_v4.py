@@ -367,6 +367,10 @@ def test_quality_is_measured(compressed: Path) -> None:
     ("options", "message"),
     [
         ({"pipeline_parallel_size": 2}, "are not divided among the ranks of a pipeline yet; use 1, or tensor_parallel"),
+        (
+            {"tensor_parallel_size": 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "which has compressed keys and values, with tensor_parallel_size = 2; there is: 1",
+        ),
         ({"tensor_parallel_size": 2, "state_cache_dtype": "int8"}, "only rank 0 would round and restore states"),
         ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, "has sparse attention, whose pages are not"),
         ({"kv_cache_dtype": "int8,ages"}, "ages"),

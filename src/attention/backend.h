@@ -29,6 +29,10 @@ struct AttentionSpec {
   // Above 0, sparse attention: of latents, to the tokens that the step's last Select chose; of keys without V
   // (formats::LayerShape::keys_only), the number of tokens that Select chooses. The same in all layers that have one.
   int index_topk = 0;
+  // Rows that are K and V in one (formats::LayerShape::shared_kv): the layer of the cache with the compressed entries
+  // that queries attend to besides the tokens of their window: those that Select chose, or, without index_topk, all
+  // that end at or before the query. -1: none.
+  int entries_layer = -1;
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
   float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)
   cache::Visibility visibility = {};
@@ -88,7 +92,9 @@ class Backend {
   virtual std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) = 0;
 
   // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write. MLA: k is
-  // f32 [rows][head_dim + rope_dim], the latent followed by the RoPE channels; v is not read.
+  // f32 [rows][head_dim + rope_dim], the latent followed by the RoPE channels; v is not read. Rows of several tokens
+  // (formats::LayerShape::row_tokens): k is f32 [entries][head_dim], dense, of the entries that end in the step's
+  // tokens, sequence after sequence.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
 
   // Encodes records of a KV cache group's later levels, by cache::AgeIndex, from the quantized one; null: not wanted.
@@ -96,10 +102,10 @@ class Backend {
   virtual void EncodeLevels(int /*group*/, const uint8_t* /*quantized*/, std::span<uint8_t* const> /*later*/) noexcept {
   }
 
-  // Chooses the tokens of each row for the Run calls that follow: of those that it sees, the index_topk with the
-  // largest scores, of equal ones the earlier, or all if there are no more. The score of a key k is the sum over the
-  // layer's heads, in their order, of weight * max(<q, k>, 0); one that is not a number comes last. `layer`: of keys
-  // without V. q: f32 [rows][heads * head_dim], row stride `q_stride` floats; weights: f32 [rows][heads].
+  // Chooses the tokens, or entries, of each row for the Run calls that follow: of those that it sees, the index_topk
+  // with the largest scores, of equal ones the earlier, or all if there are no more. The score of a key k is the sum
+  // over the layer's heads, in their order, of weight * max(<q, k>, 0); one that is not a number comes last. `layer`:
+  // of keys without V. q: f32 [rows][heads * head_dim], row stride `q_stride` floats; weights: f32 [rows][heads].
   virtual void Select(Plan& /*plan*/, int /*layer*/, const float* /*q*/, int64_t /*q_stride*/,
                       const float* /*weights*/) noexcept {}
   // Positions that the step's last Select chose for a row, ascending; empty: all that it sees.

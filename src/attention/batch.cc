@@ -229,6 +229,35 @@ int TopkOf(std::span<const AttentionSpec> layers) noexcept {
   return sparse == layers.end() ? 0 : sparse->index_topk;
 }
 
+namespace {
+
+// Attention to rows that are K and V in one, in a window and compressed.
+void CheckSharedKv(const BackendConfig& config, const formats::CacheLayout& layout, size_t index,
+                   std::string_view backend) {
+  const AttentionSpec& layer = config.layers[index];
+  const formats::LayerScheme& scheme = layout.layers[index];
+  if (backend != "cpu") {
+    throw InputError(
+        fmt::format("layer {}: backend {} does not attend to compressed keys and values (DeepSeek V4) yet; "
+                    "cpu does",
+                    index, backend));
+  }
+  const bool has_selection =
+      layer.index_topk == 0 || (layer.index_topk == TopkOf(config.layers) && layer.entries_layer >= 0);
+  if (!has_selection || layer.softcap != 0 || layer.entries_layer >= static_cast<int>(layout.layers.size())) {
+    throw InputError(fmt::format("layer {}: attention to {} of the entries in layer {} of {}, softcap {}", index,
+                                 layer.index_topk, layer.entries_layer, layout.layers.size(), layer.softcap));
+  }
+  if (layer.entries_layer < 0) return;
+  const formats::LayerScheme& entries = layout.layers[static_cast<size_t>(layer.entries_layer)];
+  if (!entries.HasEntries() || !(entries.k == scheme.k) || entries.shape.head_dim != scheme.shape.head_dim) {
+    throw InputError(fmt::format("layer {}: its compressed entries, in layer {}, are not rows of {} channels in {}",
+                                 index, layer.entries_layer, scheme.shape.head_dim, scheme.k.format->name));
+  }
+}
+
+}  // namespace
+
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout, BackendLimit limit) {
   if (config.layers.size() != layout.layers.size()) {
     throw InputError(
@@ -243,7 +272,8 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
     const AttentionSpec& layer = config.layers[i];
     const formats::LayerScheme& scheme = layout.layers[i];
     if (layer.kv_heads == 0 && scheme.IsRecurrent()) continue;
-    if ((layer.index_topk != 0 || scheme.keys_only) &&
+    if (scheme.shared_kv) CheckSharedKv(config, layout, i, limit.backend);
+    if (!scheme.shared_kv && (layer.index_topk != 0 || scheme.keys_only) &&
         (layer.index_topk < 1 || layer.index_topk != TopkOf(config.layers) || !scheme.SharesCell() ||
          !layer.visibility.IsFull() || !layer.sinks.empty())) {
       throw InputError(

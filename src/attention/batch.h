@@ -75,7 +75,7 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
 
 // True for layers whose attention is divided by classes of pages: of latents, of which every query reads all.
 inline bool DividesPages(const formats::LayerScheme& scheme, const AttentionSpec& attention) noexcept {
-  return scheme.SharesCell() && !scheme.keys_only && attention.index_topk == 0;
+  return scheme.rope_dim != 0 && attention.index_topk == 0;
 }
 
 // Tokens of a query in layers with sparse attention; 0: there are none.

@@ -68,6 +68,7 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
                         ThreadPool& threads) noexcept {
   const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
   const int64_t head_dim = scheme.shape.head_dim;
+  if (scheme.row_tokens != 1) return WriteEntries(batch, layer, k);
   const std::vector<PageWrite>& writes = batch.writes[static_cast<size_t>(scheme.group)];
   auto write_side = [&](int64_t task, int) {
     const PageWrite& write = writes[static_cast<size_t>(task / scheme.kv_heads)];
@@ -95,6 +96,27 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
                 pool_.Record(scheme.group, level, page.Of(level)), layer, side.head, side.level, side.kind);
   };
   threads.ForEach(std::ssize(aging) * of_page, age_side);
+}
+
+// Writes the entries that end in the step's tokens, those of a page at once.
+void CacheWriter::WriteEntries(const Batch& batch, int layer, const float* k) noexcept {
+  const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
+  const int64_t tokens = scheme.row_tokens, rows = scheme.shape.tokens, page_size = pool_.Layout().page_size;
+  int64_t row = 0;  // of k
+  for (const SequenceRows& sequence : batch.sequences) {
+    const int64_t end = sequence.End() / tokens;
+    for (int64_t entry = sequence.span.start / tokens; entry < end;) {
+      const int64_t next = std::min(end, (entry / rows + 1) * rows);
+      const int64_t page = ((entry + 1) * tokens - 1) / page_size;
+      const PageWrite write{.page = sequence.span.pages[scheme.group][page],
+                            .first_slot = static_cast<int>(entry % rows),
+                            .last_slot = static_cast<int>(entry % rows + next - entry),
+                            .first_row = row};
+      WriteSide(write, layer, 0, SideKind::kK, k + row * scheme.shape.head_dim, scheme.shape.head_dim);
+      row += next - entry;
+      entry = next;
+    }
+  }
 }
 
 void CacheWriter::EncodeLevels(int group, const uint8_t* quantized, std::span<uint8_t* const> later,
@@ -172,9 +194,12 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
     // Scalar, unlike the queries' transform: the NaN payload of an operation on two NaNs depends on the ISA.
     transform.Forward(row, x, outlier_values);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
-    EncodeRow(format, x, side.shape.head_dim, parameters, kernels_, buffer.Sections(), counts);
-    if (!exact) CountZeroScales(format, side.shape.head_dim, buffer.Sections(), counts);
-    formats::StoreRow(kind, format, side.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
+    const formats::RowSections encoded =
+        scheme.HasEntries() ? formats::CanonicalRow(format, side.sections, slot, quantized) : buffer.Sections();
+    EncodeRow(format, x, side.shape.head_dim, parameters, kernels_, encoded, counts);
+    if (!exact) CountZeroScales(format, side.shape.head_dim, encoded, counts);
+    if (scheme.HasEntries()) continue;
+    formats::StoreRow(kind, format, side.shape, exact ? exact_sections : side.sections, slot, encoded,
                       exact ? exact : quantized);
     if (unquantized_shape.head_dim == 0) continue;
     const float* channels = scheme.SharesCell() ? row + scheme.shape.head_dim : outlier_values;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/cache_writer.h"
+#include "attention/compressed_attention.h"
 #include "attention/context_parallel.h"
 #include "attention/gathered_attention.h"
 #include "attention/tile_attention.h"
@@ -53,11 +54,17 @@ class CpuBackend final : public Backend {
         writer_(pool, config_, {kernels_.search_trellis, kernels_.search_klt, kernels_.multiply}),
         workspaces_(static_cast<size_t>(threads_->Threads())) {
     int rows = kTileRows;
+    bool has_shared_kv = false;
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       const formats::LayerScheme& scheme = pool.Layout().layers[i];
       layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
       list_of_layer_.push_back(0);
       if (scheme.IsRecurrent() || scheme.keys_only) continue;
+      if (scheme.shared_kv) {
+        has_shared_kv = true;
+        rows = std::max(rows, config_.layers[i].heads);
+        continue;
+      }
       WorkShape shape = WorkShapeOf(config_.layers[i], scheme);
       shape.classes = layers_.back().classes;
       const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
@@ -70,6 +77,7 @@ class CpuBackend final : public Backend {
       selector_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
       gathered_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
     }
+    if (has_shared_kv) compressed_.emplace(pool.device(), layers_, pool.Layout().page_size, kernels_, *threads_);
     if (pool.Ranks() > 1) context_.emplace(*config_.ranks, layers_, kernels_, *threads_);
   }
 
@@ -112,6 +120,10 @@ class CpuBackend final : public Backend {
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
     const LayerView& view = layers_[static_cast<size_t>(layer)];
+    if (view.scheme->shared_kv) {
+      return compressed_->Run({.batch = cpu_plan.batch, .chosen = cpu_plan.chosen}, layer,
+                              {.q = q, .q_stride = q_stride, .out = out}, workspaces_);
+    }
     const size_t list = list_of_layer_[static_cast<size_t>(layer)];
     if (context_) {
       assert(q_stride * pool_.Ranks() == int64_t{view.attention->heads} * view.attention->KeyDim());
@@ -217,7 +229,8 @@ class CpuBackend final : public Backend {
   std::vector<TileWorkspace> workspaces_;
   std::optional<TokenSelector> selector_;  // with the next one: of models with sparse attention
   std::optional<GatheredAttention> gathered_;
-  std::optional<ContextParallel> context_;  // null: this rank has all pages
+  std::optional<CompressedAttention> compressed_;  // of models whose layers have shared_kv
+  std::optional<ContextParallel> context_;         // null: this rank has all pages
 };
 
 }  // namespace

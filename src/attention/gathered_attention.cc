@@ -15,7 +15,7 @@ GatheredAttention::GatheredAttention(Device& device, const std::vector<LayerView
     schemes_.push_back(*layer.scheme);
     formats::LayerScheme& scheme = schemes_.back();
     scheme.offset = scheme.exact_offset = 0;
-    if (layer.attention->index_topk == 0 || scheme.keys_only) continue;
+    if (layer.attention->index_topk == 0 || scheme.keys_only || scheme.shared_kv) continue;
     page_size_ = scheme.shape.tokens;
     rows_ = std::max(rows_, layer.attention->heads);
     head_dim_ = std::max(head_dim_, scheme.v.shape.head_dim);

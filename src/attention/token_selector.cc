@@ -114,6 +114,7 @@ TokenSelector::TokenSelector(Device& device, const std::vector<LayerView>& layer
     if (!layer.scheme->keys_only) continue;
     const CellSide& keys = layer.Cells(cache::PageKind::kQuantized).k;
     page_size_ = layer.scheme->shape.tokens;
+    row_tokens_ = layer.scheme->row_tokens;
     heads_ = std::max(heads_, layer.attention->heads);
     const int head_dim = layer.scheme->k.shape.head_dim;
     query_stride_ = std::max({query_stride_, KeyKernelOf(kernels, keys.code, keys.scaling).query_bytes(head_dim),
@@ -145,10 +146,12 @@ void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
   int64_t longest = 0;
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceRows& sequence = batch.sequences[s];
-    for (int64_t position = std::max<int64_t>(sequence.span.start, top_k_); position < sequence.End(); ++position) {
+    const int64_t first = (int64_t{top_k_} + 1) * row_tokens_ - 1;  // sees more than top_k
+    for (int64_t position = std::max(sequence.span.start, first); position < sequence.End(); ++position) {
+      const int64_t seen = (position + 1) / row_tokens_;
       chosen.rows.push_back(
-          {.sequence = s, .row = sequence.first_row + position - sequence.span.start, .position = position});
-      longest = std::max(longest, position + 1);
+          {.sequence = s, .row = sequence.first_row + position - sequence.span.start, .position = seen - 1});
+      longest = std::max(longest, seen);
     }
   }
   if (chosen.rows.empty()) return;

@@ -14,7 +14,8 @@
 
 namespace kvanta::attention {
 
-// A row that attends to chosen tokens alone: it sees more than top_k.
+// A row that attends to chosen tokens alone: it sees more than top_k. Where keys stand for several tokens, entries take
+// the place of tokens: `position` is the last entry that the row sees.
 struct SparseRow {
   size_t sequence = 0;  // index in the batch
   int64_t row = 0;
@@ -93,7 +94,8 @@ class TokenSelector {
   const int top_k_;
   const kernels::AttentionKernels& kernels_;
   ThreadPool& threads_;
-  int page_size_ = 0;
+  int page_size_ = 0;   // keys of a page
+  int row_tokens_ = 1;  // tokens of a key
   int heads_ = 0;
   int64_t query_stride_ = 0;
   std::vector<Workspace> workspaces_;

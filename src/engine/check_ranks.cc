@@ -79,7 +79,7 @@ void CheckContextParallel(const EngineConfig& config, const models::ModelConfig&
     refuse(fmt::format("{} has no latents (MLA), and tensor_parallel_size divides its KV heads; use 1",
                        model.architecture));
   }
-  if (model.indexer.topk != 0) {
+  if (model.indexer.topk != 0 || model.SharesKv()) {
     refuse(
         fmt::format("{} has sparse attention, whose pages are not divided among ranks yet; use 1", model.architecture));
   }
@@ -117,6 +117,12 @@ void CheckPipelineParallel(const EngineConfig& config, const models::ModelConfig
   if (config.tensor_parallel_size > 1) {
     refuse(fmt::format("not supported together with tensor_parallel_size = {}; use one of them",
                        config.tensor_parallel_size));
+  }
+  if (model.SharesKv()) {
+    refuse(fmt::format(
+        "{} has compressed keys and values, which are not divided among the ranks of a pipeline yet; use 1, or "
+        "tensor_parallel_size",
+        model.architecture));
   }
   if (model.KvLayers() != model.layers || model.hidden_size_per_layer_input != 0) {
     refuse(

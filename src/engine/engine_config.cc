@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
-#include <map>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -63,17 +62,12 @@ int64_t LongestSequence(const CacheSpecs& specs, int64_t budget_bytes, int64_t l
   return fits;
 }
 
-// "fp8_e4m3 in 3 of 4 layers, nvfp4 in 1 of 4 layers"; "" if single layers declare nothing.
-std::string DeclaredLayers(const models::ModelConfig& model) {
-  std::map<std::string, int> counts;
-  for (const std::string& scheme : model.declared_kv_cache_layers) {
-    if (!scheme.empty()) ++counts[scheme];
-  }
-  std::vector<std::string> parts;
-  for (const auto& [scheme, count] : counts) {
-    parts.push_back(fmt::format("{} in {} of {} layers", scheme, count, model.layers));
-  }
-  return fmt::format("{}", fmt::join(parts, ", "));
+// Compressed entries, and rows in a window, have no exact pages: a format that usually comes with some does without.
+void DropExactPages(KvScheme& scheme) {
+  const formats::Format& format = formats::Find(scheme.k.format);
+  if (scheme.exact != format.exact || scheme.sink_pages != format.sink_pages) return;  // asked for: refused later
+  scheme.exact = ExactPages::kNone;
+  scheme.sink_pages = 0;
 }
 
 }  // namespace
@@ -172,8 +166,18 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   for (size_t layer = 0; layer < schemes.size(); ++layer) {
     if (model.layer_specs[layer].IsRecurrent()) schemes[layer] = KvScheme::Parse(unquantized);
   }
-  const size_t cached = model.CachedLayers().size();
-  if (cached > schemes.size()) schemes.resize(cached, ResolveIndexerScheme(config, model, dtype));
+  if (model.SharesKv()) std::ranges::for_each(schemes, DropExactPages);
+  const std::vector<models::LayerSpec> cached = model.CachedLayers();
+  for (size_t layer = schemes.size(); layer < cached.size(); ++layer) {
+    if (cached[layer].IsRecurrent()) {
+      schemes.push_back(KvScheme::Parse(unquantized));
+    } else if (cached[layer].keys_only) {
+      schemes.push_back(ResolveIndexerScheme(config, model, dtype));
+      if (model.SharesKv()) DropExactPages(schemes.back());
+    } else {  // entries
+      schemes.push_back(schemes[static_cast<size_t>(cached[layer].compressed_layer)]);
+    }
+  }
   return schemes;
 }
 
@@ -211,7 +215,14 @@ formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const mode
     if (layer.IsRecurrent()) {
       shapes.push_back({.kv_heads = 0, .head_dim = layer.head_dim, .state = model.State(layer)});
     } else if (layer.keys_only) {
-      shapes.push_back({.kv_heads = layer.kv_heads, .head_dim = layer.head_dim, .keys_only = true});
+      shapes.push_back(
+          {.kv_heads = layer.kv_heads, .head_dim = layer.head_dim, .keys_only = true, .row_tokens = layer.row_tokens});
+    } else if (model.SharesKv()) {
+      const bool entries = layer.compressed_layer >= 0;
+      shapes.push_back({.kv_heads = layer.kv_heads,
+                        .head_dim = layer.head_dim,
+                        .shared_kv = true,
+                        .row_tokens = entries ? layer.row_tokens : 1});
     } else {
       shapes.push_back({layer.kv_heads, layer.head_dim, model.mla.qk_rope_head_dim});
     }
@@ -341,34 +352,6 @@ std::shared_ptr<store::HostArena> ReserveHostMemory(const EngineConfig& config, 
   } catch (const ResourceError& error) {
     throw ResourceError(fmt::format("kv_offload_bytes = {}: {}", config.kv_offload_bytes, error.what()));
   }
-}
-
-ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std::string& weight_dtype) {
-  const models::WeightCount weights = models::CountWeights(model);
-  ModelInfo info;
-  info.architecture = model.architecture;
-  info.dtype = std::string(Name(dtype));
-  info.layers = model.KvLayers();
-  info.hidden = model.hidden;
-  info.heads = model.heads;
-  info.kv_heads = model.kv_heads;
-  info.head_dim = model.head_dim;
-  info.rope_dim = model.mla.qk_rope_head_dim;
-  info.vocab = model.vocab;
-  info.max_position = model.max_position;
-  info.sliding_window = model.SlidingWindows();
-  info.sliding_window.resize(static_cast<size_t>(info.layers));
-  for (const models::LayerSpec& layer : model.LayersWithKv()) {
-    info.layer_heads.emplace_back(layer.kv_heads, layer.head_dim);
-  }
-  info.eos_token_ids = model.eos_token_ids;
-  info.has_lm_head = model.has_lm_head;
-  info.embedding_size = model.hidden;
-  info.declared_kv_cache = model.declared_kv_cache.empty() ? DeclaredLayers(model) : model.declared_kv_cache;
-  info.declared_kv_cache_error = model.declared_kv_cache_error;
-  info.parameters = weights.Parameters();
-  info.weight_bytes = weights.Bytes(ResolveWeights(weight_dtype, dtype), KeepsQuantized(weight_dtype, dtype));
-  return info;
 }
 
 }  // namespace kvanta::engine

@@ -1,7 +1,9 @@
 // ReadModelInfo and PlanCacheBytes: properties of an engine, computed without building it.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/math.h"
 #include "engine/cache_stats.h"
@@ -11,9 +13,57 @@
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
+#include "models/weight_count.h"
 #include "observe/kv_observer.h"
 
 namespace kvanta {
+namespace engine {
+namespace {
+
+// "fp8_e4m3 in 3 of 4 layers, nvfp4 in 1 of 4 layers"; "" if single layers declare nothing.
+std::string DeclaredLayers(const models::ModelConfig& model) {
+  std::map<std::string, int> counts;
+  for (const std::string& scheme : model.declared_kv_cache_layers) {
+    if (!scheme.empty()) ++counts[scheme];
+  }
+  std::vector<std::string> parts;
+  for (const auto& [scheme, count] : counts) {
+    parts.push_back(fmt::format("{} in {} of {} layers", scheme, count, model.layers));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+}  // namespace
+
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std::string& weight_dtype) {
+  const models::WeightCount weights = models::CountWeights(model);
+  ModelInfo info;
+  info.architecture = model.architecture;
+  info.dtype = std::string(Name(dtype));
+  info.layers = model.KvLayers();
+  info.hidden = model.hidden;
+  info.heads = model.heads;
+  info.kv_heads = model.kv_heads;
+  info.head_dim = model.head_dim;
+  info.rope_dim = model.mla.qk_rope_head_dim;
+  info.vocab = model.vocab;
+  info.max_position = model.max_position;
+  info.sliding_window = model.SlidingWindows();
+  info.sliding_window.resize(static_cast<size_t>(info.layers));
+  for (const models::LayerSpec& layer : model.LayersWithKv()) {
+    info.layer_heads.emplace_back(layer.kv_heads, layer.head_dim);
+  }
+  info.eos_token_ids = model.eos_token_ids;
+  info.has_lm_head = model.has_lm_head;
+  info.embedding_size = model.hidden;
+  info.declared_kv_cache = model.declared_kv_cache.empty() ? DeclaredLayers(model) : model.declared_kv_cache;
+  info.declared_kv_cache_error = model.declared_kv_cache_error;
+  info.parameters = weights.Parameters();
+  info.weight_bytes = weights.Bytes(ResolveWeights(weight_dtype, dtype), KeepsQuantized(weight_dtype, dtype));
+  return info;
+}
+
+}  // namespace engine
 
 ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype, const std::string& weight_dtype) {
   const models::ModelConfig config = models::ReadConfig(model);
@@ -69,7 +119,9 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   double elements = 0;  // elements per token; latents are K and V as one, keys of indexers included
   for (const formats::LayerScheme& layer : layout.layers) {
     if (layer.IsRecurrent()) continue;
-    elements += layer.SharesCell() ? layer.shape.head_dim + layer.rope_dim : 2 * layer.kv_heads * layer.shape.head_dim;
+    const int of_row =
+        layer.SharesCell() ? layer.shape.head_dim + layer.rope_dim : 2 * layer.kv_heads * layer.shape.head_dim;
+    elements += static_cast<double>(of_row) / layer.row_tokens;
   }
   plan.bits_per_element = plan.bytes_per_token * spec.ranks * 8 / elements;
   return plan;

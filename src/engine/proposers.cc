@@ -22,6 +22,11 @@ bool HasRecurrentLayers(const models::ModelConfig& model) {
   return std::ranges::any_of(model.layer_specs, &models::LayerSpec::IsRecurrent);
 }
 
+// Layers that give the sequences of a model their states.
+std::string_view StatesOf(const models::ModelConfig& model) {
+  return HasRecurrentLayers(model) ? "recurrent layers" : "compressed keys and values";
+}
+
 // The engine's options for the draft model: those that describe a model's weights or a cache's format are its own.
 EngineConfig ConfigOfDraft(EngineConfig config, const SpeculativeConfig& speculation) {
   config.model = speculation.model;
@@ -36,11 +41,10 @@ EngineConfig ConfigOfDraft(EngineConfig config, const SpeculativeConfig& specula
 models::ModelConfig ReadDraftModel(const EngineConfig& own, const EngineConfig& config,
                                    const models::ModelConfig& target) {
   models::ModelConfig model = models::ReadConfig(own.model);
-  if (HasRecurrentLayers(model)) {
+  if (model.HasStates()) {
     throw InputError(fmt::format(
-        "speculative_config: the draft model {} has recurrent layers ({}), which is not supported; choose a "
-        "model of attention alone",
-        Quote(own.model), model.architecture));
+        "speculative_config: the draft model {} has {} ({}), which is not supported; choose a model of attention alone",
+        Quote(own.model), StatesOf(model), model.architecture));
   }
   if (model.vocab != target.vocab) {
     throw InputError(
@@ -80,11 +84,9 @@ models::ModelConfig PredictorOf(const EngineConfig& config, const models::ModelC
 
 std::optional<DraftModelPlan> PlanSpeculation(const EngineConfig& config, const models::ModelConfig& target) {
   if (config.speculative_config.empty()) return {};
-  if (HasRecurrentLayers(target) && config.pipeline_parallel_size > 1) {
-    throw InputError(
-        fmt::format("speculative_config: not supported for {}, which has recurrent layers, with pipeline_parallel_size "
-                    "= {}; there is: 1",
-                    target.architecture, config.pipeline_parallel_size));
+  if (target.HasStates() && RankCount(config) > 1) {
+    throw InputError(fmt::format("speculative_config: not supported for {}, which has {}, with {} = {}; there is: 1",
+                                 target.architecture, StatesOf(target), RankOption(config), RankCount(config)));
   }
   SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
   if (speculation.model.empty() && !speculation.mtp) return {};

@@ -16,6 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxKvHeads = 65536;
+constexpr int64_t kMaxRowTokens = 65536;
 constexpr int64_t kMaxStateBytes = int64_t{1} << 40;
 
 // The exact encoding of one side, spelled out: a reader compares it with its own.
@@ -67,11 +68,14 @@ Json LayersJson(const CacheLayout& layout) {
     if (layout.groups.size() > 1) entries.back()["group"] = layer.group;
     if (layer.keys_only) {
       entries.back()["keys_only"] = true;
+    } else if (layer.shared_kv) {
+      entries.back()["shared_kv"] = true;
     } else if (layer.SharesCell()) {
       entries.back()["rope_dim"] = layer.rope_dim;
     } else {
       entries.back()["v"] = SideJson(layer.v, layer.shape.head_dim);
     }
+    if (layer.row_tokens != 1) entries.back()["row_tokens"] = layer.row_tokens;
     for (const AgeScheme& age : layer.ages) {
       Json level = Json::object();
       if (!layer.scheme.HasFloor()) level["tokens"] = int64_t{age.pages} * layer.shape.tokens;
@@ -184,7 +188,11 @@ CacheLayout ReadLayout(const Json& root) {
                         ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
                         : 0,
         .state = {.others = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) / 4 : 0},
-        .keys_only = entry.contains("keys_only")};
+        .keys_only = entry.contains("keys_only"),
+        .shared_kv = entry.contains("shared_kv"),
+        .row_tokens = entry.contains("row_tokens")
+                          ? static_cast<int>(Integer(entry.at("row_tokens"), "row_tokens", 2, kMaxRowTokens))
+                          : 1};
     const int group =
         entry.contains("group") ? static_cast<int>(Integer(entry.at("group"), "group", 0, kMaxLayers - 1)) : 0;
     groups.insert(groups.end(), static_cast<size_t>(last - next + 1), group);

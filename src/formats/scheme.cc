@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kStateAlignment = 64;  // bytes of a cache line
 
-Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
+// canonical: of compressed entries, of which a page has any number.
+Side ResolveSide(const KvSide& side, bool is_key, CellShape shape, bool canonical = false) {
   const Format& format = OnSide(Find(side.format), is_key);
   const CellShape padded = PaddedShape(format, shape);
   const bool hadamard = side.hadamard && !side.query;
@@ -26,7 +27,7 @@ Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
               .outliers = side.outliers,
               .shape = padded,
               .unused_channels = hadamard ? 0 : padded.head_dim - shape.head_dim,
-              .sections = PlanCell(format, padded)};
+              .sections = canonical ? PlanRows(format, padded) : PlanCell(format, padded)};
 }
 
 void CheckQuery(const KvScheme& scheme) {
@@ -139,6 +140,35 @@ void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
   }
 }
 
+// Rows that are K and V in one, or keys of an indexer, that stand for several tokens.
+void CheckCompressed(const KvScheme& scheme, const LayerShape& shape, int page_size) {
+  const Format& format = Find(scheme.k.format);
+  const auto is_row = [](const Format& each) { return each.latents != MlaSupport::kNo; };
+  if (scheme.k.format != scheme.v.format || !is_row(format) || scheme.exact != ExactPages::kNone ||
+      !scheme.ages.empty()) {
+    throw InputError(
+        fmt::format("scheme {}: this model's layers store K and V as one row, and compressed ones, without exact "
+                    "pages, ages or a floor; formats for them: {}",
+                    scheme.ToString(), NamesOf(is_row)));
+  }
+  if (shape.shared_kv && (scheme.k.hadamard || scheme.v.hadamard || scheme.k.mean || scheme.k.query ||
+                          scheme.k.outliers != 0 || shape.kv_heads != 1 || shape.head_dim > kMaxLatentRank)) {
+    throw InputError(
+        fmt::format("scheme {}: rows that are K and V ({} of {} channels; one of up to {} is supported) "
+                    "are stored as they are, without +hadamard, +mean, +query or +outliers",
+                    scheme.ToString(), shape.kv_heads, shape.head_dim, kMaxLatentRank));
+  }
+  if (shape.row_tokens < 1 || (page_size % shape.row_tokens != 0 && shape.row_tokens % page_size != 0)) {
+    throw InputError(fmt::format("compressed entries of {} tokens with a page size of {}: one must divide the other",
+                                 shape.row_tokens, page_size));
+  }
+  constexpr int kMinRows = 16;
+  if (shape.keys_only && page_size / shape.row_tokens < kMinRows) {
+    throw InputError(fmt::format("page size {}: an indexer's keys of {} tokens each need pages of at least {}",
+                                 page_size, shape.row_tokens, kMinRows * shape.row_tokens));
+  }
+}
+
 // Precision by age: what the later levels are encoded from, and where.
 void CheckAges(const LayerScheme& layer) {
   const KvScheme& scheme = layer.scheme;
@@ -232,10 +262,13 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
   for (size_t i = 0; i < schemes.size(); ++i) {
     LayerScheme layer;
     layer.scheme = schemes[i];
-    layer.shape = {.tokens = page_size, .head_dim = shapes[i].head_dim};
+    layer.shape = {.tokens = std::max(1, page_size / std::max(1, shapes[i].row_tokens)),
+                   .head_dim = shapes[i].head_dim};
     layer.kv_heads = shapes[i].kv_heads;
     layer.rope_dim = shapes[i].rope_dim;
     layer.keys_only = shapes[i].keys_only;
+    layer.shared_kv = shapes[i].shared_kv;
+    layer.row_tokens = shapes[i].row_tokens;
     layer.state = shapes[i].state;
     layer.state_bytes = RoundUp(layer.state.Bytes(), kStateAlignment);
     const bool is_coded = layer.IsRecurrent() && states.code != StateCode::kFloat32;
@@ -243,16 +276,17 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
       throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
     }
     try {
+      if (layer.shared_kv || layer.row_tokens != 1) CheckCompressed(layer.scheme, shapes[i], page_size);
       if (layer.keys_only) {
         CheckIndexKeys(layer.scheme, shapes[i]);
-      } else if (layer.SharesCell()) {
+      } else if (layer.rope_dim != 0) {
         CheckLatents(layer.scheme, shapes[i]);
-      } else {
+      } else if (!layer.shared_kv) {
         CheckApart(layer.scheme);
       }
       CheckScheme(layer.scheme, layer.shape);
-      layer.k = ResolveSide(layer.scheme.k, true, layer.shape);
-      layer.v = ResolveSide(layer.scheme.v, false, layer.shape);
+      layer.k = ResolveSide(layer.scheme.k, true, layer.shape, layer.HasEntries());
+      layer.v = ResolveSide(layer.scheme.v, false, layer.shape, layer.HasEntries());
     } catch (const InputError& error) {
       throw InputError(fmt::format("layer {}: {}", i, error.what()));
     }
@@ -314,7 +348,8 @@ size_t CacheLayout::RunEnd(size_t first) const {
   const auto same = [&](const LayerScheme& layer) {
     return layer.scheme == layers[first].scheme && layer.shape == layers[first].shape &&
            layer.kv_heads == layers[first].kv_heads && layer.rope_dim == layers[first].rope_dim &&
-           layer.keys_only == layers[first].keys_only && layer.state == layers[first].state &&
+           layer.keys_only == layers[first].keys_only && layer.shared_kv == layers[first].shared_kv &&
+           layer.row_tokens == layers[first].row_tokens && layer.state == layers[first].state &&
            layer.group == layers[first].group;
   };
   size_t end = first + 1;
@@ -341,9 +376,12 @@ std::string CacheLayout::Identity() const {
     }
     if (layer.keys_only) {
       text += " keys_only";
+    } else if (layer.shared_kv) {
+      text += " shared_kv";
     } else if (layer.SharesCell()) {
       text += fmt::format(" rope_dim={}", layer.rope_dim);
     }
+    if (layer.row_tokens != 1) text += fmt::format(" row_tokens={}", layer.row_tokens);
     if (groups.size() > 1) text += fmt::format(" group={}", layer.group);
     first = end;
   }

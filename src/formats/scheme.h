@@ -54,7 +54,8 @@ struct AgeCells {
 //
 // Page record (one page of the layers of one KV cache group): for each layer, for each KV head: K cell | K's
 // unquantized channels | V cell. The latents of MLA are K and V in one: V is the K cell, stored once. Keys of an
-// indexer have no V.
+// indexer have no V. Where one row stands for several tokens (LayerShape::row_tokens), a cell has fewer rows than the
+// page has tokens, and at least one.
 struct LayerScheme {
   KvScheme scheme;
   Side k;
@@ -63,6 +64,8 @@ struct LayerScheme {
   int kv_heads = 0;
   int rope_dim = 0;                            // as in LayerShape
   bool keys_only = false;                      // as in LayerShape
+  bool shared_kv = false;                      // as in LayerShape
+  int row_tokens = 1;                          // as in LayerShape
   StateShape state;                            // of a recurrent layer, which has no cells
   int64_t state_bytes = 0;                     // f32 state of a recurrent layer; 0: not recurrent
   const Format* unquantized_format = nullptr;  // bf16, or the latents' own format if that is a float without scales
@@ -79,7 +82,11 @@ struct LayerScheme {
 
   bool IsRecurrent() const { return state_bytes != 0; }
   // A token is one cell, in K's layout: the latents of MLA are K and V in one, and keys of an indexer have no V.
-  bool SharesCell() const { return rope_dim != 0 || keys_only; }
+  bool SharesCell() const { return rope_dim != 0 || keys_only || shared_kv; }
+  // Compressed entries: their cells are canonical (cell.h), since they are copied before attention reads them.
+  bool HasEntries() const { return shared_kv && row_tokens != 1; }
+  // The entries that end within the first `position` + 1 tokens.
+  int64_t EntriesAt(int64_t position) const { return (position + 1) / row_tokens; }
   int64_t HeadBytes() const { return k.sections.bytes + UnquantizedBytes() + (SharesCell() ? 0 : v.sections.bytes); }
   int64_t KCell(int head) const { return offset + head * HeadBytes(); }
   int64_t KUnquantized(int head) const { return KCell(head) + k.sections.bytes; }
@@ -143,6 +150,11 @@ struct LayerShape {
   // Recurrent layers, which have no K and V (kv_heads is 0): a sequence's state.
   StateShape state = {};
   bool keys_only = false;  // one key per token without V: those of an indexer, which selects tokens for another layer
+  // K and V are one row, of which all channels are both (DeepSeek V4).
+  bool shared_kv = false;
+  // Tokens that a row of the cache stands for, with keys_only or shared_kv: a compressed entry, which lies in the page
+  // of its last token. Divides the page size, or is a multiple of it.
+  int row_tokens = 1;
 };
 
 // Code of states, and the positions at which they are rounded.

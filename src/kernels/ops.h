@@ -95,6 +95,9 @@ class Ops {
   virtual void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept = 0;
   virtual void ShortConv(const ShortConvOp& op) noexcept = 0;
   virtual void Mamba2(const Mamba2Op& op) noexcept = 0;
+  // Throws InputError if the device does not support compressed keys and values
+  // (attention::AttentionSpec::entries_layer).
+  virtual void CheckCompressedAttention() const = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].

@@ -13,6 +13,7 @@
 #include "kvanta/error.h"
 #include "models/blocks/decoder_layer.h"
 #include "models/blocks/embedding_scale.h"
+#include "models/blocks/hyper_connections.h"
 #include "models/blocks/per_layer_inputs.h"
 #include "models/blocks/position_embedding.h"
 #include "models/blocks/predictor_input.h"
@@ -66,6 +67,7 @@ class Decoder final : public Model {
                              .max_draft_rows = options.max_draft_rows};
     const std::string predictor = target_ == nullptr ? "" : PredictorModule(config, names);
     if (target_ != nullptr) predictor_input_ = std::make_unique<PredictorInput>(source, predictor);
+    if (config_.hyper_connections.streams != 0) streams_.emplace(source, prefix);
     if (config.hidden_size_per_layer_input != 0) {
       const auto width = static_cast<double>(config.hidden_size_per_layer_input);
       per_layer_ = std::make_unique<PerLayerInputs>(source, prefix, embedding_kind,
@@ -83,6 +85,7 @@ class Decoder final : public Model {
       } else {
         layers_.push_back(ReadDecoderLayer(source, spec, name, mlp));
         if (per_layer_) per_layer_->ReadLayer(source, name);
+        if (streams_) streams_->ReadLayer(source, name);
       }
     }
     if (is_last_) {  // dividing its output divides the logits
@@ -102,7 +105,7 @@ class Decoder final : public Model {
                                 config.num_nextn_predict_layers);
     }
     weight_bytes_ = reader.Bytes();
-    if (std::ranges::any_of(config_.layer_specs, &LayerSpec::IsRecurrent)) max_draft_rows_ = options.max_draft_rows;
+    if (config_.HasStates()) max_draft_rows_ = options.max_draft_rows;
     ropes_.emplace(ops, config_, options.max_positions == 0 ? config.max_position : options.max_positions,
                    rope_exponents);
     AllocateScratch(options.max_rows);
@@ -121,14 +124,25 @@ class Decoder final : public Model {
       layers.push_back({.heads = spec.heads / ranks_.Size(),
                         .kv_heads = config_.UsesMla() ? spec.kv_heads : ranks_.OwnKvHeads(spec.kv_heads).count,
                         .head_dim = spec.head_dim,
-                        .rope_dim = config_.mla.qk_rope_head_dim,
+                        .rope_dim = config_.SharesKv() ? 0 : config_.mla.qk_rope_head_dim,
                         .index_topk = spec.selection == TokenSelection::kAll ? 0 : config_.indexer.topk,
                         .softmax_scale = static_cast<float>(config_.softmax_scale),
                         .softcap = static_cast<float>(config_.attn_logit_softcapping),
                         .visibility = spec.visibility,
                         .sinks = layers_[i].attention->Sinks()});
     }
-    for (size_t i = layers.size(), all = config_.CachedLayers().size(); i < all; ++i) {
+    const std::vector<LayerSpec> cached = config_.CachedLayers();
+    for (size_t i = layers.size(); i < cached.size(); ++i) {
+      const LayerSpec& spec = cached[i];
+      if (spec.IsRecurrent()) {
+        layers.push_back({.visibility = spec.visibility});
+        continue;
+      }
+      if (!spec.keys_only) {  // entries
+        layers[static_cast<size_t>(spec.compressed_layer)].entries_layer = static_cast<int>(i);
+        layers.push_back({.heads = 1, .kv_heads = 1, .head_dim = spec.head_dim, .softmax_scale = 1});
+        continue;
+      }
       layers.push_back({.heads = config_.indexer.heads,
                         .kv_heads = 1,
                         .head_dim = config_.indexer.head_dim,
@@ -155,6 +169,10 @@ class Decoder final : public Model {
                        .positions = batch.positions.data(),
                        .backend = &backend,
                        .plan = &plan};
+    if (streams_) {
+      streams_->Forward(layers_, *ropes_, step, batch.tokens.data(), {normed_, block_out_}, hidden);
+      step.layer = config_.layers;
+    }
     for (; step.layer < config_.layers; ++step.layer) {
       DecoderLayer& layer = layers_[step.layer];
       ropes_->Set(config_, step);
@@ -190,8 +208,10 @@ class Decoder final : public Model {
     }
     if (is_last_) final_norm_.AddAndForward(ops_, hidden, std::exchange(residual_, nullptr), rows, hidden, nullptr);
     Settle(hidden, rows);
-    if (batch.all_hidden == nullptr) return;
-    ops_.Copy(hidden, config_.hidden, rows, config_.hidden, batch.all_hidden, config_.hidden);
+    if (batch.all_hidden == nullptr && !streams_) return;
+    if (batch.all_hidden != nullptr) {
+      ops_.Copy(hidden, config_.hidden, rows, config_.hidden, batch.all_hidden, config_.hidden);
+    }
     if (batch.output_rows) SelectOutputRows(*batch.output_rows, hidden);
   }
 
@@ -307,6 +327,7 @@ class Decoder final : public Model {
       per_layer_->PlaceInputs(shared, rows);
       shared.OverlapScratch(*per_layer_, rows);
     }
+    if (streams_) streams_->Place(shared, rows);
     if (predictor_input_) shared.OverlapScratch(*predictor_input_, rows);
     for (DecoderLayer& layer : layers_) {
       shared.OverlapScratch(*layer.attention, rows);
@@ -351,6 +372,7 @@ class Decoder final : public Model {
   std::optional<RopeTables> ropes_;
   std::unique_ptr<PerLayerInputs> per_layer_;        // null: none
   std::unique_ptr<PredictorInput> predictor_input_;  // with target_
+  std::optional<HyperStreams> streams_;              // null: hidden states are one stream
   // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
   // of all ranks, and argmaxes of each rank's columns.
   std::vector<int32_t> own_tokens_;

@@ -122,6 +122,40 @@ BlockCount CountIndexer(const ModelConfig& config) {
   return count;
 }
 
+// The compressor's biases, its norms and the indexer's weights of heads stay as they are stored.
+BlockCount CountCompressor(const ModelConfig& config, const LayerSpec& spec) {
+  const kernels::CompressorShape shape = config.Compressor(spec);
+  BlockCount count{.matrices = config.hidden * shape.InputWidth(),
+                   .vectors = shape.KeptTokens() * (shape.entry_dim + shape.key_dim) + shape.entry_dim + shape.key_dim};
+  if (shape.key_dim != 0) {
+    count.matrices += int64_t{config.mla.q_lora_rank} * config.indexer.heads * shape.key_dim;
+    count.vectors += int64_t{config.hidden} * config.indexer.heads;
+  }
+  return count;
+}
+
+BlockCount CountCompressedAttention(const ModelConfig& config, const LayerSpec& spec) {
+  const int64_t hidden = config.hidden, low = config.mla.q_lora_rank, width = int64_t{spec.heads} * spec.head_dim;
+  const int64_t rank = config.compression.o_lora_rank;
+  BlockCount count{.matrices = hidden * low + low * width + hidden * spec.head_dim + width * rank +
+                               config.compression.o_groups * rank * hidden,
+                   .vectors = low + spec.head_dim + spec.heads};
+  if (spec.row_tokens != 1) {
+    const BlockCount compressor = CountCompressor(config, spec);
+    count.matrices += compressor.matrices;
+    count.vectors += compressor.vectors;
+  }
+  count.kept = count.matrices;
+  return count;
+}
+
+// Weights of the streams of hidden states: two sets of each layer, and one at the end.
+int64_t CountHyperConnections(const ModelConfig& config) {
+  const int64_t streams = config.hyper_connections.streams, inputs = streams * config.hidden + 1;
+  if (streams == 0) return 0;
+  return config.layers * 2 * ((2 + streams) * streams * inputs + 3) + streams * inputs + 1;
+}
+
 BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias, bool gated = true) {
   const int64_t inputs = gated ? 2 : 1;
   return {.matrices = (inputs + 1) * hidden * intermediate_size,
@@ -140,7 +174,8 @@ BlockCount CountMoe(const ModelConfig& config, const LayerSpec& spec) {
   const BlockCount expert = CountMlp(latent != 0 ? latent : hidden, moe.moe_intermediate_size, moe.bias, moe.gated);
   count.matrices += moe.num_experts * expert.matrices;
   if (config.mxfp4_experts) count.mxfp4 = moe.num_experts * expert.matrices;
-  const int64_t router = hidden + (moe.has_correction_bias ? 1 : 0) + (moe.bias ? 1 : 0);
+  const int64_t router = hidden + (moe.has_correction_bias && !spec.hash_moe ? 1 : 0) + (moe.bias ? 1 : 0);
+  if (spec.hash_moe) count.vectors += int64_t{config.vocab} * moe.num_experts_per_tok;
   count.vectors += moe.num_experts * (expert.vectors + router);
   if (config.mlp_beside_experts) {
     const BlockCount mlp = CountMlp(hidden, spec.intermediate_size, config.mlp.bias);
@@ -158,6 +193,7 @@ struct LayerCount {
 BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
   switch (spec.recurrent) {
     case RecurrentKind::kNone:
+    case RecurrentKind::kCompressor:
       break;
     case RecurrentKind::kGatedDeltaNet:
       return CountGatedDeltaNet(config);
@@ -168,6 +204,7 @@ BlockCount CountAttention(const ModelConfig& config, const LayerSpec& spec) {
     case RecurrentKind::kMamba2:
       return CountMamba2(config);
   }
+  if (config.SharesKv()) return CountCompressedAttention(config, spec);
   if (!config.UsesMla()) return CountGroupedAttention(config, spec);
   BlockCount count = CountLatentAttention(config, spec);
   if (spec.selection == TokenSelection::kIndexer) {
@@ -184,6 +221,7 @@ std::string AttentionModule(const ModelConfig& config, const LayerSpec& spec) {
   switch (spec.recurrent) {
     case RecurrentKind::kNone:
     case RecurrentKind::kKimiDelta:
+    case RecurrentKind::kCompressor:
       break;
     case RecurrentKind::kGatedDeltaNet:
       return "linear_attn.out_proj";
@@ -291,7 +329,7 @@ WeightCount CountWeights(const ModelConfig& config) {
       .vectors = vectors +
                  (config.norm_weights ? norms + 1 : 0) * hidden * (config.norm == NormKind::kLayerWithBias ? 2 : 1) +
                  (config.layer_scalars ? config.layers : 0) + (config.lm_head_bias ? config.vocab : 0) +
-                 CountPositions(config) + CountXielu(config)};
+                 CountPositions(config) + CountXielu(config) + CountHyperConnections(config)};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {

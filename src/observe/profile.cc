@@ -154,6 +154,7 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(conv_);
     inner_->ShortConv(op);
   }
+  void CheckCompressedAttention() const override { inner_->CheckCompressedAttention(); }
   void Mamba2(const kernels::Mamba2Op& op) noexcept override {
     const Timer timer(mamba2_);
     inner_->Mamba2(op);

@@ -23,9 +23,9 @@ namespace {
 using weights::BlockFormat;
 
 // Row counts below and above each tile, and enough outputs that the last one takes the largest.
-constexpr int64_t kRows[] = {1, 2, 9, 33,
+constexpr int64_t kProductRows[] = {1, 2, 9, 33,
 #ifndef KVANTA_SANITIZED
-                             200
+                                    200
 #endif
 };
 
@@ -60,7 +60,7 @@ void GpuQuantizedLinearTest::ExpectProducts(const Linear& linear, const std::vec
   const std::vector<float> x = RandomValues(max_rows * in, 3);
   const Buffer device_x = Upload(x);
   std::vector<float> first;  // each row's result, from the smallest batch that has it
-  for (const int64_t rows : kRows) {
+  for (const int64_t rows : kProductRows) {
     const Buffer device_y = Upload(std::vector<float>(static_cast<size_t>(rows * out), NAN));
     linear.Forward(device_x.as<float>(), rows, device_y.as<float>(), out);
     const std::vector<float> y = Download(device_y);

@@ -28,6 +28,10 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "DeepseekV3": {"num_key_value_heads": 8},
     "Step3p5": {"num_sliding_attention_heads": 12},
     "DeepseekV32": {"num_key_value_heads": 8},
+    "DeepseekV4": {
+        "num_key_value_heads": 1,
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 32},
+    },
 }
 
 # Logits, tokens and log-probabilities.

@@ -72,8 +72,9 @@ def test_eval(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     words = ["--formats", "int8", "int4", "--context", "128", "--tokens", "128"]
     rows = report("eval", folder, *words, *ENGINE, tmp_path / "eval.json")["formats"]
     assert rows.keys() == {"int8", "int4"}
+    limit = 3 if folder.name.startswith("DeepseekV4") else 1  # the former has no exact pages
     for row in rows.values():
-        assert 0 < row["kl_mean"] < 1, rows  # of random weights; one row that gets another expert is most of it
+        assert 0 < row["kl_mean"] < limit, rows  # of random weights; one row that gets another expert is most of it
     assert rows["int8"]["bits_per_element"] > rows["int4"]["bits_per_element"]
 
 

@@ -21,7 +21,7 @@ from tiny_text_and_images import make_glm4v, make_omni_thinker
 
 ARCHITECTURES = [
     *tiny_models.FIRST,
-    *("DeepseekV2", "DeepseekV3", "DeepseekV32", "GlmMoeDsa", "Youtu"),
+    *("DeepseekV2", "DeepseekV3", "DeepseekV32", "DeepseekV4", "GlmMoeDsa", "Youtu"),
     *(name for name in [*tiny_models.DENSE, *tiny_models.WITH_EXPERTS] if name not in LAYOUTS),
     *tiny_models.HYBRIDS,
 ]

@@ -38,6 +38,7 @@ def save_with_tokenizer(architecture: str, folder: Path, settings: dict[str, Any
         ("GraniteMoeHybrid", MAMBA2),
         ("FalconH1", MAMBA2),
         ("NemotronH", MAMBA2),
+        ("DeepseekV4", {}),
     ],
     ids=lambda param: param[0],
 )

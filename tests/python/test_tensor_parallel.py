@@ -124,6 +124,7 @@ EXPERT_CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "Llama4": (lambda folder: saved("Llama4", folder), {"dtype": "float32"}),
     "GraniteMoeShared": (lambda folder: saved("GraniteMoeShared", folder), {}),
     "Step3p5": (lambda folder: saved("Step3p5", folder), {"kv_cache_dtype": "int8"}),
+    "DeepseekV4": (lambda folder: saved("DeepseekV4", folder), {"kv_cache_dtype": "int8"}),
     "Q4_0": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel", "Qwen3Moe"), {}),
 }

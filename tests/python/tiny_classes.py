@@ -98,7 +98,9 @@ def experts(count: int, chosen: int) -> dict[str, int]:
 def make_of_class(name: str, **settings: Any) -> transformers.PreTrainedModel:
     """A model of a class of config.json's "architectures", in WHOLE_GROUPS; `settings` of its language model."""
     settings = {**WHOLE_GROUPS, **settings}
-    if name.startswith(("AXK1", "Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Kimi_K25", "KimiK25", "Youtu")):
+    if name.startswith("DeepseekV4"):
+        settings["o_lora_rank"] = 64
+    elif name.startswith(("AXK1", "Deepseek", "Glm4MoeLite", "GlmMoeDsa", "Kimi_K25", "KimiK25", "Youtu")):
         settings["head_dim"] = settings["qk_rope_head_dim"]  # so transformers names the rotated part
     if name.startswith(("GraniteMoeShared", "GraniteMoeHybrid", "GraniteMoeSWA")):
         settings["shared_intermediate_size"] = 64  # MiniMax-M2 has a key of this name, which must be 0

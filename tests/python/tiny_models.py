@@ -72,9 +72,37 @@ DENSE_LATENTS = {key: size for key, size in LATENTS.items() if key.endswith(("_r
 # Attention to the tokens that indexers select, fewer than most positions see. With few heads, scores that are exactly 0
 # tie at the threshold, where torch chooses any of them.
 SPARSE_LATENTS = LATENTS | {"index_topk": 16, "index_n_heads": 16, "index_head_dim": 32}
+# Windows, and entries of 4 tokens, of which indexers choose some, and of 32; experts by token in the first layer.
+DEEPSEEK_V4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "partial_rotary_factor": 0.5,
+    "q_lora_rank": 48,
+    "o_groups": 2,
+    "o_lora_rank": 24,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
+    "sliding_window": 24,
+    "index_topk": 8,
+    "index_n_heads": 16,
+    "index_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 24,
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    "routed_scaling_factor": 1.7,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "DeepseekV32": SPARSE_LATENTS | {"n_group": 4, "topk_group": 2},
     "GlmMoeDsa": SPARSE_LATENTS,
+    "DeepseekV4": DEEPSEEK_V4,
     "DeepseekV2": LATENTS,
     "DeepseekV3": LATENTS | {"n_group": 4, "topk_group": 2},
     "Qwen3Moe": EXPERTS | {"norm_topk_prob": True},
@@ -564,6 +592,9 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
         for name, buffer in model.named_buffers():
             if name.endswith(CORRECTION_BIASES):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("tid2eid"):
+                scores = torch.rand((buffer.shape[0], model.config.n_routed_experts), generator=generator)
+                buffer.copy_(scores.argsort(-1)[:, : buffer.shape[1]])
             elif name.endswith("layer_scalar"):
                 buffer.copy_(0.7 + 0.1 * torch.randn(buffer.shape, generator=generator))
     model.train(False)

@@ -105,8 +105,8 @@ class EngineOptions(BatchingOptions):
     calculate_kv_scales: bool = option(False, "measure static scales when the model is loaded", group="cache")
     indexer_cache_dtype: str = option(
         "auto",
-        "keys of indexers, which select the tokens of sparse attention (DeepSeek V3.2, GLM-5): auto (unquantized where "
-        "latents are, else fp8), fp8, int8, int4, nvfp4, bf16, fp16, fp32",
+        "keys of indexers, which select the tokens of sparse attention (DeepSeek V3.2 and V4, GLM-5): auto "
+        "(unquantized where latents are, else fp8), fp8, int8, int4, nvfp4, bf16, fp16, fp32",
         metavar="FORMAT",
         group="cache",
     )

@@ -134,6 +134,7 @@ class CpuOps final : public Ops {
   }
 
   void ShortConv(const ShortConvOp& op) noexcept override { CpuShortConv(op, context_->isa, *context_->threads); }
+  void CheckCompressedAttention() const override {}
   void Mamba2(const Mamba2Op& op) noexcept override { CpuMamba2(op, context_->isa, *context_->threads); }
 
   void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {

@@ -65,6 +65,11 @@ void LimitedSiluMulRow(const SiluMul& silu_mul, const float* gate, const float* 
   }
 }
 
+// x = min(x, limit); NaN stays NaN.
+inline void CutOffAbove(float* x, int64_t n, float limit) noexcept {
+  for (int64_t i = 0; i < n; ++i) x[i] = x[i] > limit ? limit : x[i];
+}
+
 inline float GateFactor(GateFunction function, float gate) noexcept {
   if (function == GateFunction::kIdentity) return gate;
   if (function == GateFunction::kSigmoid) return 1.0F / (1.0F + std::exp(-gate));

@@ -76,6 +76,10 @@ class GpuOps final : public Ops {
   void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override { GpuGatedDeltaNet(op, *context_->gpu); }
   void ShortConv(const ShortConvOp& op) noexcept override { GpuShortConv(op, *context_->gpu); }
   void Mamba2(const Mamba2Op& op) noexcept override { GpuMamba2(op, *context_->gpu); }
+  void CheckCompressedAttention() const override {
+    throw InputError(
+        fmt::format("{} does not support compressed keys and values; device cpu does", context_->gpu->Name()));
+  }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            const RouterVectors& router,

@@ -16,7 +16,8 @@ namespace kvanta::kernels {
 enum class ScoringFunc : uint8_t {
   kSoftmax,
   kSigmoid,
-  kSparseMixer,  // two experts, each by a softmax over the logits close to its own, the first one's left out
+  kSqrtSoftplus,  // sqrt(log(1 + exp(x)))
+  kSparseMixer,   // two experts, each by a softmax over the logits close to its own, the first one's left out
 };
 
 // A mixture of experts, under the names of Hugging Face's configs.
@@ -31,6 +32,7 @@ struct MoeConfig {
   bool gated = true;                // else experts are down(max(up(x), 0)^2)
   Activation activation = Activation::kSilu;
   float activation_limit = 0;  // of kSilu (Ops::ActivateMul); 0: none
+  bool limits_gate = false;    // the gate is cut off above activation_limit before kSilu, too
   int32_t n_group = 1;         // groups of consecutive experts
   int32_t topk_group = 1;      // groups that a row's experts are chosen from: the best
   // Sigmoid scores are chosen after e_score_correction_bias is added, their groups by the sum of the two best

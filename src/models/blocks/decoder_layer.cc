@@ -22,9 +22,10 @@ DecoderLayer ReadDecoderLayer(const BlockSource& source, const LayerSpec& spec, 
     layer.post_per_layer_input_norm = read_norm(prefix, "post_per_layer_input_norm");
   }
   if (config.layer_scalars) layer.scalar = source.reader.KeptValues(prefix + "layer_scalar", 1).front();
-  const auto read_attention = spec.IsRecurrent() ? &ReadRecurrent
-                              : config.UsesMla() ? &ReadLatentAttention
-                                                 : &ReadGroupedAttention;
+  const auto read_attention = spec.IsRecurrent()  ? &ReadRecurrent
+                              : config.SharesKv() ? &ReadCompressedAttention
+                              : config.UsesMla()  ? &ReadLatentAttention
+                                                  : &ReadGroupedAttention;
   layer.attention = read_attention(source, spec, prefix);
   if (!spec.has_mlp) return layer;
   layer.pre_mlp_norm = read_norm(mlp_prefix, config.names.pre_mlp_norm);

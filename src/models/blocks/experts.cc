@@ -2,10 +2,14 @@
 // experts serve all rows.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
+#include "kvanta/error.h"
 #include "models/blocks/layer_blocks.h"
 #include "models/expert_weights.h"
 
@@ -22,7 +26,9 @@ class MixtureOfExperts final : public MlpBlock {
     // The router stays f32: a small error would choose other experts.
     router_ = source.reader.Linear({{.module = name_of(names.router), .out = moe_.num_experts, .whole = true}},
                                    config_.hidden, moe_.bias, kernels::WeightType::kF32);
-    const std::vector<float> correction = ReadCorrection(source, name_of(names.correction_bias));
+    const std::vector<float> correction =
+        spec.hash_moe ? std::vector<float>() : ReadCorrection(source, name_of(names.correction_bias));
+    if (spec.hash_moe) ReadTable(source, name_of("gate.tid2eid"));
     experts_ = ops_.MakeExperts(ReadExperts(source, module), moe_, {.e_score_correction_bias = correction},
                                 {.ranks = &source.ranks, .by_experts = source.expert_parallel});
     if (moe_.moe_latent_size != 0) {
@@ -37,8 +43,11 @@ class MixtureOfExperts final : public MlpBlock {
     if (shared_width == 0) return;
     const std::string shared =
         fmt::format("{}{}.", names.shared_expert_in_layer ? prefix : module, names.shared_expert);
-    shared_ = moe_.gated ? ReadGatedMlp(source, shared, {.intermediate_size = shared_width, .limit = spec.mlp_limit})
-                         : ReadUngatedMlp(source, shared, shared_width);
+    shared_ = moe_.gated
+                  ? ReadGatedMlp(
+                        source, shared,
+                        {.intermediate_size = shared_width, .limit = spec.mlp_limit, .limits_gate = moe_.limits_gate})
+                  : ReadUngatedMlp(source, shared, shared_width);
     if (!moe_.shared_expert_gate) return;
     shared_gate_ = source.reader.Linear({{.module = name_of(names.shared_expert_gate), .out = 1, .whole = true}},
                                         config_.hidden, false, kernels::WeightType::kF32);
@@ -53,8 +62,11 @@ class MixtureOfExperts final : public MlpBlock {
     scratch.OverlapScratch(*shared_, rows);
   }
 
+  void SetTokens(const int32_t* tokens) noexcept override { tokens_ = tokens; }
+
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     router_->Forward(x, rows, logits_, moe_.num_experts);
+    if (!experts_of_token_.empty()) KeepExpertsOfTokens(rows);
     if (const auto cap = static_cast<float>(config_.router_logit_softcapping); cap != 0) {
       ops_.Softcap(logits_, rows, moe_.num_experts, cap, nullptr);
     }
@@ -78,7 +90,41 @@ class MixtureOfExperts final : public MlpBlock {
   static kernels::MoeConfig ConfigOf(const BlockSource& source, const LayerSpec& spec) {
     kernels::MoeConfig moe = source.config.moe;
     moe.activation_limit = spec.expert_limit;
+    if (spec.hash_moe) moe.has_correction_bias = false;
     return moe;
+  }
+
+  // The table of each token's experts, [vocab][num_experts_per_tok] of 32 or 64 bits.
+  void ReadTable(const BlockSource& source, const std::string& name) {
+    const int64_t vocab = config_.vocab, chosen = moe_.num_experts_per_tok;
+    const weights::TensorView& table = source.reader.Tensor(name, std::array{vocab, chosen});
+    const size_t bytes = table.dtype == "I64" ? sizeof(int64_t) : sizeof(int32_t);
+    if (table.dtype != "I64" && table.dtype != "I32") {
+      throw InputError(fmt::format("tensor {} is {}; expected I32 or I64", name, table.dtype));
+    }
+    source.reader.AddBytes(vocab * chosen * static_cast<int64_t>(sizeof(int32_t)));
+    for (int64_t i = 0; i < vocab * chosen; ++i) {
+      int64_t expert = 0;  // in the order of the bytes of x86 and aarch64
+      std::memcpy(&expert, table.data.data() + static_cast<size_t>(i) * bytes, bytes);
+      if (expert < 0 || expert >= moe_.num_experts) {
+        throw InputError(
+            fmt::format("tensor {}: expert {} of token {}; there are {}", name, expert, i / chosen, moe_.num_experts));
+      }
+      experts_of_token_.push_back(static_cast<int32_t>(expert));
+    }
+  }
+
+  // Makes the logits of all other experts -infinity, with which none is chosen.
+  void KeepExpertsOfTokens(int64_t rows) noexcept {
+    const auto chosen = static_cast<size_t>(moe_.num_experts_per_tok);
+    for (int64_t row = 0; row < rows; ++row) {
+      float* logits = logits_ + row * moe_.num_experts;
+      const int32_t* experts = experts_of_token_.data() + static_cast<size_t>(tokens_[row]) * chosen;
+      for (int32_t expert = 0; expert < moe_.num_experts; ++expert) {
+        const bool is_kept = std::find(experts, experts + chosen, expert) != experts + chosen;
+        if (!is_kept) logits[expert] = -std::numeric_limits<float>::infinity();
+      }
+    }
   }
 
   // e_score_correction_bias of the experts; none if the architecture has no such bias.
@@ -103,6 +149,8 @@ class MixtureOfExperts final : public MlpBlock {
   std::unique_ptr<kernels::Linear> to_latent_, from_latent_;  // hidden -> latent, and back; null: none
   std::unique_ptr<MlpBlock> shared_;                          // null: no shared experts
   std::unique_ptr<kernels::Linear> shared_gate_;              // hidden -> 1; null: shared experts are added as they are
+  std::vector<int32_t> experts_of_token_;                     // [vocab][num_experts_per_tok]; none: the router chooses
+  const int32_t* tokens_ = nullptr;                           // [rows]
   // Scratch, f32 [rows][...]:
   float* logits_ = nullptr;   // num_experts
   float* latents_ = nullptr;  // moe_latent_size: inputs of the experts

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/math.h"
+#include "kernels/cpu/plain_rows.h"
 #include "models/blocks/layer_blocks.h"
 
 namespace kvanta::models {
@@ -14,6 +15,7 @@ class GatedMlp final : public MlpBlock {
       : ops_(source.ops),
         activation_(source.config.mlp.activation),
         limit_(shape.limit),
+        limits_gate_(shape.limits_gate),
         gate_scale_(source.config.mlp.gate_scale),
         width_(source.ranks.PartitionOf(shape.intermediate_size).Size(source.ranks.Rank())),
         gathered_(source.ranks, shape.intermediate_size) {
@@ -69,6 +71,9 @@ class GatedMlp final : public MlpBlock {
   void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
     gate_up_->Forward(x, rows, both_, 2 * width_);
     if (gate_scale_ != 1) ops_.ScaleColumns(both_, 2 * width_, rows, width_, gate_scale_);
+    for (int64_t row = 0; limits_gate_ && row < rows; ++row) {
+      kernels::CutOffAbove(both_ + row * 2 * width_, width_, limit_);
+    }
     const bool is_whole = width_ == gathered_.Columns();  // else other ranks' columns come between
     ops_.ActivateMul(activation_, limit_, both_, rows, width_, gated_, is_whole ? down_->Reader() : nullptr);
     down_->Forward(gathered_.Gather(gated_, rows), rows, out);
@@ -76,7 +81,8 @@ class GatedMlp final : public MlpBlock {
 
   kernels::Ops& ops_;
   kernels::Activation activation_;
-  float limit_;  // of activation_
+  float limit_;       // of activation_
+  bool limits_gate_;  // on the host alone
   float gate_scale_;
   int64_t width_;                             // this rank's part of intermediate_size
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up

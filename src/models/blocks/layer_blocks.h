@@ -49,7 +49,8 @@ class Scratch {
 
 struct AttentionStep {
   int layer = 0;
-  int index_layer = 0;  // layer of the cache with the keys of its indexer, if it has one
+  int index_layer = 0;                      // layer of the cache with the keys of its indexer, if it has one
+  int entries_layer = 0, inputs_layer = 0;  // ... with its compressed entries, and the inputs of the next ones
   int64_t rows = 0;
   const int64_t* positions = nullptr;  // [rows]
   const RopeSpec* rope = nullptr;      // the layer's
@@ -83,6 +84,8 @@ class MlpBlock {
   virtual void Place(Scratch& scratch, int64_t rows) noexcept = 0;
   // As AttentionBlock's.
   virtual const kernels::Linear* Reader() const noexcept { return nullptr; }
+  // The rows' tokens, before Forward: of experts that are chosen by token. Valid until then.
+  virtual void SetTokens(const int32_t* /*tokens*/) noexcept {}
   // x: f32 [rows][hidden], normed -> out: f32 [rows][hidden].
   virtual void Forward(const float* x, int64_t rows, float* out) noexcept = 0;
 };
@@ -152,6 +155,9 @@ std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, 
 // Multi-head latent attention (config.mla).
 std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const LayerSpec& spec,
                                                     const std::string& prefix);
+// Attention within a window and to compressed entries (config.compression).
+std::unique_ptr<AttentionBlock> ReadCompressedAttention(const BlockSource& source, const LayerSpec& spec,
+                                                        const std::string& prefix);
 // The block of spec.recurrent in place of attention: one of those below.
 std::unique_ptr<AttentionBlock> ReadRecurrent(const BlockSource& source, const LayerSpec& spec,
                                               const std::string& prefix);
@@ -164,7 +170,8 @@ std::unique_ptr<AttentionBlock> ReadMamba2(const BlockSource& source, const std:
 std::unique_ptr<MlpBlock> ReadMlp(const BlockSource& source, const LayerSpec& spec, const std::string& prefix);
 struct GatedMlpShape {
   int64_t intermediate_size = 0;
-  float limit = 0;  // of the activation (Ops::ActivateMul); 0: none
+  float limit = 0;           // of the activation (Ops::ActivateMul); 0: none
+  bool limits_gate = false;  // as kernels::MoeConfig's
 };
 // down(activation(gate(x)) * up(x)), activation by config.mlp; `module`: "model.layers.0.mlp.".
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module,

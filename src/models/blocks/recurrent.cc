@@ -7,6 +7,7 @@ std::unique_ptr<AttentionBlock> ReadRecurrent(const BlockSource& source, const L
                                               const std::string& prefix) {
   switch (spec.recurrent) {
     case RecurrentKind::kNone:
+    case RecurrentKind::kCompressor:
       break;
     case RecurrentKind::kGatedDeltaNet:
       return ReadGatedDeltaNet(source, prefix);

@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "cache/visibility.h"
 #include "kernels/activation.h"
+#include "kernels/compression/compressor.h"
 #include "kernels/linear_attention/gated_delta_net.h"
 #include "kernels/linear_attention/mamba2.h"
 #include "kernels/linear_attention/short_conv.h"
@@ -81,6 +82,24 @@ struct IndexerConfig {
   bool operator==(const IndexerConfig&) const = default;
 };
 
+// Compressed keys and values (DeepSeek V4): K and V of a token are one row, which attention reads within a window; of
+// the tokens before, layers read entries that a compressor makes of LayerSpec::row_tokens tokens each.
+struct CompressionConfig {
+  int rotary_dim = 0;                 // last channels of a row, which are rotated; 0: no such attention
+  int o_groups = 0, o_lora_rank = 0;  // groups of heads whose outputs are projected to o_lora_rank channels each
+
+  bool operator==(const CompressionConfig&) const = default;
+};
+
+// Hyper-connections: several streams of hidden states, which blocks read and write through weights of each row.
+struct HyperConnectionConfig {
+  int streams = 0;  // 0: hidden states are one stream
+  int sinkhorn_iterations = 0;
+  float eps = 0;
+
+  bool operator==(const HyperConnectionConfig&) const = default;
+};
+
 struct Mamba2Config {
   kernels::Mamba2Shape shape;
   bool conv_bias = true, in_bias = false, out_bias = false;  // of the convolution and of the projections
@@ -145,7 +164,14 @@ enum class ExpertOrder : uint8_t {
 };
 
 // Block with a state in place of attention.
-enum class RecurrentKind : uint8_t { kNone, kGatedDeltaNet, kKimiDelta, kMamba2, kShortConv };
+enum class RecurrentKind : uint8_t {
+  kNone,
+  kGatedDeltaNet,
+  kKimiDelta,
+  kMamba2,
+  kShortConv,
+  kCompressor,  // in CachedLayers(): inputs of the entries of a layer that are not complete
+};
 
 // Selection of the tokens that a layer attends to.
 enum class TokenSelection : uint8_t {
@@ -160,6 +186,7 @@ struct LayerSpec {
   cache::Visibility visibility;
   RopeSpec rope;
   bool moe = false;         // mixture of experts in place of the MLP
+  bool hash_moe = false;    // its experts are those of a table by token
   bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
   // 0 while config.json is read: the model's (FillLayerSpecs).
   int heads = 0, kv_heads = 0, head_dim = 0, intermediate_size = 0;
@@ -170,7 +197,10 @@ struct LayerSpec {
   int kv_layer = -1;             // an earlier layer, whose K and V it attends to; -1: its own
   TokenSelection selection = TokenSelection::kAll;
   bool keys_only = false;  // in CachedLayers(): keys of an indexer
-  bool has_mlp = true;     // else attention, or the block in its place, alone
+  // Tokens of a compressed entry, of layers with a compressor; 1: none. In CachedLayers(): of an entry, or a key.
+  int row_tokens = 1;
+  int compressed_layer = -1;  // in CachedLayers(): the layer whose entries these are, or the inputs of them
+  bool has_mlp = true;        // else attention, or the block in its place, alone
   // Attention has the normed input of that of the layer before, which has no MLP: they are side by side.
   bool shares_input = false;
   // Layers of the checkpoint with its attention and with its MLP, where blocks are counted otherwise; -1: the layer's
@@ -250,6 +280,8 @@ struct ModelConfig {
   MlpSpec mlp;
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
   IndexerConfig indexer;
+  CompressionConfig compression;
+  HyperConnectionConfig hyper_connections;
   kernels::GatedDeltaNetShape gated_delta_net;  // shapes of recurrent layers; also of Kimi Delta Attention
   bool low_rank_gates = true;  // of Kimi Delta Attention: decays and output gates are projected through k_dim channels
   kernels::ShortConvShape short_conv;
@@ -311,6 +343,12 @@ struct ModelConfig {
   bool UsesMla() const { return mla.kv_lora_rank != 0; }
   // True if tokens attend to later ones: a sequence is computed in one step, and none of it can be reused.
   bool AttendsInBothDirections() const;
+  // True if K and V of a token are one row, of which all channels are both.
+  bool SharesKv() const { return compression.rotary_dim != 0; }
+  // True if sequences have states: some layers are recurrent, or have compressors.
+  bool HasStates() const noexcept;
+  // The compressor of a layer with row_tokens.
+  kernels::CompressorShape Compressor(const LayerSpec& layer) const noexcept;
   // A recurrent layer's state of one sequence; nothing for attention.
   formats::StateShape State(const LayerSpec& layer) const noexcept;
   // Bytes of a token that the states of all recurrent layers advance by: what is kept of a draft token.
@@ -320,8 +358,14 @@ struct ModelConfig {
   std::span<const LayerSpec> LayersWithKv() const {
     return std::span(layer_specs).first(static_cast<size_t>(KvLayers()));
   }
-  // Layers of the cache: LayersWithKv(), then one for the keys of each layer's indexer.
+  // Layers of the cache: LayersWithKv(), then, layer by layer, one for the keys of its indexer, and for its compressed
+  // entries and the inputs of the next ones.
   std::vector<LayerSpec> CachedLayers() const;
+  // Their indices, of each layer of LayersWithKv(); -1: none.
+  struct OwnCacheLayers {
+    int keys = -1, entries = -1, inputs = -1;
+  };
+  std::vector<OwnCacheLayers> CacheLayersOf() const;
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;
 };

@@ -28,13 +28,39 @@ std::vector<LayerSpec> ModelConfig::CachedLayers() const {
   const std::span<const LayerSpec> with_kv = LayersWithKv();
   std::vector<LayerSpec> cached(with_kv.begin(), with_kv.end());
   for (const LayerSpec& layer : with_kv) {
-    if (layer.selection != TokenSelection::kIndexer) continue;
-    LayerSpec& keys = cached.emplace_back();
-    keys.kv_heads = 1;
-    keys.head_dim = indexer.head_dim;
-    keys.keys_only = true;
+    if (layer.selection == TokenSelection::kIndexer) {
+      LayerSpec& keys = cached.emplace_back();
+      keys.kv_heads = 1;
+      keys.head_dim = indexer.head_dim;
+      keys.keys_only = true;
+      keys.row_tokens = layer.row_tokens;
+    }
+    if (layer.row_tokens == 1) continue;
+    LayerSpec entries;
+    entries.kv_heads = 1;
+    entries.head_dim = layer.head_dim;
+    entries.row_tokens = layer.row_tokens;
+    entries.compressed_layer = static_cast<int>(&layer - with_kv.data());
+    LayerSpec inputs = entries;
+    inputs.selection = layer.selection;
+    inputs.MakeRecurrent(RecurrentKind::kCompressor);
+    cached.push_back(entries);
+    cached.push_back(inputs);
   }
   return cached;
+}
+
+std::vector<ModelConfig::OwnCacheLayers> ModelConfig::CacheLayersOf() const {
+  std::vector<OwnCacheLayers> cache_layers;
+  int next = KvLayers();
+  for (const LayerSpec& layer : LayersWithKv()) {
+    OwnCacheLayers& own = cache_layers.emplace_back();
+    if (layer.selection == TokenSelection::kIndexer) own.keys = next++;
+    if (layer.row_tokens == 1) continue;
+    own.entries = next++;
+    own.inputs = next++;
+  }
+  return cache_layers;
 }
 
 formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
@@ -48,13 +74,29 @@ formats::StateShape ModelConfig::State(const LayerSpec& layer) const noexcept {
       return short_conv.State();
     case RecurrentKind::kMamba2:
       return mamba2.shape.State();
+    case RecurrentKind::kCompressor:
+      return Compressor(layer).State();
   }
   return {};
+}
+
+bool ModelConfig::HasStates() const noexcept {
+  return std::ranges::any_of(layer_specs,
+                             [](const LayerSpec& layer) { return layer.IsRecurrent() || layer.row_tokens != 1; });
+}
+
+kernels::CompressorShape ModelConfig::Compressor(const LayerSpec& layer) const noexcept {
+  const bool has_indexer = layer.selection == TokenSelection::kIndexer;
+  return {.row_tokens = layer.row_tokens,
+          .overlaps = has_indexer,
+          .entry_dim = layer.head_dim,
+          .key_dim = has_indexer ? indexer.head_dim : 0};
 }
 
 int64_t ModelConfig::StateInputBytes() const noexcept {
   int64_t floats = 0;
   for (const LayerSpec& layer : layer_specs) {
+    if (layer.row_tokens != 1) floats += Compressor(layer).InputWidth();
     switch (layer.recurrent) {
       case RecurrentKind::kNone:
         break;
@@ -67,6 +109,8 @@ int64_t ModelConfig::StateInputBytes() const noexcept {
         break;
       case RecurrentKind::kMamba2:
         floats += mamba2.shape.InputWidth();
+        break;
+      case RecurrentKind::kCompressor:
         break;
     }
   }

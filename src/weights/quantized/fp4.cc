@@ -1,5 +1,6 @@
 // FP4 E2M1, two codes to a byte, the lower half first. NVFP4: scales of 16 weights in E4M3, and one of the tensor, by
-// which compressed-tensors divides and ModelOpt multiplies. MXFP4: scales of 32 weights in E8M0.
+// which compressed-tensors divides and ModelOpt multiplies. MXFP4: scales of 32 weights in E8M0, which DeepSeek V4
+// calls "scale".
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,20 +60,20 @@ TensorFactor ReadTensorFactor(ModuleTensors& tensors) {
 }  // namespace
 
 std::unique_ptr<QuantizedWeight> ReadFp4(ModuleTensors& tensors, const WeightSource& source) {
-  constexpr const char* kScaleName = "weight_scale";
+  const char* scale_name = tensors.Find("scale") != nullptr ? "scale" : "weight_scale";
   const char* packed = tensors.Find("weight_packed") != nullptr ? "weight_packed" : "weight";
-  const TensorView& weight = tensors.Get(packed, "U8", {source.out, source.in / 2});
-  const bool is_nvfp4 = tensors.Get(kScaleName).dtype == "F8_E4M3";
+  const TensorView& weight = tensors.Get(packed, "U8|I8", {source.out, source.in / 2});
+  const bool is_nvfp4 = tensors.Get(scale_name).dtype == "F8_E4M3";
   const QuantizedFormat format = is_nvfp4 ? QuantizedFormat{CodeType::kE2M1, GroupScale::kE4M3, 16}
                                           : QuantizedFormat{CodeType::kE2M1, GroupScale::kE8M0, 32};
   if (source.in % format.group != 0) {
     tensors.Fail(packed,
                  fmt::format("has {} inputs; expected a multiple of {}, which share a scale", source.in, format.group));
   }
-  const TensorView& scales = tensors.Get(kScaleName, "F8_E4M3|U8|F8_E8M0", {source.out, source.in / format.group});
+  const TensorView& scales = tensors.Get(scale_name, "F8_E4M3|U8|F8_E8M0", {source.out, source.in / format.group});
   const uint8_t mask = is_nvfp4 ? 0x7f : 0xff;
   for (size_t i = 0; i < scales.data.size(); ++i) {
-    if ((scales.data[i] & mask) == mask) tensors.Fail(kScaleName, fmt::format("is NaN at index {}", i));
+    if ((scales.data[i] & mask) == mask) tensors.Fail(scale_name, fmt::format("is NaN at index {}", i));
   }
   const TensorFactor factor = is_nvfp4 ? ReadTensorFactor(tensors) : TensorFactor{};
   return std::make_unique<Fp4Weight>(source, format, weight.data.data(), scales.data.data(), factor);

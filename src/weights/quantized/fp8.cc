@@ -1,5 +1,6 @@
 // FP8 E4M3: w = code * scale of its tensor, its channel (row) or its block (docs: the checkpoints of DeepSeek V3, whose
-// "weight_scale_inv" is multiplied with, too). MXFP8: scales of 32 weights in E8M0 (OCP Microscaling Formats 1.0).
+// "weight_scale_inv" is multiplied with, too, and V4, which calls it "scale"). MXFP8: scales of 32 weights in E8M0 (OCP
+// Microscaling Formats 1.0).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -127,8 +128,9 @@ std::unique_ptr<QuantizedWeight> ReadMxfp8(ModuleTensors& tensors, std::string_v
 
 std::unique_ptr<QuantizedWeight> ReadFp8(ModuleTensors& tensors, const WeightSource& source) {
   const TensorView& weight = tensors.Get("weight", "F8_E4M3", {source.out, source.in});
-  const bool has_inv = tensors.Find("weight_scale_inv") != nullptr;
-  const char* part = has_inv ? "weight_scale_inv" : "weight_scale";
+  const char* part = tensors.Find("weight_scale_inv") != nullptr ? "weight_scale_inv"
+                     : tensors.Find("scale") != nullptr          ? "scale"
+                                                                 : "weight_scale";
   CheckCodes(tensors, weight, source);
   if (HasMxfp8Scales(tensors.Get(part), source)) return ReadMxfp8(tensors, part, source, weight);
   const Block block = FindBlock(tensors, part, source);

@@ -15,8 +15,11 @@ bool IsElement(const std::string& dtype) {
 }
 
 // The reader of a module with a tensor "weight" that is not stored by elements.
-Reader ReaderOfWeight(const TensorView& weight, const ModuleTensors& tensors) {
+Reader ReaderOfWeight(const Checkpoint& checkpoint, const TensorView& weight, const ModuleTensors& tensors) {
   if (weight.dtype == "F8_E4M3") return ReadFp8;
+  // DeepSeek V4: bytes of two codes, which safetensors calls integers.
+  const TensorView* scales = checkpoint.Find(tensors.Name("scale"));
+  if (weight.dtype == "I8" && scales != nullptr && scales->dtype == "F8_E8M0") return ReadFp4;
   if (weight.dtype == "I8") return ReadInt8;
   if (weight.dtype == "U8") return ReadFp4;
   tensors.Fail("weight",
@@ -31,7 +34,7 @@ Reader FindReader(const Checkpoint& checkpoint, const QuantizationConfig& config
   if (find("weight.absmax") != nullptr) return ReadBitsAndBytes4;
   const TensorView* weight = find("weight");
   if (weight == nullptr || IsElement(weight->dtype)) return nullptr;
-  return ReaderOfWeight(*weight, tensors);
+  return ReaderOfWeight(checkpoint, *weight, tensors);
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ struct WeightSource {
   int64_t in = 0;
 };
 
-// F8_E4M3 with scales of the tensor, of channels, or of blocks: "weight", "weight_scale" or "weight_scale_inv".
+// F8_E4M3 with scales of the tensor, of channels, or of blocks: "weight", and "weight_scale", "weight_scale_inv" or
+// "scale".
 std::unique_ptr<QuantizedWeight> ReadFp8(ModuleTensors& tensors, const WeightSource& source);
 // I8: compressed-tensors and Quark ("weight", "weight_scale"), bitsandbytes ("weight", "SCB").
 std::unique_ptr<QuantizedWeight> ReadInt8(ModuleTensors& tensors, const WeightSource& source);
@@ -40,7 +41,8 @@ std::unique_ptr<QuantizedWeight> ReadPackedRows(ModuleTensors& tensors, const We
 std::unique_ptr<QuantizedWeight> ReadGptq(ModuleTensors& tensors, const WeightSource& source);
 // Integers packed in I32 across columns, in AWQ's order ("qweight", "qzeros", "scales").
 std::unique_ptr<QuantizedWeight> ReadAwq(ModuleTensors& tensors, const WeightSource& source);
-// E2M1 in U8: NVFP4 (scales in F8_E4M3) and MXFP4 (in U8) of compressed-tensors, ModelOpt and Quark.
+// E2M1 in U8 or I8: NVFP4 (scales in F8_E4M3) and MXFP4 (in U8 or F8_E8M0) of compressed-tensors, ModelOpt and Quark,
+// and of DeepSeek V4.
 std::unique_ptr<QuantizedWeight> ReadFp4(ModuleTensors& tensors, const WeightSource& source);
 // NF4 or bitsandbytes' own FP4 ("weight", "weight.absmax", "weight.quant_state.bitsandbytes__nf4").
 std::unique_ptr<QuantizedWeight> ReadBitsAndBytes4(ModuleTensors& tensors, const WeightSource& source);

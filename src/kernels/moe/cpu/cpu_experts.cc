@@ -161,8 +161,9 @@ class CpuExperts final : public ExpertLayer {
       if (!moe_.gated)
         return ActivateRow(Pointwise::kSquaredRelu, {}, own_gated_ + first * own_width_, (end - first) * own_width_);
       for (int64_t i = first; i < end; ++i) {
-        const float* gate = gate_up_ + i * 2 * own_width_;
+        float* gate = gate_up_ + i * 2 * own_width_;
         float* gated = own_gated_ + i * own_width_;
+        if (moe_.limits_gate) CutOffAbove(gate, own_width_, moe_.activation_limit);
         if (moe_.activation_limit != 0) {
           LimitedSiluMulRow(activate_mul_, gate, gate + own_width_, moe_.activation_limit, own_width_, gated);
         } else {

@@ -81,6 +81,13 @@ void ExpertRouter::ComputeScores(const float* logits) noexcept {
     for (size_t i = 0; i < count; ++i) scores_[i] = 1.0F / (1.0F + std::exp(-logits[i]));
     return;
   }
+  if (moe_.scoring_func == ScoringFunc::kSqrtSoftplus) {
+    for (size_t i = 0; i < count; ++i) {
+      const float x = logits[i];  // -infinity has the score 0
+      scores_[i] = std::sqrt(std::max(x, 0.0F) + std::log1p(std::exp(-std::abs(x))));
+    }
+    return;
+  }
   const float limit = *std::max_element(logits, logits + count);
   float sum = 0;
   for (size_t i = 0; i < count; ++i) {

@@ -125,6 +125,10 @@ EXPERT_CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "GraniteMoeShared": (lambda folder: saved("GraniteMoeShared", folder), {}),
     "Step3p5": (lambda folder: saved("Step3p5", folder), {"kv_cache_dtype": "int8"}),
     "DeepseekV4": (lambda folder: saved("DeepseekV4", folder), {"kv_cache_dtype": "int8"}),
+    "DeepseekV4 states": (
+        lambda folder: saved("DeepseekV4", folder),
+        {"kv_cache_dtype": "int8", "state_cache_dtype": "int8", "state_grid": 64},
+    ),
     "Q4_0": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), {}),
     "FP8": (lambda folder: quantized(folder, "ct_fp8_channel", "Qwen3Moe"), {}),
 }

@@ -26,8 +26,8 @@ struct CompressorShape {
   formats::StateShape State() const noexcept { return {.others = KeptTokens() * InputWidth()}; }
 };
 
-// The entries of one layer that end in a step's rows, drafted ones included, or its states alone over rows whose entries
-// were made before.
+// The entries of one layer that end in a step's rows, drafted ones included, or its states alone over rows whose
+// entries were made before.
 struct CompressorOp {
   CompressorShape shape;
   const float* inputs = nullptr;         // [rows][InputWidth()]

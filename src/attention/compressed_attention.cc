@@ -133,7 +133,7 @@ void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& h
 
 void CompressedAttention::Run(const Step& step, int layer, const QueryRows& rows,
                               std::vector<TileWorkspace>& workspaces) noexcept {
-  // Where there are fewer rows than threads, these divide the heads of a row, whose rows each copies.
+  // Threads divide the heads of a row if there are fewer rows; each copies what the row reads.
   const int64_t threads = std::ssize(workspaces_), heads = attention_[static_cast<size_t>(layer)].heads;
   const int64_t parts = std::clamp<int64_t>(threads / step.batch.rows, 1, heads);
   auto attend = [&](int64_t task, int worker) {

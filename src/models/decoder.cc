@@ -124,7 +124,7 @@ class Decoder final : public Model {
       layers.push_back({.heads = spec.heads / ranks_.Size(),
                         .kv_heads = config_.UsesMla() ? spec.kv_heads : ranks_.OwnKvHeads(spec.kv_heads).count,
                         .head_dim = spec.head_dim,
-                        .rope_dim = config_.SharesKv() ? 0 : config_.mla.qk_rope_head_dim,
+                        .rope_dim = config_.mla.qk_rope_head_dim,
                         .index_topk = spec.selection == TokenSelection::kAll ? 0 : config_.indexer.topk,
                         .softmax_scale = static_cast<float>(config_.softmax_scale),
                         .softcap = static_cast<float>(config_.attn_logit_softcapping),

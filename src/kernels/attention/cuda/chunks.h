@@ -96,7 +96,7 @@ struct SharedPageTable {
       : offset(in_shared),
         first_page(first),
         quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {}
-  // Of pages that may be copies of chosen tokens.
+  // The table of a tile whose pages may be copies of chosen tokens.
   static KVANTA_DEVICE SharedPageTable Gathered(const AttentionParams& params, const QueryTile& tile, int in_shared,
                                                 int first) {
     SharedPageTable table(params, tile, in_shared, first);

@@ -113,7 +113,7 @@ struct WeightedValues {
       int begin = 0;
       int end = 0;
       VisibleRange(params, tile.first_position + token, position, ChunkTokens(params), begin, end);
-      // Of copies, a page may have fewer tokens.
+      // A page of copies may have fewer tokens.
       if (kIsLatent && end > chunk.visible_end) end = chunk.visible_end;
       if (begin >= end) continue;
       Fragments sums;

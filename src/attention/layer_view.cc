@@ -75,8 +75,8 @@ LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec&
 }
 
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
-                     const formats::LayerScales& of_scales, const cache::GatheredPages& pages, const uint8_t* quantized_base,
-                     const uint8_t* exact_base)
+                     const formats::LayerScales& of_scales, const cache::GatheredPages& pages,
+                     const uint8_t* quantized_base, const uint8_t* exact_base)
     : LayerView(of_scheme, of_attention, of_scales) {
   const auto set = [this](cache::PageKind kind, const uint8_t* base, int64_t bytes) {
     records[cache::KindIndex(kind)].base = base;

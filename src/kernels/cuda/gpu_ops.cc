@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -7,7 +5,6 @@
 #include "kernels/linear/cuda/gpu_linear_group.h"
 #include "kernels/linear_attention/cuda/gpu_recurrent.h"
 #include "kernels/moe/cuda/gpu_experts.h"
-#include "kvanta/error.h"
 
 namespace kvanta::kernels {
 namespace {

@@ -298,9 +298,9 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp = std::variant<EmbedOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp, RopeOp, ActivateMulOp,
-                             ActivateOp, MulOp, ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp,
-                             CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp, ScoreTokensOp, ChooseTokensOp,
-                             GatherTokensOp>;
+using ModelOp =
+    std::variant<EmbedOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ActivateOp, MulOp,
+                 ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp, PermuteOp, CombineOp, CausalConvOp, StateScanOp,
+                 GatedNormOp, ArgmaxOp, SampleOp, ScoreTokensOp, ChooseTokensOp, GatherTokensOp>;
 
 }  // namespace kvanta::kernels::cuda

@@ -12,7 +12,6 @@ struct ChunkView {
   int token[kRowTiles][2];  // the tile's token of the row
   int begin[kRowTiles][2];  // the row sees tokens [begin, end) of the chunk
   int end[kRowTiles][2];
-  int tokens = 0;         // of the chunk's page that there are
   int visible_begin = 0;  // some row sees tokens [visible_begin, visible_end)
   int visible_end = 0;
   bool fully_visible = false;  // every row sees every token
@@ -64,18 +63,17 @@ KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, 
   // Both ends of the visible range do not decrease with the query's position.
   int first_end = 0;
   int last_begin = 0;
-  chunk.tokens = TokensOfChunk<kGathered>(params, tile, position);
-  VisibleRange(params, tile.first_position, position, chunk.tokens, chunk.visible_begin, first_end);
-  VisibleRange(params, tile.first_position + tile.tokens - 1, position, chunk.tokens, last_begin, chunk.visible_end);
-  chunk.fully_visible =
-      FullyVisible(params, tile).Contains(position) && (!kGathered || chunk.tokens == ChunkTokens(params));
+  const int tokens = TokensOfChunk<kGathered>(params, tile, position);
+  VisibleRange(params, tile.first_position, position, tokens, chunk.visible_begin, first_end);
+  VisibleRange(params, tile.first_position + tile.tokens - 1, position, tokens, last_begin, chunk.visible_end);
+  chunk.fully_visible = FullyVisible(params, tile).Contains(position) && (!kGathered || tokens == ChunkTokens(params));
   ForRows<kRowTiles>([&](int row_tile, int q) {
     const int token = RowOf(row_tile, q, t) / tile.heads;
     chunk.token[row_tile][q] = token;
     int& begin = chunk.begin[row_tile][q];
     int& end = chunk.end[row_tile][q];
     begin = end = 0;
-    if (token < tile.tokens) VisibleRange(params, tile.first_position + token, position, chunk.tokens, begin, end);
+    if (token < tile.tokens) VisibleRange(params, tile.first_position + token, position, tokens, begin, end);
   });
   return chunk;
 }
@@ -98,7 +96,7 @@ struct SharedPageTable {
       : offset(in_shared),
         first_page(first),
         quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {}
-  // Of pages that may be copies of chosen tokens.
+  // The table of a tile whose pages may be copies of chosen tokens.
   static KVANTA_DEVICE SharedPageTable Gathered(const AttentionParams& params, const QueryTile& tile, int in_shared,
                                                 int first) {
     SharedPageTable table(params, tile, in_shared, first);

@@ -1,6 +1,8 @@
 // O^T += V^T P^T of a tile and a chunk, for one value type. Include the primitives first.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/cuda/chunks.h"
 #include "kernels/attention/cuda/outputs.h"
 #include "kernels/attention/cuda/page_cell.h"
@@ -12,6 +14,7 @@ namespace kvanta::kernels::cuda {
 template <class KvType, class Outputs, bool kAllVisible, class ValueLoader = ValueOperand<KvType>>
 struct WeightedValues {
   using Operand = ValueLoader;
+  static constexpr bool kIsLatent = !std::is_same_v<ValueLoader, ValueOperand<KvType>>;
   static constexpr int kRowTiles = Outputs::kRowTiles;
   static constexpr int kBlocks = Outputs::kMaxBlocks;
   static constexpr int kUnroll = Outputs::kUnrolled ? kBlocks : 1;
@@ -109,7 +112,9 @@ struct WeightedValues {
     for (int token = 0; token < count; ++token) {
       int begin = 0;
       int end = 0;
-      VisibleRange(params, tile.first_position + token, position, chunk.tokens, begin, end);
+      VisibleRange(params, tile.first_position + token, position, ChunkTokens(params), begin, end);
+      // A page of copies may have fewer tokens.
+      if (kIsLatent && end > chunk.visible_end) end = chunk.visible_end;
       if (begin >= end) continue;
       Fragments sums;
       KVANTA_UNROLL

@@ -111,9 +111,9 @@ void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& h
     Gather(view, sequence.span, seen, first, last, workspace);
     const auto count = static_cast<int32_t>(last - first);
     const auto pages = static_cast<int32_t>(CeilDiv(count, page_size_));
-    const GatheredPages gathered{.page_size = page_size_, .tokens = {0, count, 0}, .ends = {0, pages, pages}};
+    const cache::GatheredPages gathered{.page_size = page_size_, .tokens = {0, count, 0}, .ends = {0, pages, pages}};
     const LayerView copies(scheme, attention, *view.scales, gathered, workspace.pages.data(), nullptr);
-    tile.first = int64_t{pages} * page_size_ - 1;
+    tile.first = tile.last_key = int64_t{pages} * page_size_ - 1;
     TileAttention(kernels_, copies, tile, 0, 1, workspace.table.data(), own, tile_workspace)
         .StoreSplitResult(workspace.states.data(), workspace.out.data());
     for (int head = 0; head < attention.heads; ++head) {

@@ -48,7 +48,7 @@ class Engine::Impl {
   void Start(StepCallback callback);
   void Stop(bool drain = false);
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache,
-                 std::span<const KvCacheEvent> events);
+                 std::span<const KvCacheEvent> events = {});
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group);
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
   QueryMoments CollectQueryMoments(std::span<const int32_t> tokens, bool weighted,

@@ -8,7 +8,8 @@
 namespace kvanta::cache {
 
 // Rounds or restores the state of all layers of `change.record`'s group, a change of the kind kRoundState or
-// kRestoreState, in parallel where there are threads. A rounded state is stored in `change.coded`, unless that is kNoPage.
+// kRestoreState, in parallel where there are threads. A rounded state is stored in `change.coded`, unless that is
+// kNoPage.
 void ChangeState(PagePool& pool, const RecordChange& change, ThreadPool* threads) noexcept;
 
 }  // namespace kvanta::cache

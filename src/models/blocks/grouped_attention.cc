@@ -18,8 +18,8 @@ class GroupedAttention final : public AttentionBlock {
       : ops_(source.ops),
         config_(source.config),
         spec_(spec),
-        heads_(spec.heads / source.ranks.Size()),
         own_kv_heads_(source.ranks.OwnKvHeads(spec.kv_heads)),
+        heads_(spec.heads / source.ranks.Size()),
         kv_heads_(spec.kv_layer >= 0 ? 0 : own_kv_heads_.count),
         v_head_dim_(source.config.v_head_dim == 0 ? spec.head_dim : source.config.v_head_dim),
         gathered_(source.ranks, int64_t{spec.heads} * v_head_dim_) {

@@ -67,7 +67,7 @@ TEST_P(Floor, AReplayHasTheSameBits) {
     ScheduleBy(round, config);
     const CachePlan plan = PlanCacheBytes(config);
     config.kv_cache_memory_bytes =
-        static_cast<int64_t>(static_cast<double>(ScarceMemory(plan)) * (round % 3 == 0 ? 1.4 : 2));
+        static_cast<int64_t>(static_cast<double>(ScarceMemory(plan)) * (round % 3 == 0 ? 1.2 : 1.6));
     Engine crowd(config);
     std::vector<std::vector<int32_t>> stems;
     for (int i = 0; i < 3; ++i) stems.push_back(RandomTokens(random, 3 * config.page_size));

@@ -18,6 +18,20 @@ CACHE_TABLES = {
             ("all tokens/s at saturation (times bf16's)", "times.saturated", ".2f"),
         ),
     ),
+    "levels": Table(
+        "kvanta eval smollm2 --text wiki.test.raw --kv-cache-dtype int8 --kv-cache-floor t3 --levels 0 10 25 50 75 100 "
+        "--json docs/results/levels.json",
+        "formats",
+        (
+            ("cache", "name", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("median", "kl_median", ".5f"),
+            ("99 %", "kl_p99", ".4f"),
+            ("same top token", "top1", ".1%"),
+        ),
+    ),
     "returning-users": Table(
         "benchmarks/returning_users.py smollm2 --json docs/results/returning-users.json",
         "rows",

@@ -14,6 +14,7 @@ from linear_rows import ISA_COLUMNS, TORCH_COLUMNS, compare_isa
 from llama_tables import LLAMA_TABLES
 from peer_rows import compare
 from rank_tables import RANK_TABLES
+from recurrent_tables import RECURRENT_TABLES
 from result_table import Rows, Table
 from vllm_tables import VLLM_TABLES
 
@@ -324,6 +325,7 @@ TABLES = {
     **GPU_TABLES,
     **LLAMA_TABLES,
     **RANK_TABLES,
+    **RECURRENT_TABLES,
     **VLLM_TABLES,
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from live_server import LiveServer, error_of, live_server
 
+from kvanta.server.http import hints
+
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
@@ -74,7 +76,10 @@ def test_reasoning_effort_is_for_the_template(server: LiveServer, template: str,
         tokenizer.chat_template = kept
 
 
-def test_hints_are_named_and_logged_once(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_hints_are_named_and_logged_once(
+    server: LiveServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "_logged", set())  # other tests of this process may have filled it
     fields = {"colour_of_the_day": "red", "metadata": {"a": "b"}, "rid": None, "priority": 0}
     with caplog.at_level(logging.WARNING, "kvanta.server"):
         for _ in range(3):

@@ -125,7 +125,8 @@ void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& h
   for (int head = 0; head < attention.heads; ++head) {
     kernels::SoftmaxState state = workspace.totals[static_cast<size_t>(head)];
     if (!sinks.empty()) {
-      state.sum += std::exp2(sinks[static_cast<size_t>(heads.first + head)] * kernels::kLog2E - state.max);
+      state.sum +=
+          std::exp2(sinks[static_cast<size_t>(heads.first) + static_cast<size_t>(head)] * kernels::kLog2E - state.max);
     }
     WriteResult(kernels_, scheme, state, workspace.sums.data() + head * width, out + head * head_dim);
   }

@@ -7,7 +7,7 @@
 namespace kvanta::models {
 namespace {
 
-void ReadDeltaAttention(const JsonObject& json, ModelConfig& config) {
+void ReadBoundedDelta(const JsonObject& json, ModelConfig& config) {
   const int64_t group = json.Int("layer_group_size", 1, 4096, 6);
   std::vector<bool> layers;
   for (int layer = 0; layer < config.layers; ++layer) layers.push_back((layer + 1) % group != 0);
@@ -32,7 +32,7 @@ void ReadBailingHybrid(const JsonObject& json, ModelConfig& config) {
   config.num_nextn_predict_layers = static_cast<int>(json.Int("num_nextn_predict_layers", 0, 64, 0));
   ReadSigmoidExperts(json, "n_routed_experts", "n_shared_experts", config);
   ReadMlpLayerTypes(json, json.Int("first_k_dense_replace", 0, int64_t{1} << 20, 2), config);
-  ReadDeltaAttention(json, config);
+  ReadBoundedDelta(json, config);
   TensorNames& names = config.names;
   names.decoders = {{.embedding = "word_embeddings"}, {}};
   names.attention = "attention";

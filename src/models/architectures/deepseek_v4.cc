@@ -19,7 +19,7 @@ namespace {
 
 // Kinds of layers, by the entries that they read in addition to their window.
 enum class Entries : uint8_t { kNone, kChosen, kAll };
-constexpr std::string_view kSliding = "sliding_attention", kSparse = "compressed_sparse_attention",
+constexpr std::string_view kWindowed = "sliding_attention", kSparse = "compressed_sparse_attention",
                            kHeavy = "heavily_compressed_attention";
 
 void RenameV4Keys(Json& keys) {
@@ -66,7 +66,7 @@ std::vector<Entries> ReadKinds(const JsonObject& json, int layers) {
   }
   const char* key = json.Has(kTypes) ? kTypes : kRatios;
   const auto fail = [&] {
-    json.Fail(key, key == kTypes ? fmt::format("{}, {} or {} for each of {} layers", kSliding, kSparse, kHeavy, layers)
+    json.Fail(key, key == kTypes ? fmt::format("{}, {} or {} for each of {} layers", kWindowed, kSparse, kHeavy, layers)
                                  : fmt::format("0, 4 or 128 for each of {} layers", layers));
   };
   const Json& list = json.Get(key);
@@ -74,7 +74,7 @@ std::vector<Entries> ReadKinds(const JsonObject& json, int layers) {
   if (!list.is_array() || list.size() < static_cast<size_t>(layers)) fail();
   for (size_t layer = 0; layer < static_cast<size_t>(layers); ++layer) {
     const Json& kind = list[layer];
-    if (kind == kSliding || kind == 0) {
+    if (kind == kWindowed || kind == 0) {
       kinds.push_back(Entries::kNone);
     } else if (kind == kSparse || kind == 4) {
       kinds.push_back(Entries::kChosen);

@@ -29,7 +29,7 @@ void ReadChunks(const JsonObject& json, const std::vector<bool>& rope, ModelConf
 }
 
 // Layers of experts: `moe_layers`, or every interleave_moe_layer_step-th one.
-void ReadMoeLayers(const JsonObject& json, ModelConfig& config) {
+void ReadInterleavedExperts(const JsonObject& json, ModelConfig& config) {
   constexpr const char* kKey = "moe_layers";
   if (!json.Has(kKey)) {
     const int64_t step = json.Int("interleave_moe_layer_step", 1, int64_t{1} << 20, 1);
@@ -64,7 +64,7 @@ void ReadLlama4(const JsonObject& json, ModelConfig& config) {
     config.attn_temperature = {.floor_scale = json.Int("floor_scale", 1, int64_t{1} << 40, 8192),
                                .attn_scale = json.Number("attn_scale", 0, 1e3, 0.1)};
   }
-  ReadMoeLayers(json, config);
+  ReadInterleavedExperts(json, config);
   ReadExpertCounts(json, "num_local_experts", "intermediate_size", config);
   kernels::MoeConfig& moe = config.moe;
   moe.shared_expert_intermediate_size = moe.moe_intermediate_size;

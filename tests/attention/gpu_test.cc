@@ -216,7 +216,8 @@ TEST_P(GpuAttentionTest, TrellisCodes) {
            .sliding_window = seed % 2 == 0 ? 0 : 70,
            .sinks = true,
            .lengths = {108}},
-          {{{0, 98}}, {{0, 9}}, {{0, 1}}}, seed++);
+          {{{0, 98}}, {{0, 9}}, {{0, 1}}}, seed);
+    ++seed;
   }
   for (const char* scheme : {"t3", "klt2"}) CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1}, 80);
 }

@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "kernels/linear_attention/cpu/causal_conv.h"
+#include "kernels/linear_attention/cpu/for_columns.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -25,11 +26,9 @@ class GatedDeltaNet {
     threads_.ForEach(sequences_ * blocks, convolve);
     auto prepare = [&](int64_t row, int) { NormalizeAndGate(row); };
     threads_.ForEach(op_.rows, prepare);
-    const int64_t columns = CeilDiv(shape_.v_dim, kDeltaColumns);
-    auto update = [&](int64_t task, int) {
-      UpdateState(task / columns / shape_.v_heads, task / columns % shape_.v_heads, task % columns * kDeltaColumns);
-    };
-    threads_.ForEach(sequences_ * shape_.v_heads * columns, update);
+    ForColumns(threads_, sequences_ * shape_.v_heads, shape_.v_dim, [&](int64_t head, int64_t column) {
+      UpdateState(head / shape_.v_heads, head % shape_.v_heads, column);
+    });
     if (op_.states_only) return;
     auto norm = [&](int64_t row, int) { NormRow(row); };
     threads_.ForEach(op_.rows, norm);

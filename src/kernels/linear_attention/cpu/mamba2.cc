@@ -6,6 +6,7 @@
 
 #include "base/math.h"
 #include "kernels/linear_attention/cpu/causal_conv.h"
+#include "kernels/linear_attention/cpu/for_columns.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -24,11 +25,8 @@ class Mamba2 {
     threads_.ForEach(sequences * blocks, convolve);
     auto prepare = [&](int64_t row, int) { ReadFactors(row); };
     threads_.ForEach(op_.rows, prepare);
-    const int64_t columns = CeilDiv(shape_.head_dim, kDeltaColumns);
-    auto update = [&](int64_t task, int) {
-      UpdateState(task / columns / shape_.heads, task / columns % shape_.heads, task % columns * kDeltaColumns);
-    };
-    threads_.ForEach(sequences * shape_.heads * columns, update);
+    ForColumns(threads_, sequences * shape_.heads, shape_.head_dim,
+               [&](int64_t head, int64_t column) { UpdateState(head / shape_.heads, head % shape_.heads, column); });
     if (op_.z == nullptr) return;
     auto gate = [&](int64_t row, int) { GateRow(row); };
     threads_.ForEach(op_.rows, gate);

@@ -33,11 +33,12 @@ RECURRENT_TABLES = {
         ),
     ),
     "recurrent": Table(
-        "kvanta bench recurrent --threads 2 --json docs/results/recurrent.json",
+        "kvanta bench recurrent --json docs/results/recurrent.json",
         _speed,
         (
             ("layer of", "layer", ""),
             ("operation", "kernel", ""),
+            ("threads", "threads", "d"),
             ("work", "work", ""),
             ("ms", "milliseconds", ".3f"),
             ("of memory", "share_of_memory", ".0%"),

@@ -6,6 +6,7 @@
 #include "cache/state_records.h"
 
 namespace kvanta::cache {
+
 SequenceCache::SequenceCache(KvCacheManager& manager, std::string salt, Sharing sharing)
     : manager_(manager),
       salt_(std::move(salt)),

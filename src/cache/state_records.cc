@@ -1,7 +1,5 @@
 #include "cache/state_records.h"
 
-#include <vector>
-
 namespace kvanta::cache {
 
 void ChangeState(PagePool& pool, const RecordChange& change, ThreadPool* threads) noexcept {
@@ -9,24 +7,24 @@ void ChangeState(PagePool& pool, const RecordChange& change, ThreadPool* threads
   const formats::StateCode code = pool.Layout().state_code;
   uint8_t* state = pool.Record(group, PageKind::kExact, change.record.page);
   uint8_t* coded = change.coded == kNoPage ? nullptr : pool.Record(group, PageKind::kQuantized, change.coded);
-  std::vector<const formats::LayerScheme*> layers;
   for (const formats::LayerScheme& layer : pool.Layout().layers) {
-    if (layer.group == group) layers.push_back(&layer);
-  }
-  const int64_t parts = formats::StateParts(layers.front()->state);
-  auto task = [&](int64_t index, int) {
-    const formats::LayerScheme& layer = *layers[static_cast<size_t>(index / parts)];
+    if (layer.group != group) continue;
     float* of_layer = reinterpret_cast<float*>(state + layer.exact_offset);
     uint8_t* code_of_layer = coded == nullptr ? nullptr : coded + layer.offset;
-    if (change.kind == RecordChangeKind::kRestoreState) {
-      formats::DecodeStatePart(code, layer.state, index % parts, code_of_layer, of_layer);
+    auto task = [&](int64_t part, int) {
+      if (change.kind == RecordChangeKind::kRestoreState) {
+        formats::DecodeStatePart(code, layer.state, part, code_of_layer, of_layer);
+      } else {
+        formats::RoundStatePart(code, layer.state, part, of_layer, code_of_layer);
+      }
+    };
+    const int64_t parts = formats::StateParts(layer.state);
+    if (threads != nullptr) {
+      threads->ForEach(parts, task);
     } else {
-      formats::RoundStatePart(code, layer.state, index % parts, of_layer, code_of_layer);
+      for (int64_t part = 0; part < parts; ++part) task(part, 0);
     }
-  };
-  const int64_t tasks = parts * std::ssize(layers);
-  if (threads != nullptr) return threads->ForEach(tasks, task);
-  for (int64_t index = 0; index < tasks; ++index) task(index, 0);
+  }
 }
 
 }  // namespace kvanta::cache

@@ -101,25 +101,8 @@ TEST_P(GpuSparseTest, BitsDoNotDependOnChunksBatchesAndWaves) {
                              options.heads, options.index_heads));
     SparseHarness one(options, seed), two(options, seed);
     const std::unique_ptr<Backend> serial = Make(one), batched = Make(two, 0);
-    for (size_t i = 0; i < options.lengths.size(); ++i) {
-      for (int token = 0; token < options.lengths[i]; ++token) one.RunStep(*serial, {{static_cast<int>(i), 1}});
-    }
-    std::vector<int> left = options.lengths;
-    while (std::ranges::any_of(left, [](int tokens) { return tokens > 0; })) {
-      Step step;
-      for (size_t i = 0; i < left.size(); ++i) {
-        if (left[i] == 0 || random() % 3 == 0) continue;
-        step.push_back({static_cast<int>(i), std::uniform_int_distribution<int>(1, std::min(left[i], 40))(random)});
-        left[i] -= step.back().tokens;
-      }
-      std::shuffle(step.begin(), step.end(), random);
-      if (!step.empty()) two.RunStep(*batched, step);
-    }
-    for (size_t i = 0; i < options.lengths.size(); ++i) {
-      const auto &a = one.sequences()[i], &b = two.sequences()[i];
-      ASSERT_EQ(a.chosen, b.chosen) << "sequence " << i;
-      ASSERT_EQ(std::memcmp(a.out.data(), b.out.data(), a.out.size() * sizeof(float)), 0) << "sequence " << i;
-    }
+    ExpectSameBitsInBatches(options.lengths, one, *serial, two, *batched, random);
+    if (HasFatalFailure()) return;
   }
 }
 

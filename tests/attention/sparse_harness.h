@@ -3,10 +3,13 @@
 // NaN.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <random>
@@ -190,5 +193,30 @@ class SparseHarness {
   std::vector<Sequence> sequences_;
   std::unique_ptr<Plan> plan_;
 };
+
+// Runs the same sequences, of `lengths` tokens, token by token in `one`, and in random batches of random chunks in
+// `two`; the tokens chosen and the outputs must be the same bits.
+inline void ExpectSameBitsInBatches(const std::vector<int>& lengths, SparseHarness& one, Backend& serial,
+                                    SparseHarness& two, Backend& batched, std::mt19937& random) {
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    for (int token = 0; token < lengths[i]; ++token) one.RunStep(serial, {{static_cast<int>(i), 1}});
+  }
+  std::vector<int> left = lengths;
+  while (std::ranges::any_of(left, [](int tokens) { return tokens > 0; })) {
+    Step step;
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (left[i] == 0 || random() % 3 == 0) continue;
+      step.push_back({static_cast<int>(i), std::uniform_int_distribution<int>(1, std::min(left[i], 40))(random)});
+      left[i] -= step.back().tokens;
+    }
+    std::shuffle(step.begin(), step.end(), random);
+    if (!step.empty()) two.RunStep(batched, step);
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const auto &a = one.sequences()[i], &b = two.sequences()[i];
+    ASSERT_EQ(a.chosen, b.chosen) << "sequence " << i;
+    ASSERT_EQ(std::memcmp(a.out.data(), b.out.data(), a.out.size() * sizeof(float)), 0) << "sequence " << i;
+  }
+}
 
 }  // namespace kvanta::attention

@@ -28,8 +28,13 @@ from logits_oracle import (
     logits,
 )
 from model_support import RecordSupport
+from sparse_runs import (
+    assert_chunks_equal_one_pass,
+    assert_hits_and_preemptions_equal_a_cold_run,
+    assert_pages_are_found_on_disk,
+)
 
-from kvanta import LLM, SamplingParams
+from kvanta import LLM
 from kvanta.checkpoint.resolve import SHIPPED
 from kvanta.errors import InputError
 from kvanta.fleet.plan import plan
@@ -226,12 +231,7 @@ def sparse(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 OPTIONS: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "16MiB", "threads": 2}
-GREEDY = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
 CACHES = [("bf16", "auto"), ("fp8", "auto"), ("int8", "int8"), ("int4", "int4"), ("nvfp4", "nvfp4"), ("int4", "fp8")]
-
-
-def generate(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
 
 
 def options_of(cache: tuple[str, str], **others: Any) -> dict[str, Any]:
@@ -241,34 +241,12 @@ def options_of(cache: tuple[str, str], **others: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("chunk", [64, 128])
 def test_chunks_and_decode_give_the_bits_of_one_pass(sparse: Path, cache: tuple[str, str], chunk: int) -> None:
-    whole = LLM(sparse, **options_of(cache, max_num_batched_tokens=512))
-    parts = LLM(sparse, **options_of(cache, max_num_batched_tokens=chunk))
-    tokens = np.random.default_rng(3).integers(3, 512, 400).astype(np.int32)
-    np.testing.assert_array_equal(parts.logits(tokens), whole.logits(tokens))
-    (output,) = generate(parts, [tokens[:130].tolist()])
-    row = whole.logits(np.array(tokens[:130].tolist() + list(output)))
-    assert [int(x) for x in row[129:-1].argmax(-1)] == list(output)
+    assert_chunks_equal_one_pass(sparse, options_of(cache), chunk)
 
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_prefix_hits_and_preemptions_give_the_bits_of_a_cold_run(sparse: Path, cache: tuple[str, str]) -> None:
-    random = np.random.default_rng(5)
-    system = random.integers(3, 512, 200).tolist()
-    prompts = [system + random.integers(3, 512, 110 + 50 * i).tolist() for i in range(3)]
-    cold = LLM(sparse, **options_of(cache, enable_prefix_caching=False))
-    warm = LLM(sparse, **options_of(cache))
-    expected = [generate(cold, [prompt])[0] for prompt in prompts]
-    assert [generate(warm, [prompt])[0] for prompt in prompts] == expected
-    assert warm.stats()["cached_tokens"] >= 2 * 128
-    longer = prompts[0] + list(expected[0]) + random.integers(3, 512, 30).tolist()
-    of_longer = generate(cold, [longer])
-    assert generate(warm, [longer]) == of_longer
-    # All at once, in a cache that makes them wait and be computed again.
-    planned = plan(str(sparse), 1 << 30, [cache[0]], 1024, options={"indexer_cache_dtype": cache[1]})
-    most = planned["formats"][0]["sequence_bytes"]
-    small = LLM(sparse, **options_of(cache, kv_cache_memory_bytes=int(1.1 * most)))
-    many = [*prompts, longer] * 3
-    assert generate(small, many) == [*expected, *of_longer] * 3
+    small = assert_hits_and_preemptions_equal_a_cold_run(sparse, options_of(cache), rounds=1, cached_tokens=2 * 128)
     assert small.stats()["preemptions"] > 0
 
 
@@ -290,14 +268,7 @@ def test_keys_of_indexers_are_a_group_of_their_own(sparse: Path) -> None:
 
 @pytest.mark.parametrize("cache", [("fp8", "auto"), ("int4", "int4")])
 def test_pages_are_found_on_disk_after_a_restart(sparse: Path, cache: tuple[str, str], tmp_path: Path) -> None:
-    prompt = np.random.default_rng(6).integers(3, 512, 330).tolist()
-    options = options_of(cache, kv_cache_dir=str(tmp_path))
-    [cold] = LLM(sparse, **options).generate([prompt], GREEDY)
-    history = prompt + list(cold.outputs[0].token_ids) + [7, 8, 9]
-    [found] = LLM(sparse, **options).generate([history], GREEDY)
-    assert found.num_cached_tokens >= 320
-    [expected] = LLM(sparse, **options_of(cache, enable_prefix_caching=False)).generate([history], GREEDY)
-    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert_pages_are_found_on_disk(sparse, options_of(cache), tmp_path, cached_tokens=320)
 
 
 def test_pipelines_are_refused(sparse: Path) -> None:

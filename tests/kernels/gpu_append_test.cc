@@ -31,7 +31,9 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
     constexpr float kScale = 0.37F;
     const CellShape shape{.tokens = kPage, .head_dim = head_dim};
     const CellSections sections = formats::PlanCell(format, shape);
-    const formats::BitAllocation allocation = formats::DefaultAllocation(head_dim, format.code_bits);  // of klt3, klt2
+    const formats::BitAllocation allocation = formats::IsAllocated(format.code)
+                                                  ? formats::DefaultAllocation(head_dim, format.code_bits)
+                                                  : formats::BitAllocation{};
     const int tokens = static_cast<int>(x.size()) / head_dim;
     const int pages = tokens / kPage;
     std::vector<uint8_t> expected(static_cast<size_t>(pages * sections.bytes), 0xFF);

@@ -25,20 +25,43 @@ std::string MissingForCuda() {
   return "";
 }
 
+std::string MissingForCuda(int count) {
+  if (std::string missing = MissingForCuda(); !missing.empty()) return missing;
+  const int devices = ProbeCuda().devices;
+  if (devices < count) {
+    return fmt::format("{} ranks of this machine need a GPU each, and CUDA lists {} (CUDA_VISIBLE_DEVICES)", count,
+                       devices);
+  }
+  for (int index = 0; index < count; ++index) {
+    const CudaProbe probe = ProbeCuda(index);
+    if (probe.capability >= kMinCapability) continue;
+    return fmt::format(
+        "GPU {} of the {} for ranks, {}, has compute capability {}.{}; the kernels require {}.{} or higher "
+        "(CUDA_VISIBLE_DEVICES selects others)",
+        index, count, probe.name, probe.capability / 10, probe.capability % 10, kMinCapability / 10,
+        kMinCapability % 10);
+  }
+  return "";
+}
+
 std::string CudaUnit() {
   if (!MissingForCuda().empty()) return "";
-  return ProbeCuda().capability >= 90 ? "sm90" : "sm80";  // compiled architectures
+  return UnitOf(ProbeCuda());
 }
 #else
 std::string MissingForCuda() {
   return "this build has no CUDA support (KVANTA_CUDA=OFF, or no GPU or no usable nvcc was found)";
 }
 
+std::string MissingForCuda(int /*count*/) {
+  return MissingForCuda();
+}
+
 std::string CudaUnit() {
   return "";
 }
 
-std::shared_ptr<CudaContext> MakeCudaContext() {
+std::shared_ptr<CudaContext> MakeCudaContext(int /*index*/) {
   throw ResourceError(MissingForCuda());
 }
 #endif

@@ -2,12 +2,12 @@
 // host. Built as libraries: whole, too old (FAKE_NCCL_VERSION) and without a function (FAKE_NCCL_WITHOUT_ABORT).
 #include <condition_variable>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/fake_nccl.h"
@@ -69,11 +69,9 @@ FAKE_NCCL_EXPORT void FakeNcclFail(const char* function, int result) {
   failing = function;
   failure = result;
 }
-FAKE_NCCL_EXPORT FakeNcclCalls FakeNcclTakeCalls() {
+FAKE_NCCL_EXPORT void FakeNcclTakeCalls(FakeNcclCalls* taken) {
   const std::lock_guard lock(mutex);
-  const FakeNcclCalls taken = calls;
-  calls = {};
-  return taken;
+  *taken = std::exchange(calls, {});
 }
 
 FAKE_NCCL_EXPORT int ncclGetVersion(int* version) {

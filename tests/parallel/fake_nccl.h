@@ -13,7 +13,7 @@ struct FakeNcclCalls {
 };
 
 extern "C" {
-using FakeNcclTakeCallsFunction = FakeNcclCalls (*)();
+using FakeNcclTakeCallsFunction = void (*)(FakeNcclCalls* taken);
 // The named function, or "a gather" that has begun, gives this result from now on; 0: none does.
 using FakeNcclFailFunction = void (*)(const char* function, int result);
 }

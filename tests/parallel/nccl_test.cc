@@ -30,9 +30,9 @@ class NcclTest : public testing::Test {
     std::string name = testing::TempDir() + "nccl-XXXXXX";
     folder_ = mkdtemp(name.data());
     void* const handle = dlopen(KVANTA_FAKE_NCCL, RTLD_NOW);
-    take_calls_ = reinterpret_cast<FakeNcclTakeCallsFunction>(dlsym(handle, "FakeNcclTakeCalls"));
+    take_ = reinterpret_cast<FakeNcclTakeCallsFunction>(dlsym(handle, "FakeNcclTakeCalls"));
     fail_ = reinterpret_cast<FakeNcclFailFunction>(dlsym(handle, "FakeNcclFail"));
-    take_calls_();
+    TakeCalls();
   }
   ~NcclTest() override {
     fail_("", 0);
@@ -50,8 +50,14 @@ class NcclTest : public testing::Test {
     for (std::thread& thread : threads) thread.join();
   }
 
+  FakeNcclCalls TakeCalls() const {
+    FakeNcclCalls taken;
+    take_(&taken);
+    return taken;
+  }
+
   std::string folder_;
-  FakeNcclTakeCallsFunction take_calls_ = nullptr;
+  FakeNcclTakeCallsFunction take_ = nullptr;
   FakeNcclFailFunction fail_ = nullptr;
 };
 
@@ -72,7 +78,7 @@ TEST_F(NcclTest, GathersBytesOfAllRanksInTheirOrder) {
     for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], value(static_cast<int>(i / kBytes), i % kBytes)) << i;
     EXPECT_EQ(in_place, all);
   });
-  const FakeNcclCalls calls = take_calls_();
+  const FakeNcclCalls calls = TakeCalls();
   EXPECT_EQ(calls.ids, 1) << "rank 0 alone has one";
   EXPECT_EQ(calls.inits, kRanks);
   EXPECT_EQ(calls.gathers, 2 * kRanks);
@@ -112,7 +118,7 @@ TEST_F(NcclTest, AnEndedGroupGathersNoMore) {
     EXPECT_THAT(group.AllGather(&value, &value, sizeof(value), nullptr), HasSubstr("has been ended"));
     EXPECT_EQ(group.AsyncError(), "");
   }
-  EXPECT_EQ(take_calls_().aborts, 1);
+  EXPECT_EQ(TakeCalls().aborts, 1);
 }
 
 TEST_F(NcclTest, ALibraryThatCannotServeIsNamedWithWhatToInstall) {

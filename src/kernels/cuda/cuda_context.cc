@@ -7,6 +7,23 @@
 
 namespace kvanta::kernels {
 
+std::string MissingForRanks(int ranks, const std::function<CudaProbe(int device)>& probe) {
+  for (int device = 0; device < ranks; ++device) {
+    const CudaProbe gpu = probe(device);
+    if (gpu.devices < ranks) {
+      return fmt::format("{} ranks of this machine need a GPU each, and CUDA lists {} (CUDA_VISIBLE_DEVICES)", ranks,
+                         gpu.devices);
+    }
+    if (gpu.capability < kMinCapability) {
+      return fmt::format(
+          "GPU {} of {} for ranks, {}, has compute capability {}.{}; the kernels require {}.{} or higher "
+          "(CUDA_VISIBLE_DEVICES selects others)",
+          device, ranks, gpu.name, gpu.capability / 10, gpu.capability % 10, kMinCapability / 10, kMinCapability % 10);
+    }
+  }
+  return "";
+}
+
 #ifdef KVANTA_HAS_CUDA
 std::string MissingForCuda() {
   const CudaProbe probe = ProbeCuda();
@@ -27,21 +44,7 @@ std::string MissingForCuda() {
 
 std::string MissingForCuda(int count) {
   if (std::string missing = MissingForCuda(); !missing.empty()) return missing;
-  const int devices = ProbeCuda().devices;
-  if (devices < count) {
-    return fmt::format("{} ranks of this machine need a GPU each, and CUDA lists {} (CUDA_VISIBLE_DEVICES)", count,
-                       devices);
-  }
-  for (int index = 0; index < count; ++index) {
-    const CudaProbe probe = ProbeCuda(index);
-    if (probe.capability >= kMinCapability) continue;
-    return fmt::format(
-        "GPU {} of the {} for ranks, {}, has compute capability {}.{}; the kernels require {}.{} or higher "
-        "(CUDA_VISIBLE_DEVICES selects others)",
-        index, count, probe.name, probe.capability / 10, probe.capability % 10, kMinCapability / 10,
-        kMinCapability % 10);
-  }
-  return "";
+  return MissingForRanks(count, ProbeCuda);
 }
 
 std::string CudaUnit() {

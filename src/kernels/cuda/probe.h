@@ -1,5 +1,8 @@
-// This machine's GPUs; only in builds with CUDA (KVANTA_HAS_CUDA).
+// This machine's GPUs.
 #pragma once
+
+#include <functional>
+#include <string>
 
 namespace kvanta::kernels {
 
@@ -16,8 +19,11 @@ struct CudaProbe {
   int runtime_version = 0;
 };
 
-// `device`: -1 for the best one.
+// Only in builds with CUDA (KVANTA_HAS_CUDA). `device`: -1 for the best one.
 CudaProbe ProbeCuda(int device = -1) noexcept;
+
+// Reason for which the first `ranks` GPUs cannot serve a rank each; "" if they can. probe: ProbeCuda.
+std::string MissingForRanks(int ranks, const std::function<CudaProbe(int device)>& probe);
 
 // Name of the compiled architecture that runs on it.
 inline const char* UnitOf(const CudaProbe& probe) noexcept {

@@ -94,7 +94,10 @@ void LoadScales(const EngineConfig& config, const models::ModelConfig& model, co
 // Joins the other ranks, and reduces layout and scales to this rank's part. gpu: null on the CPU.
 void JoinAsRank(const RankPart& part, const models::ModelConfig& model, const std::vector<KvScheme>& schemes,
                 const std::shared_ptr<kernels::CudaContext>& gpu, EngineConfig& config, EngineComponents& components) {
-  components.ranks = JoinRanks(config, components.model_identity, components.isa);
+  // Graphs are captured in the same steps where schedules of attention, and so the plans of steps, have the same sizes.
+  const std::string unit =
+      gpu ? fmt::format("{} with {} multiprocessors", components.isa, gpu->Multiprocessors()) : components.isa;
+  components.ranks = JoinRanks(config, components.model_identity, unit);
   if (gpu) {
     components.ranks =
         kernels::MakeGpuCommunicator({.gpu = gpu,

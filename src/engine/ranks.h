@@ -62,7 +62,7 @@ void KeepScalesOfRank(const RankPart& part, const parallel::Communicator& ranks,
                       std::vector<formats::LayerScales>& scales);
 
 // Starts the other ranks (EngineConfig::start_ranks) and waits until all have joined. `fingerprint`: of the weights;
-// `isa`: the CPU unit that computes. Throws InputError / ResourceError.
+// `isa`: the CPU unit that computes, or the GPU's. Throws InputError / ResourceError.
 std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint,
                                                   const std::string& isa);
 

@@ -258,9 +258,12 @@ def test_ranks_load_the_nccl_of_a_python_package() -> None:
         pytest.skip(f"{library} is not built; scripts/test builds it")
     order = json.dumps({"config": {"rank": 1}, "cpus": [], "nccl": str(library)})
     script = Path(kvanta.__file__).with_name("engine") / "rank_process.py"
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(
-        [sys.executable, "-IS", script], **pipes, text=True, env={**os.environ, "LD_DEBUG": "files"}
+        [sys.executable, "-IS", str(script)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LD_DEBUG": "files"},
     ) as rank:
         assert rank.stdin is not None
         assert rank.stderr is not None

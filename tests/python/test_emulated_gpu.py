@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import gguf_models
@@ -15,14 +18,16 @@ import tiny_classes
 import tiny_models
 import tolerance
 import torch
+from divided_models import gguf_file, quantized, saved
 from model_support import RecordSupport
 
-from kvanta import _core
+from kvanta import LLM, InputError, _core
 from kvanta.checkpoint.resolve import resolve_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
+LONG = (TOKENS * 3)[:38]  # a page closes
 REFUSED = {"DeepseekV4ForCausalLM": "does not support compressed keys and values; device cpu does"}
 
 pytestmark = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not built; scripts/test builds it")
@@ -115,3 +120,66 @@ def test_gguf_blocks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     _, difference = divergence(resolve_model(file).path, "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
     record_support(file, f"GGUF {kind}", "gpu_emulated")
+
+
+def bits_of_ranks(model: Path, cache: str, ranks: int) -> str:
+    """Output of rank 0: the bits of the logits, and the tokens of requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            subprocess.Popen(
+                [PROGRAM, "--rank", str(rank), str(ranks), folder, model, cache, *map(str, LONG)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            ended = [process.communicate(timeout=300) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        assert [process.returncode for process in processes] == [0] * ranks, [error for _, error in ended]
+        return ended[0][0]
+
+
+# Each: a checkpoint, the cache's format, and numbers of ranks.
+DIVIDED: dict[str, tuple[Callable[[Path], Path], str, tuple[int, ...]]] = {
+    "Llama": (lambda folder: saved("Llama", folder), "int4+hadamard", (2, 4)),
+    "Qwen3 with tied embeddings": (lambda folder: saved("Qwen3", folder, tie_word_embeddings=True), "bf16", (2,)),
+    "one KV head": (lambda folder: saved("Llama", folder, num_key_value_heads=1), "kivi4", (4,)),
+    "Qwen3Moe": (lambda folder: saved("Qwen3Moe", folder), "int4", (2, 4)),
+    "GptOss": (lambda folder: saved("GptOss", folder), "fp8_e4m3", (4,)),
+    "DeepseekV32": (lambda folder: saved("DeepseekV32", folder), "mla_int4", (4,)),
+    "AWQ": (lambda folder: quantized(folder, "awq"), "k=int8,v=int4", (4,)),
+    "Q4_0": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), "int8", (2,)),
+}
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_ranks_with_a_gpu_each_give_the_bits_of_one(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
+    make, cache, sizes = DIVIDED[case]
+    model = Path(resolve_model(make(tmp_path)).path)
+    expected = bits_of_ranks(model, cache, 1)
+    for ranks in sizes:
+        assert bits_of_ranks(model, cache, ranks) == expected, ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size = 2: not supported with device cuda; use tensor_par"),
+        ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, "enable_expert_parallel: not supported with dev"),
+        ({"tensor_parallel_size": 2, "kv_offload_bytes": 1 << 20}, "= 2: not supported with kv_offload_bytes"),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+            "decode_context_parallel_size = 2: not supported with device cuda; use 1",
+        ),
+    ],
+)
+def test_what_ranks_with_gpus_do_not_divide(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    model = saved("DeepseekV3", tmp_path)
+    with pytest.raises(InputError, match=re.escape(reason)):
+        LLM(model, tokenizer="stories260k", device="cuda", **options)

@@ -7,7 +7,8 @@ ptxas's (-v; dynamic shared memory is not known there), instructions those of th
 package nvidia-cuda-nvdisasm has; without it they are left out. The main loop is where a kernel spends its time: of all
 with products of tensor cores and exponentials (attention) the shortest, which takes chunks of 32 tokens that every row
 of a tile sees; else of innermost loops the one with the most products of tensor cores or, without such, with the most
-floating-point operations.
+floating-point operations. Of its instructions, "loop" are all and "path" those of the shortest way through it that has
+all products of tensor cores, barriers and asynchronous copies: without softcaps, sinks and outputs that are rescaled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _TEXT = re.compile(r"^\.text\.(\w+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+):$")
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
 _BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
 
 
@@ -74,30 +75,56 @@ def read_ptxas(text: str) -> dict[str, dict[str, int]]:
 
 @dataclass
 class MachineCode:
-    """Machine code of a kernel: names of instructions, and branches back as (first, last) instruction of a loop."""
+    """Machine code of a kernel: names of instructions, labels, and branches (label, whether it always jumps)."""
 
-    names: list[str]
-    loops: list[tuple[int, int]]
+    names: list[str] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    branches: dict[int, tuple[str, bool]] = field(default_factory=dict)
+
+    @property
+    def loops(self) -> list[tuple[int, int]]:
+        """Branches back as (first, last) instruction of a loop; a branch to itself ends a kernel."""
+        jumps = ((self.labels.get(label, at), at) for at, (label, _) in self.branches.items())
+        return [(first, last) for first, last in jumps if first < last]
+
+    def path(self, loop: tuple[int, int]) -> Counter[str]:
+        """Instructions of the shortest way through a loop with all of its products, barriers and copies, by class."""
+        first, last = loop
+        needed = ("HMMA", "BAR", "LDGSTS")
+        best: dict[int, tuple[int, int]] = {last: (0, -1)}  # from an instruction on: needed ones, minus instructions
+        following = {}
+        for at in range(last - 1, first - 1, -1):
+            label, always = self.branches.get(at, ("", False))
+            targets = [] if always else [at + 1]
+            if label and at < self.labels.get(label, at) <= last:
+                targets.append(self.labels[label])
+            if targets := [target for target in targets if target in best]:
+                following[at] = max(targets, key=best.__getitem__)
+                have, length = best[following[at]]
+                best[at] = have + self.names[at].startswith(needed), length - 1
+        at, names = first, []
+        while at in best:
+            names.append(self.names[at])
+            at = following.get(at, -1)
+        return count(names)
 
 
 def read_sass(text: str) -> dict[str, MachineCode]:
     """Machine code of each kernel in nvdisasm's listing, by its mangled name."""
     kernels: dict[str, MachineCode] = {}
-    code = MachineCode([], [])
-    labels: dict[str, int] = {}
+    code = MachineCode()
     for line in text.splitlines():
         if section := _TEXT.match(line):
-            code = kernels[section[1]] = MachineCode([], [])
-            labels = {}
+            code = kernels[section[1]] = MachineCode()
         elif label := _LABEL.match(line):
-            labels[label[1]] = len(code.names)
+            code.labels[label[1]] = len(code.names)
         elif instruction := _INSTRUCTION.search(line):
-            target = _BRANCH.search(instruction[2])
-            first = labels.get(target[1]) if target else None
-            # A branch to itself ends a kernel.
-            if instruction[1].startswith("BRA") and first is not None and first < len(code.names):
-                code.loops.append((first, len(code.names)))
-            code.names.append(instruction[1])
+            predicate, name, operands = instruction.groups()
+            target = _BRANCH.search(operands)
+            if target and name.startswith("BRA"):
+                always = predicate is None and operands.strip().startswith("`")
+                code.branches[len(code.names)] = target[1], always
+            code.names.append(name)
     return kernels
 
 
@@ -122,8 +149,8 @@ def _innermost(loops: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             yield first, last
 
 
-def main_loop(code: MachineCode) -> Counter[str] | None:
-    """Instructions of the main loop (module's docstring) by class; None without a loop."""
+def main_loop(code: MachineCode) -> tuple[int, int] | None:
+    """The main loop (module's docstring); None without a loop."""
 
     def classes(loop: tuple[int, int]) -> Counter[str]:
         return count(code.names[loop[0] : loop[1] + 1])
@@ -134,9 +161,13 @@ def main_loop(code: MachineCode) -> Counter[str] | None:
     nested = _nested(code.loops)
     chunks = [loop for loop in nested if classes(loop)["hmma"] and has_exponential(loop)]
     if chunks:
-        return classes(min(chunks, key=lambda loop: loop[1] - loop[0]))
-    loops = [classes(loop) for loop in _innermost(nested)]
-    return max(loops, key=lambda loop: (loop["hmma"], loop["float"], loop.total()), default=None)
+        return min(chunks, key=lambda loop: loop[1] - loop[0])
+
+    def weight(loop: tuple[int, int]) -> tuple[int, int, int]:
+        of = classes(loop)
+        return of["hmma"], of["float"], of.total()
+
+    return max(_innermost(nested), key=weight, default=None)
 
 
 def short_name(name: str) -> str:
@@ -181,7 +212,13 @@ def compile_unit(unit: Path, options: argparse.Namespace, folder: Path) -> list[
         if mangled in code:
             row["instructions"] = len(code[mangled].names)
             loop = main_loop(code[mangled])
-            row["loop"] = None if loop is None else {"instructions": loop.total(), **loop}
+            row["loop"] = row["path"] = None
+            if loop is not None:
+                for key, of in (
+                    ("loop", count(code[mangled].names[loop[0] : loop[1] + 1])),
+                    ("path", code[mangled].path(loop)),
+                ):
+                    row[key] = {"instructions": of.total(), **of}
         rows.append(row)
     return sorted(rows, key=lambda row: str(row["kernel"]))
 

@@ -49,7 +49,8 @@ def _engine(result: Any, _: Path) -> Rows:
     return [row for row in result if row["decode_step_ms"] > 0]
 
 
-_ATTENTION_KERNEL = re.compile(r"AttentionEntry<StaticKernel<(\w+), (\w+), 128, (\d)> ?>")
+_ATTENTION_KERNEL = re.compile(r"(Attention|Group)Entry<StaticKernel<(\w+), (\w+), 128, (\d)> ?>")
+_GROUP_TILES = 4
 
 
 def _kernels(result: Mapping[str, Any], _: Path) -> Rows:
@@ -58,25 +59,25 @@ def _kernels(result: Mapping[str, Any], _: Path) -> Rows:
         name = _ATTENTION_KERNEL.fullmatch(kernel["kernel"])
         if name is None:
             continue
-        query_rows, loop = 8 * int(name[3]), kernel["loop"]
+        of_warp, path = 8 * int(name[4]), kernel["path"]
 
-        def per_row(*classes: str, loop: Mapping[str, int] = loop, query_rows: int = query_rows) -> float:
-            return sum(loop.get(key, 0) for key in classes) / query_rows
+        def per_row(*classes: str, path: Mapping[str, int] = path, of_warp: int = of_warp) -> float:
+            return sum(path.get(key, 0) for key in classes) / of_warp
 
         rows.append(
             {
                 **kernel,
-                "name": name[1] if name[1] == name[2] else f"{name[1]}, {name[2]}",
-                "rows": query_rows,
+                "name": name[2] if name[2] == name[3] else f"{name[2]}, {name[3]}",
+                "rows": of_warp * (_GROUP_TILES if name[1] == "Group" else 1),
                 "all": per_row("instructions"),
                 "hmma": per_row("hmma"),
                 "lds": per_row("lds"),
                 "copies": per_row("ldgsts", "ldg"),
                 "alu": per_row("other", "convert", "float"),
-                "local": loop.get("local", 0),
+                "local": kernel["loop"].get("local", 0),
             }
         )
-    return rows
+    return sorted(rows, key=lambda row: (row["name"], row["rows"]))
 
 
 _COLUMNS = tuple(

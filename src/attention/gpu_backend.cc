@@ -32,13 +32,14 @@ uint64_t NextVersion() {
 class GpuBackend final : public Backend {
  public:
   GpuBackend(cache::PagePool& pool, BackendConfig config, std::shared_ptr<kernels::CudaContext> gpu,
-             int64_t max_result_rows)
+             int64_t max_result_rows, bool makes_groups)
       : pool_(pool),
         config_(CheckConfig(std::move(config), pool.Layout(),
                             {"cuda", kernels::cuda::kMaxHeadDim, /*both_directions=*/false})),
         spec_(SpecOf(pool, config_)),
         gpu_(std::move(gpu)),
-        max_result_rows_(max_result_rows) {
+        max_result_rows_(max_result_rows),
+        makes_groups_(makes_groups) {
     if (&pool.device() != &gpu_->device()) {
       throw InputError(fmt::format("the KV cache is on {}, attention on {}; expected the same device",
                                    pool.device().Name(), gpu_->device().Name()));
@@ -102,6 +103,10 @@ class GpuBackend final : public Backend {
     params.q_stride = q_stride;
     params.out = out;
     params.metadata = step.DevicePointer<AttentionMetadata>(AttentionOffset(shape));
+    if (!step.schedules[shape].groups.tasks.empty()) {
+      params.group_metadata = params.metadata + 1;
+      params.has_tiles = !step.schedules[shape].single.tasks.empty();
+    }
     params.max_tiles = step.max_tiles[shape];
     params.tile_rows = step.tile_rows[shape];
     if (params.max_tiles != 0) gpu_->Attend(gpu_layer.attend_kernel, params);
@@ -169,7 +174,7 @@ class GpuBackend final : public Backend {
  private:
   Device& device() const { return gpu_->device(); }
   size_t AttentionOffset(size_t shape) const {
-    return RowSlotsOffset(pool_.Groups()) + shape * sizeof(AttentionMetadata);
+    return RowSlotsOffset(pool_.Groups()) + shape * 2 * sizeof(AttentionMetadata);
   }
 
   size_t StatesOffset() const { return AttentionOffset(shapes_.size()); }
@@ -203,6 +208,7 @@ class GpuBackend final : public Backend {
         .partition = {
             .small_blocks = blocks(kernels::cuda::kRowsPerMma),
             .large_blocks = blocks(MaxTileRows(WorkShapeOf(config_.layers[index], pool_.Layout().layers[index]))),
+            .group_blocks = makes_groups_ ? gpu_->GroupBlocks(layer.attend_kernel, layer.attention) : 0,
             .max_result_rows = max_result_rows_}};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
@@ -257,8 +263,10 @@ class GpuBackend final : public Backend {
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const LayerShape& shape = shapes_[i];
       const Batch& batch = shape.keys_only ? kNoRows : shape.work.is_sparse ? plan.sparse.dense : plan.batch;
+      GpuPartition partition = shape.partition;
+      if (bucket > 0) partition.group_blocks = 0;  // captured launches serve steps without groups
       MakeGpuSchedule(shape.work, batch, plan.groups[static_cast<size_t>(shape.group)].first_pages, page_size,
-                      shape.partition, plan.schedules[i]);
+                      partition, plan.schedules[i]);
       reserve(plan.schedules[i], shape.work);
     }
     for (size_t i = 0; sparse_ && i < plan.sparse.schedules.size(); ++i) {
@@ -300,8 +308,10 @@ class GpuBackend final : public Backend {
     const size_t first_shape = offsets.size();
     for (const GpuSchedule& schedule : plan.schedules) {
       offsets.push_back(metadata.Add(schedule.tiles));
-      offsets.push_back(metadata.Add(schedule.tasks));
-      offsets.push_back(metadata.Add(schedule.work_indptr));
+      for (const GpuTasks* list : {&schedule.single, &schedule.groups}) {
+        offsets.push_back(metadata.Add(list->tasks));
+        offsets.push_back(metadata.Add(list->work_indptr));
+      }
     }
     if (sparse_) sparse_->AddArrays(metadata, plan.sparse);
     plan.segments_offset = metadata.Add(plan.batch.state_segments);
@@ -321,18 +331,23 @@ class GpuBackend final : public Backend {
     for (size_t i = 0; i < plan.schedules.size(); ++i) {
       const GpuSchedule& schedule = plan.schedules[i];
       const auto group = static_cast<size_t>(shapes_[i].group);
-      metadata.Write(
-          AttentionOffset(i),
-          AttentionMetadata{.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]),
-                            .first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]),
-                            .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[first_shape + 3 * i]),
-                            .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[first_shape + 3 * i + 1]),
-                            .work_indptr = plan.DevicePointer<int32_t>(offsets[first_shape + 3 * i + 2]),
-                            .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-                            .work_count = static_cast<int32_t>(schedule.work_indptr.size()) - 1,
-                            .result_stride = schedule.tile_rows,
-                            .split_out = plan.split_out.as<float>(),
-                            .split_state = plan.split_state.as<float>()});
+      const size_t* const own = offsets.data() + first_shape + 5 * i;
+      AttentionMetadata step{.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]),
+                             .first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]),
+                             .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(own[0]),
+                             .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+                             .result_stride = schedule.tile_rows,
+                             .split_out = plan.split_out.as<float>(),
+                             .split_state = plan.split_state.as<float>()};
+      size_t at = AttentionOffset(i);
+      for (const GpuTasks* list : {&schedule.single, &schedule.groups}) {
+        const size_t* const tasks = own + (list == &schedule.groups ? 3 : 1);
+        step.tasks = plan.DevicePointer<kernels::cuda::SplitTask>(tasks[0]);
+        step.work_indptr = plan.DevicePointer<int32_t>(tasks[1]);
+        step.work_count = list->WorkItems();
+        metadata.Write(at, step);
+        at += sizeof(AttentionMetadata);
+      }
     }
     if (sparse_) {
       sparse_->WriteHeader(metadata, plan.sparse, plan.split_out.as<float>(), plan.split_state.as<float>());
@@ -359,6 +374,7 @@ class GpuBackend final : public Backend {
   const cache::KvCacheSpec spec_;
   std::shared_ptr<kernels::CudaContext> gpu_;
   const int64_t max_result_rows_;
+  const bool makes_groups_;
   Buffer sums_;                      // AppendSums [layers][k, v]
   std::vector<AppendSums> fetched_;  // the host's copy
   mutable std::mutex fetching_;
@@ -374,8 +390,9 @@ class GpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& pool, BackendConfig config,
-                                        std::shared_ptr<kernels::CudaContext> gpu, int64_t max_result_rows) {
-  return std::make_unique<GpuBackend>(pool, std::move(config), std::move(gpu), max_result_rows);
+                                        std::shared_ptr<kernels::CudaContext> gpu, int64_t max_result_rows,
+                                        bool makes_groups) {
+  return std::make_unique<GpuBackend>(pool, std::move(config), std::move(gpu), max_result_rows, makes_groups);
 }
 
 }  // namespace kvanta::attention

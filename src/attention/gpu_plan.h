@@ -13,7 +13,7 @@
 namespace kvanta::attention {
 
 // Offsets in a plan's metadata header: per KV cache group the slots of new rows and of closed pages, then
-// AttentionMetadata per layer shape, the table of states, and what GpuSparse has.
+// AttentionMetadata per layer shape, of single tiles and of tile groups, the table of states, and what GpuSparse has.
 constexpr size_t RowSlotsOffset(int group) {
   return 2 * static_cast<size_t>(group) * sizeof(kernels::cuda::SlotMapping);
 }

@@ -1,6 +1,6 @@
 // Partition of a step's attention on a GPU: tiles of up to 16 query rows of one page and KV head, and tasks of
-// consecutive KV splits of a tile, in work items of about equal cost. Results do not depend on the partition
-// (kernels/attention/cuda/attention_block.h).
+// consecutive KV splits of a tile, or of a group of adjacent tiles of a page, in work items of about equal cost.
+// Results do not depend on the partition (kernels/attention/cuda/attention_block.h, group_block.h).
 #pragma once
 
 #include <cstdint>
@@ -18,17 +18,33 @@ struct GpuPartition {
   // Blocks that run at once, where tiles have up to 8 query rows and where some have more.
   int64_t small_blocks = 1;
   int64_t large_blocks = 1;
+  int64_t group_blocks = 0;  // the same for tile groups; 0: none are made
   int64_t max_result_rows = kMaxResultRows;
 
   bool operator==(const GpuPartition&) const = default;
 };
 
+// Adjacent tiles that a task has together.
+struct TileRun {
+  int32_t tile = 0;  // the first
+  int32_t tiles = 1;
+};
+
+// Tasks of work items, as in AttentionMetadata.
+struct GpuTasks {
+  std::vector<TileRun> runs;                    // what the tasks divide
+  std::vector<kernels::cuda::SplitTask> tasks;  // a tile's or group's are adjacent, in order of splits
+  std::vector<int32_t> work_indptr;
+
+  int32_t WorkItems() const { return work_indptr.empty() ? 0 : static_cast<int32_t>(work_indptr.size()) - 1; }
+};
+
 struct GpuSchedule {
   std::vector<kernels::cuda::QueryTile> tiles;
-  std::vector<kernels::cuda::SplitTask> tasks;  // a tile's are adjacent, in order of splits
-  std::vector<int32_t> work_indptr;             // as in AttentionMetadata
-  int64_t result_rows = 0;                      // rows of split results
-  int32_t tile_rows = 0;  // query rows of the largest tile, and the stride from one result to the next
+  GpuTasks single;          // of tiles that are in no group
+  GpuTasks groups;          // of tile groups
+  int64_t result_rows = 0;  // rows of split results
+  int32_t tile_rows = 0;    // query rows of the largest tile, and the stride from one result to the next
 };
 
 // Query rows of the largest tile.

@@ -104,8 +104,8 @@ void GpuSparse::AddArrays(StepMetadata& metadata, GpuSparsePlan& plan) const {
   plan.schedule_offsets.clear();
   for (const GpuSchedule& schedule : plan.schedules) {
     plan.schedule_offsets.push_back(metadata.Add(schedule.tiles));
-    plan.schedule_offsets.push_back(metadata.Add(schedule.tasks));
-    plan.schedule_offsets.push_back(metadata.Add(schedule.work_indptr));
+    plan.schedule_offsets.push_back(metadata.Add(schedule.single.tasks));
+    plan.schedule_offsets.push_back(metadata.Add(schedule.single.work_indptr));
   }
 }
 
@@ -129,7 +129,7 @@ void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, f
                                      .tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[1]),
                                      .work_indptr = reinterpret_cast<const int32_t*>(base + offsets[2]),
                                      .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-                                     .work_count = static_cast<int32_t>(schedule.work_indptr.size()) - 1,
+                                     .work_count = schedule.single.WorkItems(),
                                      .result_stride = schedule.tile_rows,
                                      .split_out = split_out,
                                      .split_state = split_state});

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -51,8 +52,9 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     if (!small_pages_) options.page_size = std::max(options.page_size, 32);
     return options;
   }
-  std::unique_ptr<Backend> Make(CacheHarness& harness, int64_t max_result_rows = kMaxResultRows) {
-    return MakeGpuBackend(harness.store(), harness.config(), gpu_, max_result_rows);
+  std::unique_ptr<Backend> Make(CacheHarness& harness, int64_t max_result_rows = kMaxResultRows,
+                                bool makes_groups = true) {
+    return MakeGpuBackend(harness.store(), harness.config(), gpu_, max_result_rows, makes_groups);
   }
 
   // Runs the steps and compares every row with the reference on the same bytes.
@@ -135,13 +137,19 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     for (int token = 0; token < 20; ++token) one.RunStep(*single, {{1, 1}});
     two.Run(*batch, {{{1, 7}, {0, 25}}, {{0, 15}, {1, 13}}});
     gpu_->device().Synchronize();
+    CompareBits(one, two, before);
+  }
+
+  // Compares what two harnesses have computed: rows of sequence 0 from `before` on, all of sequence 1, and bytes.
+  static void CompareBits(CacheHarness& one, CacheHarness& two, int before) {
     for (const int index : {0, 1}) {
       const CacheHarness::Sequence& a = one.sequences()[static_cast<size_t>(index)];
       const CacheHarness::Sequence& b = two.sequences()[static_cast<size_t>(index)];
       const int64_t first = (index == 0 ? before : 0) * one.OutWidth();
       for (int64_t i = first; i < a.start * one.OutWidth(); ++i) {
         const size_t at = static_cast<size_t>(i);
-        ASSERT_EQ(a.out[at], b.out[at]) << "row " << i / one.OutWidth();
+        ASSERT_EQ(std::bit_cast<uint32_t>(a.out[at]), std::bit_cast<uint32_t>(b.out[at]))
+            << "row " << i / one.OutWidth() << ", " << a.out[at] << " " << b.out[at];
       }
       EXPECT_EQ(one.Bytes(index), two.Bytes(index));
     }

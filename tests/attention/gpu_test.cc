@@ -7,6 +7,7 @@
 
 #include "attention/gpu_fixture.h"
 #include "bench/gpu_bench.h"
+#include "emulated/guarded_device.h"
 #include "error_of.h"
 #include "kvanta/error.h"
 
@@ -305,6 +306,72 @@ TEST_P(GpuAttentionTest, BitsAreInvariantToChunksBatchesAndSplits) {
     if (std::string_view(scheme) != "int4") continue;
     CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1, .sliding_window = 50}, before);
     CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1, .chunk = 50}, before);
+  }
+}
+
+// Tile groups, whose block decodes a chunk once, give the bits of tiles that decode it themselves: of all kernels that
+// take groups, in steps of a prompt and a decode sequence, with one result for all KV splits or one for each.
+TEST_P(GpuAttentionTest, TileGroupsHaveTheBitsOfSingleTiles) {
+  struct Case {
+    const char* scheme;
+    int head_dim = 128;
+    int before = 70;
+    HarnessOptions options = {.heads = 6, .kv_heads = 1, .page_size = 32};
+  };
+  std::vector<Case> cases = {
+      {"int4", 128, 1060, {.heads = 3, .kv_heads = 1, .page_size = 32}},  // two KV splits
+      {"int4+exact=2+sink=1",
+       64,
+       290,  // two quarters
+       {.heads = 6, .kv_heads = 2, .page_size = 32, .sliding_window = 150, .softcap = 5, .sinks = true}},
+      {"klt3"}};
+#ifndef KVANTA_SANITIZED
+  for (const char* scheme : {"bf16", "int8", "int4", "int4+exact=none", "nvfp4+exact=2+sink=2"}) {
+    cases.push_back({scheme, 64});
+  }
+  for (const char* scheme :
+       {"fp8+exact=open", "int8", "nvfp4", "mxfp4", "int2_g32", "t4", "t3", "t2", "klt2", "k=int8,v=int4", "kivi4"}) {
+    cases.push_back({scheme});
+  }
+  cases.push_back({"bf16", 128, 250});
+  cases.push_back({"fp8_e4m3", 64, 1046, {.heads = 6, .kv_heads = 1, .page_size = 64, .sliding_window = 40}});
+  cases.push_back({"int4", 64, 60, {.heads = 20, .kv_heads = 1, .page_size = 64, .chunk = 75}});
+  cases.push_back({"fp8_e4m3", 64, 250, {.heads = 3, .kv_heads = 1, .page_size = 128, .softcap = 3}});
+#endif
+  bool divides = false;
+  for (auto& [scheme, head_dim, before, options] : cases) {
+    SCOPED_TRACE(fmt::format("{} of {}, {} tokens before", scheme, head_dim, before));
+    options.scheme = scheme;
+    options.head_dim = head_dim;
+    options.static_scale = 0.37F;
+    constexpr int kPrompt = 26;
+    options.lengths = {before + kPrompt, 4};
+    const HarnessOptions on = On(options);
+    CacheHarness one(on, 13), two(on, 13);
+    for (CacheHarness* harness : {&one, &two}) {  // some tokens of large values raise their chunk's exponent
+      std::vector<float>& v = harness->sequences()[0].v;
+      const auto width = static_cast<size_t>(harness->KvWidth());
+      for (size_t i = 0; i < v.size(); ++i) v[i] *= i / width % 37 == 20 ? 0x1p10F : 1.0F;
+    }
+    const int64_t max_result_rows = divides ? kMaxResultRows : 0;
+    const std::unique_ptr<Backend> groups = Make(one, max_result_rows), single = Make(two, max_result_rows, false);
+    int64_t launches[2] = {};
+    for (const bool of_groups : {true, false}) {
+      CacheHarness& harness = of_groups ? one : two;
+      Backend& backend = of_groups ? *groups : *single;
+      harness.Append(backend, {0, before});
+      harness.RunStep(backend, {{1, 3}});
+      const auto launched = [&] { return dynamic_cast<const testing::GuardedDevice&>(gpu_->device()).Launches(); };
+      const int64_t first = emulated_ ? launched() : 0;
+      harness.RunStep(backend, {{0, kPrompt}, {1, 1}});
+      launches[of_groups ? 1 : 0] = emulated_ ? launched() - first : 0;
+    }
+    gpu_->device().Synchronize();
+    if (emulated_) {
+      EXPECT_EQ(launches[1], launches[0] + 1) << "a launch for the groups, one for the decode sequence";
+    }
+    CompareBits(one, two, before);
+    divides = !divides;
   }
 }
 

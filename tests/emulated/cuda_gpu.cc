@@ -11,6 +11,7 @@
 // Primitives first.
 #include "kernels/attention/cuda/append_kernel.h"
 #include "kernels/attention/cuda/attention_block.h"
+#include "kernels/attention/cuda/group_block.h"
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/attention/cuda/latent_block.h"
 #include "kernels/attention/cuda/score_block.h"
@@ -56,6 +57,18 @@ void RunAttend(const AttentionParams& params) {
   });
 }
 
+template <class Listed>
+void RunGroups(const AttentionParams& params) {
+  if constexpr (kTakesGroups<Listed>) {
+    using Block = GroupBlock<GroupKernel<Listed>>;
+    constexpr int kBlocks = kAttentionBlocks - 2;
+    RunShape({.blocks = kBlocks, .threads = Block::kThreads, .shared_bytes = Block::SharedBytes(params)},
+             [&] { Block::Run(params); });
+  } else {
+    emulated::Stop("this kernel takes no tile groups");
+  }
+}
+
 template <class... Format>
 void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides) {
   constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Format>...};
@@ -65,6 +78,12 @@ void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& 
 template <class... Kernel>
 void RunAttendFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params) {
   constexpr void (*kRuns[])(const AttentionParams&) = {&RunAttend<Kernel>...};
+  kRuns[kernel](params);
+}
+
+template <class... Kernel>
+void RunGroupsFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params) {
+  constexpr void (*kRuns[])(const AttentionParams&) = {&RunGroups<Kernel>...};
   kRuns[kernel](params);
 }
 
@@ -107,10 +126,19 @@ class EmulatedGpu final : public kernels::CudaContext {
   int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {
     return kAttentionBlocks;
   }
+  int64_t GroupBlocks(int kernel, const AttentionParams& /*params*/) noexcept override {
+    return TakesGroups(kernel) ? kAttentionBlocks : 0;
+  }
   void Attend(int kernel, const AttentionParams& params) noexcept override {
     Launch([=, this] {
-      device_.CountLaunch();
-      RunAttendFrom(AttentionKernels{}, kernel, params);
+      if (params.group_metadata != nullptr) {
+        device_.CountLaunch();
+        RunGroupsFrom(AttentionKernels{}, kernel, params);
+      }
+      if (params.has_tiles) {
+        device_.CountLaunch();
+        RunAttendFrom(AttentionKernels{}, kernel, params);
+      }
       device_.CountLaunch();
       RunShape(CombineShape(params), [&] { CombineBlock(params); });
     });

@@ -51,8 +51,37 @@ def test_the_main_loop_has_products_and_exponentials() -> None:
     assert list(code) == ["_Z5FirstPf", "_Z6SecondPf"]
     assert len(code["_Z5FirstPf"].names) == 12
     # Not the loop with more products, and not up to the jump back from code that was moved out of it.
-    assert main_loop(code["_Z5FirstPf"]) == {"ldgsts": 1, "hmma": 1, "mufu": 1, "convert": 1, "branch": 1}
+    assert main_loop(code["_Z5FirstPf"]) == (4, 8)
     assert main_loop(code["_Z6SecondPf"]) is None
+
+
+PATHS = """\
+.text._Z5ThirdPf:
+.L_x_1:
+        /*0000*/                   MUFU.EX2 R5, R5 ;
+        /*0010*/               @P0 BRA `(.L_x_2) ;
+        /*0020*/                   FMUL R4, R4, R5 ;
+        /*0030*/                   FMUL R4, R4, R5 ;
+.L_x_2:
+        /*0040*/               @P1 BRA `(.L_x_3) ;
+        /*0050*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0060*/                   BRA `(.L_x_4) ;
+.L_x_3:
+        /*0070*/                   FADD R1, R1, R2 ;
+.L_x_4:
+        /*0080*/               @P2 BRA `(.L_x_5) ;
+        /*0090*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+.L_x_5:
+        /*00a0*/               @P3 BRA `(.L_x_1) ;
+        /*00b0*/                   EXIT ;
+"""
+
+
+def test_a_path_skips_what_products_and_barriers_do_not_need() -> None:
+    code = read_sass(PATHS)["_Z5ThirdPf"]
+    loop = main_loop(code)
+    assert loop == (0, 10)
+    assert code.path(loop) == {"mufu": 1, "branch": 5, "hmma": 1, "barrier": 1}
 
 
 def test_names() -> None:

@@ -271,6 +271,10 @@ class CudaRuntimeContext final : public CudaContext {
     Use();
     return cuda::AttendShape(kernel, params, multiprocessors_).blocks;
   }
+  int64_t GroupBlocks(int kernel, const cuda::AttentionParams& params) noexcept override {
+    Use();
+    return cuda::GroupShape(kernel, params, multiprocessors_).blocks;
+  }
 
   void Append(int kernel, const cuda::AppendSides& sides) noexcept override {
     Use();
@@ -280,8 +284,14 @@ class CudaRuntimeContext final : public CudaContext {
   }
   void Attend(int kernel, const cuda::AttentionParams& params) noexcept override {
     Use();
-    cuda::LaunchAttend(kernel, params, multiprocessors_, Current());
-    CheckLaunch("an attention kernel");
+    if (params.group_metadata != nullptr) {
+      cuda::LaunchGroups(kernel, params, multiprocessors_, Current());
+      CheckLaunch("an attention kernel of tile groups");
+    }
+    if (params.has_tiles) {
+      cuda::LaunchAttend(kernel, params, multiprocessors_, Current());
+      CheckLaunch("an attention kernel");
+    }
     cuda::LaunchCombine(params, Current());
     CheckLaunch("a combine kernel");
   }

@@ -26,6 +26,8 @@ class CudaContext {
 
   // Blocks of an attention kernel (an index from cuda::FindAttend) that run at once: Attend's grid.
   virtual int64_t AttentionBlocks(int kernel, const cuda::AttentionParams& params) noexcept = 0;
+  // The same for tile groups; 0: the kernel does not take them, or this GPU's shared memory is too small.
+  virtual int64_t GroupBlocks(int kernel, const cuda::AttentionParams& params) noexcept = 0;
 
   // Asynchronous launches, in call order and after earlier copies; `kernel` is an index from cuda::FindAppend or
   // FindAttend. Errors are kept, and thrown by the device's Synchronize and CopyOut.

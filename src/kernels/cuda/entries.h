@@ -19,6 +19,10 @@ void LaunchAppend(int kernel, const AppendSides& sides, int max_blocks, cudaStre
 // `kernel`: index from FindAttend. The grid is as many blocks as are resident (grid-stride loop over work items).
 LaunchShape AttendShape(int kernel, const AttentionParams& params, int multiprocessors);
 void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);
+// The same for tile groups, a unit of its own: a grid of no blocks for kernels that do not take them, or need more
+// shared memory than a block may have.
+LaunchShape GroupShape(int kernel, const AttentionParams& params, int multiprocessors);
+void LaunchGroups(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);
 // The same for latents, a unit of its own.
 LaunchShape LatentShape(const AttentionParams& params, int multiprocessors);
 void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream);
@@ -48,6 +52,15 @@ void LaunchKernel(void (*kernel)(Params), const LaunchShape& shape, cudaStream_t
   void* arguments[] = {const_cast<Params*>(&params)};
   // CudaContext reads the error.
   cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
+
+// Dynamic shared memory that a block of the current device may have.
+inline int SharedBytesPerBlock() {
+  int device = 0;
+  int bytes = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
 }
 
 inline constexpr int kDefaultSharedBytes = 48 << 10;  // dynamic shared memory without opt-in

@@ -8,12 +8,9 @@
 // operations depend on its position alone, not on its tile or the batch.
 #pragma once
 
-#include "kernels/attention/cuda/attention_kernels.h"
-#include "kernels/attention/cuda/chunk_stream.h"
+#include "kernels/attention/cuda/chunk_attention.h"
 #include "kernels/attention/cuda/combine_block.h"
-#include "kernels/attention/cuda/scores.h"
 #include "kernels/attention/cuda/tasks.h"
-#include "kernels/attention/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -21,7 +18,6 @@ template <class Kernel>
 struct AttentionBlock {
   using Layout = AttentionLayout<Kernel>;
   using KeyTypes = typename Kernel::KeyTypes;
-  using ValueTypes = typename Kernel::ValueTypes;
   using Outputs = typename Kernel::Outputs;
   using Stream = ChunkStream<Kernel>;
   static constexpr bool kUnrolled = Outputs::kUnrolled;
@@ -33,33 +29,23 @@ struct AttentionBlock {
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
-    ForTasks(params, [&](const SplitTask& task) { Attend(params, task); });
+    ForTasks(*params.metadata, [&](const SplitTask& task) { Attend(params, task); });
   }
 
  private:
+  using Chunks = ChunkAttention<Kernel>;
+
   static KVANTA_DEVICE void Attend(const AttentionParams& params, const SplitTask& task) {
     const int head_dim = Kernel::HeadDim(params.head_dim);
     const QueryTile tile = params.metadata->tiles[task.tile];
-    const int unquantized_rows = Layout::kResults + Layout::ResultBytes(head_dim);
-    QueryRows::Load<kRowTiles, Kernel::kHasUnquantized>(params, tile, head_dim, Layout::kResults, Layout::kScales,
-                                                        Layout::kBias, Layout::kSums, unquantized_rows);
-    LoadLevels(params, tile, head_dim);
+    const TileMemory memory = Layout::Memory(params, head_dim);
+    Chunks::LoadQueries(params, tile, memory, head_dim);
+    Chunks::LoadLevels(params, tile.kv_head, memory);
     SyncBlock();
-    KeyTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
-      QueryRows::Pack<decltype(type), kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
-                                                 Layout::Queries(head_dim));
-    });
-    if (Kernel::kHasExact && params.exact.base != nullptr) {
-      QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(head_dim, Layout::kResults, Layout::kScales,
-                                                              Layout::ExactQueries(params, head_dim));
-    }
-    if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
-      QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(params.unquantized_dim, unquantized_rows, Layout::kScales,
-                                                              Layout::UnquantizedQueries(params, head_dim));
-    }
+    Chunks::PackQueries(params, memory, head_dim);
     SyncBlock();
     for (int split = task.first_split; split < task.last_split; ++split) {
-      AttendQuarter(params, tile, head_dim, split);
+      AttendQuarter(params, tile, memory, head_dim, split);
       SyncBlock();
       const int index_in_task = split - task.first_split;
       CombineQuarters(params, tile, head_dim, task.result_row + index_in_task * task.result_rows,
@@ -68,20 +54,8 @@ struct AttentionBlock {
     }
   }
 
-  static KVANTA_DEVICE void LoadLevels(const AttentionParams& params, const QueryTile& tile, int head_dim) {
-    if (KeyTypes::kHasTrellis && params.k_levels != nullptr) {
-      SharedLevels::Load(params.k_type.decode, params.k_levels,
-                         params.k_allocations != nullptr ? params.k_allocations + tile.kv_head : nullptr,
-                         Layout::KeyLevels(params, head_dim), ThreadIndex(), kThreads);
-    }
-    if (ValueTypes::kHasTrellis && params.v_levels != nullptr) {
-      SharedLevels::Load(params.v_type.decode, params.v_levels, nullptr, Layout::ValueLevels(params, head_dim),
-                         ThreadIndex(), kThreads);
-    }
-  }
-
-  static KVANTA_DEVICE void AttendQuarter(const AttentionParams& params, const QueryTile& tile, int head_dim,
-                                          int split) {
+  static KVANTA_DEVICE void AttendQuarter(const AttentionParams& params, const QueryTile& tile,
+                                          const TileMemory& memory, int head_dim, int split) {
     const int lane = ThreadIndex() & (kWarp - 1);
     const int quarter = ThreadIndex() / kWarp;
     const int warp_bytes = Layout::kResults + quarter * Layout::WarpBytes(head_dim);
@@ -112,16 +86,19 @@ struct AttentionBlock {
       const int plain_begin = staged_begin > visible.first ? staged_begin : visible.first;
       const int plain_end = staged_end < visible.last + 1 ? staged_end : visible.last + 1;
       stream.Start(params, pages, begin, staged_begin, staged_end < end ? staged_end : end, lane);
-      const auto scales = QuantizedScales(params, tile, typename KeyTypes::Stored(params.k_type), lane % 4);
+      const auto scales =
+          Chunks::QuantizedScales(params, tile, memory, typename KeyTypes::Stored(params.k_type), lane % 4);
       for (int position = begin; position < end;) {
         if (position >= plain_begin && position < plain_end) {
           const int plain_last = end < plain_end ? end : plain_end;
           for (; position < plain_last; position += kChunkTokens) {
-            AttendChunk<true>(params, tile, head_dim, position, {}, scales, stream, pages, lane, state, outputs);
+            Chunks::template AttendChunk<true>(params, tile, memory, head_dim, position, {}, scales, stream, pages,
+                                               lane, state, outputs);
           }
         } else {
-          AttendChunk<false>(params, tile, head_dim, position, pages.LookUpPage(params, position), scales, stream,
-                             pages, lane, state, outputs);
+          Chunks::template AttendChunk<false>(params, tile, memory, head_dim, position,
+                                              pages.LookUpPage(params, position), scales, stream, pages, lane, state,
+                                              outputs);
           position += kChunkTokens;
         }
       }
@@ -129,136 +106,12 @@ struct AttentionBlock {
       SyncWarp();
     } else {
       for (int position = begin; position < end; position += step) {
-        AttendChunk<false>(params, tile, head_dim, position, pages.LookUpPage(params, position), {}, stream, pages,
-                           lane, state, outputs);
+        Chunks::template AttendChunk<false>(params, tile, memory, head_dim, position,
+                                            pages.LookUpPage(params, position), {}, stream, pages, lane, state,
+                                            outputs);
       }
     }
     StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, state, outputs);
-  }
-
-  // Scales of a tile that its chunks share.
-  struct TileScales {
-    RowScales<kRowTiles> keys;
-    float values;
-  };
-  template <class KvType>
-  static KVANTA_DEVICE TileScales QuantizedScales(const AttentionParams& params, const QueryTile& tile,
-                                                  const KvType& keys, int t) {
-    TileScales scales;
-    const float logit = LogitScale(params);
-    ForRows<kRowTiles>([&](int row_tile, int q) {
-      const int at_row = 4 * RowOf(row_tile, q, t);
-      const float query = KvType::kBf16 ? 1.0F : LoadShared<float>(Layout::kScales + at_row);
-      scales.keys.row[row_tile][q] = query * (logit * (params.k_scale[tile.kv_head] * params.k_type.unit));
-      scales.keys.offset[row_tile][q] =
-          keys.HasTokenOffset() ? LoadShared<float>(Layout::kSums + at_row) * logit : 0.0F;
-    });
-    scales.values = params.v_scale[tile.kv_head] * params.v_type.unit;
-    return scales;
-  }
-  // Scales of exact pages, whose operands are the values.
-  static KVANTA_DEVICE TileScales ExactScales(const AttentionParams& params) {
-    TileScales scales{};
-    ForRows<kRowTiles>([&](int row_tile, int q) { scales.keys.row[row_tile][q] = LogitScale(params); });
-    scales.values = 1;
-    return scales;
-  }
-  static KVANTA_DEVICE float LogitScale(const AttentionParams& params) {
-    return params.softmax_scale * (params.softcap > 0 ? 1.0F : kLog2E);
-  }
-
-  // Visits the type of a chunk's cells: of a plain chunk, the stored one.
-  template <bool kPlain, class KvTypes, class F>
-  static KVANTA_DEVICE void VisitType(DecodeKind decode, const KvTypeDesc& desc, int levels, F visit) {
-    if constexpr (kPlain) {
-      visit(typename KvTypes::Stored(desc, levels));
-    } else {
-      KvTypes::Visit(decode, desc, visit, levels);
-    }
-  }
-
-  // `staged_scales`: of staged types. kPlain: a staged chunk, fully visible.
-  template <bool kPlain>
-  static KVANTA_DEVICE void AttendChunk(const AttentionParams& params, const QueryTile& tile, int head_dim,
-                                        int position, const ChunkLocation& location, const TileScales& staged_scales,
-                                        Stream& stream, const SharedPageTable& pages, int lane,
-                                        RowState<kRowTiles>& state, Outputs& outputs) {
-    const int g = lane / 4;
-    const int t = lane % 4;
-    ChunkView<kRowTiles> chunk;
-    if constexpr (!kPlain) chunk = MakeChunkView<kRowTiles>(params, tile, position, t);
-    const CellOffsets& k = location.exact ? params.exact_k : params.k;
-    const CellOffsets& v = location.exact ? params.exact_v : params.v;
-    // In a bf16 layer, exact cells are read like all others.
-    const bool exact = !kPlain && Kernel::kHasExact && location.exact;
-
-    RowFragments<kRowTiles> s;
-    TileScales scales = staged_scales;
-    stream.Wait();
-    const auto score = [&](auto type) {
-      using KvType = decltype(type);
-      using Keys = KeyScores<KvType, kRowTiles, Outputs::kMaxBlocks, kUnrolled>;
-      const int queries = exact ? Layout::ExactQueries(params, head_dim) : Layout::Queries(head_dim);
-      if (exact) {
-        scales = ExactScales(params);
-      } else if (!Kernel::kStaged) {
-        scales = QuantizedScales(params, tile, type, t);
-      }
-      const auto attend = [&](const auto& cell) {
-        Keys::Scores(type, cell, head_dim, queries, lane, s);
-        Keys::Scale(type, cell, scales.keys, g, s);
-      };
-      if constexpr (IsStaged<KvType, KeyTypes>()) {
-        attend(stream.Keys());
-      } else {
-        attend(PageCell(location.record + k.Cell(tile.kv_head), k, CodeBytes(type, head_dim), params.page_size,
-                        location.token));
-      }
-    };
-    VisitType<kPlain, KeyTypes>(exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type,
-                                Layout::KeyLevels(params, head_dim), score);
-    stream.NextKeys(params, position, lane);
-    if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
-      using KvType = StaticKvType<formats::Bf16>;
-      AddUnquantized<KvType, kRowTiles, BlocksOf(kMaxOutliers)>(params, KvType(params.k_type), tile, location,
-                                                                Layout::UnquantizedQueries(params, head_dim),
-                                                                ExactScales(params).keys.row, lane, s);
-    }
-    RowValues<kRowTiles> bias = {};
-    if (params.softcap > 0 || params.sinks != nullptr) {
-      ForRows<kRowTiles>([&](int row_tile, int q) {
-        bias[row_tile][q] = LoadShared<float>(Layout::kBias + 4 * RowOf(row_tile, q, t)) * params.softmax_scale;
-      });
-    }
-    ToLogits<kRowTiles>(params, bias, s);
-    if constexpr (!kPlain) MaskLogits<kRowTiles>(chunk, g, s);
-    RowValues<kRowTiles> row_max;
-    RowMax<kRowTiles>(s, row_max);
-    RowValues<kRowTiles> rescale;
-    Softmax<kRowTiles>(row_max, s, state, rescale);
-    stream.Wait();
-    const auto add_values = [&](auto type) {
-      using KvType = decltype(type);
-      const auto add = [&](const auto& cell) {
-        WeightedValues<KvType, Outputs, kPlain>::Add(params, type, cell, tile, chunk, position, head_dim, s, rescale,
-                                                     scales.values, lane, state, outputs);
-      };
-      if constexpr (IsStaged<KvType, ValueTypes>()) {
-        add(stream.Values());
-      } else {
-        add(PageCell(location.record + v.Cell(tile.kv_head), v, CodeBytes(type, head_dim), params.page_size,
-                     location.token));
-      }
-    };
-    VisitType<kPlain, ValueTypes>(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type,
-                                  Layout::ValueLevels(params, head_dim), add_values);
-    stream.NextValues(params, pages, position, lane);
-  }
-
-  // True for the type whose chunks are staged: the first of the list.
-  template <class KvType, class KvTypes>
-  static constexpr KVANTA_DEVICE bool IsStaged() {
-    return Kernel::kStaged && std::is_same_v<KvType, typename KvTypes::Stored>;
   }
 
   // Results are stored in lane order: 16 bytes per tile and lane.

@@ -41,6 +41,8 @@ struct StaticKernel {
       kRowTiles == 1 && kChunkBytes <= (6 << 10) && !kHasTrellis ? 4 : 3;  // per multiprocessor
   static constexpr int kStages = std::clamp((kBlocksPerSm == 4 ? 12 << 10 : 17 << 10) / kChunkBytes, 1, 3);
   static constexpr int kStageBytes = kStages * kChunkBytes;
+  // Tile groups (group_block.h) have the registers that eight warps leave.
+  static constexpr int kGroupBlocksPerSm = 2;
 
   static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
 };
@@ -81,6 +83,10 @@ struct KernelFor<GenericKernel, kRowTiles> {
   using Type = RuntimeKernel<kRowTiles>;
 };
 
+// The kernel of an entry of the list for tile groups.
+template <class Listed>
+using GroupKernel = typename KernelFor<Listed, kQueryRows / kRowsPerMma>::Type;
+
 // Calls f(type) with a pointer to the kernel for a step whose tiles have up to params.tile_rows rows.
 template <class Listed, class F>
 void VisitKernel(const AttentionParams& params, F f) {
@@ -90,6 +96,15 @@ void VisitKernel(const AttentionParams& params, F f) {
     f(static_cast<typename KernelFor<Listed, kQueryRows / kRowsPerMma>::Type*>(nullptr));
   }
 }
+
+// Offsets of a tile's query rows in the block's shared memory: [R] f32 each of scales, biases and sums, f32 rows, the
+// operands made of them (queries.h), and the levels of trellis codes.
+struct TileMemory {
+  int scales, bias, sums;
+  int rows, unquantized_rows;
+  int queries, exact_queries, unquantized_queries;
+  int key_levels, value_levels;
+};
 
 // The block's shared memory. A warp's results overwrite the query rows and the staged chunks.
 template <class Kernel>
@@ -131,6 +146,18 @@ struct AttentionLayout {
   }
   static constexpr KVANTA_DEVICE int Bytes(const AttentionParams& params, int head_dim) {
     return ValueLevels(params, head_dim) + SharedLevels::Bytes(params.v_type.decode, head_dim);
+  }
+  static constexpr KVANTA_DEVICE TileMemory Memory(const AttentionParams& params, int head_dim) {
+    return {.scales = kScales,
+            .bias = kBias,
+            .sums = kSums,
+            .rows = kResults,
+            .unquantized_rows = kResults + ResultBytes(head_dim),
+            .queries = Queries(head_dim),
+            .exact_queries = ExactQueries(params, head_dim),
+            .unquantized_queries = UnquantizedQueries(params, head_dim),
+            .key_levels = KeyLevels(params, head_dim),
+            .value_levels = ValueLevels(params, head_dim)};
   }
 };
 

@@ -27,6 +27,7 @@ inline constexpr int kMaxTiledHeadDim = 256;  // heads beyond it have tiles of k
 inline constexpr int kMaxOutliers = 64;
 inline constexpr int kMaxLatentRank = 512;
 inline constexpr int kMaxRopeDim = 256;
+inline constexpr int kGroupTiles = 4;  // maximum of a tile group
 inline constexpr int kAttendWarps = kSplitTokens / kQuarterTokens;
 
 // Byte offsets of a side's cells in a page record, and of the sections in a cell.
@@ -137,9 +138,11 @@ struct QueryTile {
   int32_t gathered = 0;     // index in AttentionParams::gathered
 };
 
-// KV splits [first_split, last_split) of a tile, each with a split result of its own, or accumulated into one.
+// KV splits [first_split, last_split) of a tile, each with a split result of its own, or accumulated into one; or those
+// of a tile group, adjacent tiles of a page and KV head, whose results follow each other like their own result_row.
 struct SplitTask {
-  int32_t tile = 0;
+  int32_t tile = 0;  // the first
+  int32_t tiles = 1;
   int32_t result_row = 0;
   int32_t result_rows = 0;  // between the results of adjacent splits; 0: one result
   int32_t first_split = 0;
@@ -199,6 +202,9 @@ struct AttentionParams {
   PagePool quantized, exact;
   CellOffsets k, v, exact_k, exact_v, unquantized, exact_unquantized;  // no v for latents
   const AttentionMetadata* metadata = nullptr;
+  // The same with the tasks of tile groups (group_block.h), or null: none. `has_tiles`: `metadata` has tasks.
+  const AttentionMetadata* group_metadata = nullptr;
+  bool has_tiles = true;
   int32_t tile_rows = kQueryRows;  // bound of a tile's query rows
   int32_t max_tiles = 0;           // bound of metadata->tile_count: determines the combine kernel's grid
 };

@@ -10,6 +10,7 @@ namespace kvanta::kernels::cuda {
 // staged.
 template <class K, bool kStaged = K::kStaged>
 struct ChunkStream {
+  static constexpr bool kIsDecoded = false;
   using StagedKeys = typename K::StagedKeys;
   using StagedValues = typename K::StagedValues;
 
@@ -72,6 +73,7 @@ struct ChunkStream {
 };
 template <class K>
 struct ChunkStream<K, false> {
+  static constexpr bool kIsDecoded = false;
   KVANTA_DEVICE ChunkStream(const AttentionParams& /*params*/, const QueryTile& /*tile*/, int /*warp_bytes*/,
                             int /*lane*/) {}
   static KVANTA_DEVICE int Keys() { return 0; }  // unused

@@ -8,15 +8,23 @@
 
 namespace kvanta::kernels::cuda {
 
+// Factors of the sums of two softmax results in their combination.
+struct CombineFactors {
+  float keep, take;
+};
+// Combines the states of two softmax results into the first.
+KVANTA_DEVICE CombineFactors CombineStates(float& max, float& sum, float more_max, float more_sum) {
+  const float new_max = fmaxf(max, more_max);
+  const float base = new_max == kMinusInfinity ? 0.0F : new_max;
+  const CombineFactors factors{Exp2(max - base), Exp2(more_max - base)};
+  max = new_max;
+  sum = MultiplyAdd(sum, factors.keep, more_sum * factors.take);
+  return factors;
+}
 // Combines two softmax results of `count` values, (max, sum, out) and (more_max, more_sum, more), into the first.
 KVANTA_DEVICE void CombineInto(float& max, float& sum, float more_max, float more_sum, float* out, const float* more,
                                int count) {
-  const float new_max = fmaxf(max, more_max);
-  const float base = new_max == kMinusInfinity ? 0.0F : new_max;
-  const float keep = Exp2(max - base);
-  const float take = Exp2(more_max - base);
-  max = new_max;
-  sum = MultiplyAdd(sum, keep, more_sum * take);
+  const auto [keep, take] = CombineStates(max, sum, more_max, more_sum);
   for (int i = 0; i < count; ++i) out[i] = MultiplyAdd(out[i], keep, more[i] * take);
 }
 

@@ -66,6 +66,12 @@ struct PairKernel;
 struct GenericKernel;
 struct LatentBlock;
 
+// Kernels that take tile groups (group_block.h), too.
+template <class Kernel>
+inline constexpr bool kTakesGroups = false;
+template <class KeyFormat, class ValueFormat, int kHeadDim>
+inline constexpr bool kTakesGroups<PairKernel<KeyFormat, ValueFormat, kHeadDim>> = true;
+
 template <class Format, int kHeadDim>
 using SameFormat = PairKernel<Format, Format, kHeadDim>;
 
@@ -85,5 +91,7 @@ using AttentionKernels =
 int FindAppend(const formats::Format& format) noexcept;
 // Index in AttentionKernels, or -1.
 int FindAttend(const formats::LayerScheme& layer) noexcept;
+// True if the kernel of AttentionKernels takes tile groups (group_block.h), too.
+bool TakesGroups(int kernel) noexcept;
 
 }  // namespace kvanta::kernels::cuda

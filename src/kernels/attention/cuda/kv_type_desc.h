@@ -76,6 +76,11 @@ enum class BlockScale : uint8_t {
   kF32,          // f32 per 128 channels; latents only
 };
 
+// True if products of a block of 32 channels are scaled: scales are not folded into their operands.
+constexpr bool HasBlockScales(BlockScale scale) {
+  return scale != BlockScale::kNone && scale != BlockScale::kE4m3Halves;
+}
+
 inline constexpr int kBlocksPerF32Scale = 4;  // blocks of 32 channels
 
 constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {

@@ -42,7 +42,7 @@ struct LatentBlock {
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
-    ForTasks(params, [&](const SplitTask& task) { Attend(params, task); });
+    ForTasks(*params.metadata, [&](const SplitTask& task) { Attend(params, task); });
   }
 
   // Query terms for keys of a decode kind (KvTypeTraits::kTerms).

@@ -19,6 +19,7 @@ KVANTA_DEVICE int CodeBytes(const KvType& type, int head_dim) {
 // A chunk read directly from its page. Scale accessors take a token index in the chunk.
 struct PageCell {
   static constexpr bool kIsStaged = false;
+  static constexpr bool kIsDecoded = false;
   const uint8_t* cell;
   const CellOffsets& offsets;
   const uint8_t* codes;  // codes of the chunk
@@ -101,10 +102,17 @@ KVANTA_DEVICE Vec2 HalfBytes8(const Cell& cell, int head_dim, int half, int toke
   return 16 * half < head_dim ? cell.BlockBytes8(half, token) : Vec2{};
 }
 
+template <class KvType>
+KVANTA_DEVICE bool ScalesBlocks(const KvType& type) {
+  return HasBlockScales(type.BlockScaling());
+}
+
 template <class KvType, class Cell>
 KVANTA_DEVICE void BlockScales(const KvType& type, const Cell& cell, int head_dim, int block, int g,
                                float (&scales)[4]) {
-  if (type.BlockScaling() == BlockScale::kFp16) {
+  if constexpr (Cell::kIsDecoded) {
+    BitsToFloats(cell.BlockFloats(block, 4 * g), scales);
+  } else if (type.BlockScaling() == BlockScale::kFp16) {
     F16ToFloats(cell.BlockScales(block, 4 * g), scales);
   } else if (type.BlockScaling() == BlockScale::kPower) {
     const uint32_t bytes = cell.BlockBytes4(block, 4 * g);
@@ -126,14 +134,16 @@ KVANTA_DEVICE void BlockScales(const KvType& type, const Cell& cell, int head_di
     for (int i = 0; i < 4; ++i) scales[i] = 1;
   }
 }
-template <class KvType>
-KVANTA_DEVICE bool ScalesBlocks(const KvType& type) {
-  return type.BlockScaling() != BlockScale::kNone && type.BlockScaling() != BlockScale::kE4m3Halves;
-}
-
 template <class KvType, class Cell>
 KVANTA_DEVICE void TokenScales(const KvType& type, const Cell& cell, int g, float (&scales)[4]) {
-  if (type.TokenScaling() == formats::ScaleType::kFp16) {
+  if constexpr (Cell::kIsDecoded) {
+    if constexpr (Cell::kScalesTokens) {
+      BitsToFloats(cell.TokenFloats(4 * g), scales);
+    } else {
+      KVANTA_UNROLL
+      for (int i = 0; i < 4; ++i) scales[i] = 1;
+    }
+  } else if (type.TokenScaling() == formats::ScaleType::kFp16) {
     F16ToFloats(cell.TokenScales(4 * g), scales);
   } else if (type.TokenScaling() == formats::ScaleType::kF32) {
     BitsToFloats(cell.TokenFloats(4 * g), scales);

@@ -56,29 +56,64 @@ struct KeyScores {
   template <class Cell>
   static KVANTA_DEVICE void Scores(const KvType& type, const Cell& cell, int head_dim, int queries, int lane,
                                    Fragments& s) {
-    // Blocks whose loads are in flight together.
-    constexpr int kPreferredBlocks = Cell::kIsStaged        ? 1
-                                     : Operand::kLoads == 1 ? 2
-                                     : Operand::kLoads > 4  ? 1
-                                                            : 4 / Operand::kLoads;
-    constexpr int kBlocksInFlight = kMaxBlocks < kPreferredBlocks ? kMaxBlocks : kPreferredBlocks;
-    const int g = lane / 4;
-    const int t = lane % 4;
-    const int bits = KvType::kSubbyte ? type.LowBits() + type.HighBits() : KvType::kBits;
-    const int lane_line = cell.WrapToken(4 * g) / 16 * (2 * head_dim * bits) + g % 4 * 16;
     KVANTA_UNROLL
     for (int i = 0; i < 8 * kRowTiles; ++i) s[i / 8][i / 4 % 2][i % 4] = 0;
-    KVANTA_UNROLL_BY(kUnrolled && Cell::kIsStaged ? kMaxBlocks : 1)
-    for (int first = 0; first < kMaxBlocks; first += kBlocksInFlight) {
-      if (32 * first >= head_dim) break;
-      Raw raw[kBlocksInFlight];
-      KVANTA_UNROLL
-      for (int n = 0; n < kBlocksInFlight; ++n) Operand::Load(type, cell, head_dim, first + n, t, lane_line, raw[n]);
-      KVANTA_UNROLL
-      for (int n = 0; n < kBlocksInFlight; ++n) {
-        if (32 * (first + n) < head_dim) Block(type, cell, raw[n], head_dim, first + n, queries, lane, s);
+    if constexpr (Cell::kIsDecoded) {
+      KVANTA_UNROLL_BY(kMaxBlocks)
+      for (int block = 0; block < kMaxBlocks; ++block) {
+        const auto operand = [&](auto step, int i, int /*code_term*/) {
+          return cell.Operand(block, 2 * decltype(step)::value + i, lane);
+        };
+        Products(type, cell, operand, head_dim, block, queries, lane, s);
+      }
+    } else {
+      // Blocks whose loads are in flight together.
+      constexpr int kPreferredBlocks = Cell::kIsStaged        ? 1
+                                       : Operand::kLoads == 1 ? 2
+                                       : Operand::kLoads > 4  ? 1
+                                                              : 4 / Operand::kLoads;
+      constexpr int kBlocksInFlight = kMaxBlocks < kPreferredBlocks ? kMaxBlocks : kPreferredBlocks;
+      const int t = lane % 4;
+      const int lane_line = LaneLine(type, cell, head_dim, lane);
+      KVANTA_UNROLL_BY(kUnrolled && Cell::kIsStaged ? kMaxBlocks : 1)
+      for (int first = 0; first < kMaxBlocks; first += kBlocksInFlight) {
+        if (32 * first >= head_dim) break;
+        Raw raw[kBlocksInFlight];
+        KVANTA_UNROLL
+        for (int n = 0; n < kBlocksInFlight; ++n) Operand::Load(type, cell, head_dim, first + n, t, lane_line, raw[n]);
+        KVANTA_UNROLL
+        for (int n = 0; n < kBlocksInFlight; ++n) {
+          const int block = first + n;
+          if (32 * block >= head_dim) continue;
+          Factors factors;
+          LoadFactors(type, cell, head_dim, block, lane, factors);
+          const auto operand = [&](auto step, int i, int code_term) {
+            return OperandOf<decltype(step)::value>(type, raw[n], factors, i, t, code_term);
+          };
+          Products(type, cell, operand, head_dim, block, queries, lane, s);
+        }
       }
     }
+  }
+
+  // Decodes a block to `to`.
+  template <class Cell, class Decoded>
+  static KVANTA_DEVICE void Decode(const KvType& type, const Cell& cell, int head_dim, int block, int lane,
+                                   const Decoded& to) {
+    const int t = lane % 4;
+    Raw raw;
+    Operand::Load(type, cell, head_dim, block, t, LaneLine(type, cell, head_dim, lane), raw);
+    Factors factors;
+    LoadFactors(type, cell, head_dim, block, lane, factors);
+    const auto step = [&](auto index) {
+      constexpr int kStep = decltype(index)::value;
+      KVANTA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        to.SetOperand(block, 2 * kStep + i, lane, OperandOf<kStep>(type, raw, factors, i, t, 0));
+      }
+    };
+    step(std::integral_constant<int, 0>{});
+    step(std::integral_constant<int, 1>{});
   }
 
   // Multiplies the dots by row and token scales.
@@ -142,12 +177,36 @@ struct KeyScores {
     }
   }
 
+  // Offset of the lane's tokens in a unit's line.
   template <class Cell>
-  static KVANTA_DEVICE void Block(const KvType& type, const Cell& cell, const Raw& raw, int head_dim, int block,
-                                  int queries, int lane, Fragments& s) {
-    const int t = lane % 4;
-    Factors factors;
-    LoadFactors(type, cell, head_dim, block, lane, factors);
+  static KVANTA_DEVICE int LaneLine(const KvType& type, const Cell& cell, int head_dim, int lane) {
+    const int g = lane / 4;
+    const int bits = KvType::kSubbyte ? type.LowBits() + type.HighBits() : KvType::kBits;
+    return cell.WrapToken(4 * g) / 16 * (2 * head_dim * bits) + g % 4 * 16;
+  }
+
+  // The A operand of tile `i` of tokens and 16 channels; term `code_term` of f32 codes.
+  template <int kStep>
+  static KVANTA_DEVICE Vec4 OperandOf(const KvType& type, const Raw& raw, const Factors& factors, int i, int t,
+                                      int code_term) {
+    const auto pair = [&](auto index, int j) {
+      constexpr int kPair = decltype(index)::value;
+      uint32_t a = Operand::template Pair<kPair>(type, raw, j, t, code_term);
+      if (type.BlockScaling() == BlockScale::kE4m3Halves || type.BlockScaling() == BlockScale::kPowerHalves) {
+        a = MultiplyF16(a, factors.tokens[j]);
+      }
+      if (type.HasChannelScales()) a = MultiplyAddF16(a, factors.scales[kPair], factors.offsets[kPair]);
+      return a;
+    };
+    constexpr std::integral_constant<int, 2 * kStep> kFirst;
+    constexpr std::integral_constant<int, 2 * kStep + 1> kSecond;
+    return {{pair(kFirst, 2 * i), pair(kFirst, 2 * i + 1), pair(kSecond, 2 * i), pair(kSecond, 2 * i + 1)}};
+  }
+
+  // Adds the dots of a block. operand(step, i, code_term): OperandOf of the block.
+  template <class Cell, class BlockOperand>
+  static KVANTA_DEVICE void Products(const KvType& type, const Cell& cell, BlockOperand operand, int head_dim,
+                                     int block, int queries, int lane, Fragments& s) {
     Fragments dots = {};
     const bool scaled = ScalesBlocks(type);
     auto& sums = KvType::kFixed && !scaled ? s : dots;
@@ -158,25 +217,13 @@ struct KeyScores {
       const int term = i % KvType::kTerms;
       q[tile][term] = LoadShared<Vec4>(queries + QueryAt<kRowTiles>(term, tile, block, head_dim, lane));
     }
-    const auto pair = [&](auto index, int j, int code_term) {
-      constexpr int kPair = decltype(index)::value;
-      uint32_t a = Operand::template Pair<kPair>(type, raw, j, t, code_term);
-      if (type.BlockScaling() == BlockScale::kE4m3Halves || type.BlockScaling() == BlockScale::kPowerHalves) {
-        a = MultiplyF16(a, factors.tokens[j]);
-      }
-      if (type.HasChannelScales()) a = MultiplyAddF16(a, factors.scales[kPair], factors.offsets[kPair]);
-      return a;
-    };
     const auto step = [&](auto index) {
       constexpr int kStep = decltype(index)::value;
-      constexpr std::integral_constant<int, 2 * kStep> kFirst;
-      constexpr std::integral_constant<int, 2 * kStep + 1> kSecond;
       KVANTA_UNROLL
       for (int i = 0; i < 2; ++i) {
         KVANTA_UNROLL
         for (int code_term = 0; code_term < KvType::kCodeTerms; ++code_term) {
-          const Vec4 a{{pair(kFirst, 2 * i, code_term), pair(kFirst, 2 * i + 1, code_term),
-                        pair(kSecond, 2 * i, code_term), pair(kSecond, 2 * i + 1, code_term)}};
+          const Vec4 a = operand(index, i, code_term);
           KVANTA_UNROLL
           for (int tile = 0; tile < kRowTiles; ++tile) {
             KVANTA_UNROLL

@@ -14,6 +14,7 @@ namespace kvanta::kernels::cuda {
 template <class KvType, bool kIsKey, int kHeadDim>
 struct StagedCell {
   static constexpr bool kIsStaged = true;
+  static constexpr bool kIsDecoded = false;
   static constexpr int kBits = KvType::LowBits() + KvType::HighBits();
   static constexpr int kRowBytes = kHeadDim * kBits / 8;
   static constexpr int kOctet = 8 * kRowBytes;

@@ -7,8 +7,7 @@ namespace kvanta::kernels::cuda {
 
 // Calls attend(task) for the tasks of the block's work items.
 template <class Attend>
-KVANTA_DEVICE void ForTasks(const AttentionParams& params, Attend attend) {
-  const AttentionMetadata& metadata = *params.metadata;
+KVANTA_DEVICE void ForTasks(const AttentionMetadata& metadata, Attend attend) {
   for (int item = BlockIndex(); item < metadata.work_count; item += Blocks()) {
     const int end = metadata.work_indptr[item + 1];
     for (int index = metadata.work_indptr[item]; index < end; ++index) attend(metadata.tasks[index]);

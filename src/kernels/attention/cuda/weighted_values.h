@@ -38,7 +38,12 @@ struct WeightedValues {
     TokenScales(type, cell, g, scales);
     RowValues<kRowTiles> factor;
     ForRows<kRowTiles>([&](int row_tile, int q) { factor[row_tile][q] = rescale[row_tile][q]; });
-    if constexpr (!KvType::kBf16) {
+    if constexpr (Cell::kIsDecoded) {
+      if constexpr (!KvType::kBf16) {
+        const int exponent = ExponentOfScales(cell.LargestScale(value_scale));
+        ForRows<kRowTiles>([&](int row_tile, int q) { RaiseExponent(exponent, row_tile, q, state, factor); });
+      }
+    } else if constexpr (!KvType::kBf16) {
       float largest[4];
       KVANTA_UNROLL
       for (int i = 0; i < 4; ++i) largest[i] = blocks ? 0.0F : fabsf(scales[i]);
@@ -73,9 +78,11 @@ struct WeightedValues {
     for (int block = 0; block < kBlocks; ++block) {
       if (32 * block >= head_dim) break;
       typename Operand::Raw raw;
-      Operand::Load(type, cell, head_dim, block, lane, raw);
       uint32_t factors[4] = {};
-      LoadFactors(type, cell, chunk, head_dim, block, lane, factors);
+      if constexpr (!Cell::kIsDecoded) {
+        Operand::Load(type, cell, head_dim, block, lane, raw);
+        LoadFactors(type, cell, chunk, head_dim, block, lane, factors);
+      }
       if (blocks) {
         BlockScales(type, cell, head_dim, block, g, scales);
         ScaleProbs(in_units, scales, chunk, g, probs);
@@ -91,7 +98,13 @@ struct WeightedValues {
         KVANTA_UNROLL
         for (int i = 0; i < 8 * kRowTiles; ++i) out[i / 8][i / 4 % 2][i % 4] += offsets[i / 8][i % 2];
       }
-      if constexpr (!KvType::kHasNan || kAllVisible) {
+      if constexpr (Cell::kIsDecoded) {
+        const auto operands = [&](auto index, int /*code_term*/, Vec4(&a)[2]) {
+          KVANTA_UNROLL
+          for (int step = 0; step < 2; ++step) a[step] = cell.Operand(block, 2 * decltype(index)::value + step, lane);
+        };
+        AddProducts(operands, probs, out);
+      } else if constexpr (!KvType::kHasNan || kAllVisible) {
         Accumulate<false>(type, raw, factors, probs, 0, kChunkTokens, lane, out);
       } else {
         AddTokens(params, type, raw, factors, probs, tile, chunk, position, chunk.fully_visible ? 1 : tile.tokens, lane,
@@ -99,6 +112,25 @@ struct WeightedValues {
       }
       outputs.Store(block, out);
     }
+  }
+
+  // Decodes a block to `to`.
+  template <class Cell, class Decoded>
+  static KVANTA_DEVICE void Decode(const KvType& type, const Cell& cell, int head_dim, int block, int lane,
+                                   const Decoded& to) {
+    static_assert(kAllVisible);
+    typename Operand::Raw raw;
+    Operand::Load(type, cell, head_dim, block, lane, raw);
+    uint32_t factors[4] = {};
+    LoadFactors(type, cell, {}, head_dim, block, lane, factors);
+    const auto channels = [&](auto index) {
+      Vec4 a[2];
+      OperandsOf<decltype(index)::value, false>(type, raw, factors, 0, kChunkTokens, lane, 0, a);
+      KVANTA_UNROLL
+      for (int step = 0; step < 2; ++step) to.SetOperand(block, 2 * decltype(index)::value + step, lane, a[step]);
+    };
+    channels(std::integral_constant<int, 0>{});
+    channels(std::integral_constant<int, 1>{});
   }
 
  private:
@@ -143,15 +175,22 @@ struct WeightedValues {
       }
       return RowMaximum(largest);
     };
-    const float of_all = kAllVisible ? largest_of(0, 0) : 0.0F;
+    const int of_all = kAllVisible ? ExponentOfScales(largest_of(0, 0)) : 0;
     ForRows<kRowTiles>([&](int row_tile, int q) {
-      int exponent = ExponentOf(kAllVisible ? of_all : largest_of(row_tile, q));
-      if (exponent > kMaxExponent) exponent = kMaxExponent;
-      int& current = state.exponent[row_tile][q];
-      if (exponent <= current) return;
-      factor[row_tile][q] *= PowerOfTwo(current - exponent);
-      current = exponent;
+      const int exponent = kAllVisible ? of_all : ExponentOfScales(largest_of(row_tile, q));
+      RaiseExponent(exponent, row_tile, q, state, factor);
     });
+  }
+  static KVANTA_DEVICE int ExponentOfScales(float largest) {
+    const int exponent = ExponentOf(largest);
+    return exponent > kMaxExponent ? kMaxExponent : exponent;
+  }
+  static KVANTA_DEVICE void RaiseExponent(int exponent, int row_tile, int q, RowState<kRowTiles>& state,
+                                          RowValues<kRowTiles>& factor) {
+    int& current = state.exponent[row_tile][q];
+    if (exponent <= current) return;
+    factor[row_tile][q] *= PowerOfTwo(current - exponent);
+    current = exponent;
   }
 
   // Probabilities times scales as operands. `scales`: of tokens 4 g to 4 g + 3.
@@ -226,14 +265,15 @@ struct WeightedValues {
     if (token + 4 < begin || token + 4 >= end) pair &= 0x0000ffffU;
   }
 
-  // Adds the products of a block of 32 channels. kMasked: values of tokens outside [begin, end) are zeroed first.
-  template <bool kMasked>
-  static KVANTA_DEVICE void Accumulate(const KvType& type, const typename Operand::Raw& raw,
-                                       const uint32_t (&factors)[4], const ScaledProbs& probs, int begin, int end,
-                                       int lane, Fragments& out) {
+  // The A operands of tile kTile of channels of a block, for two steps of 16 tokens; term `code_term` of f32 codes.
+  // kMasked: values of tokens outside [begin, end) are zeroed.
+  template <int kTile, bool kMasked>
+  static KVANTA_DEVICE void OperandsOf(const KvType& type, const typename Operand::Raw& raw,
+                                       const uint32_t (&factors)[4], int begin, int end, int lane, int code_term,
+                                       Vec4 (&a)[2]) {
     const bool halves =
         type.BlockScaling() == BlockScale::kE4m3Halves || type.BlockScaling() == BlockScale::kPowerHalves;
-    const auto pairs_of = [&](auto index, int code_term, uint32_t(&pairs)[4]) {
+    const auto pairs_of = [&](auto index, uint32_t(&pairs)[4]) {
       Operand::template Pairs<decltype(index)::value>(type, raw, lane / 4, code_term, pairs);
       KVANTA_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -241,23 +281,43 @@ struct WeightedValues {
         if constexpr (kMasked) Mask(pairs[j], 8 * (lane % 4) + j, begin, end);
       }
     };
+    uint32_t first[4];
+    uint32_t second[4];
+    pairs_of(std::integral_constant<int, 2 * kTile>{}, first);
+    pairs_of(std::integral_constant<int, 2 * kTile + 1>{}, second);
+    KVANTA_UNROLL
+    for (int step = 0; step < 2; ++step) {
+      a[step] = {{first[2 * step], second[2 * step], first[2 * step + 1], second[2 * step + 1]}};
+    }
+  }
+
+  // Adds the products of a block of 32 channels. kMasked: values of tokens outside [begin, end) are zeroed first.
+  template <bool kMasked>
+  static KVANTA_DEVICE void Accumulate(const KvType& type, const typename Operand::Raw& raw,
+                                       const uint32_t (&factors)[4], const ScaledProbs& probs, int begin, int end,
+                                       int lane, Fragments& out) {
+    const auto operands = [&](auto index, int code_term, Vec4(&a)[2]) {
+      OperandsOf<decltype(index)::value, kMasked>(type, raw, factors, begin, end, lane, code_term, a);
+    };
+    AddProducts(operands, probs, out);
+  }
+  // operands(tile, code_term, a): OperandsOf of the block.
+  template <class Operands>
+  static KVANTA_DEVICE void AddProducts(Operands operands, const ScaledProbs& probs, Fragments& out) {
     const auto channels = [&](auto index) {
       constexpr int kTile = decltype(index)::value;
       KVANTA_UNROLL
       for (int code_term = 0; code_term < KvType::kCodeTerms; ++code_term) {
-        uint32_t first[4];
-        uint32_t second[4];
-        pairs_of(std::integral_constant<int, 2 * kTile>{}, code_term, first);
-        pairs_of(std::integral_constant<int, 2 * kTile + 1>{}, code_term, second);
+        Vec4 a[2];
+        operands(index, code_term, a);
         KVANTA_UNROLL
         for (int step = 0; step < 2; ++step) {
-          const Vec4 a{{first[2 * step], second[2 * step], first[2 * step + 1], second[2 * step + 1]}};
           KVANTA_UNROLL
           for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
             KVANTA_UNROLL
             for (int term = 0; term + code_term < KvType::kTerms; ++term) {
               const auto& b = probs.word[row_tile][step][term];
-              Mma<KvType::kBf16>(out[row_tile][kTile], a, b[0], b[1]);
+              Mma<KvType::kBf16>(out[row_tile][kTile], a[step], b[0], b[1]);
             }
           }
         }

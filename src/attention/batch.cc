@@ -236,10 +236,9 @@ void CheckSharedKv(const BackendConfig& config, const formats::CacheLayout& layo
                    std::string_view backend) {
   const AttentionSpec& layer = config.layers[index];
   const formats::LayerScheme& scheme = layout.layers[index];
-  if (backend != "cpu") {
+  if (backend == "reference") {
     throw InputError(
-        fmt::format("layer {}: backend {} does not attend to compressed keys and values (DeepSeek V4) yet; "
-                    "cpu does",
+        fmt::format("layer {}: backend {} does not attend to compressed keys and values (DeepSeek V4); cpu and cuda do",
                     index, backend));
   }
   const bool has_selection =

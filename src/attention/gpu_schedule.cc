@@ -174,4 +174,19 @@ void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vect
   Division(shape, partition, schedule).Run();
 }
 
+void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vector<size_t>& offsets) {
+  offsets.push_back(metadata.Add(schedule.tiles));
+  offsets.push_back(metadata.Add(schedule.tasks));
+  offsets.push_back(metadata.Add(schedule.work_indptr));
+}
+
+kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets) {
+  return {.tiles = reinterpret_cast<const Tile*>(base + offsets[0]),
+          .tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[1]),
+          .work_indptr = reinterpret_cast<const int32_t*>(base + offsets[2]),
+          .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+          .work_count = static_cast<int32_t>(schedule.work_indptr.size()) - 1,
+          .result_stride = schedule.tile_rows};
+}
+
 }  // namespace kvanta::attention

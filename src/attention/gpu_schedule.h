@@ -3,9 +3,11 @@
 // (kernels/attention/cuda/attention_block.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "attention/step_metadata.h"
 #include "attention/work_list.h"
 #include "kernels/attention/cuda/attention_params.h"
 
@@ -41,5 +43,19 @@ int32_t TileRowsOfToken(const WorkShape& shape);
 // memory.
 void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
                      const GpuPartition& partition, GpuSchedule& schedule);
+
+// The index of a value, which is added if it is not there.
+template <class T>
+size_t FindOrAdd(const T& value, std::vector<T>& values) {
+  const auto found = std::find(values.begin(), values.end(), value);
+  const auto index = static_cast<size_t>(found - values.begin());
+  if (found == values.end()) values.push_back(value);
+  return index;
+}
+
+// Adds a schedule's arrays, whose three offsets are appended.
+void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vector<size_t>& offsets);
+// Metadata of a schedule, whose arrays are at three offsets from `base`; pages and split results are not set.
+kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets);
 
 }  // namespace kvanta::attention

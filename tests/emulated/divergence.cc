@@ -2,7 +2,7 @@
 // ones of tests/python/test_emulated_gpu.py.
 //
 //   emulated_divergence MODEL DTYPE KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...
-//   emulated_divergence --bits MODEL TOKEN ...
+//   emulated_divergence --bits PAGE_SIZE MODEL TOKEN ...
 //
 // Prints KL(CPU || GPU) in nats, mean and maximum over the tokens, and the largest difference of logits as a share of
 // the largest logit. --bits: checks on the GPU alone that neither chunks nor prefix hits, batches in graphs or drafts
@@ -72,15 +72,15 @@ void Require(bool is_true, const char* what) {
 
 constexpr int kNewTokens = 7;
 
-kvanta::EngineConfig ConfigOfBits(const char* model) {
+kvanta::EngineConfig ConfigOfBits(const char* page_size, const char* model, size_t tokens) {
   kvanta::EngineConfig config;
   config.model = model;
   config.device = "cuda";
   config.kv_cache_dtype = "bf16";
-  config.page_size = 16;
+  config.page_size = std::stoi(page_size);
   config.max_num_batched_tokens = 64;
   config.max_num_seqs = 4;
-  config.max_model_len = 96;
+  config.max_model_len = std::max<int64_t>(96, static_cast<int64_t>(tokens) + kNewTokens);
   config.poison_unused = true;
   return config;
 }
@@ -107,8 +107,8 @@ void CheckTokens(kvanta::Engine::Impl& engine, const kvanta::Request& request, c
 
 void CheckBits(std::span<char*> args) {
   std::vector<int32_t> tokens;
-  for (const char* arg : args.subspan(3)) tokens.push_back(std::stoi(arg));
-  const kvanta::EngineConfig config = ConfigOfBits(args[2]);
+  for (const char* arg : args.subspan(4)) tokens.push_back(std::stoi(arg));
+  const kvanta::EngineConfig config = ConfigOfBits(args[2], args[3], tokens.size());
   const auto gpu = kvanta::testing::MakeEmulatedGpu();
   kvanta::Engine::Impl engine(kvanta::engine::LoadComponents(config, gpu));
   const std::vector<float> logits = kvanta::engine::ColdLogits(engine, tokens);
@@ -146,7 +146,7 @@ void CheckBits(std::span<char*> args) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc > 3 && std::string_view(argv[1]) == "--bits") {
+    if (argc > 4 && std::string_view(argv[1]) == "--bits") {
       CheckBits({argv, static_cast<size_t>(argc)});
       return 0;
     }

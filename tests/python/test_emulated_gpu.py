@@ -15,6 +15,7 @@ import tiny_classes
 import tiny_models
 import tolerance
 import torch
+from deepseek_v4_weights import save_published
 from model_support import RecordSupport
 
 from kvanta import _core
@@ -23,7 +24,6 @@ from kvanta.checkpoint.resolve import resolve_model
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
-REFUSED = {"DeepseekV4ForCausalLM": "does not support compressed keys and values; device cpu does"}
 
 pytestmark = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not built; scripts/test builds it")
 
@@ -33,11 +33,11 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def divergence(folder: Path, dtype: str, cache: str) -> tuple[float, float]:
+def divergence(folder: Path, dtype: str, cache: str, tokens: list[int] = TOKENS) -> tuple[float, float]:
     """Mean KL divergence from the CPU's, and the largest difference of logits as a share of the largest logit."""
-    done = run(folder, dtype, cache, "auto", *TOKENS)
+    done = run(folder, dtype, cache, "auto", *tokens)
     assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"14 tokens: mean (\S+), max \S+, logits (\S+)\n", done.stdout)
+    found = re.fullmatch(r"\d+ tokens: mean (\S+), max \S+, logits (\S+)\n", done.stdout)
     assert found, done.stdout
     return float(found[1]), float(found[2])
 
@@ -47,13 +47,6 @@ def divergence(folder: Path, dtype: str, cache: str) -> tuple[float, float]:
 def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_classes.make_of_class(architecture, **tiny_classes.experts(4, 2))
     tiny_models.save(model, tmp_path, torch.bfloat16)
-    if architecture in REFUSED:
-        done = run(tmp_path, "float32", "fp32", "auto", *TOKENS)
-        assert done.returncode == 1
-        assert REFUSED[architecture] in done.stderr
-        reason = done.stderr.strip().removeprefix("emulated_divergence: cuda-emulated ").partition(";")[0]
-        record_support(tmp_path, "BF16", "gpu_emulated", reason)
-        return
     _, difference = divergence(tmp_path, "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
     record_support(tmp_path, "BF16", "gpu_emulated")
@@ -70,7 +63,7 @@ def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"])
 def test_states_do_not_depend_on_steps(architecture: str, tmp_path: Path) -> None:
     tiny_models.save(tiny_classes.make_of_class(architecture), tmp_path, torch.bfloat16)
-    done = run("--bits", tmp_path, *TOKENS, *TOKENS[:7])
+    done = run("--bits", 16, tmp_path, *TOKENS, *TOKENS[:7])
     assert done.returncode == 0, done.stderr
     accepted = re.fullmatch(r"(\d+) drafts accepted\n", done.stdout)
     assert accepted, done.stdout
@@ -82,8 +75,31 @@ def test_chosen_tokens_are_the_cpus_and_do_not_depend_on_steps(architecture: str
     tiny_models.save(tiny_classes.make_of_class(architecture, index_topk=4), tmp_path, torch.bfloat16)
     _, difference = divergence(tmp_path, "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
-    done = run("--bits", tmp_path, *TOKENS, *TOKENS[:7])
+    done = run("--bits", 16, tmp_path, *TOKENS, *TOKENS[:7])
     assert done.returncode == 0, done.stderr
+
+
+# More tokens than a page has; the second half is read from the prefix cache.
+LONG = [(7 * i * i + 3 * i) % 91 + 3 for i in range(70)]
+LONG = [*LONG, *LONG, *LONG[:12]]
+
+
+def test_windows_and_entries_give_the_cpus_logits_and_do_not_depend_on_steps(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model("DeepseekV4"), tmp_path, torch.bfloat16)
+    _, difference = divergence(tmp_path, "float32", "fp32", LONG)
+    assert difference < tolerance.F32_LOGITS
+    done = run("--bits", 64, tmp_path, *LONG)
+    assert done.returncode == 0, done.stderr
+
+
+def test_published_weights_of_deepseek_v4(tmp_path: Path, record_support: RecordSupport) -> None:
+    save_published(tmp_path / "published", tmp_path / "twin")
+    _, difference = divergence(tmp_path / "published", "float32", "fp32", LONG[:40])
+    assert difference < tolerance.F32_LOGITS
+    mean, _ = divergence(tmp_path / "published", "float16", "fp32", LONG[:40])  # codes are kept
+    assert mean < tolerance.ACTIVATIONS_OF_11_BITS
+    record_support(tmp_path / "published", "fp8_blocks", "gpu_emulated")
+    record_support(tmp_path / "published", "mxfp4", "gpu_emulated")
 
 
 def test_a_gate_without_recurrent_layers(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ class GpuExperts final : public ExpertLayer {
     auto* const gated = buffers.gated.as<float>();
     if (moe_.gated) {
       gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, buffers.gate_up.as<float>());
+      if (moe_.limits_gate) {
+        gpu.Run(cuda::CutOffOp{.x = buffers.gate_up.as<float>(),
+                               .stride = 2 * down_.In(),
+                               .rows = permuted,
+                               .width = down_.In(),
+                               .limit = moe_.activation_limit});
+      }
       gpu.Run(cuda::ActivateMulOp{.activation = moe_.activation,
                                   .limit = moe_.activation_limit,
                                   .gate_up = buffers.gate_up.as<float>(),

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Memory of the cache of models with sparse attention (DeepSeek V3.2 and V4, GLM-5) for 1, 8 and 64 users at 128K, by format.
+"""Memory of the cache of models with sparse attention (DeepSeek V3.2, GLM-5, DeepSeek V4) for 1, 8 and 64 users at
+128K, by format.
 
     python benchmarks/sparse_capacity.py --json docs/results/sparse-capacity.json
 

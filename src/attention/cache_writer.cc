@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "attention/cell_encoder.h"
 #include "formats/cell_layout.h"
@@ -107,12 +108,13 @@ void CacheWriter::WriteEntries(const Batch& batch, int layer, const float* k, in
     for (int64_t entry = sequence.span.start / tokens; entry < end;) {
       const int64_t next = std::min(end, (entry / rows + 1) * rows);
       const int64_t last_token = (entry + 1) * tokens - 1;
+      const int64_t first = std::exchange(entry, next);
+      if (!pool_.IsOwnPage(scheme.group, last_token / page_size)) continue;
       const PageWrite write{.page = sequence.span.pages[scheme.group][last_token / page_size],
-                            .first_slot = static_cast<int>(entry % rows),
-                            .last_slot = static_cast<int>(entry % rows + next - entry),
+                            .first_slot = static_cast<int>(first % rows),
+                            .last_slot = static_cast<int>(first % rows + next - first),
                             .first_row = sequence.first_row + last_token - sequence.span.start};
       WriteSide(write, layer, 0, SideKind::kK, k + write.first_row * stride, tokens * stride);
-      entry = next;
     }
   }
 }

@@ -296,7 +296,6 @@ def test_quality_is_measured(compressed: Path) -> None:
             {"tensor_parallel_size": 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
             "which has compressed keys and values, with tensor_parallel_size = 2; there is: 1",
         ),
-        ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, "has sparse attention, whose pages are not"),
         ({"kv_cache_dtype": "int8,ages"}, "ages"),
         ({"kv_cache_dtype": "int4+exact=2"}, "without exact pages"),
         ({"block_size": 32}, "page size 32: an indexer's keys of 4 tokens each need pages of at least 64"),

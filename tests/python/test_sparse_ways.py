@@ -56,6 +56,8 @@ def random_case(choice: random.Random, name: str) -> tuple[dict[str, Any], dict[
     way = choice.choices(["alone", "ranks", "drafts"], weights=[5, 2, 2])[0]
     if way == "ranks":  # have no store
         running = {"tensor_parallel_size": 2, "kv_cache_dir": None}
+        if has_entries and choice.random() < 0.7:
+            running["decode_context_parallel_size"] = 2
     elif way == "drafts":
         running = {"speculative_config": {"method": "ngram", "num_speculative_tokens": choice.randrange(1, 5)}}
     if cache["block_size"] == 128:  # a step has a whole page

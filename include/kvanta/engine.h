@@ -89,8 +89,9 @@ struct EngineConfig {
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).
   double quality_sample_rate = 0;
-  // Ranks: several processes on CPUs (docs/parallel.md). With tensor parallelism, each computes with a part of the
-  // weights and of the KV heads of every layer; with pipeline parallelism, with some of the layers.
+  // Ranks: several processes (docs/parallel.md). With tensor parallelism, each computes with a part of the weights and
+  // of the KV heads of every layer, on device "cuda" with a GPU of its own; with pipeline parallelism, with some of the
+  // layers.
   // kv_cache_memory_bytes and threads apply to each process. Rank 0 is an Engine, the others call RunRank() with the
   // same options.
   int tensor_parallel_size = 1;

@@ -60,6 +60,26 @@ void CheckTensorParallel(const EngineConfig& config, const models::ModelConfig& 
   }
 }
 
+// Refuses what ranks with GPUs do not divide.
+void CheckGpuRanks(const EngineConfig& config, const models::ModelConfig& model) {
+  if (config.pipeline_parallel_size > 1) {
+    Refuse("pipeline_parallel_size", config.pipeline_parallel_size,
+           "not supported with device cuda; use tensor_parallel_size, or device cpu");
+  }
+  if (config.decode_context_parallel_size > 1) {
+    Refuse("decode_context_parallel_size", config.decode_context_parallel_size,
+           "not supported with device cuda; use 1, or device cpu");
+  }
+  if (config.enable_expert_parallel && model.moe.num_experts > 0) {
+    throw InputError(
+        "enable_expert_parallel: not supported with device cuda, where ranks divide each expert; leave it out");
+  }
+  if (config.kv_offload_bytes > 0) {
+    Refuse("tensor_parallel_size", config.tensor_parallel_size,
+           "not supported with kv_offload_bytes, which keeps whole pages; leave it out");
+  }
+}
+
 bool HaveSamePages(const cache::KvCacheGroup& a, const cache::KvCacheGroup& b) {
   return a.quantized_while_open == b.quantized_while_open && a.exact_while_open == b.exact_while_open &&
          a.exact_before == b.exact_before && a.quantized_from == b.quantized_from && a.sink_pages == b.sink_pages &&
@@ -177,7 +197,7 @@ void CheckRanks(const EngineConfig& config, const models::ModelConfig& model) {
   }
   const auto refuse = [&](std::string_view why) { Refuse(RankOption(config), size, why); };
   if (const std::string missing = parallel::MissingForGloo(); !missing.empty()) refuse(missing + "; use 1");
-  if (config.device == "cuda") refuse("not supported with device cuda; there are: auto, cpu");
+  if (config.device == "cuda") CheckGpuRanks(config, model);
   if (!config.kv_cache_dir.empty()) refuse("not supported with kv_cache_dir, whose files hold whole pages");
   if (!config.kv_store.empty()) refuse("not supported with kv_store, whose values hold whole pages");
   if (config.quality_sample_rate > 0) refuse("not supported with quality_sample_rate; leave it out");

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "attention/backends.h"
 #include "attention/gpu_backend.h"
@@ -14,6 +15,7 @@
 #include "engine/ranks.h"
 #include "engine/whole_sequences.h"
 #include "kernels/cuda/cuda_context.h"
+#include "kernels/cuda/gpu_communicator.h"
 #include "kvanta/error.h"
 #include "models/blocks/rope.h"
 #include "models/fingerprint.h"
@@ -32,8 +34,10 @@ std::shared_ptr<kernels::CudaContext> FindGpu(const EngineConfig& config, std::s
     refuse("profile is not supported: a GPU's operations run asynchronously, so that the host cannot time them");
   if (config.isa != "auto") refuse(fmt::format("isa {} selects a CPU unit", Quote(config.isa)));
   if (given) return given;
-  if (const std::string missing = kernels::MissingForCuda(); !missing.empty()) refuse(missing);
-  return kernels::MakeCudaContext();
+  const int ranks = LocalRankCount(config);
+  const std::string missing = ranks == 1 ? kernels::MissingForCuda() : kernels::MissingForCuda(ranks);
+  if (!missing.empty()) refuse(missing);
+  return kernels::MakeCudaContext(ranks == 1 ? kernels::kBestGpu : LocalRank(config));
 }
 
 // The layers whose scheme is not `base`, as kv_cache_dtype_layers has them.
@@ -87,10 +91,20 @@ void LoadScales(const EngineConfig& config, const models::ModelConfig& model, co
   components.scales.resize(components.layout.layers.size());  // keys of indexers have none
 }
 
-// Joins the other ranks, and reduces layout and scales to this rank's part.
+// Joins the other ranks, and reduces layout and scales to this rank's part. gpu: null on the CPU.
 void JoinAsRank(const RankPart& part, const models::ModelConfig& model, const std::vector<KvScheme>& schemes,
-                EngineConfig& config, EngineComponents& components) {
-  components.ranks = JoinRanks(config, components.model_identity, components.isa);
+                const std::shared_ptr<kernels::CudaContext>& gpu, EngineConfig& config, EngineComponents& components) {
+  // Graphs are captured in the same steps where schedules of attention, and so the plans of steps, have the same sizes.
+  const std::string unit =
+      gpu ? fmt::format("{} with {} multiprocessors", components.isa, gpu->Multiprocessors()) : components.isa;
+  components.ranks = JoinRanks(config, components.model_identity, unit);
+  if (gpu) {
+    components.ranks =
+        kernels::MakeGpuCommunicator({.gpu = gpu,
+                                      .host = components.ranks,
+                                      .timeout = std::chrono::seconds(config.distributed_timeout_seconds),
+                                      .on_warning = config.on_warning});
+  }
   KeepScalesOfRank(part, *components.ranks, components.scales);
   const std::vector<formats::CacheLayout> layouts = LayoutsOfRanks(config, model, schemes);
   components.layout = part.layers ? layouts[static_cast<size_t>(config.rank)] : layouts.front();
@@ -153,25 +167,19 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
   LoadScales(config, model, checkpoint, components);
   const RankPart part = PartOfRank(config, model, schemes, config.rank);
-  const bool on_gpu = config.device == "cuda";
-  if (!on_gpu) components.isa = kernels::SelectedIsa(config.isa);
-  if (RankCount(config) > 1) JoinAsRank(part, model, schemes, config, components);
+  gpu = config.device == "cuda" ? FindGpu(config, std::move(gpu)) : nullptr;
+  components.isa = gpu ? gpu->Name() : kernels::SelectedIsa(config.isa);
+  if (RankCount(config) > 1) JoinAsRank(part, model, schemes, gpu, config, components);
   components.threads = std::make_shared<ThreadPool>(config.threads);
-  if (on_gpu) {
-    gpu = FindGpu(config, std::move(gpu));
-    components.ops = kernels::MakeGpuOps(gpu, components.threads);
-    components.isa = gpu->Name();
-  } else {
-    gpu = nullptr;
-    components.ops = kernels::MakeCpuOps(components.threads, components.isa.c_str());
-  }
+  components.ops = gpu ? kernels::MakeGpuOps(gpu, components.threads)
+                       : kernels::MakeCpuOps(components.threads, components.isa.c_str());
   if (config.profile) {
     components.profile = std::make_shared<observe::StepProfile>();
     components.ops = observe::Profiled(std::move(components.ops), components.profile);
   }
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
   const cache::KvCacheSpec spec(components.layout, LayerVisibility(part.model), config.decode_context_parallel_size);
-  const int64_t available = components.ops->device().AvailableBytes() / LocalRankCount(config);
+  const int64_t available = AvailableBytes(config, components.ops->device());
   const bool is_rank_0 = config.rank == 0;
   const CacheSpecs specs{.target = spec, .draft = draft ? &draft->spec : nullptr};
   components.positions = ValueOfRank0(

@@ -34,7 +34,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   const engine::CacheSpecs specs{.target = spec,
                                  .draft = components_.proposer ? components_.proposer->CacheSpec() : nullptr};
   const engine::CacheSize size = engine::SizeCache(config, specs, components_.model->Config().max_position,
-                                                   device.AvailableBytes() / engine::LocalRankCount(config));
+                                                   engine::AvailableBytes(config, device));
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, components_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
@@ -79,7 +79,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                     : config.long_prefill_token_threshold},
       *cache_);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens,
-                                             engine::MaxLogitRows(config), !config.enforce_eager);
+                                             engine::MaxLogitRows(config), engine::GraphsOf(components_));
   if (spec_decode_ && spec_decode_->ReadsHiddenStates()) runner_->KeepHiddenStates();
   if (!components_.ranks->IsSingleRank()) {
     engine::ValueOfRank0(*components_.ranks, size.budget_bytes);

@@ -32,7 +32,8 @@ struct DraftModelSetup {
   std::shared_ptr<ThreadPool> threads;
   int64_t positions = 0;                     // for which the model was loaded
   int64_t max_rows = 0, max_logit_rows = 0;  // limits of a pass
-  bool prefix_caching = true, graphs = false;
+  bool prefix_caching = true;
+  runner::Graphs graphs = runner::Graphs::kNone;
 };
 
 class ModelProposer : public DraftProposer {

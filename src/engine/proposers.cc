@@ -150,7 +150,7 @@ void AddProposer(const EngineConfig& config, std::optional<DraftModelPlan> plan,
                         .max_rows = own.max_num_batched_tokens,
                         .max_logit_rows = MaxLogitRows(own),
                         .prefix_caching = own.enable_prefix_caching && !speculation.mtp,
-                        .graphs = !own.enforce_eager};
+                        .graphs = own.enforce_eager ? runner::Graphs::kNone : runner::Graphs::kIfMemory};
   if (speculation.mtp) {
     components.proposer = std::make_unique<MtpProposer>(std::move(setup));
   } else {

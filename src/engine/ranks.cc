@@ -98,6 +98,14 @@ int LocalRankCount(const EngineConfig& config) noexcept {
   return RankCount(config) / config.nnodes;
 }
 
+int LocalRank(const EngineConfig& config) noexcept {
+  return config.rank - config.node_rank * LocalRankCount(config);
+}
+
+int64_t AvailableBytes(const EngineConfig& config, const Device& device) {
+  return device.AvailableBytes() / (config.device == "cuda" ? 1 : LocalRankCount(config));
+}
+
 std::string_view RankOption(const EngineConfig& config) noexcept {
   return config.pipeline_parallel_size > 1 ? "pipeline_parallel_size" : "tensor_parallel_size";
 }
@@ -219,42 +227,45 @@ int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value) {
   return value;
 }
 
-}  // namespace kvanta::engine
+runner::Graphs GraphsOf(const EngineComponents& components) noexcept {
+  if (components.config.enforce_eager || !components.ranks->CanCaptureGathers()) return runner::Graphs::kNone;
+  return components.ranks->IsSingleRank() ? runner::Graphs::kIfMemory : runner::Graphs::kRequired;
+}
 
-namespace kvanta {
 namespace {
 
-// Rank 0 knows the memory of its own machine.
-void CheckMemory(int64_t budget, const engine::EngineComponents& components) {
-  const int64_t available = components.ops->device().AvailableBytes() / engine::LocalRankCount(components.config);
+// Rank 0 knows the memory of its own machine and GPU.
+void CheckMemory(int64_t budget, const EngineComponents& components) {
+  const Device& device = components.ops->device();
+  const int64_t available = AvailableBytes(components.config, device);
   if (budget <= available) return;
   throw ResourceError(fmt::format(
-      "a KV cache of {} bytes for each rank; this machine has {} for each of its {} (kv_cache_memory_bytes)", budget,
-      available, engine::LocalRankCount(components.config)));
+      "a KV cache of {} bytes for each rank; rank {} has {} of the memory of {} for it (kv_cache_memory_bytes)", budget,
+      components.config.rank, available, device.Name()));
 }
 
 }  // namespace
 
-void RunRank(EngineConfig config) {
+void RunRank(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
   if (config.rank == 0) throw InputError("rank = 0: rank 0 is an Engine");
   const std::string folder = config.rank_folder;
   const int rank = config.rank;
   try {
     config.on_warning = nullptr;  // rank 0 warns
-    engine::EngineComponents components = engine::LoadComponents(std::move(config));
-    const int64_t budget = engine::BudgetForRecords(engine::ValueOfRank0(*components.ranks, 0),
-                                                    components.layout_of_rank_0, components.layout);
-    if (components.config.nnodes > 1) CheckMemory(budget, components);
+    EngineComponents components = LoadComponents(std::move(config), std::move(gpu));
+    const int64_t budget =
+        BudgetForRecords(ValueOfRank0(*components.ranks, 0), components.layout_of_rank_0, components.layout);
+    if (components.config.nnodes > 1 || components.config.device == "cuda") CheckMemory(budget, components);
     cache::PagePool pool(components.ops->device(), components.layout,
                          {.budget_bytes = budget,
                           .borrowed = true,
                           .ranks = components.config.decode_context_parallel_size,
-                          .rank = engine::RankOfPages(components.config)});
+                          .rank = RankOfPages(components.config)});
     auto backend = components.make_backend(pool, {.layers = components.model->AttentionLayers(),
                                                   .scales = components.scales,
-                                                  .ranks = engine::RanksOfPages(components)});
-    runner::Runner runner(*components.model, components.config.max_num_batched_tokens,
-                          engine::MaxLogitRows(components.config));
+                                                  .ranks = RanksOfPages(components)});
+    runner::Runner runner(*components.model, components.config.max_num_batched_tokens, MaxLogitRows(components.config),
+                          GraphsOf(components));
     if (components.config.pipeline_parallel_size > 1) runner.SetPipeline(*components.ranks);
     runner::FollowSteps(*components.ranks, pool, runner, *backend, components.model->ops().threads());
   } catch (const RankLostError& error) {
@@ -264,6 +275,14 @@ void RunRank(EngineConfig config) {
     parallel::ReportRankLoss(folder, rank, {.rank = rank, .reason = error.what()});
     throw;
   }
+}
+
+}  // namespace kvanta::engine
+
+namespace kvanta {
+
+void RunRank(EngineConfig config) {
+  engine::RunRank(std::move(config), nullptr);
 }
 
 }  // namespace kvanta

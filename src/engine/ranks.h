@@ -9,18 +9,23 @@
 #include <vector>
 
 #include "formats/scheme.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kvanta/engine.h"
 #include "models/config/config.h"
 #include "models/model.h"
 #include "parallel/communicator.h"
+#include "runner/runner.h"
 
 namespace kvanta::engine {
 
 struct EngineComponents;
 
 int RankCount(const EngineConfig& config) noexcept;
-// Ranks of one machine.
+// Ranks of one machine, and this one's number among them.
 int LocalRankCount(const EngineConfig& config) noexcept;
+int LocalRank(const EngineConfig& config) noexcept;
+// This rank's share of the memory that `device` has: ranks have a GPU each.
+int64_t AvailableBytes(const EngineConfig& config, const Device& device);
 // The option that asks for several ranks.
 std::string_view RankOption(const EngineConfig& config) noexcept;
 
@@ -57,7 +62,7 @@ void KeepScalesOfRank(const RankPart& part, const parallel::Communicator& ranks,
                       std::vector<formats::LayerScales>& scales);
 
 // Starts the other ranks (EngineConfig::start_ranks) and waits until all have joined. `fingerprint`: of the weights;
-// `isa`: the CPU unit that computes. Throws InputError / ResourceError.
+// `isa`: the CPU unit that computes, or the GPU's. Throws InputError / ResourceError.
 std::shared_ptr<parallel::Communicator> JoinRanks(const EngineConfig& config, const std::string& fingerprint,
                                                   const std::string& isa);
 
@@ -67,5 +72,11 @@ parallel::Communicator* RanksOfPages(const EngineComponents& components) noexcep
 
 // Rank 0's value, on every rank.
 int64_t ValueOfRank0(parallel::Communicator& ranks, int64_t value);
+
+// Captured by all ranks, or by none.
+runner::Graphs GraphsOf(const EngineComponents& components) noexcept;
+
+// RunRank with a given GPU; null: this machine's.
+void RunRank(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu);
 
 }  // namespace kvanta::engine

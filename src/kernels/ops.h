@@ -58,8 +58,12 @@ class Ops {
   virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                                    const RouterVectors& router, const ExpertDivision& division) = 0;
 
-  // out[r] = row ids[r] of table's weight, f32 [rows][table.In()]. ids must be in range (checked by the caller).
-  virtual void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept = 0;
+  // out[r] = row ids[r] - first of table's weight, f32 [rows][table.In()]; rows of ids that are not of the table's
+  // [first, first + table.Out()) stay as they are.
+  virtual void Embed(const Linear& table, int64_t first, const int32_t* ids, int64_t rows, float* out) noexcept = 0;
+  // out[r] = x[r][parts.RankOf(ids[r])]: f32 [rows][parts.ranks][width] -> [rows][width].
+  virtual void PickParts(const float* x, const parallel::Partition& parts, const int32_t* ids, int64_t rows,
+                         int64_t width, float* out) noexcept = 0;
   // out = x / sqrt(mean(x^2) + eps) * weight; x, out: f32 [rows][width], row strides in floats; may alias.
   virtual void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                        float* out, int64_t out_stride) noexcept = 0;
@@ -120,7 +124,8 @@ class Ops {
                          const int64_t* positions) noexcept = 0;
   // x *= factor: f32 [rows][width], row stride in floats.
   virtual void ScaleColumns(float* x, int64_t stride, int64_t rows, int64_t width, float factor) noexcept = 0;
-  // x = softcap * tanh(x / softcap), f32 [rows][width]; then argmaxes of the rows [rows] unless null.
+  // x = softcap * tanh(x / softcap), f32 [rows][width], unless softcap is 0; then argmaxes of the rows [rows] unless
+  // null.
   virtual void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept = 0;
   // Captures the launches of `launches` without starting them (cuda/cuda_context.h); null on the host, where it is not
   // called. Throws ResourceError.

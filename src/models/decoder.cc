@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -224,16 +223,17 @@ class Decoder final : public Model {
     if (target_ != nullptr) return target_->Logits(hidden, rows, out, argmaxes);
     const Linear& head = lm_head_ ? *lm_head_ : *embedding_;
     const auto softcap = static_cast<float>(config_.final_logit_softcapping);
+    const bool is_whole = ranks_.IsSingleRank();
     // Rank 0 computes its columns in their place, the others side by side, to be sent.
     const int64_t stride = ranks_.Rank() == 0 ? config_.vocab : head.Out();
-    kernels::RowArgmax* own_argmaxes = ranks_.IsSingleRank() ? argmaxes : PartArgmaxes(ranks_.Rank());
-    head.Forward(hidden, rows, out, stride, softcap == 0 ? own_argmaxes : nullptr);
-    if (!ranks_.IsSingleRank()) {
+    head.Forward(hidden, rows, out, stride, is_whole && softcap == 0 ? argmaxes : nullptr);
+    if (!is_whole) {
       ranks_.GatherColumns(out, rows, vocab_, out);
-      if (softcap == 0) GatherArgmaxes(rows, argmaxes);
       if (ranks_.Rank() != 0) return;
     }
-    if (softcap != 0) ops_.Softcap(out, rows, config_.vocab, softcap, argmaxes);
+    if (softcap != 0 || (!is_whole && argmaxes != nullptr)) {
+      ops_.Softcap(out, rows, config_.vocab, softcap, argmaxes);
+    }
   }
 
   void Embed(std::span<const int32_t> tokens, float* hidden) noexcept override {
@@ -242,58 +242,19 @@ class Decoder final : public Model {
   }
 
  private:
-  // Embeddings of all tokens, each from the rank that has its row.
+  // Embeddings of all tokens, each from the rank that has its row: ranks gather those of all rows, of as many tokens at
+  // once as there is room for, and keep the ones that are filled. So it is a fixed number of launches on a GPU.
   void EmbedTokens(std::span<const int32_t> tokens, float* hidden) noexcept {
     const auto rows = static_cast<int64_t>(tokens.size());
-    if (ranks_.IsSingleRank()) return ops_.Embed(*embedding_, tokens.data(), rows, hidden);
     const int64_t width = config_.hidden;
-    std::array<int64_t, parallel::kMaxRanks> counts{};
-    for (const int32_t token : tokens) ++counts[static_cast<size_t>(vocab_.RankOf(token))];
-    std::array<parallel::Destination, parallel::kMaxRanks> to;
-    std::array<int64_t, parallel::kMaxRanks> next{};  // place of each rank's next row
-    int64_t first = 0;
-    for (size_t rank = 0; rank < static_cast<size_t>(vocab_.ranks); ++rank) {
-      next[rank] = first;
-      to[rank] = {.first = reinterpret_cast<uint8_t*>(normed_ + first * width),
-                  .rows = 1,
-                  .row_bytes = counts[rank] * width * static_cast<int64_t>(sizeof(float))};
-      first += counts[rank];
-    }
-    int64_t own = 0;
-    for (size_t row = 0; row < tokens.size(); ++row) {
-      const int rank = vocab_.RankOf(tokens[row]);
-      embedded_rows_[row] = next[static_cast<size_t>(rank)]++;
-      if (rank != ranks_.Rank()) continue;
-      own_tokens_[static_cast<size_t>(own++)] = tokens[row] - static_cast<int32_t>(vocab_.Begin(rank));
-    }
-    ops_.Embed(*embedding_, own_tokens_.data(), own, block_out_);
-    ranks_.AllGather(block_out_, std::span(to).first(static_cast<size_t>(vocab_.ranks)));
-    ops_.Gather(normed_, width, embedded_rows_.data(), rows, hidden);
-  }
-
-  kernels::RowArgmax* PartArgmaxes(int rank) noexcept {
-    return part_argmaxes_.data() + static_cast<size_t>(rank) * own_tokens_.size();
-  }
-
-  // Rank 0's argmaxes of rows, from those of each rank's columns.
-  void GatherArgmaxes(int64_t rows, kernels::RowArgmax* argmaxes) noexcept {
-    std::array<parallel::Destination, parallel::kMaxRanks> to;
-    for (int rank = 0; rank < vocab_.ranks; ++rank) {
-      to[static_cast<size_t>(rank)] = {.first = reinterpret_cast<uint8_t*>(PartArgmaxes(rank)),
-                                       .rows = 1,
-                                       .row_bytes = rows * static_cast<int64_t>(sizeof(kernels::RowArgmax))};
-    }
-    ranks_.Gather(PartArgmaxes(ranks_.Rank()), std::span(to).first(static_cast<size_t>(vocab_.ranks)));
-    if (ranks_.Rank() != 0 || argmaxes == nullptr) return;
-    for (int64_t row = 0; row < rows; ++row) {
-      argmaxes[row] = PartArgmaxes(0)[row];
-      for (int rank = 1; rank < vocab_.ranks; ++rank) {
-        const kernels::RowArgmax& part = PartArgmaxes(rank)[row];
-        argmaxes[row].finite = argmaxes[row].finite && part.finite;
-        if (!(part.value > argmaxes[row].value)) continue;
-        argmaxes[row].value = part.value;
-        argmaxes[row].column = part.column + static_cast<int32_t>(vocab_.Begin(rank));
-      }
+    if (ranks_.IsSingleRank()) return ops_.Embed(*embedding_, 0, tokens.data(), rows, hidden);
+    const parallel::Partition embeddings = ranks_.PartitionOf(ranks_.Size() * width);
+    for (int64_t first = 0; first < rows; first += max_embedded_rows_) {
+      const int64_t count = std::min(max_embedded_rows_, rows - first);
+      const int32_t* ids = tokens.data() + first;
+      ops_.Embed(*embedding_, vocab_.Begin(ranks_.Rank()), ids, count, block_out_);
+      ranks_.AllGatherColumns(block_out_, count, embeddings, normed_);
+      ops_.PickParts(normed_, vocab_, ids, count, width, hidden + first * width);
     }
   }
 
@@ -308,20 +269,16 @@ class Decoder final : public Model {
   // One allocation for the activations of the largest batch. Blocks run one after the other, in the same memory.
   void AllocateScratch(int64_t max_rows) {
     if (max_rows < 1) throw InputError(fmt::format("{} rows in a batch; at least 1 is needed", max_rows));
+    max_embedded_rows_ = std::max<int64_t>(1, max_rows / ranks_.Size());
     const int64_t floats = Place(nullptr, max_rows);
     scratch_ = ops_.device().Allocate(floats * sizeof(float));
-    if (!ranks_.IsSingleRank()) {
-      own_tokens_.resize(static_cast<size_t>(max_rows));
-      embedded_rows_.resize(static_cast<size_t>(max_rows));
-      part_argmaxes_.resize(static_cast<size_t>(max_rows) * static_cast<size_t>(ranks_.Size()));
-    }
     Place(scratch_.as<float>(), max_rows);
   }
 
   // Returns the number of floats.
   int64_t Place(float* memory, int64_t rows) noexcept {
     Scratch shared(memory);
-    normed_ = shared.Take(rows * config_.hidden);
+    normed_ = shared.Take(std::max<int64_t>(rows, ranks_.Size()) * config_.hidden);
     block_out_ = shared.Take(rows * config_.hidden);
     if (per_layer_) {
       per_layer_->PlaceInputs(shared, rows);
@@ -373,11 +330,7 @@ class Decoder final : public Model {
   std::unique_ptr<PerLayerInputs> per_layer_;        // null: none
   std::unique_ptr<PredictorInput> predictor_input_;  // with target_
   std::optional<HyperStreams> streams_;              // null: hidden states are one stream
-  // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
-  // of all ranks, and argmaxes of each rank's columns.
-  std::vector<int32_t> own_tokens_;
-  std::vector<int64_t> embedded_rows_;
-  std::vector<kernels::RowArgmax> part_argmaxes_;
+  int64_t max_embedded_rows_ = 0;                    // tokens of which normed_ holds the embeddings of all ranks
   Buffer scratch_;
   // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;

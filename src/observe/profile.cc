@@ -115,9 +115,16 @@ class ProfiledOps final : public kernels::Ops {
     if (!linear) return nullptr;
     return std::make_unique<ProfiledLinear>(std::move(linear), profile_->Row(LinearName(stacked)));
   }
-  void Embed(const kernels::Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
+  void Embed(const kernels::Linear& table, int64_t first, const int32_t* ids, int64_t rows,
+             float* out) noexcept override {
     const Timer timer(embed_);
-    inner_->Embed(static_cast<const ProfiledLinear&>(table).Inner(), ids, rows, out);  // MakeLinear made them all
+    inner_->Embed(static_cast<const ProfiledLinear&>(table).Inner(), first, ids, rows,
+                  out);  // MakeLinear made them all
+  }
+  void PickParts(const float* x, const parallel::Partition& parts, const int32_t* ids, int64_t rows, int64_t width,
+                 float* out) noexcept override {
+    const Timer timer(embed_);
+    inner_->PickParts(x, parts, ids, rows, width, out);
   }
   void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                float* out, int64_t out_stride) noexcept override {

@@ -16,9 +16,9 @@ struct Partition {
   int64_t count = 0;
   int ranks = 1;
 
-  int64_t Begin(int rank) const noexcept { return count * rank / ranks; }
-  int64_t Size(int rank) const noexcept { return Begin(rank + 1) - Begin(rank); }
-  int RankOf(int64_t index) const noexcept { return static_cast<int>(((index + 1) * ranks - 1) / count); }
+  constexpr int64_t Begin(int rank) const noexcept { return count * rank / ranks; }
+  constexpr int64_t Size(int rank) const noexcept { return Begin(rank + 1) - Begin(rank); }
+  constexpr int RankOf(int64_t index) const noexcept { return static_cast<int>(((index + 1) * ranks - 1) / count); }
 };
 
 // Consecutive KV heads of a rank.
@@ -80,15 +80,20 @@ class Communicator {
   virtual void Receive(int /*from*/, void* /*data*/, int64_t /*bytes*/) noexcept {}
   // Throws RankLostError once a rank is lost.
   virtual void Check() const {}
+  // The same, and looks whether a loss has been reported: for waits that are not the communicator's.
+  virtual void CheckReports() {}
+  // True if a CUDA graph may hold gathers, which are then launches of the GPU.
+  virtual bool CanCaptureGathers() const noexcept { return true; }
 
   // AllGather and AllToAll: rank r gets the bytes at `own` + r * stride.
   virtual void ExchangeParts(const uint8_t* /*own*/, int64_t /*stride*/, std::span<const Destination> /*to*/) noexcept {
   }
 
-  // own: f32 [rows][part] dense, this rank's columns -> out: f32 [rows][columns.count] on every rank.
-  void AllGatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept;
+  // own: f32 [rows][part] dense, this rank's columns -> out: f32 [rows][columns.count] on every rank. Memory of the
+  // model's device, as all that blocks of a model gather.
+  virtual void AllGatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept;
   // The same for rank 0 alone, whose own columns are in `out` already.
-  void GatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept;
+  virtual void GatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept;
 };
 
 }  // namespace kvanta::parallel

@@ -39,12 +39,10 @@ constexpr milliseconds kFlush = std::chrono::seconds(5);  // at the end
 constexpr size_t kFirstBytes = 4096;  // first part of a broadcast: its length, and most messages whole
 constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 30;  // a broadcast; a step's message has a few bytes per page
 
-// The loss that was reported for one of these ranks.
-std::optional<RankLoss> FindRankLoss(const GlooConfig& config, int begin, int end) {
-  for (int rank = begin; rank < end; ++rank) {
-    if (auto loss = ReadRankLoss(config.folder, rank)) return loss;
-  }
-  return std::nullopt;
+// Throws RankLostError for a loss that was reported.
+void CheckReportedLoss(const GlooConfig& config) {
+  const auto loss = FindRankLoss(config.folder, 0, config.size);
+  if (loss) throw RankLostError(loss->rank, config.size, loss->reason);
 }
 
 // A process's end closes its connections before its parent can tell the reason.
@@ -52,7 +50,7 @@ std::optional<RankLoss> WaitForRankLoss(const GlooConfig& config, int begin, int
   constexpr int kPolls = 100;
   for (int i = 0; i < kPolls; ++i) {
     if (i > 0) std::this_thread::sleep_for(kPoll);
-    if (auto loss = FindRankLoss(config, begin, end)) return loss;
+    if (auto loss = FindRankLoss(config.folder, begin, end)) return loss;
   }
   return std::nullopt;
 }
@@ -101,9 +99,7 @@ class AddressStore final : public gloo::rendezvous::FileStore {
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     while (!check(keys)) {
-      if (const auto loss = FindRankLoss(config_, 0, config_.size)) {
-        throw RankLostError(loss->rank, config_.size, loss->reason);
-      }
+      CheckReportedLoss(config_);
       if (std::chrono::steady_clock::now() > deadline) return FileStore::wait(keys, milliseconds(1));  // its exception
       std::this_thread::sleep_for(kPoll);
     }
@@ -224,6 +220,10 @@ class GlooCommunicator final : public Communicator {
 
   void Check() const override {
     if (lost_) throw RankLostError(loss_.rank, config_.size, loss_.reason);
+  }
+  void CheckReports() override {
+    Check();
+    CheckReportedLoss(config_);
   }
 
  private:

@@ -43,6 +43,13 @@ std::optional<RankLoss> ReadRankLoss(const std::string& folder, int rank) {
   return loss;
 }
 
+std::optional<RankLoss> FindRankLoss(const std::string& folder, int begin, int end) {
+  for (int rank = begin; rank < end; ++rank) {
+    if (auto loss = ReadRankLoss(folder, rank)) return loss;
+  }
+  return std::nullopt;
+}
+
 void ReportRankLoss(const std::string& folder, int rank, const RankLoss& loss) noexcept {
   try {
     const std::string path = RankFile(folder, rank, "error");

@@ -25,5 +25,7 @@ struct RankLoss {
 void ReportRankLoss(const std::string& folder, int rank, const RankLoss& loss) noexcept;
 // The loss that was reported for `rank`; none before.
 std::optional<RankLoss> ReadRankLoss(const std::string& folder, int rank);
+// The first one of those for ranks [begin, end).
+std::optional<RankLoss> FindRankLoss(const std::string& folder, int begin, int end);
 
 }  // namespace kvanta::parallel

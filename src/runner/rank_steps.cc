@@ -158,11 +158,12 @@ void StepSender::SendForward(std::span<const RunItem> items) {
   ranks_.Broadcast(message_);
 }
 
-void StepSender::SendLogits(int64_t first, int64_t count) {
+void StepSender::SendLogits(int64_t first, int64_t count, bool for_samples) {
   message_.clear();
   Put(message_, StepKind::kLogits);
   Put(message_, first);
   Put(message_, count);
+  Put(message_, for_samples);
   ranks_.Broadcast(message_);
 }
 
@@ -181,7 +182,9 @@ void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& r
       const auto first = reader.Take<int64_t>(), count = reader.Take<int64_t>();
       reader.Check(count >= 0 && count <= runner.MaxLogitRows() && first >= 0 && first <= runner.MaxRows() - count,
                    "the rows of logits");
-      runner.Logits(first, count);
+      const bool for_samples = reader.Take<uint8_t>() != 0;
+      reader.Check(!for_samples || runner.SamplesOnDevice(), "samples of a GPU");
+      runner.FollowLogits(first, count, for_samples);
     } else {
       reader.Check(kind == StepKind::kForward, "its kind");
       reader.Take(changes, reader.Take<int64_t>());

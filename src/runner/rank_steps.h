@@ -37,7 +37,8 @@ class StepSender {
   // Steps that occupy all ranks.
   int Depth() const noexcept { return IsPipeline() ? ranks_.Size() : 1; }
   void SendForward(std::span<const RunItem> items);
-  void SendLogits(int64_t first, int64_t count);
+  // Output rows [first, first + count). for_samples: to be sampled on the device.
+  void SendLogits(int64_t first, int64_t count, bool for_samples);
   // CPUs of the thread that made this object. Steps stay on them: on another rank's CPU, a thread would have to wait
   // for one that polls for its results.
   const CpuSet& Cpus() const noexcept { return cpus_; }

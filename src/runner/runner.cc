@@ -38,8 +38,11 @@ int64_t BucketOf(int64_t rows, int64_t limit) {
 
 }  // namespace
 
-Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs)
-    : model_(model), max_rows_(max_rows), max_logit_rows_(max_logit_rows), graphs_(graphs && SamplesOnDevice()) {
+Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, Graphs graphs)
+    : model_(model),
+      max_rows_(max_rows),
+      max_logit_rows_(max_logit_rows),
+      graphs_(SamplesOnDevice() ? graphs : Graphs::kNone) {
   Device& device = model.ops().device();
   const int64_t hidden = model.Config().hidden, vocab = model.Config().vocab;
   slots_.push_back({.hidden = AllocateArray<float>(device, HiddenFloats(max_rows))});
@@ -109,7 +112,7 @@ Runner::Ticket Runner::Begin(std::span<const RunItem> items, attention::Backend&
   }
   assert(static_cast<int64_t>(tokens_.size()) <= max_rows_);
   const bool all_output = output_rows_.size() == tokens_.size();
-  const bool decodes = graphs_ && all_output && !items.empty() &&
+  const bool decodes = graphs_ != Graphs::kNone && all_output && !items.empty() &&
                        std::ranges::all_of(items, [](const RunItem& item) { return item.tokens.size() == 1; });
   const int64_t bucket = decodes ? BucketOf(std::ssize(tokens_), max_rows_) : 0;
   if (planned_for_ != &backend) plan_.reset();  // a plan belongs to its backend
@@ -169,13 +172,14 @@ void Runner::AcceptDrafts(std::span<const int> accepted, attention::Backend& bac
 
 void Runner::ModelLogits(int64_t first, int64_t count, float* out, kernels::RowArgmax* argmaxes) {
   const std::optional<CpuScope> cpus = StepCpus();
-  if (sender_ && !sender_->IsPipeline()) sender_->SendLogits(first, count);  // a pipeline's rank 0 has the head
+  if (sender_ && !sender_->IsPipeline()) sender_->SendLogits(first, count, false);  // a pipeline's has the head
   model_.Logits(hidden_ + HiddenFloats(first), count, out, argmaxes);
   if (sender_) sender_->Check();
 }
 
 // The first launches are not captured: they load the kernels, which a capture may not.
-void Runner::ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches) {
+void Runner::ReplayOrCapture(CapturedGraphs& graphs, int64_t rows, uint64_t version,
+                             const std::function<void()>& launches) {
   CapturedGraph& captured = graphs[rows];
   if (captured.graph && captured.version == version) return captured.graph->Run();
   launches();
@@ -183,7 +187,8 @@ void Runner::ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, con
     captured.graph = model_.ops().Capture(launches);
     captured.version = version;
   } catch (const ResourceError&) {  // no memory for a graph; the launches run without it
-    graphs_ = false;
+    if (graphs_ == Graphs::kRequired) throw;
+    graphs_ = Graphs::kNone;
     captured.graph.reset();
   }
 }
@@ -228,16 +233,16 @@ void Runner::Logits(int64_t first, std::span<SampleRow> rows) {
   }
 }
 
-// Launches logits and sampling of all rows, and brings what the host reads.
-void Runner::SampleOnDevice(int64_t first, std::span<SampleRow> rows) {
+void Runner::SetSampledRows(int64_t first, int64_t count) {
+  const int64_t launched = graphs_ == Graphs::kNone ? count : BucketOf(count, max_logit_rows_);
+  sampled_rows_.assign(static_cast<size_t>(launched), first);
+  sample_params_.assign(static_cast<size_t>(launched), {});
+  for (int64_t row = 0; row < count; ++row) sampled_rows_[static_cast<size_t>(row)] = first + row;
+}
+
+void Runner::LaunchLogits(bool samples) {
   kernels::Ops& ops = model_.ops();
-  const int64_t count = graphs_ ? BucketOf(std::ssize(rows), max_logit_rows_) : std::ssize(rows);
-  sampled_rows_.assign(static_cast<size_t>(count), first);
-  sample_params_.assign(static_cast<size_t>(count), {});
-  for (size_t row = 0; row < rows.size(); ++row) {
-    sampled_rows_[row] = first + static_cast<int64_t>(row);
-    sample_params_[row] = rows[row].device_params.value_or(kernels::SampleParams{});
-  }
+  const auto count = std::ssize(sampled_rows_);
   Upload<kernels::SampleParams, int64_t>(ops.device(), sample_inputs_, sample_params_, sampled_rows_, staged_);
   const auto* params = sample_inputs_.as<const kernels::SampleParams>();
   const auto* device_rows = reinterpret_cast<const int64_t*>(params + count);
@@ -246,15 +251,38 @@ void Runner::SampleOnDevice(int64_t first, std::span<SampleRow> rows) {
   const auto launches = [&, this] {
     ops.Gather(hidden_, model_.Config().hidden, device_rows, count, gathered_.as<float>());
     model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), argmaxes);
+    if (!samples) return;
     ops.Sample(logits_.as<float>(), count, model_.Config().vocab, argmaxes, params, tokens);
     ops.device().CopyOutAsync(host_samples_.data(), samples_.data(), samples_.bytes());
   };
-  if (graphs_) {
+  if (graphs_ != Graphs::kNone) {
     ReplayOrCapture(sample_graphs_, count, 0, launches);
   } else {
     launches();
   }
+}
+
+// Launches logits and sampling of all rows, and brings what the host reads.
+void Runner::SampleOnDevice(int64_t first, std::span<SampleRow> rows) {
+  const std::optional<CpuScope> cpus = StepCpus();
+  SetSampledRows(first, std::ssize(rows));
+  for (size_t row = 0; row < rows.size(); ++row) {
+    sample_params_[row] = rows[row].device_params.value_or(kernels::SampleParams{});
+  }
+  if (sender_) sender_->SendLogits(first, std::ssize(rows), true);
+  LaunchLogits(true);
+  if (sender_) sender_->Check();
   FetchSamples(rows);
+}
+
+void Runner::FollowLogits(int64_t first, int64_t count, bool for_samples) {
+  if (for_samples) {
+    SetSampledRows(first, count);
+    LaunchLogits(false);
+  } else {
+    model_.Logits(hidden_ + HiddenFloats(first), count, logits_.as<float>(), nullptr);
+  }
+  model_.ops().device().Synchronize();
 }
 
 // Copies samples and the logits that the host reads; one wait, unless some row cannot be sampled on the device.

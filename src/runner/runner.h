@@ -30,12 +30,17 @@ struct RunItem {
   const float* hidden = nullptr;
 };
 
+// CUDA graphs of decode steps and sampling on a GPU, padded to a few numbers of rows, with the same bits.
+enum class Graphs : uint8_t {
+  kNone,
+  kIfMemory,  // launches go on one by one when memory for graphs runs out
+  kRequired,  // ranks capture and launch them together, or none does: ResourceError when memory runs out
+};
+
 class Runner {
  public:
-  // max_rows: rows of a Forward, for which the model was loaded. max_logit_rows: rows of a Logits. graphs: on a GPU,
-  // decode steps and sampling are captured as CUDA graphs, padded to a few numbers of rows, with the same bits;
-  // disabled when memory for them runs out.
-  Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs = false);
+  // max_rows: rows of a Forward, for which the model was loaded. max_logit_rows: rows of a Logits.
+  Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, Graphs graphs = Graphs::kNone);
 
   // Rank 0: other ranks repeat every step from now on. Methods then also throw RankLostError, once a rank is lost.
   // Throws ResourceError.
@@ -74,6 +79,8 @@ class Runner {
   void Logits(int64_t first, std::span<SampleRow> rows);
   // Logits of output rows [first, first + count) of the last Forward into `out`, f32 [count][vocab].
   void Logits(int64_t first, int64_t count, float* out);
+  // Another rank's part in Logits of rank 0 (StepSender::SendLogits). Waits for a GPU, and throws its errors.
+  void FollowLogits(int64_t first, int64_t count, bool for_samples);
   // Hidden states of output rows [first, first + count) of the last Forward, as Model::Forward gives them, f32
   // [count][hidden], valid until the next call.
   std::span<const float> HiddenStates(int64_t first, int64_t count);
@@ -89,7 +96,7 @@ class Runner {
     uint64_t version = 0;
     std::unique_ptr<kernels::LaunchGraph> graph;
   };
-  using Graphs = std::unordered_map<int64_t, CapturedGraph>;
+  using CapturedGraphs = std::unordered_map<int64_t, CapturedGraph>;
 
   // Batches of rank 0 whose hidden states are on their way through a pipeline, and their places.
   struct Slot {
@@ -105,7 +112,11 @@ class Runner {
     return std::nullopt;
   }
 
-  void ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches);
+  void ReplayOrCapture(CapturedGraphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches);
+  // Sets sampled_rows_ to these output rows, padded to those of a graph, and sample_params_ to none.
+  void SetSampledRows(int64_t first, int64_t count);
+  // Launches logits of sampled_rows_, and their samples by sample_params_ or not.
+  void LaunchLogits(bool samples);
   void SampleOnDevice(int64_t first, std::span<SampleRow> rows);
   void FetchSamples(std::span<SampleRow> rows);
 
@@ -114,8 +125,8 @@ class Runner {
   parallel::Communicator* pipeline_ = nullptr;  // null: this rank has all layers
   int64_t max_rows_;
   int64_t max_logit_rows_;
-  bool graphs_;
-  Graphs forward_graphs_, sample_graphs_;
+  Graphs graphs_;
+  CapturedGraphs forward_graphs_, sample_graphs_;
   std::vector<Slot> slots_;  // one, but for rank 0 of a pipeline
   Ticket next_ = 0;
   // On the model's device:

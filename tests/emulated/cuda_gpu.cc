@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "emulated/cuda_primitives.h"
@@ -93,6 +94,8 @@ void RunOp(const ModelOp& model_op) {
 
 class EmulatedGpu final : public kernels::CudaContext {
  public:
+  explicit EmulatedGpu(std::string nccl_library) : nccl_library_(std::move(nccl_library)) {}
+
   std::string Name() const override { return "cuda-emulated"; }
   Device& device() noexcept override { return device_; }
   int Multiprocessors() const noexcept override { return 2; }  // small layers then use every tile
@@ -123,6 +126,15 @@ class EmulatedGpu final : public kernels::CudaContext {
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Launch([=] { std::memcpy(to, from, bytes); });
   }
+  std::string NcclLibrary() const override { return nccl_library_; }
+  void Select() override {}
+  void AllGather(parallel::NcclGroup& ranks, const void* own, void* all, size_t bytes) noexcept override {
+    Launch([this, &ranks, own, all, bytes] {
+      const std::string error = ranks.AllGather(own, all, bytes, nullptr);
+      if (!error.empty()) throw EmulationError(error);
+    });
+  }
+  void SetWaitCheck(WaitCheck check) override { device_.SetWaitCheck(std::move(check)); }
   std::unique_ptr<kernels::LaunchGraph> Capture(const std::function<void()>& launches) override {
     auto graph = std::make_unique<Graph>(device_);
     const std::shared_ptr<void> end(nullptr, [this](void*) { device_.CaptureTo(nullptr); });
@@ -162,13 +174,14 @@ class EmulatedGpu final : public kernels::CudaContext {
     }
   }
 
+  const std::string nccl_library_;
   GuardedDevice device_;
 };
 
 }  // namespace
 
-std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu() {
-  return std::make_shared<EmulatedGpu>();
+std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu(std::string nccl_library) {
+  return std::make_shared<EmulatedGpu>(std::move(nccl_library));
 }
 
 }  // namespace kvanta::testing

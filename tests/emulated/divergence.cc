@@ -3,13 +3,17 @@
 //
 //   emulated_divergence MODEL DTYPE KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...
 //   emulated_divergence --bits PAGE_SIZE MODEL TOKEN ...
+//   emulated_divergence --rank RANK RANKS FOLDER MODEL KV_CACHE_DTYPE TOKEN ...
 //
 // Prints KL(CPU || GPU) in nats, mean and maximum over the tokens, and the largest difference of logits as a share of
 // the largest logit. --bits: checks on the GPU alone that neither chunks nor prefix hits, batches in graphs or drafts
-// change a bit, and prints how many drafts were accepted.
+// change a bit, and prints how many drafts were accepted. --rank: one process of tensor parallelism, each with a GPU of
+// its own and an empty FOLDER for all; rank 0 prints the bits of the logits and the tokens of two requests.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -22,6 +26,7 @@
 #include "emulated/cuda_gpu.h"
 #include "emulated/guarded_device.h"
 #include "engine/engine_impl.h"
+#include "engine/ranks.h"
 #include "engine/scripted_proposer.h"
 #include "runner/divergence.h"
 
@@ -142,12 +147,47 @@ void CheckBits(std::span<char*> args) {
   fmt::print("{} drafts accepted\n", drafting.engine->Stats().accepted_tokens);
 }
 
+// A sampled and a greedy request, in one batch.
+void PrintBits(kvanta::Engine::Impl& engine, std::span<const int32_t> tokens) {
+  const std::vector<float> logits = kvanta::engine::ColdLogits(engine, tokens);
+  Require(kvanta::engine::ColdLogits(engine, tokens, 5) == logits, "chunks of 5 tokens change bits");
+  for (const float logit : logits) fmt::print("{:08x}\n", std::bit_cast<uint32_t>(logit));
+  kvanta::Request sampled = RequestFor(tokens, tokens.size() / 2);
+  sampled.sampling.temperature = 1;
+  sampled.sampling.seed = 3;
+  engine.Add(sampled);
+  engine.Add(RequestFor(tokens, tokens.size() - 3));
+  for (const auto& [id, found] : kvanta::engine::RunAll(engine)) {
+    Require(std::ssize(found.tokens) == kNewTokens, "a request ended early");
+    fmt::print("{}: {}\n", id, fmt::join(found.tokens, " "));
+  }
+}
+
+void RunAsRank(std::span<char*> args) {
+  kvanta::EngineConfig config = ConfigOfBits("32", args[5], args.size());  // which every format divides
+  config.rank = std::stoi(args[2]);
+  config.tensor_parallel_size = std::stoi(args[3]);
+  config.rank_folder = args[4];
+  config.kv_cache_dtype = args[6];
+  config.threads = 1;
+  std::vector<int32_t> tokens;
+  for (const char* arg : args.subspan(7)) tokens.push_back(std::stoi(arg));
+  const auto gpu = kvanta::testing::MakeEmulatedGpu();
+  if (config.rank > 0) return kvanta::engine::RunRank(config, gpu);
+  kvanta::Engine::Impl engine(kvanta::engine::LoadComponents(config, gpu));
+  PrintBits(engine, tokens);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     if (argc > 4 && std::string_view(argv[1]) == "--bits") {
       CheckBits({argv, static_cast<size_t>(argc)});
+      return 0;
+    }
+    if (argc > 7 && std::string_view(argv[1]) == "--rank") {
+      RunAsRank({argv, static_cast<size_t>(argc)});
       return 0;
     }
     if (argc < 6) {

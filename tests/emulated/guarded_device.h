@@ -2,6 +2,7 @@
 // dereferences a device pointer crashes, as with a GPU.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -43,6 +44,7 @@ class GuardedDevice final : public Device {
   // Throws EmulationError with the first failed launch's error.
   void Synchronize() override {
     CheckNotCapturing("synchronization");
+    if (wait_check_) wait_check_(waited_);
     CopyPending();
     synchronizations_ += pending_ ? 1 : 0;
     pending_ = false;
@@ -58,6 +60,11 @@ class GuardedDevice final : public Device {
   Graph* Capture() const noexcept { return capture_; }
   void Replay(const Graph& graph);
   int64_t Replays() const noexcept { return replays_; }
+
+  // kernels::CudaContext::SetWaitCheck, and the time that each synchronization has waited when it calls it.
+  using WaitCheck = std::function<void(std::chrono::duration<double>)>;
+  void SetWaitCheck(WaitCheck check) { wait_check_ = std::move(check); }
+  void SetWaited(std::chrono::duration<double> waited) { waited_ = waited; }
 
   // Launches of kernels, those of replays among them.
   void CountLaunch() noexcept { ++launches_; }
@@ -92,6 +99,8 @@ class GuardedDevice final : public Device {
   std::vector<std::pair<const uint8_t*, size_t>> page_locked_;  // ranges that were allocated
   int64_t async_bytes_ = 0, page_locked_bytes_ = 0;
   Graph* capture_ = nullptr;
+  WaitCheck wait_check_;
+  std::chrono::duration<double> waited_{0};
   int64_t replays_ = 0, launches_ = 0;
   int open_count_ = 0;
   bool pending_ = false;

@@ -57,7 +57,7 @@ class RankStepsTest : public testing::Test {
       const cache::PageRef* tables[] = {table.data()};
       const runner::RunItem item{.tokens = tokens, .start = 0, .pages = tables, .first_output = 19};
       sender.SendForward({&item, 1});
-      sender.SendLogits(0, 1);
+      sender.SendLogits(0, 1, false);
     }
     forward_ = recorder.messages.at(0);
     logits_ = recorder.messages.at(1);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -455,10 +456,98 @@ TEST_P(GpuOpsTest, EmbeddingMatchesTheCpu) {
     const auto table = ops_->MakeLinear({&view, 1}, {}, store), on_cpu = cpu_->MakeLinear({&view, 1}, {}, store);
     SCOPED_TRACE(table->Kind());
     std::vector<float> expected(ids.size() * static_cast<size_t>(width));
-    cpu_->Embed(*on_cpu, ids.data(), std::ssize(ids), expected.data());
+    cpu_->Embed(*on_cpu, 0, ids.data(), std::ssize(ids), expected.data());
     const Buffer out = Upload(std::vector<float>(expected.size()));
-    ops_->Embed(*table, device_ids.as<int32_t>(), std::ssize(ids), out.as<float>());
+    ops_->Embed(*table, 0, device_ids.as<int32_t>(), std::ssize(ids), out.as<float>());
     EXPECT_EQ(Download(out), expected);
+  }
+}
+
+// Each part of a table fills the rows of its ids, and the filled ones of all parts are those of the whole table.
+TEST_P(GpuOpsTest, PartsOfAnEmbeddingAreTheWhole) {
+  const int64_t vocab = 50, width = 72;
+  const std::vector<float> w = RandomValues(vocab * width, 11);
+  const std::vector<int32_t> ids = {49, 0, 17, 16, 33, 17};
+  const auto rows = std::ssize(ids);
+  const parallel::Partition parts{vocab, 3};
+  for (kernels::Ops* ops : {ops_.get(), cpu_.get()}) {
+    const bool on_gpu = ops == ops_.get();
+    Device& device = ops->device();
+    const auto upload = [&](const auto& values) {
+      Buffer buffer = device.Allocate(values.size() * sizeof(values[0]));
+      device.CopyIn(buffer.data(), values.data(), buffer.bytes());
+      return buffer;
+    };
+    const auto download = [&](const Buffer& buffer) {
+      std::vector<float> values(buffer.bytes() / sizeof(float));
+      device.CopyOut(values.data(), buffer.data(), buffer.bytes());
+      return values;
+    };
+    const Buffer device_ids = upload(ids);
+    const std::vector<float> unfilled(static_cast<size_t>(rows * width), -7.0F);
+    std::vector<float> all(static_cast<size_t>(rows * parts.ranks * width));
+    for (int rank = 0; rank < parts.ranks; ++rank) {
+      const weights::WeightView view{w.data() + parts.Begin(rank) * width, DType::kF32, parts.Size(rank), width};
+      const auto table = ops->MakeLinear({&view, 1}, {}, WeightType::kF32);
+      const Buffer out = upload(unfilled);
+      ops->Embed(*table, parts.Begin(rank), device_ids.as<int32_t>(), rows, out.as<float>());
+      const std::vector<float> part = download(out);
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto first = part.begin() + row * width;
+        std::copy(first, first + width, all.begin() + (row * parts.ranks + rank) * width);
+        const bool filled = parts.RankOf(ids[static_cast<size_t>(row)]) == rank;
+        EXPECT_EQ(std::all_of(first, first + width, [](float x) { return x == -7.0F; }), !filled) << on_gpu << row;
+      }
+    }
+    const Buffer gathered = upload(all), picked = upload(unfilled);
+    ops->PickParts(gathered.as<float>(), parts, device_ids.as<int32_t>(), rows, width, picked.as<float>());
+    const std::vector<float> found = download(picked);
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto expected = w.begin() + ids[static_cast<size_t>(row)] * width;
+      EXPECT_TRUE(std::equal(expected, expected + width, found.begin() + row * width)) << on_gpu << row;
+    }
+  }
+}
+
+TEST_P(GpuOpsTest, ColumnsOfRanksAreJoined) {
+  const int64_t rows = 5;
+  const parallel::Partition columns{17, 3};
+  const int64_t rank_stride = rows * 6;
+  std::vector<float> parts(static_cast<size_t>(rank_stride * columns.ranks)), expected;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns.count; ++column) {
+      const int rank = columns.RankOf(column);
+      const auto value = static_cast<float>(row * 100 + column);
+      parts[static_cast<size_t>(rank * rank_stride + row * columns.Size(rank) + column - columns.Begin(rank))] = value;
+      expected.push_back(value);
+    }
+  }
+  const Buffer x = Upload(parts), out = Upload(std::vector<float>(expected.size()));
+  gpu_->Run(cuda::JoinColumnsOp{
+      .x = x.as<float>(), .rank_stride = rank_stride, .columns = columns, .rows = rows, .out = out.as<float>()});
+  EXPECT_EQ(Download(out), expected);
+}
+
+// Without a softcap, the argmaxes of values that another launch has put together.
+TEST_P(GpuOpsTest, ArgmaxesWithoutSoftcap) {
+  const int64_t rows = 3, width = 300;
+  const std::vector<float> x = RandomValues(rows * width, 12);
+  for (kernels::Ops* ops : {ops_.get(), cpu_.get()}) {
+    Device& device = ops->device();
+    const Buffer values = device.Allocate(x.size() * sizeof(float)), out = device.Allocate(rows * sizeof(RowArgmax));
+    device.CopyIn(values.data(), x.data(), values.bytes());
+    ops->Softcap(values.as<float>(), rows, width, 0, out.as<RowArgmax>());
+    std::vector<float> after(x.size());
+    std::vector<RowArgmax> argmaxes(rows);
+    device.CopyOut(after.data(), values.data(), values.bytes());
+    device.CopyOut(argmaxes.data(), out.data(), out.bytes());
+    EXPECT_EQ(after, x);
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto first = x.begin() + row * width, best = std::max_element(first, first + width);
+      EXPECT_EQ(argmaxes[static_cast<size_t>(row)].column, best - first);
+      EXPECT_EQ(argmaxes[static_cast<size_t>(row)].value, *best);
+      EXPECT_TRUE(argmaxes[static_cast<size_t>(row)].finite);
+    }
   }
 }
 

@@ -413,7 +413,7 @@ TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
     const auto linear = ops->MakeLinear({&table, 1}, {}, WeightType::kF32);
     std::vector<int32_t> ids;
     for (int32_t row = 0; row < kManyRows; ++row) ids.push_back((row * 37) % kManyRows);
-    ops->Embed(*linear, ids.data(), kManyRows, out.data());
+    ops->Embed(*linear, 0, ids.data(), kManyRows, out.data());
     for (int64_t row = 0; row < kManyRows; ++row) {
       ASSERT_TRUE(
           std::equal(out.begin() + row * kWidth, out.begin() + (row + 1) * kWidth, x.begin() + ids[row] * kWidth));

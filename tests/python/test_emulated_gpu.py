@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import gguf_models
@@ -16,14 +19,16 @@ import tiny_models
 import tolerance
 import torch
 from deepseek_v4_weights import save_published
+from divided_models import gguf_file, quantized, saved
 from model_support import RecordSupport
 
-from kvanta import _core
+from kvanta import LLM, InputError, _core
 from kvanta.checkpoint.resolve import resolve_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / os.environ.get("KVANTA_BUILD", "build/release") / "tests/emulated_divergence"
 TOKENS = [1, 5, 9, 13, 17, 21, 40, 3, 77, 30, 31, 32, 60, 2]
+LONG = (TOKENS * 3)[:38]  # a page closes
 
 pytestmark = pytest.mark.skipif(not PROGRAM.is_file(), reason=f"{PROGRAM} is not built; scripts/test builds it")
 
@@ -80,24 +85,24 @@ def test_chosen_tokens_are_the_cpus_and_do_not_depend_on_steps(architecture: str
 
 
 # More tokens than a page of 64 has; a text that drafts are found in.
-LONG = [*[(7 * i * i + 3 * i) % 91 + 3 for i in range(40)] * 2, 10, 13, 37, 87, 66]
+PAGES = [*[(7 * i * i + 3 * i) % 91 + 3 for i in range(40)] * 2, 10, 13, 37, 87, 66]
 
 
 def test_windows_and_entries_give_the_cpus_logits_and_do_not_depend_on_steps(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
     layers = {"num_hidden_layers": 3, "layer_types": kinds, "mlp_layer_types": ["hash_moe", "moe", "moe"]}
     tiny_models.save(tiny_models.make_model("DeepseekV4", **layers), tmp_path, torch.bfloat16)
-    _, difference = divergence(tmp_path, "float32", "fp32", LONG)
+    _, difference = divergence(tmp_path, "float32", "fp32", PAGES)
     assert difference < tolerance.F32_LOGITS
-    done = run("--bits", 64, tmp_path, *LONG)
+    done = run("--bits", 64, tmp_path, *PAGES)
     assert done.returncode == 0, done.stderr
 
 
 def test_published_weights_of_deepseek_v4(tmp_path: Path, record_support: RecordSupport) -> None:
     save_published(tmp_path / "published", tmp_path / "twin")
-    _, difference = divergence(tmp_path / "published", "float32", "fp32", LONG[:40])
+    _, difference = divergence(tmp_path / "published", "float32", "fp32", PAGES[:40])
     assert difference < tolerance.F32_LOGITS
-    mean, _ = divergence(tmp_path / "published", "float16", "fp32", LONG[:40])  # codes are kept
+    mean, _ = divergence(tmp_path / "published", "float16", "fp32", PAGES[:40])  # codes are kept
     assert mean < tolerance.ACTIVATIONS_OF_11_BITS
     record_support(tmp_path / "published", "fp8_blocks", "gpu_emulated")
     record_support(tmp_path / "published", "mxfp4", "gpu_emulated")
@@ -132,3 +137,67 @@ def test_gguf_blocks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     _, difference = divergence(resolve_model(file).path, "float32", "fp32")
     assert difference < tolerance.F32_LOGITS
     record_support(file, f"GGUF {kind}", "gpu_emulated")
+
+
+def bits_of_ranks(model: Path, cache: str, ranks: int) -> str:
+    """Output of rank 0: the bits of the logits, and the tokens of requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            subprocess.Popen(
+                [PROGRAM, "--rank", str(rank), str(ranks), folder, model, cache, *map(str, LONG)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            ended = [process.communicate(timeout=300) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        assert [process.returncode for process in processes] == [0] * ranks, [error for _, error in ended]
+        return ended[0][0]
+
+
+# Each: a checkpoint, the cache's format, and numbers of ranks.
+DIVIDED: dict[str, tuple[Callable[[Path], Path], str, tuple[int, ...]]] = {
+    "Llama": (lambda folder: saved("Llama", folder), "int4+hadamard", (2, 4)),
+    "Qwen3 with tied embeddings": (lambda folder: saved("Qwen3", folder, tie_word_embeddings=True), "bf16", (2,)),
+    "one KV head": (lambda folder: saved("Llama", folder, num_key_value_heads=1), "kivi4", (4,)),
+    "Qwen3Moe": (lambda folder: saved("Qwen3Moe", folder), "int4", (2, 4)),
+    "GptOss": (lambda folder: saved("GptOss", folder), "fp8_e4m3", (4,)),
+    "DeepseekV32": (lambda folder: saved("DeepseekV32", folder), "mla_int4", (4,)),
+    "DeepseekV4": (lambda folder: saved("DeepseekV4", folder), "fp8", (2, 4)),
+    "AWQ": (lambda folder: quantized(folder, "awq"), "k=int8,v=int4", (4,)),
+    "Q4_0": (lambda folder: gguf_file(folder, "Qwen3Moe", "Q4_0"), "int8", (2,)),
+}
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_ranks_with_a_gpu_each_give_the_bits_of_one(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
+    make, cache, sizes = DIVIDED[case]
+    model = Path(resolve_model(make(tmp_path)).path)
+    expected = bits_of_ranks(model, cache, 1)
+    for ranks in sizes:
+        assert bits_of_ranks(model, cache, ranks) == expected, ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size = 2: not supported with device cuda; use tensor_par"),
+        ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, "enable_expert_parallel: not supported with dev"),
+        ({"tensor_parallel_size": 2, "kv_offload_bytes": 1 << 20}, "= 2: not supported with kv_offload_bytes"),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+            "decode_context_parallel_size = 2: not supported with device cuda; use 1",
+        ),
+    ],
+)
+def test_what_ranks_with_gpus_do_not_divide(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    model = saved("DeepseekV3", tmp_path)
+    with pytest.raises(InputError, match=re.escape(reason)):
+        LLM(model, tokenizer="stories260k", device="cuda", **options)

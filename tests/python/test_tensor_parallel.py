@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from tiny_checkpoints import write_checkpoint
 
 import kvanta
 from kvanta import LLM, InputError
+from kvanta.engine import nccl
 
 
 def scale_file(folder: Path, kv_heads: int = 4) -> Path:
@@ -235,3 +237,38 @@ def test_a_server_ends_with_a_rank() -> None:
         os.kill(int(child), signal.SIGKILL)
         assert process.wait(120) == 1
     assert any("ERROR rank 1 of 2 is lost: its process was ended by SIGKILL" in line for line in log)
+
+
+def test_nccl_of_a_python_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    library = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    importlib.invalidate_caches()
+    assert nccl.nccl_library() != str(library)
+    library.touch()
+    assert nccl.nccl_library() == str(library)
+    nccl.load(str(library))  # no library: left to the engine, which says so
+
+
+def test_ranks_load_the_nccl_of_a_python_package() -> None:
+    build = Path(__file__).resolve().parents[2] / os.environ.get("KVANTA_BUILD", "build/release")
+    library = build / "tests" / "libfake_nccl.so"
+    if not library.is_file():
+        pytest.skip(f"{library} is not built; scripts/test builds it")
+    order = json.dumps({"config": {"rank": 1}, "cpus": [], "nccl": str(library)})
+    script = Path(kvanta.__file__).with_name("engine") / "rank_process.py"
+    with subprocess.Popen(
+        [sys.executable, "-IS", str(script)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LD_DEBUG": "files"},
+    ) as rank:
+        assert rank.stdin is not None
+        assert rank.stderr is not None
+        rank.stdin.write(order + "\n")
+        rank.stdin.flush()  # open: a rank ends with its parent
+        loaded = rank.stderr.read()
+    assert f"calling init: {library}" in loaded
+    assert rank.returncode == 1, "it has no model"

@@ -1,7 +1,7 @@
 """Process of one rank above 0, started by kvanta.engine.ranks as a script.
 
-Reads one line of JSON, {"config": fields of EngineConfig, "cpus": [...]}, from its standard input, which stays open as
-long as the parent lives.
+Reads one line of JSON, {"config": fields of EngineConfig, "cpus": [...], "nccl": library or ""}, from its standard
+input, which stays open as long as the parent lives.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if order["cpus"]:
         os.sched_setaffinity(0, order["cpus"])
+    if order["nccl"]:
+        from kvanta.engine import nccl
+
+        nccl.load(order["nccl"])
     config = _core.EngineConfig()
     for name, value in order["config"].items():
         setattr(config, name, value)

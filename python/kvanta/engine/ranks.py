@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
+from kvanta.engine import nccl
 from kvanta.engine.rank_nodes import NodeConnection, NodeListener, Nodes, RankLoss, error_file, report_lost
 from kvanta.errors import InputError, ResourceError, reason_of
 
@@ -101,6 +102,7 @@ class RankProcesses:
         self._local = nodes.ranks_of(nodes.rank)
         self.cpus = _divide_cpus(len(self._local))
         """CPUs of each rank of this machine; empty: there are fewer CPUs than ranks, so they share."""
+        self._nccl = nccl.nccl_library() if config.device == "cuda" else ""
         self.connection = NodeConnection(config, nodes) if nodes.rank > 0 else None
         """Connection to node 0, on any other node."""
         _remove_left_folders()
@@ -151,6 +153,7 @@ class RankProcesses:
 
         def make() -> None:
             try:
+                nccl.load(self._nccl)
                 with _own_cpus(self.cpus[0]):
                     made.append(_core.Engine(config))
             except BaseException as error:
@@ -177,7 +180,8 @@ class RankProcesses:
             if rank == 0:
                 continue
             fields = {**self._fields, "rank": rank}
-            order = json.dumps({"config": fields, "cpus": self.cpus[rank - self._local.start]})
+            cpus = self.cpus[rank - self._local.start]
+            order = json.dumps({"config": fields, "cpus": cpus, "nccl": self._nccl})
             # Isolated: it needs no package but this one, and finds it in its own folder.
             try:
                 process = subprocess.Popen([sys.executable, "-IS", _SCRIPT], stdin=subprocess.PIPE)

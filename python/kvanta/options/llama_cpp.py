@@ -93,7 +93,7 @@ _ADVICE: tuple[_Advice, ...] = (
         "-sm --split-mode -ts --tensor-split -mg --main-gpu -cmoe --cpu-moe -ncmoe --n-cpu-moe -ot "
         "--override-tensor -nkvo --no-kv-offload",
         "--device",
-        "--device cuda uses one GPU for the whole model, --device cpu none",
+        "--device cuda has the whole model on a GPU, or on several with --tensor-parallel-size; --device cpu uses none",
     ),
 )
 _CACHE_TYPES = {"-ctk": "k", "--cache-type-k": "k", "-ctv": "v", "--cache-type-v": "v"}

@@ -56,9 +56,19 @@ class CpuOps final : public Ops {
 
   std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) override { return nullptr; }
 
-  void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
+  void Embed(const Linear& table, int64_t first, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const int64_t width = table.In();
-    ForRows(rows, width, [&](int64_t row) { table.DequantizeRow(ids[row], out + row * width); });
+    ForRows(rows, width, [&](int64_t row) {
+      const int64_t index = ids[row] - first;
+      if (index >= 0 && index < table.Out()) table.DequantizeRow(index, out + row * width);
+    });
+  }
+
+  void PickParts(const float* x, const parallel::Partition& parts, const int32_t* ids, int64_t rows, int64_t width,
+                 float* out) noexcept override {
+    ForRows(rows, width, [&](int64_t row) {
+      std::copy_n(x + (row * parts.ranks + parts.RankOf(ids[row])) * width, width, out + row * width);
+    });
   }
 
   void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
@@ -192,7 +202,9 @@ class CpuOps final : public Ops {
   }
 
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {
-    ForChunks(rows * width, [&](int64_t first, int64_t count) { rows_.softcap(x + first, softcap, count); });
+    if (softcap != 0) {
+      ForChunks(rows * width, [&](int64_t first, int64_t count) { rows_.softcap(x + first, softcap, count); });
+    }
     if (argmaxes == nullptr) return;
     ForRows(rows, width, [&](int64_t row) {
       const float* values = x + row * width;

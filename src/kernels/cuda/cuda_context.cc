@@ -7,6 +7,23 @@
 
 namespace kvanta::kernels {
 
+std::string MissingForRanks(int ranks, const std::function<CudaProbe(int device)>& probe) {
+  for (int device = 0; device < ranks; ++device) {
+    const CudaProbe gpu = probe(device);
+    if (gpu.devices < ranks) {
+      return fmt::format("{} ranks of this machine need a GPU each, and CUDA lists {} (CUDA_VISIBLE_DEVICES)", ranks,
+                         gpu.devices);
+    }
+    if (gpu.capability < kMinCapability) {
+      return fmt::format(
+          "GPU {} of {} for ranks, {}, has compute capability {}.{}; the kernels require {}.{} or higher "
+          "(CUDA_VISIBLE_DEVICES selects others)",
+          device, ranks, gpu.name, gpu.capability / 10, gpu.capability % 10, kMinCapability / 10, kMinCapability % 10);
+    }
+  }
+  return "";
+}
+
 #ifdef KVANTA_HAS_CUDA
 std::string MissingForCuda() {
   const CudaProbe probe = ProbeCuda();
@@ -25,20 +42,29 @@ std::string MissingForCuda() {
   return "";
 }
 
+std::string MissingForCuda(int count) {
+  if (std::string missing = MissingForCuda(); !missing.empty()) return missing;
+  return MissingForRanks(count, ProbeCuda);
+}
+
 std::string CudaUnit() {
   if (!MissingForCuda().empty()) return "";
-  return ProbeCuda().capability >= 90 ? "sm90" : "sm80";  // compiled architectures
+  return UnitOf(ProbeCuda());
 }
 #else
 std::string MissingForCuda() {
   return "this build has no CUDA support (KVANTA_CUDA=OFF, or no GPU or no usable nvcc was found)";
 }
 
+std::string MissingForCuda(int /*count*/) {
+  return MissingForCuda();
+}
+
 std::string CudaUnit() {
   return "";
 }
 
-std::shared_ptr<CudaContext> MakeCudaContext() {
+std::shared_ptr<CudaContext> MakeCudaContext(int /*index*/) {
   throw ResourceError(MissingForCuda());
 }
 #endif

@@ -2,8 +2,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -77,29 +79,59 @@ void CheckNotCapturing(const char* action) {
 class FirstError {
  public:
   void Record(cudaError_t error, const char* action) noexcept {
-    if (error == cudaSuccess) return;
+    if (error != cudaSuccess) Record(cudaGetErrorString(error), action);
+  }
+  void Record(const std::string& error, const char* action) noexcept {
     const std::lock_guard lock(mutex_);
-    if (error_ != cudaSuccess) return;
+    if (!error_.empty()) return;
     error_ = error;
     action_ = action;
   }
   void Throw(const std::string& gpu) {
     const std::lock_guard lock(mutex_);
-    if (error_ == cudaSuccess) return;
-    throw ResourceError(std::string(action_) + " failed on " + gpu + ": " + cudaGetErrorString(error_));
+    if (!error_.empty()) throw ResourceError(std::string(action_) + " failed on " + gpu + ": " + error_);
   }
 
  private:
   std::mutex mutex_;
-  cudaError_t error_ = cudaSuccess;
+  std::string error_;
   const char* action_ = "";
+};
+
+// Waits for the host's thread; with a check, which may give up.
+class HostWait {
+ public:
+  void SetCheck(CudaContext::WaitCheck check) { check_ = std::move(check); }
+
+  // is_done: the runtime's query of a stream or an event; wait: its wait for it.
+  template <class Query, class Wait>
+  cudaError_t For(Query is_done, Wait wait) const {
+    if (!check_) return wait();
+    const auto start = std::chrono::steady_clock::now();
+    for (;;) {
+      const cudaError_t error = is_done();
+      if (error != cudaErrorNotReady) return error;
+      cudaGetLastError();  // or the next launch would seem to have failed
+      check_(std::chrono::steady_clock::now() - start);
+    }
+  }
+  cudaError_t For(cudaStream_t stream) const {
+    return For([&] { return cudaStreamQuery(stream); }, [&] { return cudaStreamSynchronize(stream); });
+  }
+  cudaError_t For(cudaEvent_t event) const {
+    return For([&] { return cudaEventQuery(event); }, [&] { return cudaEventSynchronize(event); });
+  }
+
+ private:
+  CudaContext::WaitCheck check_;
 };
 
 // Double-buffered page-locked memory for copies to the GPU, which are then asynchronous and at full bus bandwidth.
 // Shared by a process's engines.
 class Staging {
  public:
-  explicit Staging(cudaStream_t stream) : stream_(stream), memory_(MakeHostMemory(2 * kHalfBytes)) {
+  Staging(cudaStream_t stream, const HostWait& wait)
+      : stream_(stream), wait_(wait), memory_(MakeHostMemory(2 * kHalfBytes)) {
     for (Event& event : copied_) event = MakeEvent(cudaEventDisableTiming);
   }
 
@@ -125,10 +157,11 @@ class Staging {
     Require(cudaEventRecord(copied_[half_].get(), stream_), "recording an event");
     half_ = 1 - half_;
     used_ = 0;
-    Require(cudaEventSynchronize(copied_[half_].get()), "waiting for a copy");
+    Require(wait_.For(copied_[half_].get()), "waiting for a copy");
   }
 
   cudaStream_t stream_;
+  const HostWait& wait_;
   HostMemory memory_;
   Event copied_[2];
   std::mutex mutex_;
@@ -139,12 +172,13 @@ class Staging {
 // The current device is per thread, so every call sets it.
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int device, cudaStream_t stream, FirstError& first_error)
+  CudaDevice(int device, cudaStream_t stream, FirstError& first_error, const HostWait& wait)
       : device_(device),
         stream_(stream),
         first_error_(first_error),
+        wait_(wait),
         name_("cuda:" + std::to_string(device)),
-        staging_(stream) {}
+        staging_(stream, wait) {}
 
   std::string_view Name() const noexcept override { return name_; }
 
@@ -188,7 +222,7 @@ class CudaDevice final : public Device {
   void Synchronize() override {
     CheckNotCapturing("synchronization");
     Use();
-    first_error_.Record(cudaStreamSynchronize(stream_), "a kernel");
+    first_error_.Record(wait_.For(stream_), "a kernel");
     first_error_.Throw(name_);
   }
   void Fill(void* device, uint8_t byte, size_t bytes) override {
@@ -210,18 +244,20 @@ class CudaDevice final : public Device {
   int device_;
   cudaStream_t stream_;
   FirstError& first_error_;
+  const HostWait& wait_;
   std::string name_;
   Staging staging_;
 };
 
 class CudaRuntimeContext final : public CudaContext {
  public:
-  explicit CudaRuntimeContext(const CudaProbe& probe) : name_("cuda-" + CudaUnit()), index_(probe.best) {
-    Require(cudaSetDevice(index_), "selecting the GPU");
+  explicit CudaRuntimeContext(const CudaProbe& probe)
+      : name_(std::string("cuda-") + UnitOf(probe)), index_(probe.device) {
+    Select();
     Require(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
             "querying the GPU's multiprocessors");
     stream_ = MakeStream();
-    device_ = std::make_unique<CudaDevice>(index_, stream_.get(), first_error_);
+    device_ = std::make_unique<CudaDevice>(index_, stream_.get(), first_error_, wait_);
   }
   ~CudaRuntimeContext() override { cudaStreamSynchronize(stream_.get()); }
   CudaRuntimeContext(const CudaRuntimeContext&) = delete;
@@ -258,8 +294,16 @@ class CudaRuntimeContext final : public CudaContext {
     Use();
     Record(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Current()), "a copy");
   }
+  std::string NcclLibrary() const override { return "libnccl.so.2"; }
+  void Select() override { Require(cudaSetDevice(index_), "selecting the GPU"); }
+  void AllGather(parallel::NcclGroup& ranks, const void* own, void* all, size_t bytes) noexcept override {
+    Use();
+    const std::string error = ranks.AllGather(own, all, bytes, Current());
+    if (!error.empty()) first_error_.Record(error, "a gather of all ranks");
+  }
+  void SetWaitCheck(WaitCheck check) override { wait_.SetCheck(std::move(check)); }
   std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& launches) override {
-    Require(cudaSetDevice(index_), "selecting the GPU");
+    Select();
     const Stream stream = MakeStream();
     // Thread-local mode: other threads may allocate meanwhile.
     Require(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "starting stream capture");
@@ -319,6 +363,7 @@ class CudaRuntimeContext final : public CudaContext {
   int index_;
   int multiprocessors_ = 1;
   FirstError first_error_;
+  HostWait wait_;
   Stream stream_;
   std::unique_ptr<CudaDevice> device_;  // destroyed before the stream
 };
@@ -326,17 +371,24 @@ class CudaRuntimeContext final : public CudaContext {
 }  // namespace
 
 bool cuda::OverlapsLaunches() noexcept {
-  static const bool overlaps = ProbeCuda().capability >= 90;  // capability of the GPU that is used
+  // A process has one GPU, which is the current one.
+  static const bool overlaps = [] {
+    int device = -1;
+    cudaGetDevice(&device);
+    return ProbeCuda(device).capability >= 90;
+  }();
   return overlaps;
 }
 
-std::shared_ptr<CudaContext> MakeCudaContext() {
-  if (const std::string missing = MissingForCuda(); !missing.empty()) throw ResourceError(missing);
+std::shared_ptr<CudaContext> MakeCudaContext(int index) {
+  const std::string missing = index == kBestGpu ? MissingForCuda() : MissingForCuda(index + 1);
+  if (!missing.empty()) throw ResourceError(missing);
+  const CudaProbe probe = ProbeCuda(index);
   static std::mutex mutex;
-  static std::weak_ptr<CudaContext> shared;
+  static std::map<int, std::weak_ptr<CudaContext>> shared;
   const std::lock_guard lock(mutex);
-  std::shared_ptr<CudaContext> gpu = shared.lock();
-  if (gpu == nullptr) shared = gpu = std::make_shared<CudaRuntimeContext>(ProbeCuda());
+  std::shared_ptr<CudaContext> gpu = shared[probe.device].lock();
+  if (gpu == nullptr) shared[probe.device] = gpu = std::make_shared<CudaRuntimeContext>(probe);
   return gpu;
 }
 

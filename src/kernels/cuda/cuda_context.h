@@ -1,6 +1,7 @@
 // NVIDIA GPUs behind an interface without CUDA headers, available in builds without CUDA, too.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "kernels/cuda/model_ops.h"
 #include "kernels/launch_graph.h"
 #include "kernels/ops.h"
+#include "parallel/nccl.h"
 
 namespace kvanta::kernels {
 
@@ -33,6 +35,17 @@ class CudaContext {
   virtual void Run(const cuda::ModelOp& op) noexcept = 0;                    // grid must not be empty
   virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;  // within device memory
 
+  // Name of the NCCL library whose gathers can run on this GPU; "": none can.
+  virtual std::string NcclLibrary() const = 0;
+  // Makes it the calling thread's current GPU.
+  virtual void Select() = 0;
+  // A gather as a launch (parallel::NcclGroup). Errors are kept, as those of other launches.
+  virtual void AllGather(parallel::NcclGroup& ranks, const void* own, void* all, size_t bytes) noexcept = 0;
+  // Called again and again while the host waits for the GPU, with the time that it has waited: throws to end the wait.
+  // Null: nothing is called.
+  using WaitCheck = std::function<void(std::chrono::duration<double> waited)>;
+  virtual void SetWaitCheck(WaitCheck check) = 0;
+
   // Captures what `launches` launches instead of running it. `launches` must not allocate, synchronize or copy from the
   // host. Throws ResourceError.
   virtual std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& launches) = 0;
@@ -48,12 +61,16 @@ inline constexpr int kMinCapability = 80;
 // Returns why this program cannot use a GPU of this machine ("this build has no CUDA support", "no NVIDIA driver ..."),
 // or "". Starts no work on a GPU and allocates nothing there.
 std::string MissingForCuda();
+// The same for the first `count` GPUs, of which each rank of this machine has one.
+std::string MissingForCuda(int count);
 
 // "sm90" or "sm80", by this machine's best GPU; "" without a usable one.
 std::string CudaUnit();
 
-// This machine's best GPU; concurrent holders share one object. Throws ResourceError with MissingForCuda()'s message.
-std::shared_ptr<CudaContext> MakeCudaContext();
+// GPU `index` of those that CUDA lists (environment variable CUDA_VISIBLE_DEVICES), or the best one; concurrent holders
+// share one object. Throws ResourceError with MissingForCuda()'s message.
+inline constexpr int kBestGpu = -1;
+std::shared_ptr<CudaContext> MakeCudaContext(int index = kBestGpu);
 
 // A model's operations on a GPU, asynchronous and in call order. `threads`: for packing weights.
 std::unique_ptr<Ops> MakeGpuOps(std::shared_ptr<CudaContext> gpu, std::shared_ptr<ThreadPool> threads);

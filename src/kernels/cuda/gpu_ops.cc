@@ -118,14 +118,18 @@ class GpuOps final : public Ops {
   }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
-                                           const RouterVectors& router,
-                                           const ExpertDivision& /*division: one process*/) override {
-    return MakeGpuExperts(context_, std::move(experts), moe, router);
+                                           const RouterVectors& router, const ExpertDivision& division) override {
+    return MakeGpuExperts(context_, std::move(experts), moe, router, division);
   }
 
-  void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
+  void Embed(const Linear& table, int64_t first, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const auto& linear = static_cast<const GpuLinear&>(table);  // from MakeLinear
-    Run(rows, cuda::EmbedOp{.table = linear.weight(), .ids = ids, .rows = rows, .out = out});
+    Run(rows, cuda::EmbedOp{.table = linear.weight(), .ids = ids, .id = first, .rows = rows, .out = out});
+  }
+
+  void PickParts(const float* x, const parallel::Partition& parts, const int32_t* ids, int64_t rows, int64_t width,
+                 float* out) noexcept override {
+    Run(rows * width, cuda::PickPartsOp{.x = x, .parts = parts, .ids = ids, .rows = rows, .width = width, .out = out});
   }
 
   void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
@@ -216,7 +220,7 @@ class GpuOps final : public Ops {
   }
 
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {
-    Run(rows * width, cuda::SoftcapOp{.x = x, .softcap = softcap, .count = rows * width});
+    if (softcap != 0) Run(rows * width, cuda::SoftcapOp{.x = x, .softcap = softcap, .count = rows * width});
     if (argmaxes == nullptr) return;
     Run(rows, cuda::ArgmaxOp{.x = x, .stride = width, .rows = rows, .width = width, .argmaxes = argmaxes});
   }

@@ -17,6 +17,7 @@
 #include "kernels/pointwise.h"
 #include "kernels/rope_kind.h"
 #include "kernels/sampling/sample_params.h"
+#include "parallel/communicator.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -69,12 +70,33 @@ struct PackedRows {
 
 // ---- operations
 
+// Rows ids[r] - id of the table, for those that it has; without ids, the single row `id`.
 struct EmbedOp {
   Weight table;
-  const int32_t* ids = nullptr;  // [rows]; null: the single row `id`
+  const int32_t* ids = nullptr;  // [rows]
   int64_t id = 0;
   int64_t rows = 0;
   float* out = nullptr;  // f32 [rows][in]
+};
+
+// out[r] = x[r][parts.RankOf(ids[r])]: f32 [rows][parts.ranks][width] -> [rows][width].
+struct PickPartsOp {
+  const float* x = nullptr;
+  parallel::Partition parts;
+  const int32_t* ids = nullptr;
+  int64_t rows = 0;
+  int64_t width = 0;
+  float* out = nullptr;
+};
+
+// Columns that ranks have computed, side by side: out[r] is rank after rank the row r of its part, f32
+// [rows][columns.count]. x: each rank's dense [rows][columns of it], `rank_stride` floats apart.
+struct JoinColumnsOp {
+  const float* x = nullptr;
+  int64_t rank_stride = 0;
+  parallel::Partition columns;
+  int64_t rows = 0;
+  float* out = nullptr;
 };
 
 // RMSNorm, or LayerNorm if `subtracts_mean`.
@@ -320,10 +342,10 @@ struct SampleOp {
   int32_t* tokens = nullptr;
 };
 
-using ModelOp = std::variant<EmbedOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp, RopeOp, ActivateMulOp,
-                             ActivateOp, MulOp, ScaleOp, CutOffOp, SoftcapOp, PackOp, LinearOp, KeepExpertsOp, TopKOp,
-                             PermuteOp, CombineOp, CausalConvOp, StateScanOp, GatedNormOp, MakeEntriesOp, KeepInputsOp,
-                             StreamWeightsOp, CollapseStreamsOp, ExpandStreamsOp, ArgmaxOp, SampleOp, ScoreTokensOp,
-                             ChooseTokensOp, GatherTokensOp, GatherRowsOp>;
+using ModelOp = std::variant<EmbedOp, PickPartsOp, JoinColumnsOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp,
+                             RopeOp, ActivateMulOp, ActivateOp, MulOp, ScaleOp, CutOffOp, SoftcapOp, PackOp, LinearOp,
+                             KeepExpertsOp, TopKOp, PermuteOp, CombineOp, CausalConvOp, StateScanOp, GatedNormOp,
+                             MakeEntriesOp, KeepInputsOp, StreamWeightsOp, CollapseStreamsOp, ExpandStreamsOp, ArgmaxOp,
+                             SampleOp, ScoreTokensOp, ChooseTokensOp, GatherTokensOp, GatherRowsOp>;
 
 }  // namespace kvanta::kernels::cuda

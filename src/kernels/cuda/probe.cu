@@ -7,7 +7,7 @@
 
 namespace kvanta::kernels {
 
-CudaProbe ProbeCuda() noexcept {
+CudaProbe ProbeCuda(int requested) noexcept {
   CudaProbe probe;
   cudaDriverGetVersion(&probe.driver_version);
   cudaRuntimeGetVersion(&probe.runtime_version);
@@ -19,12 +19,13 @@ CudaProbe ProbeCuda() noexcept {
   if (error == cudaErrorNoDevice) probe.error = 0;
   if (error != cudaSuccess) probe.devices = 0;
   for (int device = 0; device < probe.devices; ++device) {
+    if (requested >= 0 && device != requested) continue;
     int major = 0;
     int minor = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (major * 10 + minor <= probe.capability) continue;
-    probe.best = device;
+    probe.device = device;
     probe.capability = major * 10 + minor;
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, device) == cudaSuccess) {

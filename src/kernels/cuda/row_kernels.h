@@ -30,10 +30,34 @@ inline LaunchShape ShapeOf(const EmbedOp& op) {
 }
 KVANTA_DEVICE void RunBlock(const EmbedOp& op) {
   const int64_t row = BlockIndex();
-  const int64_t id = op.ids == nullptr ? op.id : op.ids[row];
+  const int64_t id = op.ids == nullptr ? op.id : op.ids[row] - op.id;
+  if (id < 0 || id >= op.table.out) return;
   for (int64_t k = ThreadIndex(); k < op.table.in; k += kRowThreads) {
     op.out[row * op.table.in + k] = WeightValue(op.table, id, k);
   }
+}
+
+// ---- parts of ranks
+
+inline LaunchShape ShapeOf(const PickPartsOp& op) {
+  return ValuesShape(op.rows * op.width);
+}
+KVANTA_DEVICE void RunBlock(const PickPartsOp& op) {
+  ForValues(op.rows * op.width, [&](int64_t index) {
+    const int64_t row = index / op.width;
+    op.out[index] = op.x[(row * op.parts.ranks + op.parts.RankOf(op.ids[row])) * op.width + index % op.width];
+  });
+}
+
+inline LaunchShape ShapeOf(const JoinColumnsOp& op) {
+  return ValuesShape(op.rows * op.columns.count);
+}
+KVANTA_DEVICE void RunBlock(const JoinColumnsOp& op) {
+  ForValues(op.rows * op.columns.count, [&](int64_t index) {
+    const int64_t row = index / op.columns.count, column = index % op.columns.count;
+    const int rank = op.columns.RankOf(column);
+    op.out[index] = op.x[rank * op.rank_stride + row * op.columns.Size(rank) + column - op.columns.Begin(rank)];
+  });
 }
 
 // ---- norm

@@ -43,7 +43,7 @@ void PerLayerInputs::Prepare(std::span<const int32_t> tokens, const float* embed
   projection_->Forward(embeddings, rows, inputs_, all);
   ops_.Scale(inputs_, static_cast<float>(1 / std::sqrt(static_cast<double>(config_.hidden))), rows * all);
   norm_.Forward(ops_, inputs_, width_, rows * config_.layers, inputs_, width_);
-  ops_.Embed(*embedding_, tokens.data(), rows, embedded_);
+  ops_.Embed(*embedding_, 0, tokens.data(), rows, embedded_);
   if (embedding_scale_ != 1) ops_.Scale(embedded_, embedding_scale_, rows * all);
   ops_.Add(inputs_, embedded_, rows * all);
   ops_.Scale(inputs_, static_cast<float>(1 / std::numbers::sqrt2), rows * all);

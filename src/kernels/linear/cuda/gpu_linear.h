@@ -20,6 +20,7 @@ struct ExpertBuffers {
   Buffer experts, weights, permuted_rows, source_rows, tile_experts;
   Buffer row_weights;           // f32 [permuted rows]
   Buffer rows, gate_up, gated;  // f32 [permuted rows][...]
+  Buffer own_gated, sums;       // f32 [permuted rows][...] and [rows][...] of this rank
 };
 
 // Shared by the layers of one Ops; their launches are in one stream.

@@ -23,9 +23,10 @@ std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
 class GpuExperts final : public ExpertLayer {
  public:
   GpuExperts(std::shared_ptr<GpuLinearContext> context, std::vector<ExpertWeights> experts, const MoeConfig& moe,
-             const RouterVectors& router)
+             const RouterVectors& router, const ExpertDivision& division)
       : context_(std::move(context)),
         moe_(moe),
+        ranks_(division.Divided() ? *division.ranks : alone_),
         gate_up_(context_, Take(experts, &ExpertWeights::gate_up)),
         down_(context_, Take(experts, &ExpertWeights::down)),
         e_score_correction_bias_(Upload(router.e_score_correction_bias)),
@@ -50,16 +51,21 @@ class GpuExperts final : public ExpertLayer {
     reserve(buffers.rows, permuted * gate_up_.In(), sizeof(float));
     if (moe.gated) reserve(buffers.gate_up, permuted * gate_up_.Out(), sizeof(float));
     reserve(buffers.gated, permuted * down_.In(), sizeof(float));
+    if (ranks_.IsSingleRank()) return;
+    reserve(buffers.own_gated, permuted * OwnWidth(), sizeof(float));
+    reserve(buffers.sums, kMaxRows * down_.Out(), sizeof(float));
   }
 
   void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept override {
     for (int64_t row = 0; row < rows; row += kMaxRows) {
       ForwardBlock(x + row * gate_up_.In(), logits + row * moe_.num_experts, std::min(kMaxRows, rows - row),
-                   out + row * down_.Out());
+                   out + row * gate_up_.In());
     }
   }
 
  private:
+  // Channels of an expert that this rank computes.
+  int64_t OwnWidth() const noexcept { return gate_up_.Out() / (moe_.gated ? 2 : 1); }
   Buffer Upload(std::span<const float> values) const {
     if (values.empty()) return {};
     Buffer buffer = context_->gpu->device().Allocate(values.size_bytes());
@@ -120,27 +126,32 @@ class GpuExperts final : public ExpertLayer {
                             .stride = gate_up_.In(),
                             .width = gate_up_.In()});
     }
-    auto* const gated = buffers.gated.as<float>();
+    const bool is_whole = ranks_.IsSingleRank();
+    auto* const gated = (is_whole ? buffers.gated : buffers.own_gated).as<float>();
     if (moe_.gated) {
       gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, buffers.gate_up.as<float>());
       if (moe_.limits_gate) {
         gpu.Run(cuda::CutOffOp{.x = buffers.gate_up.as<float>(),
-                               .stride = 2 * down_.In(),
+                               .stride = 2 * OwnWidth(),
                                .rows = permuted,
-                               .width = down_.In(),
+                               .width = OwnWidth(),
                                .limit = moe_.activation_limit});
       }
       gpu.Run(cuda::ActivateMulOp{.activation = moe_.activation,
                                   .limit = moe_.activation_limit,
                                   .gate_up = buffers.gate_up.as<float>(),
                                   .rows = permuted,
-                                  .width = down_.In(),
+                                  .width = OwnWidth(),
                                   .out = gated});
     } else {
       gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, gated);
-      gpu.Run(cuda::ActivateOp{.activation = Pointwise::kSquaredRelu, .x = gated, .count = permuted * down_.In()});
+      gpu.Run(cuda::ActivateOp{.activation = Pointwise::kSquaredRelu, .x = gated, .count = permuted * OwnWidth()});
     }
-    down_.Multiply(gated, permuted, tile, tile_experts, expert_rows);
+    if (!is_whole) {
+      ranks_.AllGatherColumns(gated, permuted, ranks_.PartitionOf(down_.In()), buffers.gated.as<float>());
+    }
+    down_.Multiply(buffers.gated.as<float>(), permuted, tile, tile_experts, expert_rows);
+    float* const sums = is_whole ? out : buffers.sums.as<float>();
     gpu.Run(cuda::CombineOp{.expert_out = expert_rows,
                             .permuted_rows = permuted_rows,
                             .weights = weights,
@@ -148,11 +159,14 @@ class GpuExperts final : public ExpertLayer {
                             .rows = rows,
                             .top_k = moe_.num_experts_per_tok,
                             .width = down_.Out(),
-                            .out = out});
+                            .out = sums});
+    if (!is_whole) ranks_.AllGatherColumns(sums, rows, ranks_.PartitionOf(gate_up_.In()), out);
   }
 
   std::shared_ptr<GpuLinearContext> context_;
   const MoeConfig moe_;
+  parallel::Communicator alone_;
+  parallel::Communicator& ranks_;
   GpuLinearGroup gate_up_, down_;
   const Buffer e_score_correction_bias_, per_expert_scale_;  // [num_experts], or empty
 };
@@ -161,8 +175,8 @@ class GpuExperts final : public ExpertLayer {
 
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
                                             std::vector<ExpertWeights> experts, const MoeConfig& moe,
-                                            const RouterVectors& router) {
-  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), moe, router);
+                                            const RouterVectors& router, const ExpertDivision& division) {
+  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), moe, router, division);
 }
 
 }  // namespace kvanta::kernels

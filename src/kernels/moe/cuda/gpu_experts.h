@@ -11,9 +11,10 @@
 
 namespace kvanta::kernels {
 
-// The experts have one shape and kind and were made by `context`'s Ops. Throws ResourceError.
+// The experts have one shape and kind and were made by `context`'s Ops; `division`: not by experts. Throws InputError,
+// ResourceError.
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
                                             std::vector<ExpertWeights> experts, const MoeConfig& moe,
-                                            const RouterVectors& router);
+                                            const RouterVectors& router, const ExpertDivision& division);
 
 }  // namespace kvanta::kernels

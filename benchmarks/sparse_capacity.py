@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Memory of the cache of models with sparse attention (DeepSeek V3.2, GLM-5) for 1, 8 and 64 users at 128K, by format.
+"""Memory of the cache of models with sparse attention (DeepSeek V3.2, GLM-5, DeepSeek V4) for 1, 8 and 64 users at
+128K, by format.
 
     python benchmarks/sparse_capacity.py --json docs/results/sparse-capacity.json
 
 The figures depend on no measurement: they are those of the engine's own layout (`kvanta plan`). Latents and the keys of
-indexers may have different formats.
+indexers may have different formats. Bytes per token are those of the whole context: of windows and states, a token of a
+longer one has fewer.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 from kvanta.fleet.plan import plan
 
 GIB = 2**30
-MODELS = ("deepseek-v3.2", "glm-5")
+MODELS = ("deepseek-v3.2", "glm-5", "deepseek-v4")
 # Latents, keys of indexers.
 FORMATS = (("bf16", "bf16"), ("fp8", "fp8"), ("int8", "int8"), ("nvfp4", "fp8"), ("int4", "fp8"), ("int4", "int4"))
 USERS = (1, 8, 64)
@@ -33,7 +35,7 @@ def row(model: str, latents: str, keys: str) -> dict[str, Any]:
         "model": model,
         "latents": latents,
         "keys": keys,
-        "bytes_per_token": found["bytes_per_token"],
+        "bytes_per_token": found["sequence_bytes"] / CONTEXT,
         "users_gib": users,
     }
 

@@ -169,7 +169,7 @@ CACHE_TABLES = {
             ("latents", "latents", ""),
             ("keys of indexers", "keys", ""),
             ("bytes per token", "bytes_per_token", ",.0f"),
-            ("1 user (GiB)", "users_gib.1", ".1f"),
+            ("1 user (GiB)", "users_gib.1", ".2f"),
             ("8 users (GiB)", "users_gib.8", ".1f"),
             ("64 users (GiB)", "users_gib.64", ".1f"),
         ),

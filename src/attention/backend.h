@@ -93,8 +93,7 @@ class Backend {
 
   // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write. MLA: k is
   // f32 [rows][head_dim + rope_dim], the latent followed by the RoPE channels; v is not read. Rows of several tokens
-  // (formats::LayerShape::row_tokens): k is f32 [entries][head_dim], dense, of the entries that end in the step's
-  // tokens, sequence after sequence.
+  // (formats::LayerShape::row_tokens): of k, the rows of tokens with which an entry ends are read.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
 
   // Encodes records of a KV cache group's later levels, by cache::AgeIndex, from the quantized one; null: not wanted.

@@ -15,7 +15,7 @@ using cache::PageKind;
 
 void CheckRecord(const cache::PagePool& pool, int group, PageKind kind, cache::PageId id, size_t sequence,
                  int64_t page) {
-  if (pool.References(group, kind, id) > 0 && pool.IsOfRank(group, kind, id, pool.RankOfPage(page))) return;
+  if (pool.References(group, kind, id) > 0 && pool.IsOfRank(group, kind, id, pool.RankOfPage(group, page))) return;
   throw InputError(fmt::format("sequence {} of the batch: page {} has no {} record (KV cache group {}, id {})",
                                sequence, page, Name(kind), group, id));
 }
@@ -210,7 +210,7 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
       }
       if (group.ages.IsUsed()) AddAging(span, pool, static_cast<int>(g), s, group, batch);
       for (int64_t page = own_page; page * page_size < end; ++page) {
-        if (!pool.IsOwnPage(page)) continue;
+        if (!pool.IsOwnPage(static_cast<int>(g), page)) continue;
         const int64_t first = std::max(span.start, page * page_size);
         const int64_t last = std::min(end, (page + 1) * page_size);
         batch.writes[g].push_back({.page = table[page],
@@ -236,10 +236,9 @@ void CheckSharedKv(const BackendConfig& config, const formats::CacheLayout& layo
                    std::string_view backend) {
   const AttentionSpec& layer = config.layers[index];
   const formats::LayerScheme& scheme = layout.layers[index];
-  if (backend != "cpu") {
+  if (backend == "reference") {
     throw InputError(
-        fmt::format("layer {}: backend {} does not attend to compressed keys and values (DeepSeek V4) yet; "
-                    "cpu does",
+        fmt::format("layer {}: backend {} does not attend to compressed keys and values (DeepSeek V4); cpu and cuda do",
                     index, backend));
   }
   const bool has_selection =

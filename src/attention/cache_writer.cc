@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "attention/cell_encoder.h"
 #include "formats/cell_layout.h"
@@ -68,7 +69,7 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
                         ThreadPool& threads) noexcept {
   const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
   const int64_t head_dim = scheme.shape.head_dim;
-  if (scheme.row_tokens != 1) return WriteEntries(batch, layer, k);
+  if (scheme.row_tokens != 1) return WriteEntries(batch, layer, k, stride);
   const std::vector<PageWrite>& writes = batch.writes[static_cast<size_t>(scheme.group)];
   auto write_side = [&](int64_t task, int) {
     const PageWrite& write = writes[static_cast<size_t>(task / scheme.kv_heads)];
@@ -99,22 +100,21 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
 }
 
 // Writes the entries that end in the step's tokens, those of a page at once.
-void CacheWriter::WriteEntries(const Batch& batch, int layer, const float* k) noexcept {
+void CacheWriter::WriteEntries(const Batch& batch, int layer, const float* k, int64_t stride) noexcept {
   const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
   const int64_t tokens = scheme.row_tokens, rows = scheme.shape.tokens, page_size = pool_.Layout().page_size;
-  int64_t row = 0;  // of k
   for (const SequenceRows& sequence : batch.sequences) {
     const int64_t end = sequence.End() / tokens;
     for (int64_t entry = sequence.span.start / tokens; entry < end;) {
       const int64_t next = std::min(end, (entry / rows + 1) * rows);
-      const int64_t page = ((entry + 1) * tokens - 1) / page_size;
-      const PageWrite write{.page = sequence.span.pages[scheme.group][page],
-                            .first_slot = static_cast<int>(entry % rows),
-                            .last_slot = static_cast<int>(entry % rows + next - entry),
-                            .first_row = row};
-      WriteSide(write, layer, 0, SideKind::kK, k + row * scheme.shape.head_dim, scheme.shape.head_dim);
-      row += next - entry;
-      entry = next;
+      const int64_t last_token = (entry + 1) * tokens - 1;
+      const int64_t first = std::exchange(entry, next);
+      if (!pool_.IsOwnPage(scheme.group, last_token / page_size)) continue;
+      const PageWrite write{.page = sequence.span.pages[scheme.group][last_token / page_size],
+                            .first_slot = static_cast<int>(first % rows),
+                            .last_slot = static_cast<int>(first % rows + next - first),
+                            .first_row = sequence.first_row + last_token - sequence.span.start};
+      WriteSide(write, layer, 0, SideKind::kK, k + write.first_row * stride, tokens * stride);
     }
   }
 }

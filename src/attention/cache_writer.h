@@ -39,7 +39,7 @@ class CacheWriter {
     AtomicCounts k, v;
   };
 
-  void WriteEntries(const Batch& batch, int layer, const float* k) noexcept;
+  void WriteEntries(const Batch& batch, int layer, const float* k, int64_t stride) noexcept;
   void WriteSide(const PageWrite& write, int layer, int head, formats::SideKind kind, const float* rows,
                  int64_t stride) noexcept;
   void EncodeLevel(const uint8_t* quantized, uint8_t* record, int layer, int head, size_t level,

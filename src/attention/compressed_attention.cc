@@ -10,7 +10,8 @@
 namespace kvanta::attention {
 
 CompressedAttention::CompressedAttention(Device& device, const std::vector<LayerView>& layers, int page_size,
-                                         const kernels::AttentionKernels& kernels, ThreadPool& threads)
+                                         const kernels::AttentionKernels& kernels, ThreadPool& threads,
+                                         parallel::Communicator* ranks)
     : layers_(layers),
       page_size_(page_size),
       kernels_(kernels),
@@ -28,6 +29,7 @@ CompressedAttention::CompressedAttention(Device& device, const std::vector<Layer
     heads = std::max<int64_t>(heads, attention.heads);
     head_dim = std::max<int64_t>(head_dim, scheme.v.shape.head_dim);
   }
+  if (ranks != nullptr) exchange_.emplace(*ranks, layers, page_size);
   const int64_t pages = kSplitTokens / page_size;
   for (Workspace& workspace : workspaces_) {
     workspace.pages = device.Allocate(static_cast<size_t>(pages * page_bytes));
@@ -39,6 +41,41 @@ CompressedAttention::CompressedAttention(Device& device, const std::vector<Layer
     workspace.out.resize(static_cast<size_t>(heads * head_dim));
     workspace.sums.resize(static_cast<size_t>(heads * head_dim));
   }
+}
+
+void CompressedAttention::MakePlan(const Batch& batch) {
+  if (!exchange_) return;
+  exchanged_rows_.resize(static_cast<size_t>(batch.rows));
+  int64_t entries = 0;
+  for (const LayerView& layer : layers_) {
+    if (layer.scheme->IsRecurrent() || layer.attention->entries_layer < 0) continue;
+    const formats::LayerScheme& scheme = *layers_[static_cast<size_t>(layer.attention->entries_layer)].scheme;
+    for (const SequenceRows& sequence : batch.sequences) {
+      const int64_t seen = scheme.EntriesAt(sequence.End() - 1);
+      const int64_t top_k = layer.attention->index_topk;
+      entries = std::max(entries, top_k == 0 ? seen : std::min(seen, top_k));
+    }
+  }
+  exchange_->Reserve(entries);
+}
+
+const SequenceRows& CompressedAttention::SequenceOf(const Batch& batch, int64_t row) const noexcept {
+  return *(std::ranges::upper_bound(batch.sequences, row, {}, &SequenceRows::first_row) - 1);
+}
+
+int64_t CompressedAttention::GetEntries(const Step& step, const LayerView& layer, int64_t first_row) noexcept {
+  const LayerView& entries = layers_[static_cast<size_t>(layer.attention->entries_layer)];
+  for (int64_t row = first_row; row < step.batch.rows; ++row) {
+    const SequenceRows& sequence = SequenceOf(step.batch, row);
+    const Rows seen = RowsOf(step, layer, row, sequence.span.start + row - sequence.first_row);
+    exchanged_rows_[static_cast<size_t>(row)] = {
+        .table = sequence.span.pages[entries.scheme->group], .chosen = seen.chosen, .entries = seen.entries};
+  }
+  const auto rows = static_cast<size_t>(step.batch.rows - first_row);
+  first_exchanged_ = first_row;
+  const std::span<const EntryExchange::Row> all(exchanged_rows_);
+  return first_row +
+         static_cast<int64_t>(exchange_->Gather(entries, all.subspan(static_cast<size_t>(first_row), rows)));
 }
 
 CompressedAttention::Rows CompressedAttention::RowsOf(const Step& step, const LayerView& layer, int64_t row,
@@ -56,8 +93,8 @@ CompressedAttention::Rows CompressedAttention::RowsOf(const Step& step, const La
 }
 
 // Copies rows [first, last) of a query to the pages of the workspace.
-void CompressedAttention::Gather(const LayerView& layer, const SequenceSpan& span, const Rows& rows, int64_t first,
-                                 int64_t last, Workspace& workspace) const noexcept {
+void CompressedAttention::Gather(const LayerView& layer, const SequenceSpan& span, const Rows& rows, int64_t row,
+                                 int64_t first, int64_t last, Workspace& workspace) const noexcept {
   const formats::LayerScheme& scheme = *layer.scheme;
   const formats::Format& format = *scheme.k.format;
   const auto to_cell = [&](int64_t index) {
@@ -69,13 +106,19 @@ void CompressedAttention::Gather(const LayerView& layer, const SequenceSpan& spa
     const LayerView& of_entries = layers_[static_cast<size_t>(layer.attention->entries_layer)];
     const formats::LayerScheme& entries = *of_entries.scheme;
     const cache::PageRef* table = span.pages[entries.group];
+    const auto of_row = static_cast<size_t>(row - first_exchanged_);
     for (; index < std::min(last, rows.entries); ++index) {
+      if (exchange_) {
+        formats::StoreRow(formats::SideKind::kK, format, scheme.k.shape, scheme.k.sections, to_slot(index),
+                          exchange_->RowAt(of_row, index), to_cell(index));
+        continue;
+      }
       const int64_t entry = rows.chosen.empty() ? index : rows.chosen[static_cast<size_t>(index)];
       const int64_t page = ((entry + 1) * entries.row_tokens - 1) / page_size_;
       const uint8_t* cell = of_entries.View(page, page, table[page], 0).record + entries.KCell(0);
-      const formats::ConstRowSections row =
+      const formats::ConstRowSections stored =
           formats::CanonicalRow(format, entries.k.sections, static_cast<int>(entry % entries.shape.tokens), cell);
-      formats::StoreRow(formats::SideKind::kK, format, scheme.k.shape, scheme.k.sections, to_slot(index), row,
+      formats::StoreRow(formats::SideKind::kK, format, scheme.k.shape, scheme.k.sections, to_slot(index), stored,
                         to_cell(index));
     }
   }
@@ -96,8 +139,7 @@ void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& h
   const int64_t head_dim = attention.head_dim, out_stride = attention.heads * head_dim, row = heads.row;
   attention.heads = heads.end - heads.first;
   const int64_t width = scheme.v.shape.head_dim;
-  const SequenceRows& sequence =
-      *(std::ranges::upper_bound(step.batch.sequences, row, {}, &SequenceRows::first_row) - 1);
+  const SequenceRows& sequence = SequenceOf(step.batch, row);
   const Rows seen = RowsOf(step, view, row, sequence.span.start + row - sequence.first_row);
   float* out = rows.out + row * out_stride + heads.first * head_dim;
   const QueryRows own{
@@ -108,7 +150,7 @@ void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& h
   std::fill_n(workspace.sums.begin(), attention.heads * width, 0.0F);
   for (int64_t first = 0; first < seen.Count(); first += kSplitTokens) {
     const int64_t last = std::min(seen.Count(), first + kSplitTokens);
-    Gather(view, sequence.span, seen, first, last, workspace);
+    Gather(view, sequence.span, seen, row, first, last, workspace);
     const auto count = static_cast<int32_t>(last - first);
     const auto pages = static_cast<int32_t>(CeilDiv(count, page_size_));
     const cache::GatheredPages gathered{.page_size = page_size_, .tokens = {0, count, 0}, .ends = {0, pages, pages}};
@@ -134,18 +176,30 @@ void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& h
 
 void CompressedAttention::Run(const Step& step, int layer, const QueryRows& rows,
                               std::vector<TileWorkspace>& workspaces) noexcept {
+  const LayerView& view = layers_[static_cast<size_t>(layer)];
+  const bool exchanges = exchange_ && view.attention->entries_layer >= 0;
+  for (int64_t first = 0; first < step.batch.rows;) {
+    const int64_t end = exchanges ? GetEntries(step, view, first) : step.batch.rows;
+    AttendRows(step, layer, {.first = first, .end = end}, rows, workspaces);
+    first = end;
+  }
+}
+
+void CompressedAttention::AttendRows(const Step& step, int layer, const RowRange& range, const QueryRows& rows,
+                                     std::vector<TileWorkspace>& workspaces) noexcept {
   // Threads divide the heads of a row if there are fewer rows; each copies what the row reads.
   const int64_t threads = std::ssize(workspaces_), heads = attention_[static_cast<size_t>(layer)].heads;
-  const int64_t parts = std::clamp<int64_t>(threads / step.batch.rows, 1, heads);
+  const int64_t count = range.end - range.first, parts = std::clamp<int64_t>(threads / count, 1, heads);
   auto attend = [&](int64_t task, int worker) {
     const kernels::KernelScope scope(kernels_);
     const int64_t part = task % parts;
-    const HeadRange range{.row = task / parts,
-                          .first = static_cast<int>(heads * part / parts),
-                          .end = static_cast<int>(heads * (part + 1) / parts)};
-    Attend(step, layer, range, rows, workspaces_[static_cast<size_t>(worker)], workspaces[static_cast<size_t>(worker)]);
+    const HeadRange of_task{.row = range.first + task / parts,
+                            .first = static_cast<int>(heads * part / parts),
+                            .end = static_cast<int>(heads * (part + 1) / parts)};
+    Attend(step, layer, of_task, rows, workspaces_[static_cast<size_t>(worker)],
+           workspaces[static_cast<size_t>(worker)]);
   };
-  threads_.ForEach(step.batch.rows * parts, attend);
+  threads_.ForEach(count * parts, attend);
 }
 
 }  // namespace kvanta::attention

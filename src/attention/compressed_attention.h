@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "attention/entry_exchange.h"
 #include "attention/layer_view.h"
 #include "attention/prefetch_plan.h"
 #include "attention/tile_attention.h"
@@ -20,9 +22,13 @@ namespace kvanta::attention {
 
 class CompressedAttention {
  public:
-  // layers: those with shared_kv are used. All arguments outlive it.
+  // layers: those with shared_kv are used. ranks: those that divide the pages of entries; null: this one has all. All
+  // arguments outlive it.
   CompressedAttention(Device& device, const std::vector<LayerView>& layers, int page_size,
-                      const kernels::AttentionKernels& kernels, ThreadPool& threads);
+                      const kernels::AttentionKernels& kernels, ThreadPool& threads, parallel::Communicator* ranks);
+
+  // Reserves memory for a step's entries of other ranks.
+  void MakePlan(const Batch& batch);
 
   struct Step {
     const Batch& batch;
@@ -48,8 +54,12 @@ class CompressedAttention {
     int64_t Count() const noexcept { return entries + tokens; }
   };
   Rows RowsOf(const Step& step, const LayerView& layer, int64_t row, int64_t position) const noexcept;
-  void Gather(const LayerView& layer, const SequenceSpan& span, const Rows& rows, int64_t first, int64_t last,
-              Workspace& workspace) const noexcept;
+  const SequenceRows& SequenceOf(const Batch& batch, int64_t row) const noexcept;
+  // Gets the entries of other ranks for some rows, from `first_row` on, and returns the row after them.
+  int64_t GetEntries(const Step& step, const LayerView& layer, int64_t first_row) noexcept;
+  // row: of the step.
+  void Gather(const LayerView& layer, const SequenceSpan& span, const Rows& rows, int64_t row, int64_t first,
+              int64_t last, Workspace& workspace) const noexcept;
   // Query heads [first, end) of a row.
   struct HeadRange {
     int64_t row = 0;
@@ -58,6 +68,13 @@ class CompressedAttention {
   void Attend(const Step& step, int layer, const HeadRange& heads, const QueryRows& rows, Workspace& workspace,
               TileWorkspace& tile_workspace) const noexcept;
 
+  // Rows of the step, whose entries are here.
+  struct RowRange {
+    int64_t first = 0, end = 0;
+  };
+  void AttendRows(const Step& step, int layer, const RowRange& range, const QueryRows& rows,
+                  std::vector<TileWorkspace>& workspaces) noexcept;
+
   const std::vector<LayerView>& layers_;
   const int page_size_;
   const kernels::AttentionKernels& kernels_;
@@ -65,6 +82,9 @@ class CompressedAttention {
   std::vector<formats::LayerScheme> schemes_;  // of the layers, alone in a record
   std::vector<AttentionSpec> attention_;       // of the layers, of all rows that were copied, without sinks
   std::vector<Workspace> workspaces_;
+  std::optional<EntryExchange> exchange_;
+  std::vector<EntryExchange::Row> exchanged_rows_;
+  int64_t first_exchanged_ = 0;  // row of the step
 };
 
 }  // namespace kvanta::attention

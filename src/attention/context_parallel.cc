@@ -115,10 +115,12 @@ void CheckContextParallel(const cache::PagePool& pool, const BackendConfig& conf
   if (ranks == 1) return;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const formats::LayerScheme& scheme = pool.Layout().layers[i];
-    if (DividesPages(scheme, config.layers[i]) && scheme.ages.empty() && config.layers[i].sinks.empty()) continue;
+    const bool is_of_latents = DividesPages(scheme, config.layers[i]) && config.layers[i].sinks.empty();
+    const bool is_of_entries = scheme.shared_kv || scheme.row_tokens != 1 || scheme.IsRecurrent();
+    if ((is_of_latents || is_of_entries) && scheme.ages.empty()) continue;
     throw InputError(
-        fmt::format("layer {}: pages are divided among ranks of dense attention to latents alone, without ages and "
-                    "sinks",
+        fmt::format("layer {}: pages are divided among ranks of dense attention to latents, without sinks, and of "
+                    "compressed entries; without ages",
                     i));
   }
 }

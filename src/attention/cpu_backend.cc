@@ -37,7 +37,9 @@ class CpuPlan final : public Plan {
 // With context parallelism, a rank attends with the heads of all.
 BackendConfig WithAllHeads(const cache::PagePool& pool, BackendConfig config) {
   CheckContextParallel(pool, config);
-  for (AttentionSpec& layer : config.layers) layer.heads *= pool.Ranks();
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    if (DividesPages(pool.Layout().layers[i], config.layers[i])) config.layers[i].heads *= pool.Ranks();
+  }
   return config;
 }
 
@@ -74,11 +76,14 @@ class CpuBackend final : public Backend {
     }
     for (TileWorkspace& workspace : workspaces_) workspace.Reserve(pool.device(), rows, layers_, kernels_);
     if (const int top_k = TopkOf(config_.layers); top_k != 0) {
-      selector_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
+      selector_.emplace(pool.device(), layers_, top_k, kernels_, *threads_, config_.ranks);
       gathered_.emplace(pool.device(), layers_, top_k, kernels_, *threads_);
     }
-    if (has_shared_kv) compressed_.emplace(pool.device(), layers_, pool.Layout().page_size, kernels_, *threads_);
-    if (pool.Ranks() > 1) context_.emplace(*config_.ranks, layers_, kernels_, *threads_);
+    if (has_shared_kv) {
+      compressed_.emplace(pool.device(), layers_, pool.Layout().page_size, kernels_, *threads_, config_.ranks);
+    } else if (pool.Ranks() > 1) {
+      context_.emplace(*config_.ranks, layers_, kernels_, *threads_);
+    }
   }
 
   BackendInfo Info() const override {
@@ -95,6 +100,7 @@ class CpuBackend final : public Backend {
       selector_->MakePlan(cpu_plan.batch, cpu_plan.chosen);
       cpu_plan.dense.sequences = DenseRows(cpu_plan.batch, cpu_plan.chosen.top_k);
     }
+    if (compressed_) compressed_->MakePlan(cpu_plan.batch);
     if (context_) {
       context_->MakePlan(cpu_plan.batch, shapes_, pool_.Layout().page_size, cpu_plan.context);
       for (const ContextWave& wave : cpu_plan.context.waves) ReserveSplits(wave.lists, cpu_plan);

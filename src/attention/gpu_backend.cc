@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attention/gpu_plan.h"
+#include "attention/gpu_slots.h"
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kvanta/error.h"
 
@@ -71,7 +72,8 @@ class GpuBackend final : public Backend {
     auto& gpu_plan = ReuseOrMake<GpuPlan>(plan);
     device().Synchronize();
     MakeBatch(batch, pool_, spec_, gpu_plan.batch);
-    FillSlots(gpu_plan);
+    FillSlots(entries_, pool_.Layout().page_size, gpu_plan);
+    FillPages(pool_.Layout().page_size, gpu_plan);
     FillSchedules(batch.bucket, gpu_plan);
     SetGridSizes(batch.bucket, gpu_plan);
     UploadMetadata(gpu_plan);
@@ -84,12 +86,13 @@ class GpuBackend final : public Backend {
     AppendStep rows{.k = k,
                     .v = v,
                     .stride = kv_stride,
-                    .slots = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.group)),
+                    .slots = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.slots)),
                     .max_slots = step.max_rows};
     AppendCells(gpu_layer, rows, *gpu_);
-    rows.max_slots = step.groups[static_cast<size_t>(gpu_layer.group)].max_closed_slots;
-    if (!gpu_layer.exact_open || rows.max_slots == 0) return;
-    rows.slots = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.group));
+    if (!gpu_layer.exact_open) return;
+    rows.max_slots = step.groups[static_cast<size_t>(gpu_layer.slots)].max_closed_slots;
+    if (rows.max_slots == 0) return;
+    rows.slots = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.slots));
     rows.from_exact = true;
     AppendCells(gpu_layer, rows, *gpu_);
   }
@@ -98,11 +101,11 @@ class GpuBackend final : public Backend {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
     const size_t shape = shape_of_[static_cast<size_t>(layer)];
-    AttentionParams params = gpu_layer.attention;
+    AttentionParams params = ParamsOf(step, layer);
     params.q = q;
     params.q_stride = q_stride;
     params.out = out;
-    params.metadata = step.DevicePointer<AttentionMetadata>(AttentionOffset(shape));
+    if (pool_.Layout().layers[static_cast<size_t>(layer)].shared_kv) return RunCompressed(step, layer, params);
     if (!step.schedules[shape].groups.tasks.empty()) {
       params.group_metadata = params.metadata + 1;
       params.has_tiles = !step.schedules[shape].single.tasks.empty();
@@ -117,10 +120,9 @@ class GpuBackend final : public Backend {
 
   void Select(Plan& plan, int layer, const float* q, int64_t q_stride, const float* weights) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
-    AttentionParams keys = layers_[static_cast<size_t>(layer)].attention;
+    AttentionParams keys = ParamsOf(step, layer);
     keys.q = q;
     keys.q_stride = q_stride;
-    keys.metadata = step.DevicePointer<AttentionMetadata>(AttentionOffset(shape_of_[static_cast<size_t>(layer)]));
     sparse_->Select(step.sparse, step.metadata, keys, weights, *gpu_);
   }
   std::span<const int32_t> Selected(const Plan& plan, int64_t row) const noexcept override {
@@ -174,7 +176,29 @@ class GpuBackend final : public Backend {
  private:
   Device& device() const { return gpu_->device(); }
   size_t AttentionOffset(size_t shape) const {
-    return RowSlotsOffset(pool_.Groups()) + shape * 2 * sizeof(AttentionMetadata);
+    const int slots = pool_.Groups() + static_cast<int>(entries_.size());
+    return RowSlotsOffset(slots) + shape * 2 * sizeof(AttentionMetadata);
+  }
+  // A layer's arguments with the step's metadata.
+  AttentionParams ParamsOf(const GpuPlan& plan, int layer) const noexcept {
+    AttentionParams params = layers_[static_cast<size_t>(layer)].attention;
+    params.metadata = plan.DevicePointer<AttentionMetadata>(AttentionOffset(shape_of_[static_cast<size_t>(layer)]));
+    return params;
+  }
+
+  void RunCompressed(const GpuPlan& plan, int index, const AttentionParams& params) noexcept {
+    const GpuLayer& layer = layers_[static_cast<size_t>(index)];
+    const AttentionSpec& spec = config_.layers[static_cast<size_t>(index)];
+    const AttentionParams entries = ParamsOf(plan, std::max(0, spec.entries_layer));
+    compressed_->Run(
+        plan.compressed, plan.metadata,
+        {.scheme = pool_.Layout().layers[static_cast<size_t>(index)],
+         .shape = layer.compressed,
+         .kernel = layer.attend_kernel,
+         .params = params,
+         .entries = spec.entries_layer < 0 ? nullptr : &entries,
+         .selection = spec.index_topk == 0 ? nullptr : plan.DevicePointer<kernels::cuda::SparseStep>(SparseOffset())},
+        *gpu_);
   }
 
   size_t StatesOffset() const { return AttentionOffset(shapes_.size()); }
@@ -183,7 +207,7 @@ class GpuBackend final : public Backend {
   void AddSparse() {
     std::vector<GpuSparseShape> shapes;
     for (const LayerShape& shape : shapes_) {
-      if (shape.work.is_sparse && !shape.keys_only) shapes.push_back({shape.work, shape.partition});
+      if (shape.work.is_sparse && shape.has_tiles) shapes.push_back({shape.work, shape.partition});
     }
     sparse_.emplace(pool_.Layout(), config_.layers, std::move(shapes), max_result_rows_, device());
   }
@@ -194,63 +218,46 @@ class GpuBackend final : public Backend {
       shape_of_.push_back(0);
       return;
     }
-    const GpuLayer& layer =
-        layers_.emplace_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
+    const formats::LayerScheme& scheme = pool_.Layout().layers[index];
+    GpuLayer& layer = layers_.emplace_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
     const auto blocks = [&](int32_t tile_rows) {
       AttentionParams params = layer.attention;
       params.tile_rows = tile_rows;
       return gpu_->AttentionBlocks(layer.attend_kernel, params);
     };
+    const WorkShape work = WorkShapeOf(config_.layers[index], scheme);
+    const bool has_tiles = !scheme.keys_only && !scheme.shared_kv;
+    const bool makes_groups = makes_groups_ && has_tiles;
     const LayerShape shape{
-        .work = WorkShapeOf(config_.layers[index], pool_.Layout().layers[index]),
-        .keys_only = pool_.Layout().layers[index].keys_only,
-        .group = pool_.Layout().layers[index].group,
-        .partition = {
-            .small_blocks = blocks(kernels::cuda::kRowsPerMma),
-            .large_blocks = blocks(MaxTileRows(WorkShapeOf(config_.layers[index], pool_.Layout().layers[index]))),
-            .group_blocks = makes_groups_ ? gpu_->GroupBlocks(layer.attend_kernel, layer.attention) : 0,
-            .max_result_rows = max_result_rows_}};
-    const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
-    shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
-    if (known == shapes_.end()) shapes_.push_back(shape);
+        .work = work,
+        .has_tiles = has_tiles,
+        .group = scheme.group,
+        .partition = {.small_blocks = blocks(kernels::cuda::kRowsPerMma),
+                      .large_blocks = blocks(MaxTileRows(work)),
+                      .group_blocks = makes_groups ? gpu_->GroupBlocks(layer.attend_kernel, layer.attention) : 0,
+                      .max_result_rows = max_result_rows_}};
+    if (scheme.row_tokens != 1) {  // after the slots of the KV cache groups
+      const EntryRows entries{.group = scheme.group, .row_tokens = scheme.row_tokens, .of_page = scheme.shape.tokens};
+      layer.slots = pool_.Groups() + static_cast<int>(FindOrAdd(entries, entries_));
+    }
+    if (scheme.shared_kv && scheme.row_tokens == 1) layer.compressed = AddCompressed(index, shape);
+    shape_of_.push_back(FindOrAdd(shape, shapes_));
   }
 
-  // Slots of new rows, and all slots of pages that close.
-  void FillSlots(GpuPlan& plan) {
-    const int page_size = pool_.Layout().page_size;
-    plan.groups.resize(plan.batch.writes.size());
-    for (size_t g = 0; g < plan.groups.size(); ++g) {
-      GroupStep& group = plan.groups[g];
-      group.row_slots.clear();
-      group.closed_slots.clear();
-      for (const PageWrite& write : plan.batch.writes[g]) {
-        const auto slot_at = [&](int offset) {
-          return Slot{.quantized = write.page.quantized,
-                      .exact = write.page.exact,
-                      .offset = offset,
-                      .row = static_cast<int32_t>(write.first_row + offset - write.first_slot)};
-        };
-        for (int i = write.first_slot; i < write.last_slot; ++i) group.row_slots.push_back(slot_at(i));
-        if (write.last_slot != page_size || write.page.quantized == cache::kNoPage) continue;
-        for (int i = 0; i < page_size; ++i) group.closed_slots.push_back(slot_at(i));
-      }
-    }
+  size_t AddCompressed(size_t index, const LayerShape& shape) {
+    const AttentionSpec& spec = config_.layers[index];
+    const auto entries = static_cast<size_t>(spec.entries_layer);
+    if (!compressed_) compressed_.emplace(pool_.Layout().page_size, max_result_rows_, device());
+    CompressedShape compressed{.work = shape.work,
+                               .window = spec.visibility.span,
+                               .row_tokens = spec.entries_layer < 0 ? 0 : pool_.Layout().layers[entries].row_tokens,
+                               .top_k = spec.index_topk,
+                               .partition = shape.partition};
+    compressed.work.visibility = {};
+    return compressed_->AddLayer(compressed, pool_.Layout().layers[index]);
   }
 
   void FillSchedules(int64_t bucket, GpuPlan& plan) {
-    const int page_size = pool_.Layout().page_size;
-    for (size_t g = 0; g < plan.groups.size(); ++g) {
-      GroupStep& group = plan.groups[g];
-      group.pages.clear();
-      group.first_pages.clear();
-      for (const SequenceRows& sequence : plan.batch.sequences) {
-        group.first_pages.push_back(static_cast<int32_t>(group.pages.size()));
-        const cache::PageRef* table = sequence.span.pages[g];
-        for (int64_t page = 0; page * page_size < sequence.End(); ++page) {
-          group.pages.push_back({table[page].quantized, table[page].exact});
-        }
-      }
-    }
     plan.schedules.resize(shapes_.size());
     int64_t rows = 0;
     int64_t floats = 0;
@@ -260,17 +267,23 @@ class GpuBackend final : public Backend {
     };
     static const Batch kNoRows;
     if (sparse_) sparse_->MakePlan(plan.batch, bucket, plan.sparse);
+    if (compressed_) compressed_->MakePlan(plan.batch, bucket, sparse_ ? &plan.sparse : nullptr, plan.compressed);
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const LayerShape& shape = shapes_[i];
-      const Batch& batch = shape.keys_only ? kNoRows : shape.work.is_sparse ? plan.sparse.dense : plan.batch;
+      const Batch& batch = !shape.has_tiles ? kNoRows : shape.work.is_sparse ? plan.sparse.dense : plan.batch;
       GpuPartition partition = shape.partition;
       if (bucket > 0) partition.group_blocks = 0;  // captured launches serve steps without groups
-      MakeGpuSchedule(shape.work, batch, plan.groups[static_cast<size_t>(shape.group)].first_pages, page_size,
-                      partition, plan.schedules[i]);
+      MakeGpuSchedule(shape.work, batch, plan.groups[static_cast<size_t>(shape.group)].first_pages,
+                      pool_.Layout().page_size, partition, plan.schedules[i]);
       reserve(plan.schedules[i], shape.work);
     }
     for (size_t i = 0; sparse_ && i < plan.sparse.schedules.size(); ++i) {
       reserve(plan.sparse.schedules[i], sparse_->ShapeAt(i).work);
+    }
+    for (size_t i = 0; compressed_ && i < plan.compressed.shapes.size(); ++i) {
+      for (const GpuSchedule& schedule : plan.compressed.shapes[i].schedules) {
+        reserve(schedule, compressed_->ShapeAt(i).work);
+      }
     }
     Grow(device(), plan.split_out, floats * int64_t{sizeof(float)});
     Grow(device(), plan.split_state, 2 * rows * int64_t{sizeof(float)});
@@ -296,7 +309,9 @@ class GpuBackend final : public Backend {
   void UploadMetadata(GpuPlan& plan) {
     StepMetadata& metadata = plan.metadata;
     plan.sparse.header = SparseOffset();
-    metadata.Begin(SparseOffset() + (sparse_ ? sparse_->HeaderBytes(plan.sparse) : 0));
+    size_t header = SparseOffset() + (sparse_ ? sparse_->HeaderBytes(plan.sparse) : 0);
+    if (compressed_) header += compressed_->HeaderBytes(plan.compressed, header);
+    metadata.Begin(header);
     std::vector<size_t>& offsets = array_offsets_;
     offsets.clear();
     for (const GroupStep& group : plan.groups) {
@@ -305,19 +320,18 @@ class GpuBackend final : public Backend {
       offsets.push_back(metadata.Add(group.pages));
       offsets.push_back(metadata.Add(group.first_pages));
     }
+    const size_t first_entries = offsets.size();
+    for (const std::vector<Slot>& slots : plan.entry_slots) offsets.push_back(metadata.Add(slots));
     const size_t first_shape = offsets.size();
-    for (const GpuSchedule& schedule : plan.schedules) {
-      offsets.push_back(metadata.Add(schedule.tiles));
-      for (const GpuTasks* list : {&schedule.single, &schedule.groups}) {
-        offsets.push_back(metadata.Add(list->tasks));
-        offsets.push_back(metadata.Add(list->work_indptr));
-      }
-    }
+    for (const GpuSchedule& schedule : plan.schedules) AddSchedule(schedule, metadata, offsets);
     if (sparse_) sparse_->AddArrays(metadata, plan.sparse);
+    if (compressed_) compressed_->AddArrays(metadata, plan.compressed);
     plan.segments_offset = metadata.Add(plan.batch.state_segments);
     plan.first_segments.resize(plan.batch.first_segments.size() + 1);
     plan.first_segments_offset = metadata.Add(plan.first_segments);
-    const bool moved = metadata.Reserve(device());
+    const uint64_t capacities = compressed_ ? compressed_->Capacities() : 0;
+    const bool moved = metadata.Reserve(device()) || plan.compressed.capacities != capacities;
+    plan.compressed.capacities = capacities;
     if (moved || plan.backend != version_) plan.version = NextVersion();
     plan.backend = version_;
     const auto mapping = [&](size_t offset, size_t count) {
@@ -328,30 +342,27 @@ class GpuBackend final : public Backend {
       metadata.Write(ClosedSlotsOffset(static_cast<int>(g)),
                      mapping(offsets[4 * g + 1], plan.groups[g].closed_slots.size()));
     }
+    for (size_t i = 0; i < plan.entry_slots.size(); ++i) {
+      metadata.Write(RowSlotsOffset(pool_.Groups() + static_cast<int>(i)),
+                     mapping(offsets[first_entries + i], plan.entry_slots[i].size()));
+    }
+    auto *const split_out = plan.split_out.as<float>(), *const split_state = plan.split_state.as<float>();
     for (size_t i = 0; i < plan.schedules.size(); ++i) {
-      const GpuSchedule& schedule = plan.schedules[i];
       const auto group = static_cast<size_t>(shapes_[i].group);
-      const size_t* const own = offsets.data() + first_shape + 5 * i;
-      AttentionMetadata step{.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]),
-                             .first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]),
-                             .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(own[0]),
-                             .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-                             .result_stride = schedule.tile_rows,
-                             .split_out = plan.split_out.as<float>(),
-                             .split_state = plan.split_state.as<float>()};
+      const size_t* const arrays = offsets.data() + first_shape + kScheduleArrays * i;
       size_t at = AttentionOffset(i);
-      for (const GpuTasks* list : {&schedule.single, &schedule.groups}) {
-        const size_t* const tasks = own + (list == &schedule.groups ? 3 : 1);
-        step.tasks = plan.DevicePointer<kernels::cuda::SplitTask>(tasks[0]);
-        step.work_indptr = plan.DevicePointer<int32_t>(tasks[1]);
-        step.work_count = list->WorkItems();
-        metadata.Write(at, step);
+      for (const bool of_groups : {false, true}) {
+        AttentionMetadata of_shape = MetadataOf(plan.schedules[i], metadata.Address(), arrays, of_groups);
+        of_shape.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]);
+        of_shape.first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]);
+        of_shape.split_out = split_out;
+        of_shape.split_state = split_state;
+        metadata.Write(at, of_shape);
         at += sizeof(AttentionMetadata);
       }
     }
-    if (sparse_) {
-      sparse_->WriteHeader(metadata, plan.sparse, plan.split_out.as<float>(), plan.split_state.as<float>());
-    }
+    if (sparse_) sparse_->WriteHeader(metadata, plan.sparse, split_out, split_state);
+    if (compressed_) compressed_->WriteHeader(metadata, plan.compressed, split_out, split_state);
     WriteStates(plan);
     metadata.Upload(device());
   }
@@ -381,9 +392,11 @@ class GpuBackend final : public Backend {
   GpuLayerBuilder builder_{pool_, config_};
   std::vector<GpuLayer> layers_;
   std::vector<LayerShape> shapes_;
-  std::vector<size_t> shape_of_;       // by layer: index in shapes_
-  std::optional<GpuSparse> sparse_;    // of models with sparse attention
-  std::vector<size_t> array_offsets_;  // offsets of a plan's arrays in its metadata
+  std::vector<size_t> shape_of_;             // by layer: index in shapes_
+  std::vector<EntryRows> entries_;           // of layers whose rows stand for several tokens
+  std::optional<GpuSparse> sparse_;          // of models with sparse attention
+  std::optional<GpuCompressed> compressed_;  // of models whose layers have shared_kv
+  std::vector<size_t> array_offsets_;        // offsets of a plan's arrays in its metadata
   const uint64_t version_ = NextVersion();
 };
 

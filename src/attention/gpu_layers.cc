@@ -90,7 +90,7 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
   }
   GpuLayer layer;
   layer.exact_open = scheme.exact_open;
-  layer.group = scheme.group;
+  layer.slots = scheme.group;
   layer.attend_kernel = FindAttend(scheme);
   layer.cells.push_back(BuildSide(index, true));
   if (!scheme.SharesCell()) layer.cells.push_back(BuildSide(index, false));
@@ -161,6 +161,7 @@ GpuCell GpuLayerBuilder::BuildSide(size_t index, bool is_key) {
   params.head_dim = scheme.shape.head_dim;
   params.page_size = scheme.shape.tokens;
   params.is_key = is_key;
+  params.is_canonical = scheme.HasEntries();
   params.hadamard = side.hadamard;
   params.hadamard_norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
   params.hadamard_block = block;

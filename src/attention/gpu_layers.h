@@ -21,7 +21,8 @@ struct GpuCell {
 struct GpuLayer {
   std::vector<GpuCell> cells;  // K; V, unless it shares K's cell; K's unquantized channels, if any
   bool exact_open = false;
-  int group = 0;  // KV cache group
+  int slots = 0;          // whose rows Append writes (gpu_plan.h)
+  size_t compressed = 0;  // of a layer whose K and V are one row: its CompressedShape
   int attend_kernel = -1;
   kernels::cuda::AttentionParams attention;
 };

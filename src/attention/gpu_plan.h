@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/batch.h"
+#include "attention/gpu_compressed.h"
 #include "attention/gpu_schedule.h"
 #include "attention/gpu_sparse.h"
 #include "attention/step_metadata.h"
@@ -12,19 +13,29 @@
 
 namespace kvanta::attention {
 
-// Offsets in a plan's metadata header: per KV cache group the slots of new rows and of closed pages, then
-// AttentionMetadata per layer shape, of single tiles and of tile groups, the table of states, and what GpuSparse has.
-constexpr size_t RowSlotsOffset(int group) {
-  return 2 * static_cast<size_t>(group) * sizeof(kernels::cuda::SlotMapping);
+// Offsets in a plan's metadata header: per KV cache group the slots of new rows and of closed pages, the same of
+// EntryRows, AttentionMetadata per layer shape, of single tiles and of tile groups, the table of states, and what
+// GpuSparse and GpuCompressed have.
+constexpr size_t RowSlotsOffset(int slots) {
+  return 2 * static_cast<size_t>(slots) * sizeof(kernels::cuda::SlotMapping);
 }
-constexpr size_t ClosedSlotsOffset(int group) {
-  return RowSlotsOffset(group) + sizeof(kernels::cuda::SlotMapping);
+constexpr size_t ClosedSlotsOffset(int slots) {
+  return RowSlotsOffset(slots) + sizeof(kernels::cuda::SlotMapping);
 }
+
+// Compressed entries that have the same slots.
+struct EntryRows {
+  int group = 0;
+  int row_tokens = 1;  // of an entry
+  int of_page = 1;     // entries
+
+  bool operator==(const EntryRows&) const = default;
+};
 
 // Layers that share a schedule and a block table.
 struct LayerShape {
   WorkShape work;
-  bool keys_only = false;
+  bool has_tiles = true;  // else the rows of keys, of entries, or ones that are copied
   int group = 0;
   GpuPartition partition;
   bool operator==(const LayerShape&) const = default;
@@ -49,7 +60,9 @@ class GpuPlan final : public Plan {
   Batch batch;
   std::vector<GpuSchedule> schedules;  // by layer shape
   std::vector<GroupStep> groups;
+  std::vector<std::vector<kernels::cuda::Slot>> entry_slots;  // by EntryRows
   GpuSparsePlan sparse;
+  GpuCompressedPlan compressed;
   StepMetadata metadata;
   std::vector<int32_t> first_segments;                    // StateTable's
   size_t segments_offset = 0, first_segments_offset = 0;  // of StateTable's arrays in the metadata

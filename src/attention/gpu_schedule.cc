@@ -218,4 +218,23 @@ void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vect
   Division(shape, partition.group_blocks, kSplitTokens, partition.max_result_rows, schedule, schedule.groups).Run();
 }
 
+void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vector<size_t>& offsets) {
+  offsets.push_back(metadata.Add(schedule.tiles));
+  for (const GpuTasks* list : {&schedule.single, &schedule.groups}) {
+    offsets.push_back(metadata.Add(list->tasks));
+    offsets.push_back(metadata.Add(list->work_indptr));
+  }
+}
+
+kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets,
+                                            bool of_groups) {
+  const size_t tasks = of_groups ? 3 : 1;
+  return {.tiles = reinterpret_cast<const Tile*>(base + offsets[0]),
+          .tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[tasks]),
+          .work_indptr = reinterpret_cast<const int32_t*>(base + offsets[tasks + 1]),
+          .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+          .work_count = (of_groups ? schedule.groups : schedule.single).WorkItems(),
+          .result_stride = schedule.tile_rows};
+}
+
 }  // namespace kvanta::attention

@@ -3,9 +3,11 @@
 // Results do not depend on the partition (kernels/attention/cuda/attention_block.h, group_block.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "attention/step_metadata.h"
 #include "attention/work_list.h"
 #include "kernels/attention/cuda/attention_params.h"
 
@@ -57,5 +59,22 @@ int32_t TileRowsOfToken(const WorkShape& shape);
 // memory.
 void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
                      const GpuPartition& partition, GpuSchedule& schedule);
+
+// The index of a value, which is added if it is not there.
+template <class T>
+size_t FindOrAdd(const T& value, std::vector<T>& values) {
+  const auto found = std::find(values.begin(), values.end(), value);
+  const auto index = static_cast<size_t>(found - values.begin());
+  if (found == values.end()) values.push_back(value);
+  return index;
+}
+
+// Adds a schedule's arrays, whose kScheduleArrays offsets are appended.
+inline constexpr size_t kScheduleArrays = 5;
+void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vector<size_t>& offsets);
+// Metadata of a schedule's single tiles, or of its tile groups, whose arrays are at these offsets from `base`; pages
+// and split results are not set.
+kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets,
+                                            bool of_groups = false);
 
 }  // namespace kvanta::attention

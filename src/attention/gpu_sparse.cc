@@ -14,8 +14,7 @@ using kernels::cuda::AttentionMetadata;
 using kernels::cuda::AttentionParams;
 using kernels::cuda::SparseStep;
 
-constexpr int64_t kCopyBytes = int64_t{64} << 20;  // of a wave
-constexpr int64_t kMaxWaveRows = 256;
+constexpr int64_t kMaxScoreRows = 64;  // of a wave without copies
 
 }  // namespace
 
@@ -27,7 +26,8 @@ GpuSparse::GpuSparse(const formats::CacheLayout& layout, const std::vector<Atten
   int64_t quantized_bytes = 0, exact_bytes = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const formats::LayerScheme& scheme = layout.layers[i];
-    if (layers[i].index_topk == 0 || scheme.keys_only) continue;
+    if (scheme.keys_only) row_tokens_ = scheme.row_tokens;
+    if (layers[i].index_topk == 0 || scheme.keys_only || scheme.shared_kv) continue;
     quantized_bytes = std::max(quantized_bytes, scheme.HeadBytes());
     if (!scheme.exact_open) continue;
     // Pages of each kind may be partly filled.
@@ -42,8 +42,11 @@ GpuSparse::GpuSparse(const formats::CacheLayout& layout, const std::vector<Atten
     const int64_t splits = CeilDiv(int64_t{pages_} * page_size_, int64_t{kSplitTokens});
     result_rows = std::max(result_rows, splits * TilesPerToken(shape.work) * TileRowsOfToken(shape.work));
   }
-  const int64_t fits = std::min(kCopyBytes / (quantized_bytes + exact_bytes), max_result_rows / result_rows);
+  // Without copies, scores alone take memory.
+  const int64_t bytes = shapes_.empty() ? kCopyBytes / kMaxScoreRows : quantized_bytes + exact_bytes;
+  const int64_t fits = std::min(kCopyBytes / bytes, max_result_rows / result_rows);
   wave_rows_ = std::clamp(fits, int64_t{1}, kMaxWaveRows);
+  if (shapes_.empty()) return;
   const auto allocate = [&](int64_t bytes_of_row) {
     return device_.Allocate(static_cast<size_t>(wave_rows_ * bytes_of_row));
   };
@@ -58,16 +61,18 @@ size_t GpuSparse::ShapeOf(const WorkShape& work) const noexcept {
 }
 
 void GpuSparse::MakePlan(const Batch& batch, int64_t bucket, GpuSparsePlan& plan) {
-  plan.dense.sequences = DenseRows(batch, top_k_);
+  if (!shapes_.empty()) plan.dense.sequences = DenseRows(batch, top_k_);
   plan.rows.clear();
   int64_t longest = 0;
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceRows& sequence = batch.sequences[s];
-    for (int64_t position = std::max<int64_t>(sequence.span.start, top_k_); position < sequence.End(); ++position) {
+    const int64_t first = (int64_t{top_k_} + 1) * row_tokens_ - 1;  // sees more than top_k
+    for (int64_t position = std::max(sequence.span.start, first); position < sequence.End(); ++position) {
+      const int64_t seen = (position + 1) / row_tokens_;
       plan.rows.push_back({.sequence = static_cast<int32_t>(s),
                            .row = static_cast<int32_t>(sequence.first_row + position - sequence.span.start),
-                           .position = static_cast<int32_t>(position)});
-      longest = std::max(longest, position + 1);
+                           .position = static_cast<int32_t>(seen - 1)});
+      longest = std::max(longest, seen);
     }
   }
   plan.max_rows = bucket > 0 ? bucket : std::ssize(plan.rows);
@@ -103,9 +108,7 @@ void GpuSparse::AddArrays(StepMetadata& metadata, GpuSparsePlan& plan) const {
   plan.rows_offset = metadata.Add(plan.rows);
   plan.schedule_offsets.clear();
   for (const GpuSchedule& schedule : plan.schedules) {
-    plan.schedule_offsets.push_back(metadata.Add(schedule.tiles));
-    plan.schedule_offsets.push_back(metadata.Add(schedule.single.tasks));
-    plan.schedule_offsets.push_back(metadata.Add(schedule.single.work_indptr));
+    AddSchedule(schedule, metadata, plan.schedule_offsets);
   }
 }
 
@@ -121,18 +124,12 @@ void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, f
                             .scores = plan.scores.as<float>(),
                             .positions = plan.positions.as<int32_t>()});
   for (size_t i = 0; i < plan.schedules.size(); ++i) {
-    const size_t* const offsets = plan.schedule_offsets.data() + 3 * i;
-    const GpuSchedule& schedule = plan.schedules[i];
-    metadata.Write(plan.header + sizeof(SparseStep) + i * sizeof(AttentionMetadata),
-                   AttentionMetadata{.pages = page_ids_.as<kernels::cuda::PageIds>(),
-                                     .tiles = reinterpret_cast<const kernels::cuda::QueryTile*>(base + offsets[0]),
-                                     .tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[1]),
-                                     .work_indptr = reinterpret_cast<const int32_t*>(base + offsets[2]),
-                                     .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-                                     .work_count = schedule.single.WorkItems(),
-                                     .result_stride = schedule.tile_rows,
-                                     .split_out = split_out,
-                                     .split_state = split_state});
+    AttentionMetadata of_schedule =
+        MetadataOf(plan.schedules[i], base, plan.schedule_offsets.data() + kScheduleArrays * i);
+    of_schedule.pages = page_ids_.as<kernels::cuda::PageIds>();
+    of_schedule.split_out = split_out;
+    of_schedule.split_state = split_state;
+    metadata.Write(plan.header + sizeof(SparseStep) + i * sizeof(AttentionMetadata), of_schedule);
   }
 }
 
@@ -188,10 +185,15 @@ void GpuSparse::Run(const GpuSparsePlan& plan, const StepMetadata& metadata, con
   }
 }
 
+int32_t GpuSparsePlan::IndexOf(int64_t row) const noexcept {
+  const auto found = std::ranges::lower_bound(rows, row, {}, &kernels::cuda::SparseRow::row);
+  return found == rows.end() || found->row != row ? -1 : static_cast<int32_t>(found - rows.begin());
+}
+
 std::span<const int32_t> GpuSparse::Selected(const GpuSparsePlan& plan, int64_t row) const noexcept {
-  const auto found = std::ranges::lower_bound(plan.rows, row, {}, &kernels::cuda::SparseRow::row);
-  if (found == plan.rows.end() || found->row != row) return {};
-  const int32_t* const from = plan.positions.as<int32_t>() + (found - plan.rows.begin()) * top_k_;
+  const int32_t index = plan.IndexOf(row);
+  if (index < 0) return {};
+  const int32_t* const from = plan.positions.as<int32_t>() + int64_t{index} * top_k_;
   try {
     plan.read.resize(static_cast<size_t>(top_k_));
     device_.CopyOut(plan.read.data(), from, plan.read.size() * sizeof(int32_t));

@@ -1,5 +1,6 @@
 // Sparse attention on a GPU (docs/adr/0088): a step's rows that attend to chosen tokens, their scores, choices and
 // copies of the chosen cells, in waves of as many rows as their memory allows. A row's bits do not depend on its wave.
+// Compressed entries are chosen likewise, and copied elsewhere (gpu_compressed.h).
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,10 @@
 #include "kernels/attention/cuda/sparse_ops.h"
 
 namespace kvanta::attention {
+
+// Bounds of a wave.
+inline constexpr int64_t kCopyBytes = int64_t{64} << 20;
+inline constexpr int64_t kMaxWaveRows = 256;
 
 // Layers whose attention to copies shares a schedule.
 struct GpuSparseShape {
@@ -31,6 +36,9 @@ struct GpuSparsePlan {
   size_t rows_offset = 0;
   std::vector<size_t> schedule_offsets;
   mutable std::vector<int32_t> read;  // positions of a row, for Selected
+
+  // The index among `rows` of a row of the batch; -1: it attends to all it sees.
+  int32_t IndexOf(int64_t row) const noexcept;
 };
 
 class GpuSparse {
@@ -68,6 +76,7 @@ class GpuSparse {
   Device& device_;
   int top_k_ = 0;
   int page_size_ = 0;
+  int row_tokens_ = 1;                                         // of keys
   int32_t pages_ = 0, quantized_pages_ = 0, exact_pages_ = 0;  // of a row's copies, at most
   int64_t wave_rows_ = 1;
   Buffer quantized_, exact_;  // records of copies, [rows of a wave][pages]

@@ -104,11 +104,13 @@ void ChooseLargest(std::span<const float> scores, int count, uint32_t* scratch, 
 }
 
 TokenSelector::TokenSelector(Device& device, const std::vector<LayerView>& layers, int top_k,
-                             const kernels::AttentionKernels& kernels, ThreadPool& threads)
+                             const kernels::AttentionKernels& kernels, ThreadPool& threads,
+                             parallel::Communicator* ranks)
     : layers_(layers),
       top_k_(top_k),
       kernels_(kernels),
       threads_(threads),
+      ranks_(ranks),
       workspaces_(static_cast<size_t>(threads.Threads())) {
   for (const LayerView& layer : layers) {
     if (!layer.scheme->keys_only) continue;
@@ -156,8 +158,10 @@ void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
   }
   if (chosen.rows.empty()) return;
   chosen.score_stride = RoundUp(longest, page_size_);
-  const auto wave_rows = static_cast<size_t>(
-      std::max<int64_t>(kWaveScores / chosen.score_stride, static_cast<int64_t>(kTaskRows * workspaces_.size())));
+  // Ranks, which may have other numbers of threads, have the same waves.
+  const size_t min_rows = ranks_ == nullptr ? kTaskRows * workspaces_.size() : kTaskRows;
+  const auto wave_rows =
+      static_cast<size_t>(std::max(kWaveScores / chosen.score_stride, static_cast<int64_t>(min_rows)));
   for (size_t first = 0; first < chosen.rows.size();) {
     const SparseRow& row = chosen.rows[first];
     size_t last = first + 1;
@@ -181,6 +185,11 @@ void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
   }
   const size_t max_rows = std::min(wave_rows, chosen.rows.size()), stride = static_cast<size_t>(chosen.score_stride);
   if (chosen.scores.size() < max_rows * stride) chosen.scores.resize(max_rows * stride);
+  if (ranks_ != nullptr) {
+    const int64_t pages = CeilDiv(chosen.score_stride / page_size_, ranks_->Size()) * ranks_->Size();
+    const size_t floats = max_rows * static_cast<size_t>(pages * page_size_);
+    if (chosen.received.size() < floats) chosen.received.resize(floats);
+  }
   if (chosen.orders.size() < workspaces_.size() * stride) chosen.orders.resize(workspaces_.size() * stride);
   const size_t positions = chosen.rows.size() * static_cast<size_t>(top_k_);
   if (chosen.positions.size() < positions) chosen.positions.resize(positions);
@@ -200,6 +209,7 @@ void TokenSelector::Select(const Batch& batch, int layer, const Queries& queries
             workspaces_[static_cast<size_t>(worker)]);
     };
     threads_.ForEach(static_cast<int64_t>(wave.last_task - wave.first_task), score);
+    if (ranks_ != nullptr) GatherScores(wave, chosen);
     auto choose = [&](int64_t index, int worker) {
       const size_t row = wave.first_row + static_cast<size_t>(index);
       ChooseLargest({scores_of(row), static_cast<size_t>(chosen.rows[row].position + 1)}, top_k_,
@@ -207,6 +217,35 @@ void TokenSelector::Select(const Batch& batch, int layer, const Queries& queries
                     chosen.positions.data() + row * static_cast<size_t>(top_k_));
     };
     threads_.ForEach(static_cast<int64_t>(wave.last_row - wave.first_row), choose);
+  }
+}
+
+void TokenSelector::GatherScores(const ScoreWave& wave, ChosenTokens& chosen) const noexcept {
+  const int64_t rows = static_cast<int64_t>(wave.last_row - wave.first_row), pages = chosen.score_stride / page_size_;
+  const int ranks = ranks_->Size();
+  std::array<parallel::Destination, parallel::kMaxRanks> to;
+  float* next = chosen.received.data();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int64_t floats = rows * CeilDiv(std::max<int64_t>(0, pages - rank), ranks) * page_size_;
+    to[static_cast<size_t>(rank)] = {.first = reinterpret_cast<uint8_t*>(next),
+                                     .rows = 1,
+                                     .row_bytes = floats * static_cast<int64_t>(sizeof(float))};
+    next += floats;
+  }
+  // Calls copy(scores of a page, its place among those of its rank).
+  const auto for_pages = [&](int rank, auto copy) {
+    auto* place = reinterpret_cast<float*>(to[static_cast<size_t>(rank)].first);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t page = rank; page < pages; page += ranks, place += page_size_) {
+        copy(chosen.scores.data() + row * chosen.score_stride + page * page_size_, place);
+      }
+    }
+  };
+  for_pages(ranks_->Rank(), [&](const float* own, float* place) { std::copy_n(own, page_size_, place); });
+  ranks_->AllGather(to[static_cast<size_t>(ranks_->Rank())].first, std::span(to).first(static_cast<size_t>(ranks)));
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank == ranks_->Rank()) continue;
+    for_pages(rank, [&](float* scores, const float* place) { std::copy_n(place, page_size_, scores); });
   }
 }
 
@@ -251,6 +290,7 @@ void TokenSelector::Score(const LayerView& layer, const cache::PageRef* table, c
   const int heads = layer.attention->heads;
   const int64_t last_position = chosen.rows[task.last_row - 1].position, own_page = last_position / page_size_;
   for (int64_t page = task.first_page; page < task.last_page; ++page) {
+    if (!HasPage(page)) continue;
     const PageView view = layer.View(own_page, page, table[page], 0);
     const CellSide& side = view.cells->k;
     const bool exact = view.kind == cache::PageKind::kExact;

@@ -11,6 +11,7 @@
 #include "base/device.h"
 #include "base/thread_pool.h"
 #include "kernels/attention/cpu/table.h"
+#include "parallel/communicator.h"
 
 namespace kvanta::attention {
 
@@ -43,6 +44,7 @@ struct ChosenTokens {
   std::vector<ScoreWave> waves;
   int64_t score_stride = 0;      // of a row
   std::vector<float> scores;     // [rows of a wave][score_stride]
+  std::vector<float> received;   // scores of all ranks: [ranks][rows of a wave][its pages][keys of a page]
   std::vector<uint32_t> orders;  // scratch of the top k: [threads][score_stride]
 
   std::span<const int32_t> Of(size_t index) const noexcept {
@@ -61,9 +63,10 @@ void ChooseLargest(std::span<const float> scores, int count, uint32_t* scratch, 
 
 class TokenSelector {
  public:
-  // layers: those with keys_only are used. All arguments outlive the selector.
+  // layers: those with keys_only are used. ranks: those that divide the pages of keys, and gather scores; null: this
+  // one has all. All arguments outlive the selector.
   TokenSelector(Device& device, const std::vector<LayerView>& layers, int top_k,
-                const kernels::AttentionKernels& kernels, ThreadPool& threads);
+                const kernels::AttentionKernels& kernels, ThreadPool& threads, parallel::Communicator* ranks = nullptr);
 
   // Finds the sparse rows of a step, and reserves memory for their scores.
   void MakePlan(const Batch& batch, ChosenTokens& chosen) const;
@@ -90,10 +93,15 @@ class TokenSelector {
   void Score(const LayerView& layer, const cache::PageRef* table, const ScoreTask& task, const Queries& queries,
              const ChosenTokens& chosen, float* scores, Workspace& workspace) const noexcept;
 
+  bool HasPage(int64_t page) const noexcept { return ranks_ == nullptr || page % ranks_->Size() == ranks_->Rank(); }
+  // Gets other ranks' scores of a wave's rows.
+  void GatherScores(const ScoreWave& wave, ChosenTokens& chosen) const noexcept;
+
   const std::vector<LayerView>& layers_;
   const int top_k_;
   const kernels::AttentionKernels& kernels_;
   ThreadPool& threads_;
+  parallel::Communicator* const ranks_;
   int page_size_ = 0;   // keys of a page
   int row_tokens_ = 1;  // tokens of a key
   int heads_ = 0;

@@ -41,7 +41,7 @@ struct KvCacheManager {
   // uses as needed, while there are at least `min_evictable` evictable bytes. kNoPage if there is no memory for the
   // record.
   PageId Allocate(int group, PageKind kind, int64_t index, int64_t min_evictable = 0) {
-    const int rank = pool.RankOfPage(index);
+    const int rank = pool.RankOfPage(group, index);
     PageId page = pool.Allocate(group, kind, rank);
     while (page == kNoPage && prefix && pool.EvictableBytes() >= min_evictable &&
            (DemotePrefix() || prefix->EvictOne())) {

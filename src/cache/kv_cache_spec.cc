@@ -37,6 +37,7 @@ KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::s
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     const formats::LayerScheme& layer = layout.layers[i];
     if (layer.group != group) continue;
+    if (!layer.ReadsAllPages()) ranks = 1;
     const Visibility given = visibilities.empty() ? Visibility{} : visibilities[i];
     const Visibility sees = layer.IsRecurrent() ? kRecurrentVisibility : given;
     visibility = layers.empty() || visibility == sees ? sees : Visibility{};
@@ -154,8 +155,10 @@ int64_t KvCacheSpec::PageBytes() const noexcept {
 
 double KvCacheSpec::BytesPerToken(int64_t tokens) const noexcept {
   double bytes = 0;
-  for (const KvCacheGroup& group : groups) bytes += group.IsRecurrent() ? 0 : group.MeanPageBytes(tokens);
-  return bytes / page_size / ranks;
+  for (const KvCacheGroup& group : groups) {
+    bytes += group.IsRecurrent() ? 0 : group.MeanPageBytes(tokens) / group.ranks;
+  }
+  return bytes / page_size;
 }
 
 double KvCacheSpec::FloorBytesPerToken() const noexcept {

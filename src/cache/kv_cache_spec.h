@@ -37,7 +37,7 @@ struct KvCacheGroup {
   std::vector<int> layers;
   Visibility visibility;  // common visibility of the layers; full if they differ
   int page_size = 64;
-  int ranks = 1;
+  int ranks = 1;  // that pages are dealt to; 1: every rank has all of them
   int64_t page_bytes = 0;
   int64_t exact_page_bytes = 0;
   bool quantized_while_open = false;  // some layer writes the quantized record directly

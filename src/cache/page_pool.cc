@@ -51,7 +51,7 @@ struct PagePool::Pool {
   }
 };
 
-// Records of one rank.
+// Records of one rank. Those that every rank has are counted in all shares, and listed in the first.
 struct PagePool::Share {
   std::vector<Pool> pools = {};  // [group][kind]
   int64_t used_bytes = 0;
@@ -69,13 +69,25 @@ struct PagePool::State {
   int64_t reserve_bytes = 0;
   std::vector<Share> shares = {};          // [rank]
   std::vector<RecordChange> changes = {};  // with lists_changes
+  std::vector<bool> divided = {};          // [group]: pages are dealt to ranks
+
+  static constexpr size_t kKinds = std::size(kPageKinds);
+  bool IsDivided(size_t index) const { return divided[index / kKinds]; }  // of a pool
+  // Calls visit(share, is_listed) for the shares that count a record of `share`, which lists it.
+  template <class Visit>
+  void ForShares(Share& share, size_t index, Visit visit) {
+    if (IsDivided(index)) return visit(share, true);
+    for (Share& each : shares) visit(each, &each == &share);
+  }
 
   Share& Own() { return shares[static_cast<size_t>(config.rank)]; }
   Pool& Of(int group, PageKind kind) { return Own().pools[RecordIndex(group, kind)]; }
   // Rank of a record; config.ranks or more if the number is not one of a record.
   int64_t RankOf(int group, PageKind kind, PageId page) {
     const int64_t capacity = Of(group, kind).capacity;
-    return page < 0 || capacity == 0 ? config.ranks : page / capacity;
+    if (page < 0 || capacity == 0) return config.ranks;
+    if (IsDivided(RecordIndex(group, kind))) return page / capacity;
+    return page < capacity ? 0 : config.ranks;
   }
   Share& ShareOf(int group, PageKind kind, PageId page) {
     return shares[static_cast<size_t>(RankOf(group, kind, page))];
@@ -84,38 +96,52 @@ struct PagePool::State {
     if (config.poison_unused && pool.memory) device.Fill(pool.memory->data() + pool.Offset(page), 0xFF, pool.Bytes());
   }
 
-  // Decommits free records of the share's other pools until `bytes` more can be committed.
-  bool ReleaseFree(Share& share, const Pool& keep, int64_t bytes) {
-    for (Pool& pool : share.pools) {
-      while (&pool != &keep && !share.Fits(bytes) && !pool.free_committed.empty()) {
-        const PageId page = pool.free_committed.back();
-        pool.free_committed.pop_back();
-        share.committed_bytes -= pool.ReleaseMemory(page);
-        pool.released.push_back(page);
-        if (!config.lists_changes) continue;
-        const auto index = static_cast<int32_t>(&pool - share.pools.data());
-        constexpr auto kKinds = static_cast<int32_t>(std::size(kPageKinds));
-        changes.push_back({.record = {.group = index / kKinds, .kind = kPageKinds[index % kKinds], .page = page}});
+  // Decommits a free record.
+  void ReleaseFree(Share& share, size_t index) {
+    Pool& pool = share.pools[index];
+    const PageId page = pool.free_committed.back();
+    pool.free_committed.pop_back();
+    const int64_t bytes = pool.ReleaseMemory(page);
+    ForShares(share, index,
+              [&](Share& each, bool is_listed) { each.committed_bytes -= is_listed ? bytes : pool.record_bytes; });
+    pool.released.push_back(page);
+    if (!config.lists_changes) return;
+    changes.push_back(
+        {.record = {.group = static_cast<int32_t>(index / kKinds), .kind = kPageKinds[index % kKinds], .page = page}});
+  }
+  // Decommits free records that `share` counts, of other pools, until `bytes` more can be committed in it.
+  bool MakeRoom(const Share& share, const Pool& keep, int64_t bytes) {
+    for (Share& each : shares) {
+      for (size_t index = 0; index < each.pools.size(); ++index) {
+        if (&each != &share && (IsDivided(index) || &each != &shares.front())) continue;
+        const Pool& pool = each.pools[index];
+        while (&pool != &keep && !share.Fits(bytes) && !pool.free_committed.empty()) ReleaseFree(each, index);
       }
     }
     return share.Fits(bytes);
   }
 
-  bool Commit(Share& share, Pool& pool, PageId page) {
+  bool Commit(Share& share, size_t index, PageId page) {
+    Pool& pool = share.pools[index];
     const int64_t bytes = pool.BytesToCommit(page);
-    if (!ReleaseFree(share, pool, bytes) || !pool.Commit(page)) return false;
-    share.committed_bytes += bytes;
+    const auto of_share = [&](bool is_listed) { return is_listed ? bytes : pool.record_bytes; };
+    bool fits = true;
+    ForShares(share, index,
+              [&](const Share& each, bool is_listed) { fits = fits && MakeRoom(each, pool, of_share(is_listed)); });
+    if (!fits || !pool.Commit(page)) return false;
+    ForShares(share, index, [&](Share& each, bool is_listed) { each.committed_bytes += of_share(is_listed); });
     return true;
   }
 
   // Applies `change` to a record and updates evictable_bytes.
   template <class Change>
-  void Update(Share& share, Pool& pool, PageId page, Change change) {
+  void Update(Share& share, size_t index, PageId page, Change change) {
+    Pool& pool = share.pools[index];
     Pool::Record& record = pool.Of(page);
     const auto count = [&](int64_t sign) {
       if (!record.cached || record.references != 1) return;
       pool.evictable += sign;
-      share.evictable_bytes += sign * pool.record_bytes;
+      ForShares(share, index, [&](Share& each, bool) { each.evictable_bytes += sign * pool.record_bytes; });
     };
     count(-1);
     change(record);
@@ -123,8 +149,7 @@ struct PagePool::State {
   }
   template <class Change>
   void Update(int group, PageKind kind, PageId page, Change change) {
-    Share& share = ShareOf(group, kind, page);
-    Update(share, share.pools[RecordIndex(group, kind)], page, change);
+    Update(ShareOf(group, kind, page), RecordIndex(group, kind), page, change);
   }
 };
 
@@ -142,18 +167,23 @@ PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolC
   if (std::ranges::any_of(layout.layers, has_floor)) {
     for (const int64_t bytes : layout.age_bytes) state_->reserve_bytes += bytes;
   }
+  state_->divided.assign(layout.groups.size(), true);
+  for (const formats::LayerScheme& layer : layout.layers) {
+    if (config.ranks > 1 && !layer.ReadsAllPages()) state_->divided[static_cast<size_t>(layer.group)] = false;
+  }
   for (int rank = 0; rank < config.ranks; ++rank) {
     Share& share = state_->shares.emplace_back();
     share.max_committed_bytes = config.budget_bytes;
     for (const formats::GroupBytes& group : layout.groups) {
       for (const PageKind kind : kPageKinds) {
         const int64_t bytes = BytesOf(group, kind);
+        const bool is_divided = state_->IsDivided(share.pools.size());
         Pool& pool = share.pools.emplace_back();
         pool.record_bytes = bytes;
         if (bytes == 0) continue;
         pool.capacity =
             std::min<int64_t>(config.budget_bytes / bytes, std::numeric_limits<PageId>::max() / config.ranks);
-        pool.first = static_cast<PageId>(rank * pool.capacity);
+        pool.first = is_divided ? static_cast<PageId>(rank * pool.capacity) : 0;
         if (rank != config.rank) continue;
         pool.memory = device.Reserve(static_cast<size_t>(pool.capacity * bytes));
         share.max_committed_bytes += static_cast<int64_t>(pool.memory->Granularity()) - 1;
@@ -166,22 +196,26 @@ PagePool::~PagePool() = default;
 
 PageId PagePool::Allocate(int group, PageKind kind, int rank, bool from_reserve) {
   Share& share = state_->shares[static_cast<size_t>(rank)];
-  Pool& pool = share.pools[RecordIndex(group, kind)];
+  const size_t index = RecordIndex(group, kind);
+  Pool& pool = share.pools[index];
   const int64_t limit = BudgetBytes() - (from_reserve ? 0 : state_->reserve_bytes);
-  if (pool.record_bytes == 0 || share.used_bytes + pool.record_bytes > limit) return kNoPage;
+  bool fits = pool.record_bytes != 0;
+  state_->ForShares(share, index,
+                    [&](const Share& each, bool) { fits = fits && each.used_bytes + pool.record_bytes <= limit; });
+  if (!fits) return kNoPage;
   PageId page = kNoPage;
   if (!pool.free_committed.empty()) {
     page = pool.free_committed.back();
     pool.free_committed.pop_back();
   } else if (!pool.released.empty()) {
-    if (!state_->Commit(share, pool, pool.released.back())) return kNoPage;
+    if (!state_->Commit(share, index, pool.released.back())) return kNoPage;
     page = pool.released.back();
     pool.released.pop_back();
   } else if (static_cast<int64_t>(pool.records.size()) < pool.capacity) {
     page = pool.first + static_cast<PageId>(pool.records.size());
     pool.records.emplace_back();
     pool.free_committed.reserve(pool.records.capacity());  // Release() must not allocate
-    if (!state_->Commit(share, pool, page)) {
+    if (!state_->Commit(share, index, page)) {
       pool.records.pop_back();
       return kNoPage;
     }
@@ -191,7 +225,7 @@ PageId PagePool::Allocate(int group, PageKind kind, int rank, bool from_reserve)
   assert(pool.Of(page).references == 0);
   pool.Of(page) = {.references = 1, .cached = false};
   ++pool.used;
-  share.used_bytes += pool.record_bytes;
+  state_->ForShares(share, index, [&](Share& each, bool) { each.used_bytes += pool.record_bytes; });
   state_->Poison(pool, page);
   return page;
 }
@@ -204,11 +238,12 @@ void PagePool::Retain(int group, PageKind kind, PageId page) noexcept {
 void PagePool::Release(int group, PageKind kind, PageId page) noexcept {
   assert(References(group, kind, page) > 0);
   Share& share = state_->ShareOf(group, kind, page);
-  Pool& pool = share.pools[RecordIndex(group, kind)];
-  state_->Update(share, pool, page, [](Pool::Record& record) { --record.references; });
+  const size_t index = RecordIndex(group, kind);
+  Pool& pool = share.pools[index];
+  state_->Update(share, index, page, [](Pool::Record& record) { --record.references; });
   if (pool.Of(page).references > 0) return;
   --pool.used;
-  share.used_bytes -= pool.record_bytes;
+  state_->ForShares(share, index, [&](Share& each, bool) { each.used_bytes -= pool.record_bytes; });
   pool.free_committed.push_back(page);
   state_->Poison(pool, page);
 }
@@ -249,11 +284,15 @@ uint8_t* PagePool::Record(int group, PageKind kind, PageId page) const noexcept 
 int PagePool::Ranks() const noexcept {
   return state_->config.ranks;
 }
+int PagePool::RanksOfGroup(int group) const noexcept {
+  return state_->divided[static_cast<size_t>(group)] ? state_->config.ranks : 1;
+}
 int PagePool::Rank() const noexcept {
   return state_->config.rank;
 }
 bool PagePool::IsOfRank(int group, PageKind kind, PageId page, int rank) const noexcept {
-  return state_->RankOf(group, kind, page) == rank;
+  const int64_t of_record = state_->RankOf(group, kind, page);
+  return RanksOfGroup(group) == 1 ? of_record < state_->config.ranks : of_record == rank;
 }
 
 int64_t PagePool::BudgetBytes() const noexcept {

@@ -27,7 +27,8 @@ struct PagePoolConfig {
   bool lists_changes = false;
   bool borrowed = false;
   // With context parallelism, pages are dealt to `ranks` ranks, each with budget_bytes. A record's number tells its
-  // rank, and only that one has memory for it. `rank`: this process's.
+  // rank, and only that one has memory for it. `rank`: this process's. Records of groups whose queries do not read all
+  // pages (formats::LayerScheme::ReadsAllPages) are whole on every rank.
   int ranks = 1;
   int rank = 0;
 };
@@ -80,9 +81,13 @@ class PagePool {
   uint8_t* Record(int group, PageKind kind, PageId page) const noexcept;
 
   int Ranks() const noexcept;
+  // Ranks that a group's pages are dealt to; 1: each has all of them.
+  int RanksOfGroup(int group) const noexcept;
   // Rank that a page of a sequence is dealt to.
-  int RankOfPage(int64_t page) const noexcept { return static_cast<int>(page % Ranks()); }
-  bool IsOwnPage(int64_t page) const noexcept { return RankOfPage(page) == Rank(); }
+  int RankOfPage(int group, int64_t page) const noexcept { return static_cast<int>(page % RanksOfGroup(group)); }
+  bool IsOwnPage(int group, int64_t page) const noexcept {
+    return RanksOfGroup(group) == 1 || RankOfPage(group, page) == Rank();
+  }
   int Rank() const noexcept;
   // True if the record, which must be one of the pool's, is one of `rank`.
   bool IsOfRank(int group, PageKind kind, PageId page, int rank) const noexcept;

@@ -99,7 +99,7 @@ void CheckContextParallel(const EngineConfig& config, const models::ModelConfig&
     refuse(fmt::format("{} has no latents (MLA), and tensor_parallel_size divides its KV heads; use 1",
                        model.architecture));
   }
-  if (model.indexer.topk != 0 || model.SharesKv()) {
+  if (model.indexer.topk != 0 && !model.SharesKv()) {
     refuse(
         fmt::format("{} has sparse attention, whose pages are not divided among ranks yet; use 1", model.architecture));
   }

@@ -100,7 +100,9 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   CachePlan plan;
   plan.kv_cache_dtype = engine::ResolveBaseScheme(config, model, dtype).ToString();
   plan.groups = engine::DescribeGroups(spec);
-  plan.page_bytes = CeilDiv(layout.page_bytes, int64_t{spec.ranks});
+  for (const cache::KvCacheGroup& group : spec.groups) {
+    if (!group.IsRecurrent()) plan.page_bytes += CeilDiv(group.page_bytes, int64_t{group.ranks});
+  }
   plan.exact_page_bytes = layout.exact_page_bytes;
   for (const cache::KvCacheGroup& group : spec.groups) {
     if (!group.exact_while_open) continue;
@@ -123,7 +125,8 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
         layer.SharesCell() ? layer.shape.head_dim + layer.rope_dim : 2 * layer.kv_heads * layer.shape.head_dim;
     elements += static_cast<double>(of_row) / layer.row_tokens;
   }
-  plan.bits_per_element = plan.bytes_per_token * spec.ranks * 8 / elements;
+  const cache::KvCacheSpec of_one_rank(layout, engine::LayerVisibility(model));
+  plan.bits_per_element = of_one_rank.BytesPerToken(tokens) * 8 / elements;
   return plan;
 }
 

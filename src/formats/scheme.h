@@ -85,6 +85,9 @@ struct LayerScheme {
   bool SharesCell() const { return rope_dim != 0 || keys_only || shared_kv; }
   // Compressed entries: their cells are canonical (cell.h), since they are copied before attention reads them.
   bool HasEntries() const { return shared_kv && row_tokens != 1; }
+  // True if queries read all pages, or may: ranks can divide them (cache::PagePoolConfig::ranks). Those of a window
+  // next to entries, and states, are whole on every rank.
+  bool ReadsAllPages() const { return !IsRecurrent() && (!shared_kv || row_tokens != 1); }
   // The entries that end within the first `position` + 1 tokens.
   int64_t EntriesAt(int64_t position) const { return (position + 1) / row_tokens; }
   int64_t HeadBytes() const { return k.sections.bytes + UnquantizedBytes() + (SharesCell() ? 0 : v.sections.bytes); }

@@ -13,6 +13,8 @@
 #include "base/device.h"
 #include "base/thread_pool.h"
 #include "kernels/activation.h"
+#include "kernels/compression/compressor.h"
+#include "kernels/hyper_connections/hyper_connections.h"
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear_attention/gated_delta_net.h"
@@ -20,6 +22,7 @@
 #include "kernels/linear_attention/short_conv.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/pointwise.h"
+#include "kernels/rope_kind.h"
 #include "kernels/sampling/sample_params.h"
 #include "weights/quantized_weight.h"
 
@@ -80,10 +83,9 @@ class Ops {
   virtual void Add(float* x, const float* y, int64_t n) noexcept = 0;
   // x[r] += y[r] / (1 + exp(-gate[r])): f32 [rows][width], dense; gate: [rows].
   virtual void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept = 0;
-  // Rotates the first rotary_dim channels of each head in place: channel i with i + rotary_dim/2 (Hugging Face "half"
-  // order), or with `interleaved` 2 i with 2 i + 1. x: f32 [rows][heads * head_dim] with row stride `stride`; cos_sin:
-  // f32 [positions][rotary_dim], the first half cos, the second sin; positions: int64 [rows].
-  virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
+  // Rotates the first rotary_dim channels of each head in place. x: f32 [rows][heads * head_dim] with row stride
+  // `stride`; cos_sin: f32 [positions][rotary_dim], the first half cos, the second sin; positions: int64 [rows].
+  virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, RopeKind kind,
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = activation(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32
   // [rows][width]. With a `limit`, which only kSilu may have, min(silu(gate), limit) times up, which is cut off below
@@ -99,9 +101,22 @@ class Ops {
   virtual void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept = 0;
   virtual void ShortConv(const ShortConvOp& op) noexcept = 0;
   virtual void Mamba2(const Mamba2Op& op) noexcept = 0;
-  // Throws InputError if the device does not support compressed keys and values
-  // (attention::AttentionSpec::entries_layer).
-  virtual void CheckCompressedAttention() const = 0;
+  virtual void Compress(const CompressorOp& op) noexcept = 0;
+  // Hyper-connections. Makes the weights of rows, f32 [rows][Weights()], in place, from the projections of the streams.
+  virtual void MakeStreamWeights(const HyperConnectionShape& shape, const StreamParameters& parameters, int64_t rows,
+                                 float* weights) noexcept = 0;
+  // A block's input, out[row] = sum of weight * stream: streams f32 [rows][streams][hidden], out f32 [rows][hidden].
+  virtual void CollapseStreams(const HyperConnectionShape& shape, const float* streams, const float* weights,
+                               int64_t rows, float* out) noexcept = 0;
+  // Mixes the streams in place and adds a block's output to each: x f32 [rows][hidden].
+  virtual void ExpandStreams(const HyperConnectionShape& shape, const float* weights, const float* x, int64_t rows,
+                             float* streams) noexcept = 0;
+  // Makes the logits of all experts but those of the rows' tokens -infinity, with which none is chosen: logits f32
+  // [rows][experts], tokens [rows], experts_of_token [vocab][of_token].
+  virtual void KeepExperts(float* logits, int64_t rows, int32_t experts, const int32_t* tokens,
+                           const int32_t* experts_of_token, int32_t of_token) noexcept = 0;
+  // x = min(x, limit): f32 [rows][width], row stride in floats; NaN stays NaN.
+  virtual void CutOffAbove(float* x, int64_t stride, int64_t rows, int64_t width, float limit) noexcept = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].

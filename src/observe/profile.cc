@@ -85,7 +85,9 @@ class ProfiledOps final : public kernels::Ops {
         add_(profile_->Row("add")),
         delta_(profile_->Row("gated delta net")),
         conv_(profile_->Row("short convolution")),
-        mamba2_(profile_->Row("mamba-2")) {}
+        mamba2_(profile_->Row("mamba-2")),
+        compressor_(profile_->Row("compressor")),
+        streams_(profile_->Row("hyper-connections")) {}
 
   Device& device() const noexcept override { return inner_->device(); }
   ThreadPool& threads() const noexcept override { return inner_->threads(); }
@@ -161,7 +163,34 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(conv_);
     inner_->ShortConv(op);
   }
-  void CheckCompressedAttention() const override { inner_->CheckCompressedAttention(); }
+  void Compress(const kernels::CompressorOp& op) noexcept override {
+    const Timer timer(compressor_);
+    inner_->Compress(op);
+  }
+  void MakeStreamWeights(const kernels::HyperConnectionShape& shape, const kernels::StreamParameters& parameters,
+                         int64_t rows, float* weights) noexcept override {
+    const Timer timer(streams_);
+    inner_->MakeStreamWeights(shape, parameters, rows, weights);
+  }
+  void CollapseStreams(const kernels::HyperConnectionShape& shape, const float* streams, const float* weights,
+                       int64_t rows, float* out) noexcept override {
+    const Timer timer(streams_);
+    inner_->CollapseStreams(shape, streams, weights, rows, out);
+  }
+  void ExpandStreams(const kernels::HyperConnectionShape& shape, const float* weights, const float* x, int64_t rows,
+                     float* streams) noexcept override {
+    const Timer timer(streams_);
+    inner_->ExpandStreams(shape, weights, x, rows, streams);
+  }
+  void KeepExperts(float* logits, int64_t rows, int32_t experts, const int32_t* tokens, const int32_t* experts_of_token,
+                   int32_t of_token) noexcept override {
+    const Timer timer(activation_);
+    inner_->KeepExperts(logits, rows, experts, tokens, experts_of_token, of_token);
+  }
+  void CutOffAbove(float* x, int64_t stride, int64_t rows, int64_t width, float limit) noexcept override {
+    const Timer timer(activation_);
+    inner_->CutOffAbove(x, stride, rows, width, limit);
+  }
   void Mamba2(const kernels::Mamba2Op& op) noexcept override {
     const Timer timer(mamba2_);
     inner_->Mamba2(op);
@@ -189,10 +218,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(add_);
     inner_->AddGated(x, y, gate, rows, width);
   }
-  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, kernels::RopeKind kind,
             const float* cos_sin, const int64_t* positions) noexcept override {
     const Timer timer(rope_);
-    inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, interleaved, cos_sin, positions);
+    inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, kind, cos_sin, positions);
   }
   void ActivateMul(kernels::Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
                    float* out, const kernels::Linear* reader) noexcept override {
@@ -220,7 +249,8 @@ class ProfiledOps final : public kernels::Ops {
  private:
   std::unique_ptr<kernels::Ops> inner_;
   std::shared_ptr<StepProfile> profile_;
-  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_, &conv_, &mamba2_;
+  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_, &conv_, &mamba2_, &compressor_,
+      &streams_;
 };
 
 class ProfiledBackend final : public ForwardingBackend {

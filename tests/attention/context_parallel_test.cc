@@ -104,7 +104,7 @@ class LatentWorld {
     for (const int length : shape_.lengths) {
       cache::BlockTable& table = tables.emplace_back();
       for (int64_t page = 0; page * shape_.page_size < length; ++page) {
-        const int rank = own.RankOfPage(page);
+        const int rank = own.RankOfPage(0, page);
         table.push_back({.quantized = own.Allocate(0, cache::PageKind::kQuantized, rank),
                          .exact = own.Allocate(0, cache::PageKind::kExact, rank)});
       }

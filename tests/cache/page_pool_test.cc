@@ -256,6 +256,49 @@ TEST(PagePool, GroupsShareTheBudgetAndNothingElse) {
   EXPECT_EQ(pool.UsedBytes() + pool.EvictableBytes(), 0);
 }
 
+// Records that queries do not all read are whole on every rank, and count in every rank's budget.
+TEST(PagePool, RecordsOfWindowsAreOnEveryRank) {
+  const KvScheme rows = KvScheme::Parse("bf16");
+  const formats::CacheLayout layout =
+      formats::PlanCache({rows, rows},
+                         {{.kv_heads = 1, .head_dim = 32, .shared_kv = true},
+                          {.kv_heads = 1, .head_dim = 32, .shared_kv = true, .row_tokens = 2}},
+                         64, {0, 1});
+  const int64_t window = layout.groups[0].page_bytes, entries = layout.groups[1].page_bytes;
+  ASSERT_EQ(window, 2 * entries);
+  PagePool pool(Cpu(), layout, {.budget_bytes = 8 * entries, .lists_changes = true, .ranks = 2});
+  EXPECT_EQ(pool.RanksOfGroup(0), 1);
+  EXPECT_EQ(pool.RanksOfGroup(1), 2);
+  EXPECT_EQ(pool.RankOfPage(0, 3), 0);
+  EXPECT_EQ(pool.RankOfPage(1, 3), 1);
+  EXPECT_TRUE(pool.IsOwnPage(0, 3));
+  EXPECT_FALSE(pool.IsOwnPage(1, 3));
+  const PageId whole = pool.Allocate(0, PageKind::kQuantized);
+  for (const int rank : {0, 1}) EXPECT_TRUE(pool.IsOfRank(0, PageKind::kQuantized, whole, rank));
+  EXPECT_EQ(pool.UsedBytes(), window);
+  std::vector<PageId> of_rank_1;
+  for (PageId page; (page = pool.Allocate(1, PageKind::kQuantized, 1)) != kNoPage;) of_rank_1.push_back(page);
+  EXPECT_EQ(of_rank_1.size(), 6U) << "next to the window's record";
+  EXPECT_EQ(pool.UsedBytes(), window) << "bytes are rank 0's";
+  EXPECT_EQ(pool.AvailableBytes(), 0) << "of the fullest";
+  EXPECT_EQ(pool.Allocate(0, PageKind::kQuantized), kNoPage) << "rank 1 is full";
+  EXPECT_NE(pool.Allocate(1, PageKind::kQuantized, 0), kNoPage);
+
+  PagePool other(Cpu(), layout, {.budget_bytes = 8 * entries, .borrowed = true, .ranks = 2, .rank = 1});
+  EXPECT_EQ(other.References(0, PageKind::kQuantized, whole), 1);
+  std::memset(other.Record(0, PageKind::kQuantized, whole), 7, static_cast<size_t>(window));
+  for (const int freed : {0, 1}) pool.Release(1, PageKind::kQuantized, of_rank_1[static_cast<size_t>(freed)]);
+  const PageId second = pool.Allocate(0, PageKind::kQuantized);
+  EXPECT_NE(second, kNoPage);
+  for (const RecordChange& change : pool.TakeChanges()) {
+    EXPECT_TRUE(other.IsOfRank(1, change.record.kind, change.record.page, 1));
+    other.ReleaseMemory(change.record);
+  }
+  EXPECT_EQ(*other.Record(0, PageKind::kQuantized, whole), 7);
+  pool.SetCached(0, PageKind::kQuantized, whole, true);
+  EXPECT_EQ(pool.AvailableBytes(), window) << "evictable on both ranks";
+}
+
 // Records of ranks that pages are dealt to: each rank has a budget of its own, and numbers that no other has.
 TEST(PagePool, DealsRecordsToRanks) {
   const formats::CacheLayout layout = Layout(4096, 8192);

@@ -2,7 +2,7 @@
 // ones of tests/python/test_emulated_gpu.py.
 //
 //   emulated_divergence MODEL DTYPE KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...
-//   emulated_divergence --bits MODEL TOKEN ...
+//   emulated_divergence --bits PAGE_SIZE MODEL TOKEN ...
 //   emulated_divergence --rank RANK RANKS FOLDER MODEL KV_CACHE_DTYPE TOKEN ...
 //
 // Prints KL(CPU || GPU) in nats, mean and maximum over the tokens, and the largest difference of logits as a share of
@@ -77,15 +77,15 @@ void Require(bool is_true, const char* what) {
 
 constexpr int kNewTokens = 7;
 
-kvanta::EngineConfig ConfigOfBits(const char* model) {
+kvanta::EngineConfig ConfigOfBits(const char* page_size, const char* model, size_t tokens) {
   kvanta::EngineConfig config;
   config.model = model;
   config.device = "cuda";
   config.kv_cache_dtype = "bf16";
-  config.page_size = 16;
+  config.page_size = std::stoi(page_size);
   config.max_num_batched_tokens = 64;
   config.max_num_seqs = 4;
-  config.max_model_len = 96;
+  config.max_model_len = std::max<int64_t>(96, static_cast<int64_t>(tokens) + kNewTokens);
   config.poison_unused = true;
   return config;
 }
@@ -112,8 +112,8 @@ void CheckTokens(kvanta::Engine::Impl& engine, const kvanta::Request& request, c
 
 void CheckBits(std::span<char*> args) {
   std::vector<int32_t> tokens;
-  for (const char* arg : args.subspan(3)) tokens.push_back(std::stoi(arg));
-  const kvanta::EngineConfig config = ConfigOfBits(args[2]);
+  for (const char* arg : args.subspan(4)) tokens.push_back(std::stoi(arg));
+  const kvanta::EngineConfig config = ConfigOfBits(args[2], args[3], tokens.size());
   const auto gpu = kvanta::testing::MakeEmulatedGpu();
   kvanta::Engine::Impl engine(kvanta::engine::LoadComponents(config, gpu));
   const std::vector<float> logits = kvanta::engine::ColdLogits(engine, tokens);
@@ -164,12 +164,11 @@ void PrintBits(kvanta::Engine::Impl& engine, std::span<const int32_t> tokens) {
 }
 
 void RunAsRank(std::span<char*> args) {
-  kvanta::EngineConfig config = ConfigOfBits(args[5]);
+  kvanta::EngineConfig config = ConfigOfBits("32", args[5], args.size());  // which every format divides
   config.rank = std::stoi(args[2]);
   config.tensor_parallel_size = std::stoi(args[3]);
   config.rank_folder = args[4];
   config.kv_cache_dtype = args[6];
-  config.page_size = 32;  // which every format divides
   config.threads = 1;
   std::vector<int32_t> tokens;
   for (const char* arg : args.subspan(7)) tokens.push_back(std::stoi(arg));
@@ -183,7 +182,7 @@ void RunAsRank(std::span<char*> args) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc > 3 && std::string_view(argv[1]) == "--bits") {
+    if (argc > 4 && std::string_view(argv[1]) == "--bits") {
       CheckBits({argv, static_cast<size_t>(argc)});
       return 0;
     }

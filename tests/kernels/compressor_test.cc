@@ -29,8 +29,8 @@ struct CompressedSequence {
         entry_bias(RandomValues(s.row_tokens * s.Series() * s.entry_dim, 2)),
         key_bias(RandomValues(s.row_tokens * s.Series() * s.key_dim, 3)),
         positions(static_cast<size_t>(count)),
-        entries(static_cast<size_t>(count / s.row_tokens * s.entry_dim)),
-        keys(static_cast<size_t>(count / s.row_tokens * s.key_dim)),
+        entries(static_cast<size_t>(count * s.entry_dim)),
+        keys(static_cast<size_t>(count * s.key_dim)),
         records(static_cast<size_t>(4 * s.State().Floats()), std::nanf("")) {
     std::iota(positions.begin(), positions.end(), 0);
   }
@@ -53,27 +53,26 @@ struct CompressedSequence {
     }
     last = segments.back().to;
     const int32_t first = 0;
-    const int64_t first_entry = begin / shape.row_tokens;
     ThreadPool pool(threads);
     Compress({.shape = shape,
               .inputs = inputs.data() + begin * shape.InputWidth(),
               .positions = positions.data() + begin,
-              .first_entry = &first_entry,
+              .rows = end - begin,
               .entry_bias = entry_bias.data(),
               .key_bias = key_bias.data(),
               .states = {.segments = segments,
                          .first_segments = std::span(&first, 1),
                          .base = reinterpret_cast<uint8_t*>(records.data()),
                          .record_bytes = shape.State().Bytes()},
-              .entries = entries.data(),
-              .keys = keys.data()},
+              .entries = entries.data() + begin * shape.entry_dim,
+              .keys = keys.data() + begin * shape.key_dim},
              pool);
   }
 
   CompressorShape shape;
   std::vector<float> inputs, entry_bias, key_bias;
   std::vector<int64_t> positions;
-  std::vector<float> entries, keys;
+  std::vector<float> entries, keys;  // by token: in the row of an entry's last one, others are zero
   std::vector<float> records;
   cache::PageId last = 1;
 };
@@ -101,13 +100,14 @@ TEST(Compressor, EqualsTheWeightedMeans) {
     CompressedSequence sequence(shape, 41);
     sequence.Step(0, 41, {}, 2);
     for (int64_t entry = 0; entry < 41 / shape.row_tokens; ++entry) {
+      const int64_t row = (entry + 1) * shape.row_tokens - 1;
       for (int64_t c = 0; c < shape.entry_dim; ++c) {
-        ASSERT_NEAR(sequence.entries[static_cast<size_t>(entry * shape.entry_dim + c)],
+        ASSERT_NEAR(sequence.entries[static_cast<size_t>(row * shape.entry_dim + c)],
                     ExpectedEntry(sequence, entry, shape.entry_dim, 0, sequence.entry_bias, c), 1e-5);
       }
       const int64_t first = 2 * shape.Series() * shape.entry_dim;
       for (int64_t c = 0; c < shape.key_dim; ++c) {
-        ASSERT_NEAR(sequence.keys[static_cast<size_t>(entry * shape.key_dim + c)],
+        ASSERT_NEAR(sequence.keys[static_cast<size_t>(row * shape.key_dim + c)],
                     ExpectedEntry(sequence, entry, shape.key_dim, first, sequence.key_bias, c), 1e-5);
       }
     }

@@ -39,8 +39,10 @@ inline std::vector<double> RoutingWeights(const float* logits, const std::vector
   std::vector<double> scores(count), weights(count);
   double sum = 0;
   for (size_t i = 0; i < count; ++i) {
-    scores[i] = moe.scoring_func == ScoringFunc::kSigmoid ? 1 / (1 + std::exp(-double{logits[i]}))
-                                                          : std::exp(double{logits[i]});
+    const double x = double{logits[i]};
+    scores[i] = moe.scoring_func == ScoringFunc::kSigmoid        ? 1 / (1 + std::exp(-x))
+                : moe.scoring_func == ScoringFunc::kSqrtSoftplus ? std::sqrt(std::log1p(std::exp(x)))
+                                                                 : std::exp(x);
     sum += scores[i];
   }
   if (moe.scoring_func == ScoringFunc::kSoftmax) {

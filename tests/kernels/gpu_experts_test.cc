@@ -79,6 +79,15 @@ const ExpertCase kExpertCases[] = {
      WeightType::kF32,
      30},
     {{.num_experts = 8, .num_experts_per_tok = 3, .has_expert_scales = true}, WeightType::kInt8, 12},
+    {{.num_experts = 9,
+      .num_experts_per_tok = 4,
+      .activation_limit = 0.5F,
+      .limits_gate = true,
+      .scoring_func = ScoringFunc::kSqrtSoftplus,
+      .has_correction_bias = true,
+      .norm_topk_prob = true},
+     WeightType::kF32,
+     15},
     {{.num_experts = 40,
       .num_experts_per_tok = 2,
       .scoring_func = ScoringFunc::kSparseMixer,
@@ -103,7 +112,8 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
     const std::vector<float> x = RandomValues(rows * kHidden, seed),
                              logits = RandomValues(rows * moe.num_experts, seed + 1);
     const std::vector<float> e_score_correction_bias =
-        moe.scoring_func == ScoringFunc::kSigmoid ? RandomValues(moe.num_experts, seed + 2) : std::vector<float>{};
+        moe.scoring_func == ScoringFunc::kSigmoid || moe.has_correction_bias ? RandomValues(moe.num_experts, seed + 2)
+                                                                             : std::vector<float>{};
     const std::vector<float> scales =
         moe.has_expert_scales ? RandomValues(moe.num_experts, seed + 3) : std::vector<float>{};
     const Buffer device_x = Upload(x), device_logits = Upload(logits);
@@ -130,6 +140,9 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
       }
       const Buffer device_inputs = Upload(inputs);
       experts.back().gate_up->Forward(device_inputs.as<float>(), rows, gate_up.as<float>(), 2 * kIntermediateSize);
+      if (moe.limits_gate) {
+        ops_->CutOffAbove(gate_up.as<float>(), 2 * kIntermediateSize, rows, kIntermediateSize, moe.activation_limit);
+      }
       ops_->ActivateMul(moe.activation, moe.activation_limit, gate_up.as<float>(), rows, kIntermediateSize,
                         gated.as<float>(), nullptr);
       experts.back().down->Forward(gated.as<float>(), rows, expert_out.as<float>(), kHidden);

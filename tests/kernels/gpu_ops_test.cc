@@ -311,6 +311,50 @@ TEST_P(GpuOpsTest, OperationsPackForTheirReaders) {
   }
 }
 
+TEST_P(GpuOpsTest, HyperConnectionsMatchTheCpu) {
+  constexpr int64_t kRowCount = 11;  // more than a block has
+  for (const int streams : {1, 4, 16}) {
+    for (const bool head : {false, true}) {
+      const HyperConnectionShape shape{
+          .streams = streams, .hidden = 70, .sinkhorn_iterations = 5, .eps = 1e-4F, .head = head};
+      std::vector<float> weights = RandomValues(kRowCount * shape.Weights(), 1);
+      std::vector<float> hidden = RandomValues(kRowCount * shape.Width(), 2);
+      const std::vector<float> base = RandomValues(shape.Weights(), 3), scale = {0.5F, 0.7F, 0.9F};
+      std::vector<float> x(static_cast<size_t>(kRowCount * shape.hidden));
+      const Buffer device_weights = Upload(weights), device_hidden = Upload(hidden), device_base = Upload(base),
+                   device_scale = Upload(scale), device_x = Upload(x);
+      cpu_->MakeStreamWeights(shape, {.scale = scale.data(), .base = base.data()}, kRowCount, weights.data());
+      ops_->MakeStreamWeights(shape, {.scale = device_scale.as<float>(), .base = device_base.as<float>()}, kRowCount,
+                              device_weights.as<float>());
+      ExpectClose(Download(device_weights), weights);
+      cpu_->CollapseStreams(shape, hidden.data(), weights.data(), kRowCount, x.data());
+      ops_->CollapseStreams(shape, device_hidden.as<float>(), device_weights.as<float>(), kRowCount,
+                            device_x.as<float>());
+      ExpectClose(Download(device_x), x);
+      if (head) continue;
+      cpu_->ExpandStreams(shape, weights.data(), x.data(), kRowCount, hidden.data());
+      ops_->ExpandStreams(shape, device_weights.as<float>(), device_x.as<float>(), kRowCount,
+                          device_hidden.as<float>());
+      ExpectClose(Download(device_hidden), hidden);
+    }
+  }
+}
+
+TEST_P(GpuOpsTest, ExpertsOfTokensAndLimitsMatchTheCpu) {
+  constexpr int32_t kExperts = 9, kOfToken = 2;
+  constexpr int64_t kRowCount = 5;
+  std::vector<float> logits = RandomValues(kRowCount * kExperts, 1);
+  const std::vector<int32_t> table = {0, 3, 8, 1, 4, 5}, tokens = {2, 0, 1, 1, 2};
+  const Buffer device_logits = Upload(logits), device_table = Upload(table), device_tokens = Upload(tokens);
+  cpu_->KeepExperts(logits.data(), kRowCount, kExperts, tokens.data(), table.data(), kOfToken);
+  ops_->KeepExperts(device_logits.as<float>(), kRowCount, kExperts, device_tokens.as<int32_t>(),
+                    device_table.as<int32_t>(), kOfToken);
+  EXPECT_EQ(Download(device_logits), logits);
+  cpu_->CutOffAbove(logits.data(), kExperts, kRowCount, 4, 0.1F);
+  ops_->CutOffAbove(device_logits.as<float>(), kExperts, kRowCount, 4, 0.1F);
+  EXPECT_EQ(Download(device_logits), logits);
+}
+
 TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   constexpr int64_t kRowCount = 3;
   constexpr int kHeads = 3, kHeadDim = 16, kRotary = 12;
@@ -318,13 +362,15 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   const std::vector<float> x = RandomValues(kRowCount * stride, 9), table = RandomValues(20 * kRotary, 10);
   const std::vector<int64_t> positions = {19, 0, 7};
   std::vector<float> expected = x;
-  for (const bool interleaved : {false, true}) {
+  for (const RopeKind kind : {RopeKind{},
+                              {.interleaved = true},
+                              {.interleaved = true, .inverse = true},
+                              {.interleaved = true, .row_tokens = 4}}) {
     expected = x;
-    cpu_->Rope(expected.data(), stride, kRowCount, kHeads, kHeadDim, kRotary, interleaved, table.data(),
-               positions.data());
+    cpu_->Rope(expected.data(), stride, kRowCount, kHeads, kHeadDim, kRotary, kind, table.data(), positions.data());
     const Buffer device_x = Upload(x), device_table = Upload(table), device_positions = Upload(positions);
-    ops_->Rope(device_x.as<float>(), stride, kRowCount, kHeads, kHeadDim, kRotary, interleaved,
-               device_table.as<float>(), device_positions.as<int64_t>());
+    ops_->Rope(device_x.as<float>(), stride, kRowCount, kHeads, kHeadDim, kRotary, kind, device_table.as<float>(),
+               device_positions.as<int64_t>());
     ExpectClose(Download(device_x), expected);
   }
 

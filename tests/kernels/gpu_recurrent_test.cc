@@ -227,6 +227,50 @@ class ConvLayer final : public RecurrentLayer {
   std::vector<float> projected_, conv_, bias_;
 };
 
+// Entries and keys side by side, in the rows of their last tokens; other rows are zero.
+class CompressorLayer final : public RecurrentLayer {
+ public:
+  explicit CompressorLayer(const CompressorShape& s)
+      : shape_(s),
+        inputs_(RandomValues(kSteps * s.InputWidth(), 1)),
+        entry_bias_(RandomValues(s.row_tokens * s.Series() * s.entry_dim, 2)),
+        key_bias_(RandomValues(s.row_tokens * s.Series() * s.key_dim, 3)) {}
+
+  int64_t StateBytes() const override { return shape_.State().Bytes(); }
+  int64_t OutWidth() const override { return shape_.entry_dim + shape_.key_dim; }
+  double Tolerance() const override { return 1e-6; }
+  void Run(Ops& ops, std::span<const TokenRange> tokens, int64_t rows, const cache::StateStep& states, bool states_only,
+           float* out) const override {
+    Device& device = ops.device();
+    std::vector<int64_t> positions;
+    for (const auto& [begin, end] : tokens) {
+      for (int64_t position = begin; position < end; ++position) positions.push_back(position);
+    }
+    const auto zeros = [&](int width) {
+      return CopyTo<float>(device, std::vector<float>(static_cast<size_t>(rows * width)));
+    };
+    const Buffer inputs = RowsOf(device, inputs_, shape_.InputWidth(), tokens), at = CopyTo<int64_t>(device, positions),
+                 entry_bias = CopyTo<float>(device, entry_bias_), key_bias = CopyTo<float>(device, key_bias_),
+                 entries = zeros(shape_.entry_dim), keys = zeros(shape_.key_dim);
+    ops.Compress({.shape = shape_,
+                  .inputs = inputs.as<float>(),
+                  .positions = at.as<int64_t>(),
+                  .rows = rows,
+                  .entry_bias = entry_bias.as<float>(),
+                  .key_bias = key_bias.as<float>(),
+                  .states = states,
+                  .entries = states_only ? nullptr : entries.as<float>(),
+                  .keys = states_only ? nullptr : keys.as<float>()});
+    ops.Copy(entries.as<float>(), shape_.entry_dim, rows, shape_.entry_dim, out, OutWidth());
+    ops.Copy(keys.as<float>(), shape_.key_dim, rows, shape_.key_dim, out + shape_.entry_dim, OutWidth());
+    device.Synchronize();
+  }
+
+ private:
+  CompressorShape shape_;
+  std::vector<float> inputs_, entry_bias_, key_bias_;
+};
+
 // StateRecords of a layer's states on a device, NaN until written.
 class StateRecords {
  public:
@@ -382,6 +426,11 @@ TEST_P(GpuRecurrentTest, Mamba2) {
 TEST_P(GpuRecurrentTest, ShortConvolutions) {
   Check(ConvLayer({.channels = 300, .conv_width = 3}, false));
   Check(ConvLayer({.channels = 7, .conv_width = 8}, true));
+}
+
+TEST_P(GpuRecurrentTest, Compressors) {
+  Check(CompressorLayer({.row_tokens = 4, .overlaps = true, .entry_dim = 72, .key_dim = 24}));
+  Check(CompressorLayer({.row_tokens = 32, .overlaps = false, .entry_dim = 300, .key_dim = 0}));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ std::vector<float> StreamWeights() {
   const std::vector<float> base = RandomValues(kStreams.Weights(), 2);
   const float scale[] = {0.5F, 1, 0.5F};
   ThreadPool threads(2);
-  MakeStreamWeights(kStreams, scale, base.data(), kStreamRows, threads, weights.data());
+  MakeStreamWeights(kStreams, {.scale = scale, .base = base.data()}, kStreamRows, threads, weights.data());
   return weights;
 }
 
@@ -61,7 +61,7 @@ TEST(HyperConnections, StreamsAreCollapsedAndExpanded) {
   const std::vector<float> added = RandomValues(kStreamRows * kStreams.hidden, 4);
   std::vector<float> out(static_cast<size_t>(kStreamRows * kStreams.hidden)), after = before;
   ThreadPool threads(2);
-  CollapseStreams(kStreams, before.data(), weights.data(), kStreams.Weights(), kStreamRows, threads, out.data());
+  CollapseStreams(kStreams, before.data(), weights.data(), kStreamRows, threads, out.data());
   ExpandStreams(kStreams, weights.data(), added.data(), kStreamRows, threads, after.data());
   const int64_t n = kStreams.streams;
   for (int64_t row = 0; row < kStreamRows; ++row) {

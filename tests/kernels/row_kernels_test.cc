@@ -398,7 +398,8 @@ TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
     for (const bool interleaved : {false, true}) {
       const auto rotate = interleaved ? rows().rope_interleaved : rows().rope;
       out = x;
-      ops->Rope(out.data(), kWidth, kManyRows, 9, 64, 64, interleaved, angles.data(), positions.data());
+      ops->Rope(out.data(), kWidth, kManyRows, 9, 64, 64, {.interleaved = interleaved}, angles.data(),
+                positions.data());
       for (int64_t row = 0; row < kManyRows; ++row) {
         alone.assign(x.begin() + row * kWidth, x.begin() + (row + 1) * kWidth);
         rotate(alone.data(), 9, 64, 32, angles.data() + positions[row] * 64);

@@ -1,4 +1,5 @@
-"""Latents divided among the ranks of tensor parallelism: the bits of one process, and a part of its pages on each."""
+"""Latents, or compressed entries, divided among the ranks of tensor parallelism: the bits of one process, and a part of
+its pages on each."""
 
 from __future__ import annotations
 
@@ -24,6 +25,15 @@ def test_ranks_give_the_bits_of_one_process(kv_cache_dtype: str, tmp_path: Path)
         assert_same_bits(compute(model, size, kv_cache_dtype=kv_cache_dtype, **ranks), expected)
     whole = compute(model, 2, kv_cache_dtype=kv_cache_dtype, tensor_parallel_size=2)  # latents in every rank
     assert_same_bits(whole, expected)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "fp8", "int8", "int4", "nvfp4"])
+def test_ranks_divide_compressed_entries(kv_cache_dtype: str, tmp_path: Path) -> None:
+    model = saved("DeepseekV4", tmp_path)
+    expected = compute(model, 1, kv_cache_dtype=kv_cache_dtype)
+    for size in (2, 4):
+        ranks = {"tensor_parallel_size": size, "decode_context_parallel_size": size}
+        assert_same_bits(compute(model, size, kv_cache_dtype=kv_cache_dtype, **ranks), expected)
 
 
 def test_gguf_files_and_experts_by_rank(tmp_path: Path) -> None:
@@ -107,6 +117,29 @@ def test_a_context_that_one_rank_would_not_hold(tmp_path: Path) -> None:
     prompt = {"prompt_token_ids": np.random.default_rng(2).integers(3, tiny_models.VOCAB, count).tolist()}
     (output,) = divided.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 1
+
+
+def test_entries_that_one_rank_would_not_hold(tmp_path: Path) -> None:
+    """Windows and inputs of the next entries are whole on every rank, entries and keys divided."""
+    rates = {"compressed_sparse_attention": 2, "heavily_compressed_attention": 2}
+    model = saved("DeepseekV4", tmp_path, max_position_embeddings=16384, compress_rates=rates)
+    length = {}
+    for ranks in (1, 2, 4):
+        llm = LLM(
+            model,
+            tokenizer="stories260k",
+            threads=1,
+            block_size=32,
+            kv_cache_memory_bytes=1 << 19,
+            tensor_parallel_size=ranks,
+            decode_context_parallel_size=ranks,
+        )
+        length[ranks] = llm.config.max_model_len
+        prompt = {"prompt_token_ids": np.random.default_rng(2).integers(3, 90, length[ranks] - 1).tolist()}
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 1
+    assert length[2] > 1.9 * length[1]
+    assert length[4] > 3.8 * length[1]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

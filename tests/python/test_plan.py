@@ -23,6 +23,7 @@ GIB = 2**30
 PARAMETERS = {
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3.2": 671_877_944_064,
+    "deepseek-v4": 284_328_206_295,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-4b": 3_880_263_168,
     "gemma-3-27b": 27_009_346_304,
@@ -69,7 +70,7 @@ def test_every_example_config_has_the_published_size() -> None:
         if name == "gpt-oss-20b":
             assert 13.7e9 < report["weight_bytes"] < 13.8e9, "experts in MXFP4"
             continue
-        if name == "deepseek-v3.2":
+        if name in {"deepseek-v3.2", "deepseek-v4"}:
             assert parameters < report["weight_bytes"] < 1.04 * parameters, "FP8 in blocks"
             continue
         assert 2 * parameters <= report["weight_bytes"] < 2.001 * parameters, "16 bits, norms and biases 32"
@@ -111,7 +112,8 @@ def test_keys_of_indexers_are_counted(name: str, layers: int) -> None:
 @pytest.mark.parametrize(
     "name",
     sorted(
-        PARAMETERS.keys() - {"deepseek-v2-lite", "deepseek-v3.2", "glm-5", "gemma-2-9b", "gemma-3-4b", "gpt-oss-20b"}
+        PARAMETERS.keys()
+        - {"deepseek-v2-lite", "deepseek-v3.2", "deepseek-v4", "glm-5", "gemma-2-9b", "gemma-3-4b", "gpt-oss-20b"}
     ),
 )
 def test_known_ratios_to_bf16(name: str) -> None:

@@ -316,8 +316,8 @@ class EngineOptions(BatchingOptions):
     )
     decode_context_parallel_size: int | None = option(
         1,
-        "divide latents (MLA) among the processes of tensor_parallel_size, by pages, instead of keeping them whole in "
-        "each: 1 or that number, 2 or 4",
+        "divide latents (MLA), or compressed entries, among the processes of tensor_parallel_size, by pages, instead "
+        "of keeping them whole in each: 1 or that number, 2 or 4",
         parse_integer,
         aliases=("dcp_size", "dcp"),
         metavar="N",

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "cache/recurrent_state.h"
 #include "formats/state_codec.h"
 
@@ -17,27 +18,27 @@ struct CompressorShape {
   int key_dim = 0;        // channels of the indexer's key of an entry, which is made likewise; 0: none
 
   bool operator==(const CompressorShape&) const = default;
-  int64_t Series() const noexcept { return overlaps ? 2 : 1; }
+  KVANTA_HD constexpr int64_t Series() const noexcept { return overlaps ? 2 : 1; }
   // A token's inputs, f32: values of entries [series][entry_dim] and their gates, then the same of keys.
-  int64_t InputWidth() const noexcept { return 2 * Series() * (int64_t{entry_dim} + key_dim); }
+  KVANTA_HD constexpr int64_t InputWidth() const noexcept { return 2 * Series() * (int64_t{entry_dim} + key_dim); }
   // Tokens whose inputs are kept: those that the next entry may need.
-  int64_t KeptTokens() const noexcept { return Series() * row_tokens; }
+  KVANTA_HD constexpr int64_t KeptTokens() const noexcept { return Series() * row_tokens; }
   // A sequence's state, f32: the inputs of the last tokens, that of position p in row p % KeptTokens().
   formats::StateShape State() const noexcept { return {.others = KeptTokens() * InputWidth()}; }
 };
 
-// The entries of one layer that end in a step's rows, drafted ones included, or its states alone over rows whose
-// entries were made before.
+// The entries of one layer that end in a step's rows, drafted ones included, each in the row of its last token; or its
+// states alone over rows whose entries were made before.
 struct CompressorOp {
   CompressorShape shape;
-  const float* inputs = nullptr;         // [rows][InputWidth()]
-  const int64_t* positions = nullptr;    // [rows]
-  const int64_t* first_entry = nullptr;  // [sequences]: index of each sequence's first entry among those of the step
+  const float* inputs = nullptr;       // [rows][InputWidth()]
+  const int64_t* positions = nullptr;  // [rows]
+  int64_t rows = 0;
   // Added to the gates, by the token's place in its entry: [row_tokens][series][entry_dim or key_dim].
   const float *entry_bias = nullptr, *key_bias = nullptr;
   cache::StateStep states;
-  float* entries = nullptr;  // [entries][entry_dim]; null: states alone
-  float* keys = nullptr;     // [entries][key_dim]
+  float* entries = nullptr;  // [rows][entry_dim], other rows are not written; null: states alone
+  float* keys = nullptr;     // [rows][key_dim]
 };
 
 }  // namespace kvanta::kernels

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/math.h"
+#include "kernels/compression/cpu/compressor.h"
 #include "kernels/cpu/plain_rows.h"
 #include "kernels/cpu/select.h"
 #include "kernels/cpu/task_split.h"
+#include "kernels/hyper_connections/cpu/hyper_connections.h"
 #include "kernels/linear/cpu/packed_linear.h"
 #include "kernels/linear_attention/cpu/gated_delta_net.h"
 #include "kernels/linear_attention/cpu/mamba2.h"
@@ -106,11 +109,12 @@ class CpuOps final : public Ops {
     ForChunks(n, [&](int64_t first, int64_t count) { rows_.add(x + first, y + first, count); });
   }
 
-  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, RopeKind kind,
             const float* cos_sin, const int64_t* positions) noexcept override {
-    const auto rotate = interleaved ? rows_.rope_interleaved : rows_.rope;
+    const auto rotate = kind.inverse ? RotateBack : kind.interleaved ? rows_.rope_interleaved : rows_.rope;
     ForRows(rows, int64_t{heads} * rotary_dim, [&](int64_t row) {
-      rotate(x + row * stride, heads, head_dim, rotary_dim / 2, cos_sin + positions[row] * rotary_dim);
+      const int64_t position = positions[row] / kind.row_tokens * kind.row_tokens;
+      rotate(x + row * stride, heads, head_dim, rotary_dim / 2, cos_sin + position * rotary_dim);
     });
   }
 
@@ -144,7 +148,32 @@ class CpuOps final : public Ops {
   }
 
   void ShortConv(const ShortConvOp& op) noexcept override { CpuShortConv(op, context_->isa, *context_->threads); }
-  void CheckCompressedAttention() const override {}
+  void Compress(const CompressorOp& op) noexcept override { kernels::Compress(op, threads()); }
+  void MakeStreamWeights(const HyperConnectionShape& shape, const StreamParameters& parameters, int64_t rows,
+                         float* weights) noexcept override {
+    kernels::MakeStreamWeights(shape, parameters, rows, threads(), weights);
+  }
+  void CollapseStreams(const HyperConnectionShape& shape, const float* streams, const float* weights, int64_t rows,
+                       float* out) noexcept override {
+    kernels::CollapseStreams(shape, streams, weights, rows, threads(), out);
+  }
+  void ExpandStreams(const HyperConnectionShape& shape, const float* weights, const float* x, int64_t rows,
+                     float* streams) noexcept override {
+    kernels::ExpandStreams(shape, weights, x, rows, threads(), streams);
+  }
+  void KeepExperts(float* logits, int64_t rows, int32_t experts, const int32_t* tokens, const int32_t* experts_of_token,
+                   int32_t of_token) noexcept override {
+    ForRows(rows, experts, [&](int64_t row) {
+      const int32_t* kept = experts_of_token + int64_t{tokens[row]} * of_token;
+      for (int32_t expert = 0; expert < experts; ++expert) {
+        const bool is_kept = std::find(kept, kept + of_token, expert) != kept + of_token;
+        if (!is_kept) logits[row * experts + expert] = -std::numeric_limits<float>::infinity();
+      }
+    });
+  }
+  void CutOffAbove(float* x, int64_t stride, int64_t rows, int64_t width, float limit) noexcept override {
+    ForRows(rows, width, [&](int64_t row) { CutOffRowAbove(x + row * stride, width, limit); });
+  }
   void Mamba2(const Mamba2Op& op) noexcept override { CpuMamba2(op, context_->isa, *context_->threads); }
 
   void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {

@@ -65,8 +65,19 @@ void LimitedSiluMulRow(const SiluMul& silu_mul, const float* gate, const float* 
   }
 }
 
+// Rotates `heads` of a row back, the inverse of RowKernels::rope_interleaved.
+inline void RotateBack(float* x, int heads, int head_dim, int pairs, const float* cos_sin) noexcept {
+  for (int head = 0; head < heads; ++head, x += head_dim) {
+    for (int i = 0; i < pairs; ++i) {
+      const float a = x[2 * i], b = x[2 * i + 1], cosine = cos_sin[i], sine = cos_sin[pairs + i];
+      x[2 * i] = a * cosine + b * sine;
+      x[2 * i + 1] = b * cosine - a * sine;
+    }
+  }
+}
+
 // x = min(x, limit); NaN stays NaN.
-inline void CutOffAbove(float* x, int64_t n, float limit) noexcept {
+inline void CutOffRowAbove(float* x, int64_t n, float limit) noexcept {
   for (int64_t i = 0; i < n; ++i) x[i] = x[i] > limit ? limit : x[i];
 }
 

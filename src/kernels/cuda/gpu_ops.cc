@@ -73,9 +73,48 @@ class GpuOps final : public Ops {
   void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override { GpuGatedDeltaNet(op, *context_->gpu); }
   void ShortConv(const ShortConvOp& op) noexcept override { GpuShortConv(op, *context_->gpu); }
   void Mamba2(const Mamba2Op& op) noexcept override { GpuMamba2(op, *context_->gpu); }
-  void CheckCompressedAttention() const override {
-    throw InputError(
-        fmt::format("{} does not support compressed keys and values; device cpu does", context_->gpu->Name()));
+  void Compress(const CompressorOp& op) noexcept override {
+    const cuda::DeviceStates states = cuda::DeviceStatesOf(op.states);
+    if (op.entries != nullptr) {
+      Run(op.rows, cuda::MakeEntriesOp{.states = states,
+                                       .shape = op.shape,
+                                       .inputs = op.inputs,
+                                       .positions = op.positions,
+                                       .rows = op.rows,
+                                       .entry_bias = op.entry_bias,
+                                       .key_bias = op.key_bias,
+                                       .entries = op.entries,
+                                       .keys = op.keys});
+    }
+    Run(states.max_sequences,
+        cuda::KeepInputsOp{.states = states, .shape = op.shape, .inputs = op.inputs, .positions = op.positions});
+  }
+
+  void MakeStreamWeights(const HyperConnectionShape& shape, const StreamParameters& parameters, int64_t rows,
+                         float* weights) noexcept override {
+    Run(rows, cuda::StreamWeightsOp{.shape = shape, .parameters = parameters, .rows = rows, .weights = weights});
+  }
+  void CollapseStreams(const HyperConnectionShape& shape, const float* streams, const float* weights, int64_t rows,
+                       float* out) noexcept override {
+    Run(rows,
+        cuda::CollapseStreamsOp{.shape = shape, .streams = streams, .weights = weights, .rows = rows, .out = out});
+  }
+  void ExpandStreams(const HyperConnectionShape& shape, const float* weights, const float* x, int64_t rows,
+                     float* streams) noexcept override {
+    Run(rows, cuda::ExpandStreamsOp{.shape = shape, .weights = weights, .x = x, .rows = rows, .streams = streams});
+  }
+
+  void KeepExperts(float* logits, int64_t rows, int32_t experts, const int32_t* tokens, const int32_t* experts_of_token,
+                   int32_t of_token) noexcept override {
+    Run(rows, cuda::KeepExpertsOp{.logits = logits,
+                                  .rows = rows,
+                                  .experts = experts,
+                                  .tokens = tokens,
+                                  .experts_of_token = experts_of_token,
+                                  .of_token = of_token});
+  }
+  void CutOffAbove(float* x, int64_t stride, int64_t rows, int64_t width, float limit) noexcept override {
+    Run(rows * width, cuda::CutOffOp{.x = x, .stride = stride, .rows = rows, .width = width, .limit = limit});
   }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
@@ -140,7 +179,7 @@ class GpuOps final : public Ops {
     Run(rows * width, cuda::AddOp{.x = x, .y = y, .count = rows * width, .gate = gate, .width = width});
   }
 
-  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, RopeKind kind,
             const float* cos_sin, const int64_t* positions) noexcept override {
     Run(rows * heads * rotary_dim, cuda::RopeOp{.x = x,
                                                 .stride = stride,
@@ -148,7 +187,7 @@ class GpuOps final : public Ops {
                                                 .heads = heads,
                                                 .head_dim = head_dim,
                                                 .rotary_dim = rotary_dim,
-                                                .interleaved = interleaved,
+                                                .kind = kind,
                                                 .cos_sin = cos_sin,
                                                 .positions = positions});
   }

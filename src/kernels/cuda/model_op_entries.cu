@@ -4,9 +4,11 @@
 #include <type_traits>
 #include <variant>
 
-#include "kernels/attention/cuda/sparse_kernels.h"
+#include "kernels/attention/cuda/gather_rows_kernel.h"
+#include "kernels/compression/cuda/compressor_kernels.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/cuda/row_kernels.h"
+#include "kernels/hyper_connections/cuda/stream_kernels.h"
 #include "kernels/linear/cuda/pack_kernel.h"
 #include "kernels/linear_attention/cuda/gated_norm_kernel.h"
 #include "kernels/linear_attention/cuda/state_scan_kernel.h"

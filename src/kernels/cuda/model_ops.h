@@ -8,11 +8,14 @@
 #include "base/math.h"
 #include "kernels/activation.h"
 #include "kernels/attention/cuda/sparse_ops.h"
+#include "kernels/compression/cuda/compressor_ops.h"
 #include "kernels/cuda/types.h"
+#include "kernels/hyper_connections/cuda/stream_ops.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear_attention/cuda/recurrent_ops.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/pointwise.h"
+#include "kernels/rope_kind.h"
 #include "kernels/sampling/sample_params.h"
 #include "parallel/communicator.h"
 
@@ -137,7 +140,7 @@ struct RopeOp {
   int32_t heads = 0;
   int32_t head_dim = 0;
   int32_t rotary_dim = 0;
-  bool interleaved = false;
+  RopeKind kind = {};
   const float* cos_sin = nullptr;
   const int64_t* positions = nullptr;
 };
@@ -182,6 +185,15 @@ struct ScaleOp {
   const int64_t* positions = nullptr;
   int64_t stride = 0;
   int64_t width = 0;
+};
+
+// x = min(x, limit), for rows of `width` values.
+struct CutOffOp {
+  float* x = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+  float limit = 0;
 };
 
 struct SoftcapOp {
@@ -264,6 +276,16 @@ struct LinearOp {
   int64_t y_member_stride = 0;
 };
 
+// Logits of all experts but those of the rows' tokens become -infinity.
+struct KeepExpertsOp {
+  float* logits = nullptr;  // f32 [rows][experts]
+  int64_t rows = 0;
+  int32_t experts = 0;
+  const int32_t* tokens = nullptr;            // [rows]
+  const int32_t* experts_of_token = nullptr;  // [vocab][of_token]
+  int32_t of_token = 0;
+};
+
 // MoE routing: each row's top_k experts, ascending, and their weights, [rows][top_k].
 struct TopKOp {
   const float* logits = nullptr;  // f32 [rows][experts]
@@ -321,8 +343,9 @@ struct SampleOp {
 };
 
 using ModelOp = std::variant<EmbedOp, PickPartsOp, JoinColumnsOp, NormOp, AddNormOp, ActivatePackOp, CopyOp, AddOp,
-                             RopeOp, ActivateMulOp, ActivateOp, MulOp, ScaleOp, SoftcapOp, PackOp, LinearOp, TopKOp,
-                             PermuteOp, CombineOp, CausalConvOp, StateScanOp, GatedNormOp, ArgmaxOp, SampleOp,
-                             ScoreTokensOp, ChooseTokensOp, GatherTokensOp>;
+                             RopeOp, ActivateMulOp, ActivateOp, MulOp, ScaleOp, CutOffOp, SoftcapOp, PackOp, LinearOp,
+                             KeepExpertsOp, TopKOp, PermuteOp, CombineOp, CausalConvOp, StateScanOp, GatedNormOp,
+                             MakeEntriesOp, KeepInputsOp, StreamWeightsOp, CollapseStreamsOp, ExpandStreamsOp, ArgmaxOp,
+                             SampleOp, ScoreTokensOp, ChooseTokensOp, GatherTokensOp, GatherRowsOp>;
 
 }  // namespace kvanta::kernels::cuda

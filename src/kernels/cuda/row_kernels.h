@@ -137,10 +137,11 @@ KVANTA_DEVICE void RunBlock(const RopeOp& op) {
     const int64_t row = index / (int64_t{op.heads} * half);
     const auto rest = static_cast<int>(index % (int64_t{op.heads} * half));
     const int channel = rest % half;
-    const float* cos_sin = op.cos_sin + op.positions[row] * op.rotary_dim + channel;
-    float* low = op.x + row * op.stride + rest / half * op.head_dim + (op.interleaved ? 2 * channel : channel);
-    float* high = low + (op.interleaved ? 1 : half);
-    const float cos = cos_sin[0], sin = cos_sin[half];
+    const int64_t position = op.positions[row] / op.kind.row_tokens * op.kind.row_tokens;
+    const float* cos_sin = op.cos_sin + position * op.rotary_dim + channel;
+    float* low = op.x + row * op.stride + rest / half * op.head_dim + (op.kind.interleaved ? 2 * channel : channel);
+    float* high = low + (op.kind.interleaved ? 1 : half);
+    const float cos = cos_sin[0], sin = op.kind.inverse ? -cos_sin[half] : cos_sin[half];
     const float a = *low, b = *high;
     *low = a * cos - b * sin;
     *high = b * cos + a * sin;
@@ -227,6 +228,16 @@ KVANTA_DEVICE void RunBlock(const ScaleOp& op) {
     float factor = op.factor;
     if (op.factors != nullptr) factor = op.factors[op.positions == nullptr ? row : op.positions[row]];
     op.x[row * op.stride + index % op.width] *= factor;
+  });
+}
+
+inline LaunchShape ShapeOf(const CutOffOp& op) {
+  return ValuesShape(op.rows * op.width);
+}
+KVANTA_DEVICE void RunBlock(const CutOffOp& op) {
+  ForValues(op.rows * op.width, [&](int64_t index) {
+    float& x = op.x[index / op.width * op.stride + index % op.width];
+    x = x > op.limit ? op.limit : x;
   });
 }
 

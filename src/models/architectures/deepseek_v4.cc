@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "formats/scheme.h"
-#include "kernels/hyper_connections/cpu/hyper_connections.h"
+#include "kernels/hyper_connections/hyper_connections.h"
 #include "models/architecture.h"
 #include "models/config/moe_config.h"
 #include "models/config/rope_config.h"

@@ -15,24 +15,6 @@
 namespace kvanta::models {
 namespace {
 
-// Rotates the last channels of each head back, the inverse of Ops::Rope with interleaved pairs.
-void RotateBack(const AttentionStep& step, int heads, int head_dim, ThreadPool& threads, float* x) noexcept {
-  const int rotary_dim = step.rope->rotary_dim, pairs = rotary_dim / 2;
-  auto rotate = [&](int64_t row, int) {
-    const float* cosines = step.rope_table + step.positions[row] * rotary_dim;
-    const float* sines = cosines + pairs;
-    float* head = x + row * heads * head_dim + head_dim - rotary_dim;
-    for (int h = 0; h < heads; ++h, head += head_dim) {
-      for (int i = 0; i < pairs; ++i) {
-        const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cosines[i] + b * sines[i];
-        head[2 * i + 1] = b * cosines[i] - a * sines[i];
-      }
-    }
-  };
-  threads.ForEach(step.rows, rotate);
-}
-
 class CompressedAttention final : public AttentionBlock {
  public:
   CompressedAttention(const BlockSource& source, const LayerSpec& spec, const std::string& prefix)
@@ -90,14 +72,14 @@ class CompressedAttention final : public AttentionBlock {
     ops_.RmsNorm(low_, low, low_norm_.as<float>(), eps, rows, low, low_, low);
     to_queries_->Forward(low_, rows, queries_, Width());
     ops_.RmsNorm(queries_, head_dim_, query_norm_.as<float>(), eps, rows * heads_, head_dim_, queries_, head_dim_);
-    Rotate(step, heads_, queries_);
+    Rotate(step, heads_, false, queries_);
     to_kv_->Forward(x, rows, kv_, head_dim_);
     ops_.RmsNorm(kv_, head_dim_, kv_norm_.as<float>(), eps, rows, head_dim_, kv_, head_dim_);
-    Rotate(step, 1, kv_);
+    Rotate(step, 1, false, kv_);
     step.backend->Append(*step.plan, step.layer, kv_, nullptr, head_dim_);
     if (compressor_) compressor_->Forward(step, x, low_);
     step.backend->Run(*step.plan, step.layer, queries_, Width(), attended_);
-    RotateBack(step, heads_, head_dim_, ops_.threads(), attended_);
+    Rotate(step, heads_, true, attended_);
     Project(rows, out);
   }
 
@@ -110,10 +92,11 @@ class CompressedAttention final : public AttentionBlock {
  private:
   int64_t Width() const { return int64_t{heads_} * head_dim_; }
 
-  void Rotate(const AttentionStep& step, int heads, float* x) noexcept {
+  // Rotates the last channels of each head, or, `inverse`, rotates them back.
+  void Rotate(const AttentionStep& step, int heads, bool inverse, float* x) noexcept {
     const int rotary_dim = step.rope->rotary_dim;
-    ops_.Rope(x + head_dim_ - rotary_dim, int64_t{heads} * head_dim_, step.rows, heads, head_dim_, rotary_dim, true,
-              step.rope_table, step.positions);
+    ops_.Rope(x + head_dim_ - rotary_dim, int64_t{heads} * head_dim_, step.rows, heads, head_dim_, rotary_dim,
+              {.interleaved = true, .inverse = inverse}, step.rope_table, step.positions);
   }
 
   void Project(int64_t rows, float* out) noexcept {
@@ -154,7 +137,6 @@ class CompressedAttention final : public AttentionBlock {
 
 std::unique_ptr<AttentionBlock> ReadCompressedAttention(const BlockSource& source, const LayerSpec& spec,
                                                         const std::string& prefix) {
-  source.ops.CheckCompressedAttention();
   return std::make_unique<CompressedAttention>(source, spec, prefix);
 }
 

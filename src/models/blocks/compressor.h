@@ -25,29 +25,25 @@ class Compressor {
   void AdvanceStates(const AttentionStep& step) noexcept;
 
  private:
-  int64_t CountEntries(const AttentionStep& step, const cache::StateStep& states) noexcept;
-  void Finish(const AttentionStep& step, const Buffer& norm, int64_t entries, int width, float* rows) noexcept;
+  void Finish(const AttentionStep& step, const Buffer& norm, int width, float* rows) noexcept;
   void Select(const AttentionStep& step, const float* x, const float* low) noexcept;
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const kernels::CompressorShape shape_;
   std::unique_ptr<kernels::Linear> to_inputs_;   // hidden -> inputs of a token
-  std::vector<float> entry_bias_, key_bias_;     // of the gates
+  Buffer entry_bias_, key_bias_;                 // f32, of the gates
   Buffer entry_norm_, key_norm_;                 // f32 [channels]
   std::unique_ptr<kernels::Linear> to_queries_;  // q_lora_rank -> heads * key_dim; null without an indexer
   std::unique_ptr<kernels::Linear> to_weights_;  // hidden -> heads
-  DraftRows drafts_;                             // inputs of drafted tokens
-  std::vector<int64_t> draft_positions_;
-  int inputs_layer_ = 0;  // of the last Forward
-  // Scratch, f32 [rows][...], but for the integers:
+  DraftRows drafts_, draft_positions_;           // inputs of drafted tokens, and int64 positions
+  int inputs_layer_ = 0;                         // of the last Forward
+  // Scratch, f32 [rows][...]:
   float* inputs_ = nullptr;
-  float* entries_ = nullptr;  // [entries][entry_dim]
-  float* keys_ = nullptr;     // [entries][key_dim]
+  float* entries_ = nullptr;  // entry_dim: in the row of an entry's last token
+  float* keys_ = nullptr;     // key_dim, likewise
   float* queries_ = nullptr;
   float* weights_ = nullptr;
-  int64_t* first_entry_ = nullptr;      // [sequences]
-  int64_t* entry_positions_ = nullptr;  // [entries]: of their first tokens
 };
 
 }  // namespace kvanta::models

@@ -2,15 +2,14 @@
 // experts serve all rows.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "kvanta/error.h"
 #include "models/blocks/layer_blocks.h"
+#include "models/blocks/recurrent_weights.h"
 #include "models/expert_weights.h"
 
 namespace kvanta::models {
@@ -66,7 +65,10 @@ class MixtureOfExperts final : public MlpBlock {
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     router_->Forward(x, rows, logits_, moe_.num_experts);
-    if (!experts_of_token_.empty()) KeepExpertsOfTokens(rows);
+    if (experts_of_token_.bytes() != 0) {
+      ops_.KeepExperts(logits_, rows, moe_.num_experts, tokens_, experts_of_token_.as<int32_t>(),
+                       moe_.num_experts_per_tok);
+    }
     if (const auto cap = static_cast<float>(config_.router_logit_softcapping); cap != 0) {
       ops_.Softcap(logits_, rows, moe_.num_experts, cap, nullptr);
     }
@@ -102,7 +104,7 @@ class MixtureOfExperts final : public MlpBlock {
     if (table.dtype != "I64" && table.dtype != "I32") {
       throw InputError(fmt::format("tensor {} is {}; expected I32 or I64", name, table.dtype));
     }
-    source.reader.AddBytes(vocab * chosen * static_cast<int64_t>(sizeof(int32_t)));
+    std::vector<int32_t> experts;
     for (int64_t i = 0; i < vocab * chosen; ++i) {
       int64_t expert = 0;  // in the order of the bytes of x86 and aarch64
       std::memcpy(&expert, table.data.data() + static_cast<size_t>(i) * bytes, bytes);
@@ -110,21 +112,10 @@ class MixtureOfExperts final : public MlpBlock {
         throw InputError(
             fmt::format("tensor {}: expert {} of token {}; there are {}", name, expert, i / chosen, moe_.num_experts));
       }
-      experts_of_token_.push_back(static_cast<int32_t>(expert));
+      experts.push_back(static_cast<int32_t>(expert));
     }
-  }
-
-  // Makes the logits of all other experts -infinity, with which none is chosen.
-  void KeepExpertsOfTokens(int64_t rows) noexcept {
-    const auto chosen = static_cast<size_t>(moe_.num_experts_per_tok);
-    for (int64_t row = 0; row < rows; ++row) {
-      float* logits = logits_ + row * moe_.num_experts;
-      const int32_t* experts = experts_of_token_.data() + static_cast<size_t>(tokens_[row]) * chosen;
-      for (int32_t expert = 0; expert < moe_.num_experts; ++expert) {
-        const bool is_kept = std::find(experts, experts + chosen, expert) != experts + chosen;
-        if (!is_kept) logits[expert] = -std::numeric_limits<float>::infinity();
-      }
-    }
+    experts_of_token_ = Upload(source, experts);
+    source.reader.AddBytes(static_cast<int64_t>(experts_of_token_.bytes()));
   }
 
   // e_score_correction_bias of the experts; none if the architecture has no such bias.
@@ -149,8 +140,8 @@ class MixtureOfExperts final : public MlpBlock {
   std::unique_ptr<kernels::Linear> to_latent_, from_latent_;  // hidden -> latent, and back; null: none
   std::unique_ptr<MlpBlock> shared_;                          // null: no shared experts
   std::unique_ptr<kernels::Linear> shared_gate_;              // hidden -> 1; null: shared experts are added as they are
-  std::vector<int32_t> experts_of_token_;                     // [vocab][num_experts_per_tok]; none: the router chooses
-  const int32_t* tokens_ = nullptr;                           // [rows]
+  Buffer experts_of_token_;          // int32 [vocab][num_experts_per_tok]; none: the router chooses
+  const int32_t* tokens_ = nullptr;  // [rows]
   // Scratch, f32 [rows][...]:
   float* logits_ = nullptr;   // num_experts
   float* latents_ = nullptr;  // moe_latent_size: inputs of the experts

@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "base/math.h"
-#include "kernels/cpu/plain_rows.h"
 #include "models/blocks/layer_blocks.h"
 
 namespace kvanta::models {
@@ -71,9 +70,7 @@ class GatedMlp final : public MlpBlock {
   void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
     gate_up_->Forward(x, rows, both_, 2 * width_);
     if (gate_scale_ != 1) ops_.ScaleColumns(both_, 2 * width_, rows, width_, gate_scale_);
-    for (int64_t row = 0; limits_gate_ && row < rows; ++row) {
-      kernels::CutOffAbove(both_ + row * 2 * width_, width_, limit_);
-    }
+    if (limits_gate_) ops_.CutOffAbove(both_, 2 * width_, rows, width_, limit_);
     const bool is_whole = width_ == gathered_.Columns();  // else other ranks' columns come between
     ops_.ActivateMul(activation_, limit_, both_, rows, width_, gated_, is_whole ? down_->Reader() : nullptr);
     down_->Forward(gathered_.Gather(gated_, rows), rows, out);
@@ -81,8 +78,8 @@ class GatedMlp final : public MlpBlock {
 
   kernels::Ops& ops_;
   kernels::Activation activation_;
-  float limit_;       // of activation_
-  bool limits_gate_;  // on the host alone
+  float limit_;  // of activation_
+  bool limits_gate_;
   float gate_scale_;
   int64_t width_;                             // this rank's part of intermediate_size
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up

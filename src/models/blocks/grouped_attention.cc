@@ -213,8 +213,8 @@ class GroupedAttention final : public AttentionBlock {
   }
 
   void Rotate(const AttentionStep& step, int heads, const float* table, float* x, int64_t stride) noexcept {
-    ops_.Rope(x, stride, step.rows, heads, spec_.head_dim, step.rope->rotary_dim, step.rope->interleaved, table,
-              step.positions);
+    ops_.Rope(x, stride, step.rows, heads, spec_.head_dim, step.rope->rotary_dim,
+              {.interleaved = step.rope->interleaved}, table, step.positions);
   }
 
   // Calls visit(first row, rows, head, heads) for all rows of each head or all heads of each row, whichever are fewer.

@@ -11,33 +11,28 @@ HyperConnection::HyperConnection(const BlockSource& source, const std::string& n
       shape_{.streams = source.config.hyper_connections.streams,
              .hidden = source.config.hidden,
              .sinkhorn_iterations = source.config.hyper_connections.sinkhorn_iterations,
-             .eps = source.config.hyper_connections.eps},
-      head_(head),
+             .eps = source.config.hyper_connections.eps,
+             .head = head},
       norm_eps_(static_cast<float>(source.config.rms_eps)),
       norm_(Filled(source.reader.device(), shape_.Width(), 1)) {
-  const int64_t count = head ? shape_.streams : shape_.Weights();
   weights::WeightView rows =
-      source.reader.Elements(name + "_fn", std::array{count, shape_.Width()}, kernels::WeightType::kF32);
+      source.reader.Elements(name + "_fn", std::array{shape_.Weights(), shape_.Width()}, kernels::WeightType::kF32);
   rows.module = name;
   to_weights_ = source.reader.Pack(std::span(&rows, 1), {}, kernels::WeightType::kF32);
-  base_ = source.reader.KeptValues(name + "_base", count);
-  scale_ = source.reader.KeptValues(name + "_scale", head ? 1 : 3);
+  base_ = source.reader.Vector(name + "_base", shape_.Weights());
+  scale_ = source.reader.Vector(name + "_scale", head ? 1 : 3);
 }
 
 void HyperConnection::Collapse(const float* streams, int64_t rows, float* out) noexcept {
-  const int64_t width = shape_.Width(), weights = to_weights_->Out();
+  const int64_t width = shape_.Width();
   ops_.RmsNorm(streams, width, norm_.as<float>(), norm_eps_, rows, width, scratch_.normed, width);
-  to_weights_->Forward(scratch_.normed, rows, scratch_.weights, weights);
-  if (head_) {
-    kernels::MakeInputWeights(shape_, scale_.front(), base_.data(), rows, scratch_.weights);
-  } else {
-    kernels::MakeStreamWeights(shape_, scale_.data(), base_.data(), rows, ops_.threads(), scratch_.weights);
-  }
-  kernels::CollapseStreams(shape_, streams, scratch_.weights, weights, rows, ops_.threads(), out);
+  to_weights_->Forward(scratch_.normed, rows, scratch_.weights, shape_.Weights());
+  ops_.MakeStreamWeights(shape_, {.scale = scale_.as<float>(), .base = base_.as<float>()}, rows, scratch_.weights);
+  ops_.CollapseStreams(shape_, streams, scratch_.weights, rows, out);
 }
 
 void HyperConnection::Expand(const float* x, int64_t rows, float* streams) noexcept {
-  kernels::ExpandStreams(shape_, scratch_.weights, x, rows, ops_.threads(), streams);
+  ops_.ExpandStreams(shape_, scratch_.weights, x, rows, streams);
 }
 
 HyperStreams::HyperStreams(const BlockSource& source, const std::string& prefix)

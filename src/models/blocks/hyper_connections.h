@@ -1,5 +1,5 @@
 // Hyper-connections of a decoder (ModelConfig::hyper_connections): weights that the streams of hidden states give for a
-// block's input and output (kernels/hyper_connections/cpu/hyper_connections.h).
+// block's input and output (kernels/hyper_connections/hyper_connections.h).
 #pragma once
 
 #include <memory>
@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/hyper_connections/cpu/hyper_connections.h"
 #include "models/blocks/decoder_layer.h"
 #include "models/blocks/layer_blocks.h"
 #include "models/rope_tables.h"
@@ -35,11 +34,10 @@ class HyperConnection {
  private:
   kernels::Ops& ops_;
   const kernels::HyperConnectionShape shape_;
-  const bool head_;
   const float norm_eps_;
   std::unique_ptr<kernels::Linear> to_weights_;  // streams * hidden -> weights
   Buffer norm_;                                  // f32 [streams * hidden], all 1
-  std::vector<float> base_, scale_;
+  Buffer base_, scale_;                          // f32, of kernels::StreamParameters
   Rows scratch_;
 };
 

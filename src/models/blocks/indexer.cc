@@ -66,7 +66,7 @@ void Indexer::Select(const AttentionStep& step, const float* x, const float* low
 void Indexer::Rotate(const AttentionStep& step, float* x, int heads) noexcept {
   if (step.rope_table == nullptr) return;
   ops_.Rope(x, int64_t{heads} * indexer_.head_dim, step.rows, heads, indexer_.head_dim, rope_dim_,
-            indexer_.rope_interleave, step.rope_table, step.positions);
+            {.interleaved = indexer_.rope_interleave}, step.rope_table, step.positions);
 }
 
 }  // namespace kvanta::models

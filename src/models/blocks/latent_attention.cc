@@ -192,7 +192,7 @@ class LatentAttention final : public AttentionBlock {
       ops_.Copy(zeros_.as<float>(), 0, step.rows, mla_.qk_rope_head_dim, latents_ + mla_.kv_lora_rank, KeyDim());
     }
     if (step.rope_table == nullptr) return;
-    ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim, false,
+    ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim, {},
               step.rope_table, step.positions);
   }
 
@@ -211,8 +211,8 @@ class LatentAttention final : public AttentionBlock {
               queries_ + mla_.kv_lora_rank, KeyDim());
     if (query_scales_) query_scales_.Multiply(ops_, step, queries_, KeyDim());
     if (step.rope_table == nullptr) return;
-    ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, heads_, static_cast<int>(KeyDim()), mla_.qk_rope_head_dim,
-              false, step.query_rope_table, step.positions);
+    ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, heads_, static_cast<int>(KeyDim()), mla_.qk_rope_head_dim, {},
+              step.query_rope_table, step.positions);
     if (step.query_scales != nullptr && !query_scales_) {
       ops_.ScaleRows(queries_, stride, rows, stride, step.query_scales, step.positions);
     }

@@ -23,9 +23,10 @@ inline std::vector<float> ReadElements(const BlockSource& source, const std::str
 }
 
 // Values in the device's memory.
-inline Buffer Upload(const BlockSource& source, std::span<const float> values) {
+template <class T>
+Buffer Upload(const BlockSource& source, const std::vector<T>& values) {
   Device& device = source.ops.device();
-  Buffer buffer = device.Allocate(values.size_bytes());
+  Buffer buffer = device.Allocate(values.size() * sizeof(T));
   device.CopyIn(buffer.data(), values.data(), buffer.bytes());
   return buffer;
 }

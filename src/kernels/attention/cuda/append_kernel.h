@@ -117,15 +117,20 @@ struct RowEncoder {
                                                  lane, counts);
   }
 
-  // Stores the sections as token `token` of a cell in the cache layout (formats/cell_layout.h).
-  static KVANTA_DEVICE void Store(int base, const CellOffsets& offsets, bool is_key, int head_dim, int page_size,
-                                  int token, int lane, uint8_t* cell) {
+  // Stores the sections as token `token` of a cell in the cache layout (formats/cell_layout.h), or a canonical one.
+  static KVANTA_DEVICE void Store(int base, const AppendParams& params, const CellOffsets& offsets, int token, int lane,
+                                  uint8_t* cell) {
+    const int head_dim = params.head_dim, page_size = params.page_size;
     const int row_bytes = head_dim * kBits / 8;
     uint8_t* codes = cell + offsets.codes;
-    if (is_key) {
-      uint8_t* line = codes + token / 16 * (16 * row_bytes) + token % 16 * 4;
+    if (params.is_key) {
+      const int64_t first =
+          params.is_canonical ? int64_t{token} * row_bytes : int64_t{token / 16} * (16 * row_bytes) + token % 16 * 4;
+      uint8_t* line = codes + first;
+      const int stride = params.is_canonical ? 4 : 64;
       for (int unit = lane; unit < row_bytes / 4; unit += kWarp) {
-        *reinterpret_cast<uint32_t*>(line + unit * 64) = LoadShared<uint32_t>(base + EncodedCodes(4 * unit, head_dim));
+        *reinterpret_cast<uint32_t*>(line + unit * stride) =
+            LoadShared<uint32_t>(base + EncodedCodes(4 * unit, head_dim));
       }
     } else {
       constexpr int kElement = kBits < 8 ? 1 : kBits / 8;
@@ -140,7 +145,9 @@ struct RowEncoder {
     const auto copy_blocks = [&](int64_t to, int from, int bytes) {
       for (int i = lane; i < Blocks(head_dim) * bytes; i += kWarp) {
         const int block = i / bytes;
-        cell[to + (int64_t{block} * page_size + token) * bytes + i % bytes] = LoadShared<uint8_t>(base + from + i);
+        const int64_t at =
+            params.is_canonical ? int64_t{token} * Blocks(head_dim) + block : int64_t{block} * page_size + token;
+        cell[to + at * bytes + i % bytes] = LoadShared<uint8_t>(base + from + i);
       }
     };
     const auto copy_token = [&](int64_t to, int from, int bytes) {
@@ -223,7 +230,7 @@ KVANTA_DEVICE void AppendRow(const AppendParams& params, const SlotMapping& mapp
   }
   SyncWarp();
   if (!params.to_exact) RowEncoder<Format>::CountZeroScales(base, head_dim, lane, sums);
-  RowEncoder<Format>::Store(base, to, params.is_key, head_dim, params.page_size, slot.offset, lane, cell);
+  RowEncoder<Format>::Store(base, params, to, slot.offset, lane, cell);
 }
 
 // A block in a grid-stride loop over rows, one per warp at a time.

@@ -87,8 +87,9 @@ struct AppendParams {
   int32_t head_dim = 0;
   int32_t page_size = 0;
   bool is_key = false;
-  bool to_exact = false;    // encode as bf16 into exact records
-  bool from_exact = false;  // input is the exact cells; only saturated values (and blocks) are counted
+  bool is_canonical = false;  // rows of the cell are canonical (formats/cell.h): compressed entries
+  bool to_exact = false;      // encode as bf16 into exact records
+  bool from_exact = false;    // input is the exact cells; only saturated values (and blocks) are counted
   // K's unquantized channels (formats/scheme.h), [kv_heads][outlier_count]: zeros in K's own cell. `is_unquantized`:
   // this side is their cell; without `outliers` it holds a latent's rotated channels.
   const int32_t* outliers = nullptr;

@@ -1,6 +1,6 @@
-// Arguments of sparse attention's operations on a GPU (docs/adr/0088): scores of all tokens by an indexer's keys, the
-// top k of each row, and copies of the chosen tokens to pages that the kernel of latents reads. Plain data; all
-// pointers are to device memory.
+// Arguments of sparse attention's operations on a GPU (docs/adr/0088): scores of all tokens, or entries, by an
+// indexer's keys, the top k of each row, and copies of the chosen tokens, or of a window and compressed entries
+// (docs/adr/0095), to pages that the kernel of latents reads. Plain data; all pointers are to device memory.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace kvanta::kernels::cuda {
 
-// A row of a step that attends to chosen tokens alone: it sees more than top_k.
+// A row of a step that attends to chosen tokens alone: it sees more than top_k. Where keys stand for several tokens,
+// entries take the place of tokens: `position` is the last entry that the row sees.
 struct SparseRow {
   int32_t sequence = 0;
   int32_t row = 0;  // of q, weights and out
@@ -56,6 +57,40 @@ struct GatherTokensOp {
   int32_t quantized_pages = 0, exact_pages = 0;  // of a row's copies
   cache::GatheredPages* gathered = nullptr;      // [wave's rows]
   PageIds* page_ids = nullptr;                   // [wave's rows][pages]
+};
+
+// A row that attends to compressed entries and then to the tokens of its window.
+struct CompressedRow {
+  int32_t sequence = 0;
+  int32_t chosen = -1;  // SparseStep's row whose positions are the entries; -1: all
+  int32_t entries = 0;
+  int32_t first_token = 0, tokens = 0;
+};
+
+// All rows of a step, in device memory.
+struct CompressedStep {
+  const CompressedRow* rows = nullptr;
+  int32_t count = 0;
+};
+
+// Copies what rows [first_row, first_row + max_rows) of a step attend to in a layer whose K and V are one row.
+struct GatherRowsOp {
+  const CompressedStep* step = nullptr;
+  const SparseStep* selection = nullptr;  // null: no row has chosen entries
+  int32_t first_row = 0;
+  int32_t max_rows = 0;
+  int32_t pages = 0;  // of a row's copies
+  int32_t top_k = 0;
+  int32_t page_size = 0;                     // tokens of a page, and of one of copies
+  int32_t row_tokens = 1, page_entries = 1;  // of entries
+  int32_t head_dim = 0;                      // of rows
+  int32_t bits = 0;                          // of a code
+  formats::Scaling scaling = {};
+  PagePool tokens = {}, entries = {}, copies = {};  // copies: one cell per record
+  CellOffsets token_cell = {}, entry_cell = {}, copy_cell = {};
+  const AttentionMetadata *token_pages = nullptr, *entry_pages = nullptr;
+  cache::GatheredPages* gathered = nullptr;  // [rows of the wave]
+  PageIds* page_ids = nullptr;               // [rows of the wave][pages]
 };
 
 }  // namespace kvanta::kernels::cuda

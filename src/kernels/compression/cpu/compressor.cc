@@ -25,7 +25,7 @@ class ChannelCompressor {
  public:
   ChannelCompressor(const CompressorOp& op, const Columns& columns) : op_(op), columns_(columns) {}
 
-  // out: of the sequence's first entry in the step.
+  // out: of the step's first row.
   void Run(size_t sequence, float* out, int64_t out_stride) const noexcept {
     for (const cache::StateSegment& segment : op_.states.OfSequence(sequence)) {
       const Tokens tokens{.state = op_.states.State(segment.from),
@@ -34,8 +34,7 @@ class ChannelCompressor {
       const int64_t end = tokens.start + segment.tokens;
       for (int64_t position = tokens.start; position < end && op_.entries != nullptr; ++position) {
         if ((position + 1) % op_.shape.row_tokens != 0) continue;
-        MakeEntry(tokens, position, out);
-        out += out_stride;
+        MakeEntry(tokens, position, out + (segment.first_row + position - tokens.start) * out_stride);
       }
       if (segment.to != cache::kNoPage) Keep(tokens, end, op_.states.State(segment.to));
     }
@@ -141,7 +140,7 @@ void Compress(const CompressorOp& op, ThreadPool& threads) noexcept {
                           .bias = bias == nullptr ? nullptr : bias + channel,
                           .bias_stride = shape.Series() * width};
     float* rows = is_key ? op.keys : op.entries;
-    float* out = rows == nullptr ? nullptr : rows + op.first_entry[sequence] * width + channel;
+    float* out = rows == nullptr ? nullptr : rows + channel;
     ChannelCompressor(op, columns).Run(static_cast<size_t>(sequence), out, width);
   };
   threads.ForEach(std::ssize(op.states.first_segments) * blocks, compress);

@@ -49,32 +49,26 @@ void MakeMixture(const HyperConnectionShape& shape, float scale, const float* ba
 
 }  // namespace
 
-void MakeStreamWeights(const HyperConnectionShape& shape, const float* scale, const float* base, int64_t rows,
+void MakeStreamWeights(const HyperConnectionShape& shape, const StreamParameters& parameters, int64_t rows,
                        ThreadPool& threads, float* weights) noexcept {
   const int n = shape.streams;
+  const float *scale = parameters.scale, *base = parameters.base;
   auto make = [&](int64_t row, int) {
     float* input = weights + row * shape.Weights();
     float* output = input + n;
     for (int i = 0; i < n; ++i) {
       input[i] = StreamSigmoid(input[i] * scale[0] + base[i]) + shape.eps;
-      output[i] = 2 * StreamSigmoid(output[i] * scale[1] + base[n + i]);
+      if (!shape.head) output[i] = 2 * StreamSigmoid(output[i] * scale[1] + base[n + i]);
     }
-    MakeMixture(shape, scale[2], base + int64_t{2} * n, output + n);
+    if (!shape.head) MakeMixture(shape, scale[2], base + int64_t{2} * n, output + n);
   };
   threads.ForEach(rows, make);
 }
 
-void MakeInputWeights(const HyperConnectionShape& shape, float scale, const float* base, int64_t rows,
-                      float* weights) noexcept {
-  for (int64_t i = 0; i < rows * shape.streams; ++i) {
-    weights[i] = StreamSigmoid(weights[i] * scale + base[i % shape.streams]) + shape.eps;
-  }
-}
-
-void CollapseStreams(const HyperConnectionShape& shape, const float* streams, const float* weights, int64_t stride,
-                     int64_t rows, ThreadPool& threads, float* out) noexcept {
+void CollapseStreams(const HyperConnectionShape& shape, const float* streams, const float* weights, int64_t rows,
+                     ThreadPool& threads, float* out) noexcept {
   auto collapse = [&](int64_t row, int) {
-    const float *of_row = streams + row * shape.Width(), *weight = weights + row * stride;
+    const float *of_row = streams + row * shape.Width(), *weight = weights + row * shape.Weights();
     float* to = out + row * shape.hidden;
     for (int64_t i = 0; i < shape.hidden; ++i) to[i] = weight[0] * of_row[i];
     for (int stream = 1; stream < shape.streams; ++stream) {

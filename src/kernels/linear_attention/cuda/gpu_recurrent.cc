@@ -3,13 +3,6 @@
 namespace kvanta::kernels {
 namespace {
 
-cuda::DeviceStates StatesOf(const cache::StateStep& states) noexcept {
-  return {.table = states.table,
-          .max_sequences = states.max_sequences,
-          .base = states.base,
-          .record_bytes = states.record_bytes};
-}
-
 // The runs in closed form: one, or q, k and v of each head of keys.
 cuda::KeyHeadGroups GroupsOf(const GatedDeltaNetOp& op) noexcept {
   if (op.runs.size() == 1) return {};
@@ -24,7 +17,7 @@ cuda::KeyHeadGroups GroupsOf(const GatedDeltaNetOp& op) noexcept {
 
 void GpuGatedDeltaNet(const GatedDeltaNetOp& op, CudaContext& gpu) noexcept {
   const GatedDeltaNetShape& shape = op.shape;
-  const cuda::DeviceStates states = StatesOf(op.states);
+  const cuda::DeviceStates states = cuda::DeviceStatesOf(op.states);
   gpu.Run(cuda::CausalConvOp{.states = states,
                              .state_offset = shape.RuleFloats(),
                              .rows = op.rows,
@@ -79,7 +72,7 @@ void GpuGatedDeltaNet(const GatedDeltaNetOp& op, CudaContext& gpu) noexcept {
 
 void GpuMamba2(const Mamba2Op& op, CudaContext& gpu) noexcept {
   const Mamba2Shape& shape = op.shape;
-  const cuda::DeviceStates states = StatesOf(op.states);
+  const cuda::DeviceStates states = cuda::DeviceStatesOf(op.states);
   const HeadOffsets dt{.group_stride = 1};
   gpu.Run(cuda::CausalConvOp{.states = states,
                              .state_offset = shape.ScanFloats(),
@@ -137,7 +130,7 @@ void GpuShortConv(const ShortConvOp& op, CudaContext& gpu) noexcept {
     gpu.Run(cuda::MulOp{
         .x = op.b, .x_stride = op.stride, .by = op.x, .by_stride = op.stride, .rows = op.rows, .width = channels});
   }
-  gpu.Run(cuda::CausalConvOp{.states = StatesOf(op.states),
+  gpu.Run(cuda::CausalConvOp{.states = cuda::DeviceStatesOf(op.states),
                              .rows = op.rows,
                              .input = op.b,
                              .stride = op.stride,

@@ -18,6 +18,13 @@ struct DeviceStates {
   int64_t record_bytes = 0;
 };
 
+inline DeviceStates DeviceStatesOf(const cache::StateStep& states) noexcept {
+  return {.table = states.table,
+          .max_sequences = states.max_sequences,
+          .base = states.base,
+          .record_bytes = states.record_bytes};
+}
+
 // Places of the convolution's channels in a row: those of q | k | v of each head of keys, `stride` floats apart; 0: one
 // after the other.
 struct KeyHeadGroups {

@@ -163,7 +163,7 @@ class CpuExperts final : public ExpertLayer {
       for (int64_t i = first; i < end; ++i) {
         float* gate = gate_up_ + i * 2 * own_width_;
         float* gated = own_gated_ + i * own_width_;
-        if (moe_.limits_gate) CutOffAbove(gate, own_width_, moe_.activation_limit);
+        if (moe_.limits_gate) CutOffRowAbove(gate, own_width_, moe_.activation_limit);
         if (moe_.activation_limit != 0) {
           LimitedSiluMulRow(activate_mul_, gate, gate + own_width_, moe_.activation_limit, own_width_, gated);
         } else {

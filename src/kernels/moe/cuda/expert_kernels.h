@@ -8,6 +8,21 @@
 
 namespace kvanta::kernels::cuda {
 
+// ---- experts of tokens
+
+inline LaunchShape ShapeOf(const KeepExpertsOp& op) {
+  return ValuesShape(op.rows * op.experts);
+}
+KVANTA_DEVICE void RunBlock(const KeepExpertsOp& op) {
+  ForValues(op.rows * op.experts, [&](int64_t index) {
+    const int32_t* kept = op.experts_of_token + int64_t{op.tokens[index / op.experts]} * op.of_token;
+    for (int32_t i = 0; i < op.of_token; ++i) {
+      if (kept[i] == index % op.experts) return;
+    }
+    op.logits[index] = -std::numeric_limits<float>::infinity();
+  });
+}
+
 // ---- top-k routing: one warp per row
 
 inline LaunchShape ShapeOf(const TopKOp& op) {
@@ -101,6 +116,13 @@ KVANTA_DEVICE void ChooseBySparseMixer(const TopKOp& op) {
   }
 }
 
+// Score of an expert; max, sum: of the softmax.
+KVANTA_DEVICE float ExpertScore(ScoringFunc function, float logit, float max, float sum) {
+  if (function == ScoringFunc::kSigmoid) return 1.0F / (1.0F + Exp2(-logit * kLog2E));
+  if (function == ScoringFunc::kSoftmax) return Exp2((logit - max) * kLog2E) / sum;
+  return SquareRoot((logit > 0 ? logit : 0.0F) + log1pf(expf(-fabsf(logit))));  // -infinity has the score 0
+}
+
 KVANTA_DEVICE void RunBlock(const TopKOp& op) {
   if (op.moe.scoring_func == ScoringFunc::kSparseMixer) return ChooseBySparseMixer(op);
   const MoeConfig& moe = op.moe;
@@ -122,8 +144,7 @@ KVANTA_DEVICE void RunBlock(const TopKOp& op) {
     sum += Exp2((logits[i] - max) * kLog2E);
   sum = warp_sum(sum);
   for (int i = lane; i < moe.num_experts; i += kWarp) {
-    const float score = moe.scoring_func == ScoringFunc::kSigmoid ? 1.0F / (1.0F + Exp2(-logits[i] * kLog2E))
-                                                                  : Exp2((logits[i] - max) * kLog2E) / sum;
+    const float score = ExpertScore(moe.scoring_func, logits[i], max, sum);
     // Without a correction the order of the logits is that of the scores, but for scores that are rounded to 1 or 0.
     const float choice = moe.n_group > 1 ? score : logits[i];
     StoreShared(scores + 4 * i, score);

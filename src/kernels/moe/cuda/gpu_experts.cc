@@ -130,6 +130,13 @@ class GpuExperts final : public ExpertLayer {
     auto* const gated = (is_whole ? buffers.gated : buffers.own_gated).as<float>();
     if (moe_.gated) {
       gate_up_.Multiply(expert_rows, permuted, tile, tile_experts, buffers.gate_up.as<float>());
+      if (moe_.limits_gate) {
+        gpu.Run(cuda::CutOffOp{.x = buffers.gate_up.as<float>(),
+                               .stride = 2 * OwnWidth(),
+                               .rows = permuted,
+                               .width = OwnWidth(),
+                               .limit = moe_.activation_limit});
+      }
       gpu.Run(cuda::ActivateMulOp{.activation = moe_.activation,
                                   .limit = moe_.activation_limit,
                                   .gate_up = buffers.gate_up.as<float>(),

@@ -1,7 +1,6 @@
 #include "attention/compressed_attention.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "attention/partial_results.h"
 #include "base/math.h"
@@ -166,10 +165,7 @@ void CompressedAttention::Attend(const Step& step, int layer, const HeadRange& h
   const std::vector<float>& sinks = view.attention->sinks;
   for (int head = 0; head < attention.heads; ++head) {
     kernels::SoftmaxState state = workspace.totals[static_cast<size_t>(head)];
-    if (!sinks.empty()) {
-      state.sum +=
-          std::exp2(sinks[static_cast<size_t>(heads.first) + static_cast<size_t>(head)] * kernels::kLog2E - state.max);
-    }
+    if (!sinks.empty()) AddSink(sinks[static_cast<size_t>(heads.first) + static_cast<size_t>(head)], state);
     WriteResult(kernels_, scheme, state, workspace.sums.data() + head * width, out + head * head_dim);
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -12,6 +13,11 @@
 namespace kvanta::attention {
 
 inline constexpr kernels::SoftmaxState kEmptyState = {-std::numeric_limits<float>::infinity(), 0.0F};
+
+// Adds an attention sink, a logit without a value, to a softmax that has seen at least one token.
+inline void AddSink(float sink, kernels::SoftmaxState& state) noexcept {
+  state.sum += std::exp2(sink * kernels::kLog2E - state.max);
+}
 
 struct PartialResults {
   uint8_t* blocks = nullptr;  // [ranks][BlockBytes()]

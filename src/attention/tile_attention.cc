@@ -1,11 +1,11 @@
 #include "attention/tile_attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "attention/kernels_of_format.h"
+#include "attention/partial_results.h"
 #include "base/math.h"
 #include "formats/transform.h"
 
@@ -385,7 +385,7 @@ void TileAttention::WriteRow(int row, SoftmaxState state, const float* sums) noe
   }
   if (const std::vector<float>& sinks = layer_.attention->sinks; !sinks.empty()) {
     const int head = (tile_.kv_head + row / HeadRows()) * group_ + of_head % group_;
-    state.sum += std::exp2(sinks[static_cast<size_t>(head)] * kernels::kLog2E - state.max);
+    AddSink(sinks[static_cast<size_t>(head)], state);
   }
   WriteResult(kernels_, *layer_.scheme, state, sums,
               reads_.ResultOf(row / HeadRows(), of_head / group_, of_head % group_));

@@ -71,10 +71,10 @@ class EngineFactory:
 
     def of_reference(self) -> EngineFactory:
         """The factory of such engines."""
-        mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers", "kv_cache_ages", "kv_cache_floor")
-        plain = {name: value for name, value in self._reference_options().items() if name not in mixed}
-        plain.pop("state_cache_dtype", None)
-        return replace(self, options=plain)
+        layers = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
+        quantized = (*layers, "kv_cache_ages", "kv_cache_floor", "state_cache_dtype")
+        exact = {name: value for name, value in self._reference_options().items() if name not in quantized}
+        return replace(self, options=exact)
 
     def _reference_options(self) -> dict[str, Any]:
         changed = {} if self.reference_weights is None else {"weight_dtype": self.reference_weights}

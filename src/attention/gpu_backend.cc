@@ -152,16 +152,7 @@ class GpuBackend final : public Backend {
   AppendCounts Counts(int layer) const override {
     const std::lock_guard lock(fetching_);
     const AppendSums* sums = fetched_.data() + size_t{2} * static_cast<size_t>(layer);
-    const auto counts = [](const AppendSums& sum) {
-      SideCounts result;
-      result.values = sum.values;
-      result.saturated = sum.saturated;
-      result.nan = sum.nan;
-      result.blocks = sum.blocks;
-      result.zero_blocks = sum.zero_blocks;
-      return result;
-    };
-    return {.k = counts(sums[0]), .v = counts(sums[1])};
+    return {.k = CountsOf(sums[0]), .v = CountsOf(sums[1])};
   }
 
   void FetchCounts() override {
@@ -176,8 +167,7 @@ class GpuBackend final : public Backend {
  private:
   Device& device() const { return gpu_->device(); }
   size_t AttentionOffset(size_t shape) const {
-    const int slots = pool_.Groups() + static_cast<int>(entries_.size());
-    return RowSlotsOffset(slots) + shape * 2 * sizeof(AttentionMetadata);
+    return RowSlotsOffset(pool_.Groups() + static_cast<int>(entries_.size())) + shape * 2 * sizeof(AttentionMetadata);
   }
   // A layer's arguments with the step's metadata.
   AttentionParams ParamsOf(const GpuPlan& plan, int layer) const noexcept {
@@ -226,15 +216,14 @@ class GpuBackend final : public Backend {
       return gpu_->AttentionBlocks(layer.attend_kernel, params);
     };
     const WorkShape work = WorkShapeOf(config_.layers[index], scheme);
-    const bool has_tiles = !scheme.keys_only && !scheme.shared_kv;
-    const bool makes_groups = makes_groups_ && has_tiles;
+    const bool has_tiles = !scheme.keys_only && !scheme.shared_kv, has_groups = makes_groups_ && has_tiles;
     const LayerShape shape{
         .work = work,
         .has_tiles = has_tiles,
         .group = scheme.group,
         .partition = {.small_blocks = blocks(kernels::cuda::kRowsPerMma),
                       .large_blocks = blocks(MaxTileRows(work)),
-                      .group_blocks = makes_groups ? gpu_->GroupBlocks(layer.attend_kernel, layer.attention) : 0,
+                      .group_blocks = has_groups ? gpu_->GroupBlocks(layer.attend_kernel, layer.attention) : 0,
                       .max_result_rows = max_result_rows_}};
     if (scheme.row_tokens != 1) {  // after the slots of the KV cache groups
       const EntryRows entries{.group = scheme.group, .row_tokens = scheme.row_tokens, .of_page = scheme.shape.tokens};
@@ -349,17 +338,16 @@ class GpuBackend final : public Backend {
     auto *const split_out = plan.split_out.as<float>(), *const split_state = plan.split_state.as<float>();
     for (size_t i = 0; i < plan.schedules.size(); ++i) {
       const auto group = static_cast<size_t>(shapes_[i].group);
-      const size_t* const arrays = offsets.data() + first_shape + kScheduleArrays * i;
-      size_t at = AttentionOffset(i);
-      for (const bool of_groups : {false, true}) {
-        AttentionMetadata of_shape = MetadataOf(plan.schedules[i], metadata.Address(), arrays, of_groups);
-        of_shape.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]);
-        of_shape.first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]);
-        of_shape.split_out = split_out;
-        of_shape.split_state = split_state;
-        metadata.Write(at, of_shape);
-        at += sizeof(AttentionMetadata);
-      }
+      AttentionMetadata of_shape =
+          MetadataOf(plan.schedules[i], metadata.Address(), offsets.data() + first_shape + kScheduleArrays * i);
+      of_shape.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]);
+      of_shape.first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]);
+      of_shape.split_out = split_out;
+      of_shape.split_state = split_state;
+      metadata.Write(AttentionOffset(i), of_shape);
+      SetTasks(plan.schedules[i].groups, metadata.Address(), offsets.data() + first_shape + kScheduleArrays * i + 3,
+               of_shape);
+      metadata.Write(AttentionOffset(i) + sizeof(AttentionMetadata), of_shape);
     }
     if (sparse_) sparse_->WriteHeader(metadata, plan.sparse, split_out, split_state);
     if (compressed_) compressed_->WriteHeader(metadata, plan.compressed, split_out, split_state);

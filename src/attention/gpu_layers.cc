@@ -39,6 +39,16 @@ CellOffsets MakeOffsets(const formats::CellSections& sections, int64_t first_cel
 
 }  // namespace
 
+SideCounts CountsOf(const kernels::cuda::AppendSums& sums) noexcept {
+  SideCounts counts;
+  counts.values = sums.values;
+  counts.saturated = sums.saturated;
+  counts.nan = sums.nan;
+  counts.blocks = sums.blocks;
+  counts.zero_blocks = sums.zero_blocks;
+  return counts;
+}
+
 std::string FindUnsupported(const formats::LayerScheme& scheme) {
   if (!scheme.ages.empty()) return fmt::format("precision by age or by pressure, {}", scheme.scheme.ToString());
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {

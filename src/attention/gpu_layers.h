@@ -38,6 +38,8 @@ struct AppendStep {
 // Writes a layer's cells, two of one encoder by one launch.
 void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaContext& gpu) noexcept;
 
+SideCounts CountsOf(const kernels::cuda::AppendSums& sums) noexcept;
+
 // The format or pair of formats that no CUDA kernel writes or reads, or "". Needs no GPU.
 std::string FindUnsupported(const formats::LayerScheme& scheme);
 

@@ -226,15 +226,20 @@ void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vecto
   }
 }
 
-kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets,
-                                            bool of_groups) {
-  const size_t tasks = of_groups ? 3 : 1;
-  return {.tiles = reinterpret_cast<const Tile*>(base + offsets[0]),
-          .tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[tasks]),
-          .work_indptr = reinterpret_cast<const int32_t*>(base + offsets[tasks + 1]),
-          .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-          .work_count = (of_groups ? schedule.groups : schedule.single).WorkItems(),
-          .result_stride = schedule.tile_rows};
+void SetTasks(const GpuTasks& list, const uint8_t* base, const size_t* offsets,
+              kernels::cuda::AttentionMetadata& metadata) {
+  metadata.tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[0]);
+  metadata.work_indptr = reinterpret_cast<const int32_t*>(base + offsets[1]);
+  metadata.work_count = list.WorkItems();
+}
+
+kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets) {
+  kernels::cuda::AttentionMetadata metadata{
+      .tiles = reinterpret_cast<const kernels::cuda::QueryTile*>(base + offsets[0]),
+      .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+      .result_stride = schedule.tile_rows};
+  SetTasks(schedule.single, base, offsets + 1, metadata);
+  return metadata;
 }
 
 }  // namespace kvanta::attention

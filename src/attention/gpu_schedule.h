@@ -69,12 +69,14 @@ size_t FindOrAdd(const T& value, std::vector<T>& values) {
   return index;
 }
 
-// Adds a schedule's arrays, whose kScheduleArrays offsets are appended.
+// Adds a schedule's arrays, whose offsets are appended: tiles, then tasks and work items of single tiles and of groups.
 inline constexpr size_t kScheduleArrays = 5;
 void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vector<size_t>& offsets);
-// Metadata of a schedule's single tiles, or of its tile groups, whose arrays are at these offsets from `base`; pages
-// and split results are not set.
-kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets,
-                                            bool of_groups = false);
+// Metadata of a schedule's single tiles, whose arrays are at these offsets from `base`; pages and split results are not
+// set.
+kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets);
+// Sets the tasks of a list, whose arrays are at two offsets.
+void SetTasks(const GpuTasks& list, const uint8_t* base, const size_t* offsets,
+              kernels::cuda::AttentionMetadata& metadata);
 
 }  // namespace kvanta::attention

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention/cell_encoder.h"
+#include "cache/visibility.h"
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
 #include "kernels/attention/cpu/table.h"
@@ -107,10 +108,10 @@ void CacheWriter::WriteEntries(const Batch& batch, int layer, const float* k, in
     const int64_t end = sequence.End() / tokens;
     for (int64_t entry = sequence.span.start / tokens; entry < end;) {
       const int64_t next = std::min(end, (entry / rows + 1) * rows);
-      const int64_t last_token = (entry + 1) * tokens - 1;
+      const int64_t last_token = (entry + 1) * tokens - 1, page = cache::PageOfEntry(entry, tokens, page_size);
       const int64_t first = std::exchange(entry, next);
-      if (!pool_.IsOwnPage(scheme.group, last_token / page_size)) continue;
-      const PageWrite write{.page = sequence.span.pages[scheme.group][last_token / page_size],
+      if (!pool_.IsOwnPage(scheme.group, page)) continue;
+      const PageWrite write{.page = sequence.span.pages[scheme.group][page],
                             .first_slot = static_cast<int>(first % rows),
                             .last_slot = static_cast<int>(first % rows + next - first),
                             .first_row = sequence.first_row + last_token - sequence.span.start};

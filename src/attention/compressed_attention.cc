@@ -64,7 +64,7 @@ const SequenceRows& CompressedAttention::SequenceOf(const Batch& batch, int64_t 
 
 int64_t CompressedAttention::GetEntries(const Step& step, const LayerView& layer, int64_t first_row) noexcept {
   const LayerView& entries = layers_[static_cast<size_t>(layer.attention->entries_layer)];
-  for (int64_t row = first_row; row < step.batch.rows; ++row) {
+  for (int64_t row = 0; first_row == 0 && row < step.batch.rows; ++row) {  // for all waves
     const SequenceRows& sequence = SequenceOf(step.batch, row);
     const Rows seen = RowsOf(step, layer, row, sequence.span.start + row - sequence.first_row);
     exchanged_rows_[static_cast<size_t>(row)] = {
@@ -113,7 +113,7 @@ void CompressedAttention::Gather(const LayerView& layer, const SequenceSpan& spa
         continue;
       }
       const int64_t entry = rows.chosen.empty() ? index : rows.chosen[static_cast<size_t>(index)];
-      const int64_t page = ((entry + 1) * entries.row_tokens - 1) / page_size_;
+      const int64_t page = cache::PageOfEntry<int64_t>(entry, entries.row_tokens, page_size_);
       const uint8_t* cell = of_entries.View(page, page, table[page], 0).record + entries.KCell(0);
       const formats::ConstRowSections stored =
           formats::CanonicalRow(format, entries.k.sections, static_cast<int>(entry % entries.shape.tokens), cell);

@@ -52,7 +52,8 @@ size_t EntryExchange::Gather(const LayerView& entries, std::span<const Row> rows
   for (size_t i = 0; i < taken; ++i) {
     const Row& row = rows[i];
     for (int64_t index = 0; index < row.entries; ++index) {
-      const int64_t entry = row.EntryAt(index), page = ((entry + 1) * scheme.row_tokens - 1) / page_size_;
+      const int64_t entry = row.EntryAt(index);
+      const int64_t page = cache::PageOfEntry<int64_t>(entry, scheme.row_tokens, page_size_);
       const int rank = RankOf(scheme, entry);
       int32_t& place = places_[static_cast<size_t>(firsts_[i] + index)];
       place += static_cast<int32_t>(begins[static_cast<size_t>(rank)]);

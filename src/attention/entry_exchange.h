@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/layer_view.h"
+#include "cache/visibility.h"
 #include "parallel/communicator.h"
 
 namespace kvanta::attention {
@@ -38,7 +39,7 @@ class EntryExchange {
   // Section offsets of an entry on its own.
   formats::CellSections SectionsOf(const LayerView& entries) const noexcept;
   int RankOf(const formats::LayerScheme& scheme, int64_t entry) const noexcept {
-    return static_cast<int>(((entry + 1) * scheme.row_tokens - 1) / page_size_ % ranks_.Size());
+    return static_cast<int>(cache::PageOfEntry<int64_t>(entry, scheme.row_tokens, page_size_) % ranks_.Size());
   }
 
   parallel::Communicator& ranks_;

@@ -40,8 +40,7 @@ struct GpuCompressedPlan {
 
 class GpuCompressed {
  public:
-  // All arguments outlive it.
-  // max_result_rows: MakeGpuBackend's.
+  // max_result_rows: as MakeGpuBackend takes it. The device outlives this.
   GpuCompressed(int page_size, int64_t max_result_rows, Device& device)
       : page_size_(page_size), max_result_rows_(max_result_rows), device_(device) {}
 

@@ -1,5 +1,7 @@
 #include "attention/gpu_slots.h"
 
+#include "cache/visibility.h"
+
 namespace kvanta::attention {
 namespace {
 
@@ -28,7 +30,8 @@ void FillEntrySlots(const Batch& batch, const EntryRows& entries, int page_size,
     const int64_t end = sequence.End() / entries.row_tokens;
     for (int64_t entry = sequence.span.start / entries.row_tokens; entry < end; ++entry) {
       const int64_t last_token = (entry + 1) * entries.row_tokens - 1;
-      slots.push_back({.quantized = table[last_token / page_size].quantized,
+      const int64_t page = cache::PageOfEntry<int64_t>(entry, entries.row_tokens, page_size);
+      slots.push_back({.quantized = table[page].quantized,
                        .offset = static_cast<int32_t>(entry % entries.of_page),
                        .row = static_cast<int32_t>(sequence.first_row + last_token - sequence.span.start)});
     }

@@ -10,6 +10,12 @@
 
 namespace kvanta::cache {
 
+// Page of a compressed entry, which stands for `row_tokens` tokens: that of its last token.
+template <class T>
+KVANTA_HD constexpr T PageOfEntry(T entry, T row_tokens, T page_size) noexcept {
+  return ((entry + 1) * row_tokens - 1) / page_size;
+}
+
 enum class VisibilityKind : uint8_t {
   kFull,           // keys [0, query]
   kSlidingWindow,  // keys (query - span, query]

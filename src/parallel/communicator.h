@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace kvanta::parallel {
@@ -82,6 +83,8 @@ class Communicator {
   virtual void Check() const {}
   // The same, and looks whether a loss has been reported: for waits that are not the communicator's.
   virtual void CheckReports() {}
+  // Tells all processes that a rank is lost, for waits that are not the communicator's.
+  virtual void ReportLoss(int /*rank*/, const std::string& /*reason*/) noexcept {}
   // True if a CUDA graph may hold gathers, which are then launches of the GPU.
   virtual bool CanCaptureGathers() const noexcept { return true; }
 

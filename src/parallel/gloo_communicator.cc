@@ -225,6 +225,9 @@ class GlooCommunicator final : public Communicator {
     Check();
     CheckReportedLoss(config_);
   }
+  void ReportLoss(int rank, const std::string& reason) noexcept override {
+    ReportRankLoss(config_.folder, rank, {.rank = rank, .reason = reason});
+  }
 
  private:
   // Chunk by chunk: sends this rank's, of which rank r gets those at `own` + r * stride, then reads the others'.

@@ -3,9 +3,13 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,6 +46,55 @@ void Require(const NcclLibrary& library, const char* action, int result) {
   if (result != kSuccess) throw ResourceError(Describe(library, action, result));
 }
 
+constexpr std::chrono::milliseconds kReportPoll(100);
+
+// A call of ncclCommInitRank by a thread of its own.
+class Joining {
+ public:
+  void Run(const NcclLibrary& library, const std::function<void()>& select, NcclUniqueId id, int ranks, int rank) {
+    void* comm = nullptr;
+    int result = kSuccess;
+    std::exception_ptr error;
+    try {
+      select();
+      result = library.comm_init_rank(&comm, ranks, id, rank);
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    comm_ = comm;
+    result_ = result;
+    error_ = error;
+    is_done_ = true;
+    if (is_abandoned_ && comm_ != nullptr) library.comm_abort(comm_);
+    done_.notify_all();
+  }
+  // True once it has returned.
+  bool WaitFor(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return done_.wait_for(lock, time, [&] { return is_done_; });
+  }
+  // The communicator, after it has returned.
+  void* Take(const NcclLibrary& library) const {
+    if (error_) std::rethrow_exception(error_);
+    Require(library, "ncclCommInitRank", result_);
+    return comm_;
+  }
+  void Abandon(const NcclLibrary& library) {
+    const std::lock_guard lock(mutex_);
+    is_abandoned_ = true;
+    if (is_done_ && comm_ != nullptr) library.comm_abort(comm_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool is_done_ = false, is_abandoned_ = false;
+  void* comm_ = nullptr;
+  int result_ = kSuccess;
+  std::exception_ptr error_;
+};
+
 }  // namespace
 
 std::shared_ptr<const NcclLibrary> LoadNccl(const std::string& name) {
@@ -68,7 +121,9 @@ std::shared_ptr<const NcclLibrary> LoadNccl(const std::string& name) {
   return library;
 }
 
-NcclGroup::NcclGroup(std::shared_ptr<const NcclLibrary> library, Communicator& ranks) : library_(std::move(library)) {
+NcclGroup::NcclGroup(std::shared_ptr<const NcclLibrary> library, Communicator& ranks,
+                     const std::function<void()>& select)
+    : library_(std::move(library)) {
   std::vector<uint8_t> message;
   NcclUniqueId id;
   if (ranks.Rank() == 0) {
@@ -81,7 +136,18 @@ NcclGroup::NcclGroup(std::shared_ptr<const NcclLibrary> library, Communicator& r
     throw ResourceError(fmt::format("rank 0 sent {} bytes instead of NCCL's id of {}", message.size(), sizeof(id)));
   }
   std::memcpy(&id, message.data(), sizeof(id));
-  Require(*library_, "ncclCommInitRank", library_->comm_init_rank(&comm_, ranks.Size(), id, ranks.Rank()));
+  // NCCL waits for the other ranks without a limit: on a thread, which is left behind when one is lost.
+  const auto joining = std::make_shared<Joining>();
+  std::thread([library = library_, joining, select, id, size = ranks.Size(), rank = ranks.Rank()] {
+    joining->Run(*library, select, id, size, rank);
+  }).detach();
+  try {
+    while (!joining->WaitFor(kReportPoll)) ranks.CheckReports();
+  } catch (const std::exception&) {
+    joining->Abandon(*library_);
+    throw;
+  }
+  comm_ = joining->Take(*library_);
 }
 
 std::string NcclGroup::AllGather(const void* own, void* all, size_t bytes, void* stream) noexcept {

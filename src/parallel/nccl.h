@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -32,9 +33,9 @@ std::shared_ptr<const NcclLibrary> LoadNccl(const std::string& name);
 // The GPUs of all ranks, one each. Only all-gathers, which copy: the order in which NCCL adds values is its own.
 class NcclGroup {
  public:
-  // The current GPU of the calling thread joins those of the other `ranks`, which all do the same. Throws
-  // ResourceError, and RankLostError once a rank is lost.
-  NcclGroup(std::shared_ptr<const NcclLibrary> library, Communicator& ranks);
+  // The GPU that `select` makes the calling thread's current one joins those of the other `ranks`, which all do the
+  // same. Throws ResourceError, and RankLostError once the loss of a rank is reported.
+  NcclGroup(std::shared_ptr<const NcclLibrary> library, Communicator& ranks, const std::function<void()>& select);
   ~NcclGroup();  // after the CUDA graphs that hold its gathers
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kvanta/error.h"
+#include "kvanta/rank_lost_error.h"
 #include "parallel/fake_nccl.h"
 #include "parallel/gloo_communicator.h"
 
@@ -66,7 +67,7 @@ TEST_F(NcclTest, GathersBytesOfAllRanksInTheirOrder) {
   constexpr size_t kBytes = 1000;
   int stream = 0;
   Run(kRanks, [&](Communicator& ranks) {
-    NcclGroup group(LoadNccl(KVANTA_FAKE_NCCL), ranks);
+    NcclGroup group(LoadNccl(KVANTA_FAKE_NCCL), ranks, [] {});
     const auto value = [](int rank, size_t i) { return static_cast<uint8_t>(static_cast<size_t>(rank) * 50 + i % 47); };
     std::vector<uint8_t> own, all(kRanks * kBytes), in_place(kRanks * kBytes);
     for (size_t i = 0; i < kBytes; ++i) own.push_back(value(ranks.Rank(), i));
@@ -91,7 +92,7 @@ TEST_F(NcclTest, GathersBytesOfAllRanksInTheirOrder) {
 
 TEST_F(NcclTest, ErrorsHaveNcclsWords) {
   Communicator alone;
-  NcclGroup group(LoadNccl(KVANTA_FAKE_NCCL), alone);
+  NcclGroup group(LoadNccl(KVANTA_FAKE_NCCL), alone, [] {});
   int value = 0;
   fail_("ncclAllGather", 2);
   EXPECT_THAT(group.AllGather(&value, &value, sizeof(value), nullptr),
@@ -101,18 +102,34 @@ TEST_F(NcclTest, ErrorsHaveNcclsWords) {
   fail_("a gather", 7);
   EXPECT_EQ(group.AsyncError(), "") << "in progress";
   fail_("ncclGetUniqueId", 2);
-  EXPECT_THAT([&] { NcclGroup(LoadNccl(KVANTA_FAKE_NCCL), alone); },
+  EXPECT_THAT([&] { NcclGroup(LoadNccl(KVANTA_FAKE_NCCL), alone, [] {}); },
               ThrowsMessage<ResourceError>(HasSubstr("ncclGetUniqueId failed: unhandled system error")));
   fail_("ncclCommInitRank", 6);
-  EXPECT_THAT([&] { NcclGroup(LoadNccl(KVANTA_FAKE_NCCL), alone); },
+  EXPECT_THAT([&] { NcclGroup(LoadNccl(KVANTA_FAKE_NCCL), alone, [] {}); },
               ThrowsMessage<ResourceError>(HasSubstr("ncclCommInitRank failed: remote process exited")));
+}
+
+// Rank 0 of two, the other of which has been reported as lost.
+class WithoutTheOther final : public Communicator {
+ public:
+  int Size() const noexcept override { return 2; }
+  void CheckReports() override { throw RankLostError(1, 2, "it was killed"); }
+};
+
+TEST_F(NcclTest, JoiningEndsWhenARankIsLost) {
+  WithoutTheOther ranks;
+  EXPECT_THAT([&] { NcclGroup(LoadNccl(KVANTA_FAKE_NCCL), ranks, [] {}); },
+              ThrowsMessage<RankLostError>(HasSubstr("it was killed")));
+  Communicator alone;
+  EXPECT_THAT([&] { NcclGroup(LoadNccl(KVANTA_FAKE_NCCL), alone, [] { throw ResourceError("no such GPU"); }); },
+              ThrowsMessage<ResourceError>(HasSubstr("no such GPU")));
 }
 
 TEST_F(NcclTest, AnEndedGroupGathersNoMore) {
   Communicator alone;
   int value = 0;
   {
-    NcclGroup group(LoadNccl(KVANTA_FAKE_NCCL), alone);
+    NcclGroup group(LoadNccl(KVANTA_FAKE_NCCL), alone, [] {});
     group.Abort();
     group.Abort();
     EXPECT_THAT(group.AllGather(&value, &value, sizeof(value), nullptr), HasSubstr("has been ended"));

@@ -56,6 +56,7 @@ class FirstError {
 class HostWait {
  public:
   void SetCheck(CudaContext::WaitCheck check) { check_ = std::move(check); }
+  bool HasCheck() const { return check_ != nullptr; }
 
   // is_done: the runtime's query of a stream or an event; wait: its wait for it.
   template <class Query, class Wait>
@@ -165,6 +166,7 @@ class CudaDevice final : public Device {
     Require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
   }
   void CopyOut(void* host, const void* device, size_t bytes) override {
+    if (wait_.HasCheck()) Synchronize();  // a copy to memory that is not page-locked waits for the stream, unchecked
     CopyOutAsync(host, device, bytes);
     Synchronize();
   }
@@ -348,6 +350,7 @@ std::shared_ptr<CudaContext> MakeCudaContext(int index) {
   const std::string missing = index == kBestGpu ? MissingForCuda() : MissingForCuda(index + 1);
   if (!missing.empty()) throw ResourceError(missing);
   const CudaProbe probe = ProbeCuda(index);
+  if (index != kBestGpu) return std::make_shared<CudaRuntimeContext>(probe);  // of a rank, which checks its waits
   static std::mutex mutex;
   static std::map<int, std::weak_ptr<CudaContext>> shared;
   const std::lock_guard lock(mutex);

@@ -33,8 +33,7 @@ class GpuCommunicator final : public parallel::Communicator {
       return;
     }
     gathered_ = gpu_->device().Allocate(kGatherBytes);
-    gpu_->Select();
-    nccl_ = std::make_unique<parallel::NcclGroup>(std::move(library), *host_);
+    nccl_ = std::make_unique<parallel::NcclGroup>(std::move(library), *host_, [gpu = gpu_] { gpu->Select(); });
     gpu_->SetWaitCheck([this](std::chrono::duration<double> waited) { CheckWait(waited); });
   }
   ~GpuCommunicator() override { gpu_->SetWaitCheck(nullptr); }
@@ -45,15 +44,22 @@ class GpuCommunicator final : public parallel::Communicator {
   void ExchangeParts(const uint8_t* own, int64_t stride, std::span<const parallel::Destination> to) noexcept override {
     host_->ExchangeParts(own, stride, to);
   }
-  void Broadcast(std::vector<uint8_t>& message) override { host_->Broadcast(message); }
-  void WaitForAll() override { host_->WaitForAll(); }
+  void Broadcast(std::vector<uint8_t>& message) override {
+    OrAbort([&] { host_->Broadcast(message); });
+  }
+  void WaitForAll() override {
+    OrAbort([&] { host_->WaitForAll(); });
+  }
   void Send(int to, const void* data, int64_t bytes) noexcept override { host_->Send(to, data, bytes); }
   void Receive(int from, void* data, int64_t bytes) noexcept override { host_->Receive(from, data, bytes); }
   void Check() const override {
     if (error_) std::rethrow_exception(error_);
-    host_->Check();
+    OrAbort([&] { host_->Check(); });
   }
-  void CheckReports() override { host_->CheckReports(); }
+  void CheckReports() override {
+    OrAbort([&] { host_->CheckReports(); });
+  }
+  void ReportLoss(int rank, const std::string& reason) noexcept override { host_->ReportLoss(rank, reason); }
   bool CanCaptureGathers() const noexcept override { return nccl_ != nullptr; }
 
   void AllGatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept override {
@@ -73,6 +79,17 @@ class GpuCommunicator final : public parallel::Communicator {
     int64_t rows;
     float* out;
   };
+
+  // Ends gathers in progress if `call` throws: no other rank may come to them.
+  template <class Call>
+  void OrAbort(Call call) const {
+    try {
+      call();
+    } catch (const std::exception&) {
+      if (nccl_) nccl_->Abort();
+      throw;
+    }
+  }
 
   void ForPieces(const float* own, int64_t stride, int64_t rows, const Partition& columns, float* out,
                  void (GpuCommunicator::*gather_on_host)(const Piece&, const Partition&)) noexcept {
@@ -149,15 +166,20 @@ class GpuCommunicator final : public parallel::Communicator {
     const auto now = steady_clock::now();
     if (now < next_check_) return;
     next_check_ = now + kReportPoll;
+    if (error_) std::rethrow_exception(error_);
     try {
-      host_->CheckReports();
+      CheckReports();
       if (const std::string error = nccl_->AsyncError(); !error.empty()) throw ResourceError(error);
       if (waited < timeout_) return;
-      throw RankLostError((Rank() + 1) % Size(), Size(),
-                          fmt::format("it or another one did not take part in a gather of their GPUs within {} seconds "
-                                      "(distributed_timeout_seconds)",
-                                      timeout_.count()));
+      const int lost = (Rank() + 1) % Size();
+      const std::string reason = fmt::format(
+          "it or another one did not take part in a gather of their GPUs within {} seconds "
+          "(distributed_timeout_seconds)",
+          timeout_.count());
+      ReportLoss(lost, reason);
+      throw RankLostError(lost, Size(), reason);
     } catch (const std::exception&) {
+      error_ = std::current_exception();
       nccl_->Abort();
       throw;
     }
@@ -166,10 +188,11 @@ class GpuCommunicator final : public parallel::Communicator {
   const std::shared_ptr<CudaContext> gpu_;
   const std::shared_ptr<parallel::Communicator> host_;
   const std::chrono::seconds timeout_;
-  std::unique_ptr<parallel::NcclGroup> nccl_;  // null: gathers pass through the host
   steady_clock::time_point next_check_;
   Buffer gathered_;              // with nccl_: f32 [ranks][rows][columns of the widest part]
   Buffer host_own_, host_rows_;  // without: f32 [rows][columns of this rank], [rows][columns]
+  // Null: gathers pass through the host. Destroyed first, since freeing memory waits for gathers in progress.
+  std::unique_ptr<parallel::NcclGroup> nccl_;
   std::exception_ptr error_;
 };
 

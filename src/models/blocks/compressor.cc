@@ -66,6 +66,7 @@ void Compressor::Forward(const AttentionStep& step, const float* x, const float*
                  .keys = keys_});
   inputs_layer_ = step.inputs_layer;
   drafts_.Keep(ops_, states, inputs_, shape_.InputWidth(), shape_.InputWidth(), 0);
+  // Rows are copied as they are, whatever their bits mean.
   draft_positions_.Keep(ops_, states, reinterpret_cast<const float*>(step.positions), kFloatsOfInteger,
                         kFloatsOfInteger, 0);
   Finish(step, entry_norm_, shape_.entry_dim, entries_);

@@ -2,6 +2,7 @@
 // first.
 #pragma once
 
+#include "cache/visibility.h"
 #include "kernels/attention/cuda/sparse_kernels.h"
 
 namespace kvanta::kernels::cuda {
@@ -37,7 +38,8 @@ struct RowCopier {
 
   // Compressed entries are canonical (formats/cell.h).
   KVANTA_DEVICE CopiedRow Entry(int32_t sequence, int32_t entry) const {
-    const int32_t page = ((entry + 1) * op.row_tokens - 1) / op.page_size, slot = entry % op.page_entries;
+    const auto page = cache::PageOfEntry<int32_t>(entry, op.row_tokens, op.page_size);
+    const int32_t slot = entry % op.page_entries;
     const uint8_t* cell =
         op.entries.Record(PagesOf(op.entry_pages, sequence)[page].quantized) + op.entry_cell.first_cell;
     return {.codes = Address(cell + op.entry_cell.codes + int64_t{slot} * row_bytes),

@@ -148,7 +148,7 @@ struct GroupBlock {
     // Chunks [plain_begin, plain_end) are quantized and visible to every row of the group: the block decodes them.
     const FullyVisible visible(params, warp.group);
     const int first = FirstVisibleStep(params, warp.group, split_begin, kChunkTokens);
-    const int plain_begin = RoundUpToChunk(Largest(visible.first, pages.quantized.first << params.page_shift, first));
+    const int plain_begin = RoundUpToChunk(Max(visible.first, pages.quantized.first << params.page_shift, first));
     const int quantized_end = pages.quantized.end << params.page_shift;
     const int visible_end = visible.last + 1 < end ? visible.last + 1 : end;
     const int plain_end = quantized_end < visible_end ? quantized_end : visible_end;
@@ -310,7 +310,7 @@ struct GroupBlock {
   static constexpr KVANTA_DEVICE int RoundUpToChunk(int position) {
     return (position + kChunkTokens - 1) / kChunkTokens * kChunkTokens;
   }
-  static constexpr KVANTA_DEVICE int Largest(int a, int b, int c) {
+  static constexpr KVANTA_DEVICE int Max(int a, int b, int c) {
     const int of_two = a > b ? a : b;
     return of_two > c ? of_two : c;
   }

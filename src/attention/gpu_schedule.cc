@@ -158,7 +158,7 @@ class Division {
     const bool whole = list_.tasks.size() == first_task + 1;
     const auto first_row = static_cast<int32_t>(schedule_.result_rows);
     for (int32_t i = 0; i < run.tiles; ++i) {
-      Tile& tile = schedule_.tiles[static_cast<size_t>(run.tile + i)];
+      Tile& tile = schedule_.tiles[static_cast<size_t>(run.tile) + static_cast<size_t>(i)];
       tile.result_row = static_cast<int32_t>(schedule_.result_rows);
       tile.num_results = whole ? 1 : list_.tasks.back().last_split - first_split;
       schedule_.result_rows += int64_t{tile.num_results} * schedule_.tile_rows;

@@ -342,16 +342,13 @@ class GlooCommunicator final : public Communicator {
       const bool is_silent = std::chrono::steady_clock::now() >= answer_by_;
       // Gloo has one type for all errors of a connection; TCP's own timeout is in its text alone, as the system has it.
       if (text.find(std::strerror(ETIMEDOUT)) != text.npos) {
-        Report("its machine does not answer, or the network failed");
+        ReportLoss(peer_, "its machine does not answer, or the network failed");
       } else if (is_silent) {
-        Report(TimeoutText(config_));
+        ReportLoss(peer_, TimeoutText(config_));
       }
       loss_ = WaitForRankLoss(config_, peer_, peer_ + 1).value_or(RankLoss{peer_, std::string(text)});
     } catch (...) {  // no memory for the text
     }
-  }
-  void Report(const std::string& reason) const noexcept {
-    ReportRankLoss(config_.folder, peer_, {.rank = peer_, .reason = reason});
   }
 
   const GlooConfig config_;

@@ -157,7 +157,7 @@ class EmulatedGpu final : public kernels::CudaContext {
   std::string NcclLibrary() const override { return nccl_library_; }
   void Select() override {}
   void AllGather(parallel::NcclGroup& ranks, const void* own, void* all, size_t bytes) noexcept override {
-    Launch([this, &ranks, own, all, bytes] {
+    Launch([&ranks, own, all, bytes] {
       const std::string error = ranks.AllGather(own, all, bytes, nullptr);
       if (!error.empty()) throw EmulationError(error);
     });

@@ -90,7 +90,11 @@ PAGES = [*[(7 * i * i + 3 * i) % 91 + 3 for i in range(40)] * 2, 10, 13, 37, 87,
 
 def test_windows_and_entries_give_the_cpus_logits_and_do_not_depend_on_steps(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
-    layers = {"num_hidden_layers": 3, "layer_types": kinds, "mlp_layer_types": ["hash_moe", "moe", "moe"]}
+    layers: dict[str, Any] = {
+        "num_hidden_layers": 3,
+        "layer_types": kinds,
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    }
     tiny_models.save(tiny_models.make_model("DeepseekV4", **layers), tmp_path, torch.bfloat16)
     _, difference = divergence(tmp_path, "float32", "fp32", PAGES)
     assert difference < tolerance.F32_LOGITS

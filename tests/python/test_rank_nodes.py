@@ -98,11 +98,21 @@ def test_a_rank_of_another_node_is_killed() -> None:
         assert "ERROR rank 1 of 2 is lost: its process was ended by SIGKILL" in log
 
 
+def wait_for_end(pid: int) -> None:
+    """Waits for a process whose parent has ended: it is gone then, or a zombie that nobody reaps."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
+            time.sleep(0.01)
+
+
 def test_another_node_is_killed() -> None:
     port = free_port()
     with node_1(port, "-pp", "2") as process:
         llm = node_0(port, pipeline_parallel_size=2)
+        (rank,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.kill()
+        process.wait()
+        wait_for_end(int(rank))
         reason = (
             "rank 1 of 2 is lost, and the engine ends: its node, 1 of 2, closed its connection, or the network failed"
         )

@@ -2,6 +2,7 @@
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
 #include "kernels/attention/cuda/group_block.h"
+#include "kernels/attention/cuda/launcher_table.h"
 #include "kernels/cuda/entries.h"
 
 namespace kvanta::kernels::cuda {
@@ -36,25 +37,13 @@ struct Launcher<Listed> {
   }
 };
 
-template <class... Kernel>
-LaunchShape ShapeFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params, int multiprocessors) {
-  constexpr LaunchShape (*kShapes[])(const AttentionParams&, int) = {&Launcher<Kernel>::Shape...};
-  return kShapes[kernel](params, multiprocessors);
-}
-template <class... Kernel>
-void LaunchFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params, int multiprocessors,
-                cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AttentionParams&, int, cudaStream_t) = {&Launcher<Kernel>::Launch...};
-  kLaunches[kernel](params, multiprocessors, stream);
-}
-
 }  // namespace
 
 LaunchShape GroupShape(int kernel, const AttentionParams& params, int multiprocessors) {
-  return ShapeFrom(AttentionKernels{}, kernel, params, multiprocessors);
+  return ShapeFrom<Launcher>(AttentionKernels{}, kernel, params, multiprocessors);
 }
 void LaunchGroups(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
-  LaunchFrom(AttentionKernels{}, kernel, params, multiprocessors, stream);
+  LaunchFrom<Launcher>(AttentionKernels{}, kernel, params, multiprocessors, stream);
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -95,8 +95,8 @@ void GpuSparse::MakePlan(const Batch& batch, int64_t bucket, GpuSparsePlan& plan
       for (kernels::cuda::QueryTile& tile : schedule.tiles) tile.gathered = tile.page_table / pages_;
     }
   }
-  const int64_t stride = RoundUp(longest, int64_t{kSplitTokens});
-  Grow(device_, plan.scores, std::min(wave_rows_, plan.max_rows) * stride * int64_t{sizeof(float)});
+  plan.score_stride = RoundUp(longest, int64_t{kSplitTokens});
+  Grow(device_, plan.scores, std::min(wave_rows_, plan.max_rows) * plan.score_stride * int64_t{sizeof(float)});
   Grow(device_, plan.positions, plan.max_rows * top_k_ * int64_t{sizeof(int32_t)});
 }
 
@@ -115,12 +115,10 @@ void GpuSparse::AddArrays(StepMetadata& metadata, GpuSparsePlan& plan) const {
 void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, float* split_out,
                             float* split_state) const {
   const uint8_t* const base = metadata.Address();
-  int64_t longest = 0;
-  for (const kernels::cuda::SparseRow& row : plan.rows) longest = std::max<int64_t>(longest, row.position + 1);
   metadata.Write(plan.header,
                  SparseStep{.rows = reinterpret_cast<const kernels::cuda::SparseRow*>(base + plan.rows_offset),
                             .count = static_cast<int32_t>(plan.rows.size()),
-                            .score_stride = static_cast<int32_t>(RoundUp(longest, int64_t{kSplitTokens})),
+                            .score_stride = static_cast<int32_t>(plan.score_stride),
                             .scores = plan.scores.as<float>(),
                             .positions = plan.positions.as<int32_t>()});
   for (size_t i = 0; i < plan.schedules.size(); ++i) {

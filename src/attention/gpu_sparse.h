@@ -30,6 +30,7 @@ struct GpuSparsePlan {
   std::vector<kernels::cuda::SparseRow> rows;
   int64_t max_rows = 0;  // of any step of the plan's bucket
   int64_t waves = 0;
+  int64_t score_stride = 0;            // tokens that a row sees, at most
   std::vector<GpuSchedule> schedules;  // [wave][shape]
   Buffer scores, positions;            // SparseStep's
   size_t header = 0;                   // offset in the metadata: SparseStep, then AttentionMetadata [wave][shape]

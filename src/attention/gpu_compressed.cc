@@ -123,14 +123,10 @@ void GpuCompressed::WriteHeader(StepMetadata& metadata, const GpuCompressedPlan&
     metadata.Write(shape.header,
                    CompressedStep{.rows = reinterpret_cast<const CompressedRow*>(base + shape.rows_offset),
                                   .count = static_cast<int32_t>(shape.rows.size())});
-    for (size_t wave = 0; wave < shape.schedules.size(); ++wave) {
-      AttentionMetadata of_wave =
-          MetadataOf(shape.schedules[wave], base, shape.schedule_offsets.data() + kScheduleArrays * wave);
-      of_wave.pages = page_ids_.as<kernels::cuda::PageIds>();
-      of_wave.split_out = split_out;
-      of_wave.split_state = split_state;
-      metadata.Write(shape.header + sizeof(CompressedStep) + wave * sizeof(AttentionMetadata), of_wave);
-    }
+    WriteSchedules(
+        shape.schedules, shape.schedule_offsets,
+        {.pages = page_ids_.as<kernels::cuda::PageIds>(), .split_out = split_out, .split_state = split_state},
+        shape.header + sizeof(CompressedStep), metadata);
   }
 }
 

@@ -242,4 +242,16 @@ kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const u
   return metadata;
 }
 
+void WriteSchedules(const std::vector<GpuSchedule>& schedules, const std::vector<size_t>& offsets,
+                    const kernels::cuda::AttentionMetadata& common, size_t at, StepMetadata& metadata) {
+  for (size_t i = 0; i < schedules.size(); ++i) {
+    kernels::cuda::AttentionMetadata own =
+        MetadataOf(schedules[i], metadata.Address(), offsets.data() + kScheduleArrays * i);
+    own.pages = common.pages;
+    own.split_out = common.split_out;
+    own.split_state = common.split_state;
+    metadata.Write(at + i * sizeof(own), own);
+  }
+}
+
 }  // namespace kvanta::attention

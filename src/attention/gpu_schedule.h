@@ -78,5 +78,9 @@ kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const u
 // Sets the tasks of a list, whose arrays are at two offsets.
 void SetTasks(const GpuTasks& list, const uint8_t* base, const size_t* offsets,
               kernels::cuda::AttentionMetadata& metadata);
+// Writes the metadata of schedules, added one after the other, from `at` on in the header: with the pages and the split
+// results of `common`.
+void WriteSchedules(const std::vector<GpuSchedule>& schedules, const std::vector<size_t>& offsets,
+                    const kernels::cuda::AttentionMetadata& common, size_t at, StepMetadata& metadata);
 
 }  // namespace kvanta::attention

@@ -121,14 +121,9 @@ void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, f
                             .score_stride = static_cast<int32_t>(plan.score_stride),
                             .scores = plan.scores.as<float>(),
                             .positions = plan.positions.as<int32_t>()});
-  for (size_t i = 0; i < plan.schedules.size(); ++i) {
-    AttentionMetadata of_schedule =
-        MetadataOf(plan.schedules[i], base, plan.schedule_offsets.data() + kScheduleArrays * i);
-    of_schedule.pages = page_ids_.as<kernels::cuda::PageIds>();
-    of_schedule.split_out = split_out;
-    of_schedule.split_state = split_state;
-    metadata.Write(plan.header + sizeof(SparseStep) + i * sizeof(AttentionMetadata), of_schedule);
-  }
+  WriteSchedules(plan.schedules, plan.schedule_offsets,
+                 {.pages = page_ids_.as<kernels::cuda::PageIds>(), .split_out = split_out, .split_state = split_state},
+                 plan.header + sizeof(SparseStep), metadata);
 }
 
 kernels::cuda::SparseWave GpuSparse::WaveOf(const GpuSparsePlan& plan, const StepMetadata& metadata,

@@ -31,7 +31,11 @@ from server_process import descendants, free_port
 
 from kvanta import LLM, SamplingParams
 
-SIZES = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size"}
+SIZES = {
+    "TP": ("tensor_parallel_size",),
+    "PP": ("pipeline_parallel_size",),
+    "DCP": ("tensor_parallel_size", "decode_context_parallel_size"),
+}
 _TOKENS_OF_RANDOM_PROMPT = (1000, 30000)
 
 
@@ -46,7 +50,7 @@ def serve(connection: Connection, options: argparse.Namespace, division: str | N
         "max_num_seqs": options.sequences,
     }
     if division:
-        arguments[SIZES[division]] = ranks
+        arguments |= dict.fromkeys(SIZES[division], ranks)
     if division and options.mbit:
         network.enter(0)
         arguments |= {"nnodes": ranks, "master_addr": network.ADDRESSES[0], "master_port": free_port()}
@@ -110,7 +114,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--ranks", type=int, default=2, metavar="N")
-    parser.add_argument("--divisions", choices=SIZES, nargs="+", default=list(SIZES), help="tensors, layers [both]")
+    parser.add_argument(
+        "--divisions",
+        choices=SIZES,
+        nargs="+",
+        default=["TP", "PP"],
+        help="tensors, layers, tensors and latents (MLA) [TP PP]",
+    )
     parser.add_argument("--sequences", type=int, default=4, metavar="N", help="that generate tokens at once [4]")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="of all ranks")
     parser.add_argument("--prompt-tokens", type=int, default=1024, metavar="N")

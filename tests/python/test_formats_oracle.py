@@ -152,8 +152,10 @@ def test_hadamard_is_applied_and_undone(name: str, side: str, head_dim: int) -> 
     decoded = kvanta.formats.decode(scheme, side, data, x.shape)
     rotated = kv_formats.decode(name, data, padded.shape, side=side)
     np.testing.assert_array_equal(decoded, kv_formats.hadamard(rotated)[:, :head_dim])
-    uneven = form.rule.startswith("klt")
-    limit = klt.mean_error(padded.shape[1], form.bits) if uneven else {3: 0.06, 2: 0.2}.get(form.row_bits, 0.02)
+    if form.rule.startswith("klt"):  # few blocks: a token group moves whole bits among them
+        limit = klt.mean_error(padded.shape[1], form.bits) * (1.35 if form.token_group else 1)
+    else:
+        limit = {3: 0.06, 2: 0.2}.get(form.row_bits, 0.02)
     assert np.mean((decoded - x) ** 2) / np.mean(x**2) < limit
 
 

@@ -27,15 +27,20 @@ struct GpuLayer {
   kernels::cuda::AttentionParams attention;
 };
 
-// Rows of k and v of a step, or (from_exact) the pages that close in it.
+// True if launches of AppendCells can transform queries and keys (HeadRows).
+bool TransformsHeads(const GpuLayer& layer) noexcept;
+
+// Rows of k and v of a step, and the pages that close in it.
 struct AppendStep {
-  const float *k = nullptr, *v = nullptr;
-  int64_t stride = 0;
+  HeadRows rows;
   const kernels::cuda::SlotMapping* slots = nullptr;
   int32_t max_slots = 0;
-  bool from_exact = false;
+  const kernels::cuda::SlotMapping* closed_slots = nullptr;
+  int32_t max_closed_slots = 0;  // 0: none
+  bool is_decode = false;        // a token of each sequence
 };
-// Writes a layer's cells, two of one encoder by one launch.
+// Writes a layer's cells, two of one encoder by one launch, and transforms queries where rows have such. In decode
+// steps pages are closed by the same launches, else by others after them.
 void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaContext& gpu) noexcept;
 
 SideCounts CountsOf(const kernels::cuda::AppendSums& sums) noexcept;

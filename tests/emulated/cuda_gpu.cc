@@ -34,8 +34,9 @@ using emulated::EmulationError;
 
 template <class Format>
 void RunAppend(const AppendSides& sides) {
-  constexpr int kMaxBlocks = 5;  // below the rows' need: exercises the grid-stride loop
-  RunShape(AppendKernel<Format>::Shape(sides, kMaxBlocks), [&] { AppendKernel<Format>::Run(sides); });
+  AppendSides limited = sides;
+  limited.max_blocks = 5;  // below the rows' need: exercises the grid-stride loop
+  RunShape(AppendKernel<Format>::Shape(limited), [&] { AppendKernel<Format>::Run(limited); });
 }
 
 constexpr int kAttentionBlocks = 5;
@@ -141,6 +142,7 @@ class EmulatedGpu final : public kernels::CudaContext {
         device_.CountLaunch();
         RunAttendFrom(AttentionKernels{}, kernel, params);
       }
+      if (params.CombinesTiles()) return;
       device_.CountLaunch();
       RunShape(CombineShape(params), [&] { CombineBlock(params); });
     });

@@ -191,7 +191,7 @@ TEST_P(GpuEngineTest, LaunchesOfALayer) {
     engine->Step(outputs);
     return device.Launches() - before;
   };
-  for (const auto& [format, expected] : {std::pair{"bf16", 12}, {"int4", 13}, {"kivi4", 14}}) {
+  for (const auto& [format, expected] : {std::pair{"bf16", 8}, {"int4", 8}, {"kivi4", 9}}) {
     EXPECT_EQ(launches(format, more_layers.Path()) - launches(format, GpuModel().Path()), 2 * expected) << format;
   }
 }

@@ -16,21 +16,20 @@ __global__ void __launch_bounds__(AppendKernel<Format>::kThreads)
 }
 
 template <class Format>
-void Launch(const AppendSides& sides, int max_blocks, cudaStream_t stream) {
-  LaunchKernel(&AppendEntry<Format>, AppendKernel<Format>::Shape(sides, max_blocks), stream, sides);
+void Launch(const AppendSides& sides, cudaStream_t stream) {
+  LaunchKernel(&AppendEntry<Format>, AppendKernel<Format>::Shape(sides), stream, sides);
 }
 
 template <class... Format>
-void LaunchFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides, int max_blocks,
-                cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AppendSides&, int, cudaStream_t) = {&Launch<Format>...};
-  kLaunches[kernel](sides, max_blocks, stream);
+void LaunchFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides, cudaStream_t stream) {
+  constexpr void (*kLaunches[])(const AppendSides&, cudaStream_t) = {&Launch<Format>...};
+  kLaunches[kernel](sides, stream);
 }
 
 }  // namespace
 
-void LaunchAppend(int kernel, const AppendSides& sides, int max_blocks, cudaStream_t stream) {
-  LaunchFrom(AppendFormats{}, kernel, sides, max_blocks, stream);
+void LaunchAppend(int kernel, const AppendSides& sides, cudaStream_t stream) {
+  LaunchFrom(AppendFormats{}, kernel, sides, stream);
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -118,7 +118,7 @@ class GpuBackend final : public Backend {
     }
     params.max_tiles = step.max_tiles[shape];
     params.tile_rows = step.tile_rows[shape];
-    if (!shapes_[shape].work.is_sparse) params.pack = kernels::PrepackParts(reader, out, step.max_rows);
+    if (!shapes_[shape].work.is_sparse && params.max_tiles != 0) SetPack(step, shapes_[shape].work, reader, params);
     if (params.max_tiles != 0) gpu_->Attend(gpu_layer.attend_kernel, params);
     if (!shapes_[shape].work.is_sparse) return;
     sparse_->Run(step.sparse, step.metadata, pool_.Layout().layers[static_cast<size_t>(layer)],
@@ -181,6 +181,15 @@ class GpuBackend final : public Backend {
     AttentionParams params = layers_[static_cast<size_t>(layer)].attention;
     params.metadata = plan.DevicePointer<AttentionMetadata>(AttentionOffset(shape_of_[static_cast<size_t>(layer)]));
     return params;
+  }
+
+  // Packs outputs for their reader: parts of rows, or whole rows in decode steps.
+  static void SetPack(const GpuPlan& step, const WorkShape& work, const kernels::Linear* reader,
+                      AttentionParams& params) noexcept {
+    params.pack = kernels::PrepackParts(reader, params.out, step.max_rows);
+    if (params.pack.packs || !step.is_decode || !params.CombinesTiles()) return;
+    params.pack = kernels::Prepack(reader, params.out, step.max_rows);
+    if (params.pack.packs) params.row_tiles = static_cast<int32_t>(TilesPerToken(work));
   }
 
   void RunCompressed(const GpuPlan& plan, int index, const AttentionParams& params) noexcept {
@@ -275,7 +284,7 @@ class GpuBackend final : public Backend {
         plan.results.Include(schedule, compressed_->ShapeAt(i).work.head_dim);
       }
     }
-    plan.results.Reserve(device());
+    plan.results.Reserve(device(), plan.batch.rows);
   }
 
   // Grid sizes of this step, or of the largest step of its bucket.

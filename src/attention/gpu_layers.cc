@@ -23,6 +23,7 @@ using kernels::cuda::AppendSides;
 using kernels::cuda::AttentionParams;
 using kernels::cuda::CellOffsets;
 using kernels::cuda::FindAppend;
+using kernels::cuda::FindAppendPair;
 using kernels::cuda::FindAttend;
 
 CellOffsets MakeOffsets(const formats::CellSections& sections, int64_t first_cell, int64_t head_stride) {
@@ -84,6 +85,7 @@ void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaCon
                        .transform = step.rows.q_transform};
     }
     const auto kernel_of = [&](const GpuCell& cell) {
+      if (closed_rows && layer.pair_kernel >= 0) return layer.pair_kernel;
       return layer.exact_open && !closed_rows ? cell.exact_kernel : cell.kernel;
     };
     for (size_t i = 0; i < layer.cells.size(); ++i) {
@@ -135,6 +137,7 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
   if (!scheme.SharesCell()) layer.cells.push_back(BuildSide(index, false));
   const bool has_unquantized = scheme.UnquantizedShape().head_dim != 0;
   if (has_unquantized) layer.cells.push_back(BuildUnquantized(index, layer.cells[0].params));
+  if (layer.cells.size() == 2) layer.pair_kernel = FindAppendPair(*scheme.k.format, *scheme.v.format);
   for (GpuCell& cell : layer.cells) cell.params.sums = sums + (cell.params.is_key ? 0 : 1);
 
   const auto static_scales = [&](const formats::Side& side, const formats::SideScales& given) {

@@ -20,6 +20,7 @@ struct GpuCell {
 
 struct GpuLayer {
   std::vector<GpuCell> cells;  // K; V, unless it shares K's cell; K's unquantized channels, if any
+  int pair_kernel = -1;        // of two cells, for pages that close
   bool exact_open = false;
   int slots = 0;          // whose rows Append writes (gpu_plan.h)
   size_t compressed = 0;  // of a layer whose K and V are one row: its CompressedShape

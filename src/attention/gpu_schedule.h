@@ -58,21 +58,23 @@ class GpuSplitResults {
     floats_ = std::max(floats_, schedule.result_rows * head_dim);
     tiles_ = std::max(tiles_, static_cast<int64_t>(schedule.tiles.size()));
   }
-  void Reserve(Device& device) {
+  void Reserve(Device& device, int64_t rows) {
     Grow(device, out_, floats_ * int64_t{sizeof(float)});
     Grow(device, state_, 2 * rows_ * int64_t{sizeof(float)});
     Grow(device, finished_tasks_, tiles_ * int64_t{sizeof(uint32_t)});
+    Grow(device, finished_tiles_, rows * int64_t{sizeof(uint32_t)});
   }
   // Sets their addresses.
   void Set(kernels::cuda::AttentionMetadata& metadata) const {
     metadata.split_out = out_.as<float>();
     metadata.split_state = state_.as<float>();
     metadata.finished_tasks = finished_tasks_.as<uint32_t>();
+    metadata.finished_tiles = finished_tiles_.as<uint32_t>();
   }
 
  private:
   int64_t rows_ = 0, floats_ = 0, tiles_ = 0;
-  Buffer out_, state_, finished_tasks_;
+  Buffer out_, state_, finished_tasks_, finished_tiles_;
 };
 
 // Query rows of the largest tile.

@@ -32,11 +32,11 @@ namespace {
 using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): the kernels' unit
 using emulated::EmulationError;
 
-template <class Format>
+template <class Listed>
 void RunAppend(const AppendSides& sides) {
   AppendSides limited = sides;
   limited.max_blocks = 5;  // below the rows' need: exercises the grid-stride loop
-  RunShape(AppendKernel<Format>::Shape(limited), [&] { AppendKernel<Format>::Run(limited); });
+  RunShape(AppendKernelOf<Listed>::Shape(limited), [&] { AppendKernelOf<Listed>::Run(limited); });
 }
 
 constexpr int kAttentionBlocks = 5;
@@ -72,9 +72,9 @@ void RunGroups(const AttentionParams& params) {
   }
 }
 
-template <class... Format>
-void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides) {
-  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Format>...};
+template <class... Listed>
+void RunAppendFrom(TypeList<Listed...> /*list*/, int kernel, const AppendSides& sides) {
+  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Listed>...};
   kRuns[kernel](sides);
 }
 
@@ -123,7 +123,7 @@ class EmulatedGpu final : public kernels::CudaContext {
   void Append(int kernel, const AppendSides& sides) noexcept override {
     Launch([=, this] {
       device_.CountLaunch();
-      RunAppendFrom(AppendFormats{}, kernel, sides);
+      RunAppendFrom(AppendKernels{}, kernel, sides);
     });
   }
   int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {

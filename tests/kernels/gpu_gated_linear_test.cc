@@ -48,9 +48,11 @@ TEST_P(GpuGatedLinearTest, HasTheBitsOfSingleOperations) {
       {60, 224, kBf16, kBf16, 3},
       {60, 240, kBf16, kBf16, 4},   // a tile of more panels than are left; not whole units: packed by the product
       {100, 224, kBf16, kBf16, 4},  // the largest tiles have no gates
-      {3, 80, kBf16, kBf16, 4},
-      {3, 72, kBf16, kBf16, 4},             // not whole panels
-      {5, 96, WeightType::kF16, kInt8, 4},  // with a scale of the row
+      {3, 80, kBf16, kBf16, 3},
+      {3, 72, kBf16, kBf16, 4},  // not whole panels
+      {5, 96, WeightType::kF16, kInt8, 3},
+      {9, 96, kBf16, kInt4, 4},
+      {1, 112, kInt4, kInt4, 3},            // with a scale of the row
       {2, 96, WeightType::kF32, kBf16, 3},  // activated by an operation of its own, which packs
       {300, 96, kBf16, kBf16, 4},           // more rows than are packed by parts
       {3, 96, kBf16, kBf16, 4, Activation::kSilu, 0, false},

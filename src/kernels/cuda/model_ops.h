@@ -233,8 +233,11 @@ struct GatedOutput {
   int64_t width = 0;  // a multiple of kPanelRows; 0: y
   Activation activation = Activation::kSilu;
   float limit = 0;
-  float* out = nullptr;  // f32 [rows][width], unless it is packed
-  PackTarget pack = {};  // for bf16 weights: `width` is whole units
+  float* out = nullptr;  // f32 [rows][width], unless pairs are packed
+  // For the linear layer that reads them: pairs of channels, or, with a counter, 0 before and after, whole rows by the
+  // last block.
+  PackTarget pack = {};
+  uint32_t* finished_blocks = nullptr;
 };
 
 struct LinearOp {

@@ -8,7 +8,7 @@
 #include "kernels/cuda/types.h"
 
 #define KVANTA_DEVICE __device__ __forceinline__
-#define KVANTA_DEVICE_CALL static __device__ __noinline__  // keeps its registers apart from the caller's
+#define KVANTA_DEVICE_CALL inline __device__ __noinline__  // registers apart from the caller's, one copy
 #define KVANTA_UNROLL _Pragma("unroll")
 #define KVANTA_PRAGMA(text) _Pragma(#text)
 #define KVANTA_UNROLL_BY(count) KVANTA_PRAGMA(unroll(count))

@@ -11,6 +11,7 @@
 #include "kernels/attention/cuda/attention_params.h"
 #include "kernels/attention/cuda/hadamard_rows.h"
 #include "kernels/attention/cuda/head_rows.h"
+#include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/attention/cuda/matrix_rows.h"
 #include "kernels/attention/cuda/row_encoder.h"
 
@@ -37,7 +38,7 @@ KVANTA_DEVICE void CopyKeyRow(const uint8_t* from, uint8_t* to, int head_dim, in
 
 // Loads a row of K or V to f32 at `base`: norm and RoPE, mean subtracted, outliers removed (or selected), transformed.
 // Outliers come without norm and RoPE.
-KVANTA_DEVICE void LoadRow(const AppendParams& params, int row, int head, int base, int lane) {
+KVANTA_DEVICE_CALL void LoadRow(const AppendParams& params, int row, int head, int base, int lane) {
   const float* from = params.rows + row * params.stride + head * params.row_dim;
   const float* mean = params.mean != nullptr ? params.mean + head * params.row_dim : nullptr;
   const int32_t* outliers = params.outliers != nullptr ? params.outliers + head * params.outlier_count : nullptr;
@@ -205,27 +206,26 @@ KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& params, const WarpSha
   if (counts.saturated != 0) AtomicAdd(&params.sums->saturated, counts.saturated);
 }
 
-// Grid and block function that encode rows or closed pages to `Format`.
-template <class Format>
+// Grid and block function that encode rows or closed pages: keys to `Keys`, values to `Values`.
+template <class Keys, class Values = Keys>
 struct AppendKernel {
-  static constexpr int kTokenGroup = Format::kScaling.token_group;
-  using Encoder = RowEncoder<std::conditional_t<kTokenGroup != 0, formats::Bf16, Format>>;  // of single rows
-  static constexpr int kWarps = kTokenGroup != 0 ? 1 : Encoder::kWarps;
+  static constexpr int kTokenGroup = Keys::kScaling.token_group;
+  template <class Format>  // of single rows
+  using Encoder = RowEncoder<std::conditional_t<Format::kScaling.token_group != 0, formats::Bf16, Format>>;
+  static constexpr int kWarps = kTokenGroup != 0 ? 1 : Encoder<Keys>::kWarps;
   static constexpr int kThreads = kWarps * kWarp;
 
   // The slot counts are often far below their bounds, so the grid is kept small. Sides have as many blocks each.
   static LaunchShape Shape(const AppendSides& sides) {
     const int64_t blocks = sides.count * SideBlocks(sides) + QueryBlocks(sides);
-    const int warp_bytes = Encoder::WarpBytes(sides.sides[0].head_dim);
-    const int shared_bytes = kTokenGroup != 0 ? kTokenGroup * kMaxRowDim : kWarps * warp_bytes;
-    return {blocks, kThreads, shared_bytes};
+    const int bytes = kWarps * WarpBytes(sides), group_bytes = kTokenGroup * kMaxRowDim;
+    return {blocks, kThreads, bytes > group_bytes ? bytes : group_bytes};
   }
   static KVANTA_DEVICE void Run(const AppendSides& sides) {
     const int warp = ThreadIndex() / kWarp;
     const auto share_of = [&](int block, int64_t blocks) {
-      return WarpShare{.first = block * kWarps + warp,
-                       .warps = static_cast<int>(blocks) * kWarps,
-                       .base = warp * Encoder::WarpBytes(sides.sides[0].head_dim)};
+      return WarpShare{
+          .first = block * kWarps + warp, .warps = static_cast<int>(blocks) * kWarps, .base = warp * WarpBytes(sides)};
     };
     const int64_t side_blocks = SideBlocks(sides);
     const auto first_query = static_cast<int>(sides.count * side_blocks);
@@ -237,15 +237,28 @@ struct AppendKernel {
     if (params.to_exact) {
       AppendRows<formats::Bf16, AppendTask::kNewExact>(params, params.slot_mapping, share);
     }
-    if constexpr (kTokenGroup != 0) {
+    if (std::is_same_v<Keys, Values> || params.is_key) {
+      Encode<Keys>(params, share);
+    } else {
+      Encode<Values>(params, share);
+    }
+  }
+
+ private:
+  template <class Format>
+  static KVANTA_DEVICE void Encode(const AppendParams& params, const WarpShare& share) {
+    if constexpr (Format::kScaling.token_group != 0) {
       QuantizeTokenGroups<Format>(params, share);
     } else {
       if (!params.to_exact) AppendRows<Format, AppendTask::kNew>(params, params.slot_mapping, share);
       AppendRows<Format, AppendTask::kClosed>(params, params.closed_mapping, share);
     }
   }
-
- private:
+  static constexpr KVANTA_DEVICE int WarpBytes(const AppendSides& sides) {
+    const int head_dim = sides.sides[0].head_dim;
+    const int keys = Encoder<Keys>::WarpBytes(head_dim), values = Encoder<Values>::WarpBytes(head_dim);
+    return keys > values ? keys : values;
+  }
   static KVANTA_DEVICE void TransformQueries(const QueryHeads& queries, const WarpShare& share) {
     for (int item = share.first; item < queries.rows * queries.heads; item += share.warps) {
       const int row = item / queries.heads, head = item % queries.heads;
@@ -259,12 +272,24 @@ struct AppendKernel {
   }
   static constexpr KVANTA_DEVICE int64_t SideBlocks(const AppendSides& sides) {
     const AppendParams& params = sides.sides[0];
-    const int64_t closed = kTokenGroup == 0 ? params.max_closed_slots : params.max_closed_slots / kTokenGroup;
-    return Blocks(sides, (params.max_slots + closed) * params.kv_heads);
+    constexpr int kRows = Values::kScaling.token_group == 0 ? 1 : kTokenGroup;  // that a warp takes at once
+    return Blocks(sides, (params.max_slots + int64_t{params.max_closed_slots / kRows}) * params.kv_heads);
   }
   static constexpr KVANTA_DEVICE int64_t QueryBlocks(const AppendSides& sides) {
     return Blocks(sides, int64_t{sides.queries.rows} * sides.queries.heads);
   }
 };
+
+// The kernel of an entry of AppendKernels.
+template <class Listed>
+struct AppendKernelFor {
+  using Type = AppendKernel<Listed>;
+};
+template <class Keys, class Values>
+struct AppendKernelFor<EncoderPair<Keys, Values>> {
+  using Type = AppendKernel<Keys, Values>;
+};
+template <class Listed>
+using AppendKernelOf = typename AppendKernelFor<Listed>::Type;
 
 }  // namespace kvanta::kernels::cuda

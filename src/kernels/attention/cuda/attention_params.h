@@ -184,6 +184,7 @@ struct AttentionMetadata {
   float* split_out = nullptr;
   float* split_state = nullptr;
   uint32_t* finished_tasks = nullptr;  // [tile_count], zeros between launches
+  uint32_t* finished_tiles = nullptr;  // [rows], likewise; where all tiles have one token
 };
 
 // One layer.
@@ -192,7 +193,10 @@ struct AttentionParams {
   int64_t q_stride = 0;
   int32_t key_dim = 0;   // head_dim, plus a latent's rotated channels
   float* out = nullptr;  // f32 [rows][heads * head_dim]
-  PackTarget pack;       // for bf16 weights, in place of `out`: channels are whole units
+  // In place of `out` for the linear layer that reads it: pairs of channels, or, with `row_tiles`, the tiles of a row,
+  // which have one token, whole rows, which are in `out`, too.
+  PackTarget pack;
+  int32_t row_tiles = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;

@@ -6,7 +6,7 @@
 #include "kernels/attention/cuda/hadamard_rows.h"
 #include "kernels/attention/cuda/page_cell.h"
 #include "kernels/attention/cuda/row_state.h"
-#include "kernels/linear/cuda/packed_pairs.h"
+#include "kernels/linear/cuda/pack_row.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -107,7 +107,7 @@ struct CombinedOutput {
   // Channels c and c + 1 of the head.
   KVANTA_DEVICE void Store(int c, float even, float odd) const {
     const int64_t width = int64_t{params.heads} * params.head_dim, channel = int64_t{head} * params.head_dim + c;
-    if (params.pack.packs) {
+    if (params.pack.packs && params.row_tiles == 0) {
       StorePackedPair(params.pack.out, row, width / kPanelChannels, channel, even, odd);
     } else {
       params.out[row * width + channel] = even;
@@ -207,8 +207,9 @@ KVANTA_DEVICE void CombineBlock(const AttentionParams& params) {
   CombineRow<kCombineBatch>(params, tile, row, warp * CombineBytes(params), ThreadIndex() & (kWarp - 1));
 }
 
-// After a task of a tile, by the block that had it: combines the tile if all of its tasks are finished. Overwrites the
-// block's shared memory; needs a block barrier before and ends with one.
+// After a task of a tile, by the block that had it: combines the tile if all of its tasks are finished, and packs its
+// row if all tiles are, unless parts of rows are packed. Overwrites the block's shared memory; needs a block barrier
+// before and ends with one.
 KVANTA_DEVICE_CALL void CombineFinishedTile(const AttentionParams& params, int tile_index) {
   const QueryTile tile = params.metadata->tiles[tile_index];
   if (tile.num_tasks > 1 && !IsLastToArrive(params.metadata->finished_tasks + tile_index, tile.num_tasks)) return;
@@ -216,6 +217,14 @@ KVANTA_DEVICE_CALL void CombineFinishedTile(const AttentionParams& params, int t
   for (int row = warp; row < tile.tokens * tile.heads; row += kAttendWarps) {
     CombineRow<kCombineTileBatch>(params, tile, row, warp * CombineBytes(params), ThreadIndex() & (kWarp - 1));
   }
+  SyncBlock();
+  if (params.row_tiles == 0 || !IsLastToArrive(params.metadata->finished_tiles + tile.row, params.row_tiles)) {
+    return;
+  }
+  const int64_t width = int64_t{params.heads} * params.head_dim;
+  const float* const out = params.out + tile.row * width;
+  PackRow<kAttendWarps>(params.pack.kind, params.pack.out, tile.row, width,
+                        [out](int64_t k) { return LoadFresh(out + k); });
   SyncBlock();
 }
 

@@ -11,8 +11,8 @@ KVANTA_DEVICE bool TransformsHeads(const HeadTransform& transform) {
 }
 
 // Loads a head of a row to f32 at `base` of shared memory, transformed. Ends with a warp barrier.
-KVANTA_DEVICE void LoadHead(const HeadTransform& transform, const float* from, int64_t row, int head, int head_dim,
-                            int base, int lane) {
+KVANTA_DEVICE_CALL void LoadHead(const HeadTransform& transform, const float* from, int64_t row, int head, int head_dim,
+                                 int base, int lane) {
   if (transform.norm_weight == nullptr) {
     for (int c = lane; c < head_dim; c += kWarp) StoreShared(base + 4 * c, from[c]);
   } else {

@@ -188,9 +188,10 @@ void GpuLinear::ReserveRows() {
   reserve(context_->codes, kRowBlock * units * kPanelChannels * 2);
   reserve(context_->unit_sums, kRowBlock * units * static_cast<int64_t>(sizeof(float)));
   reserve(context_->factors, kRowBlock * static_cast<int64_t>(sizeof(float)));
-  if (!PacksParts()) return;
-  reserve(context_->gated_codes, kMaxGatedRows * units * kPanelChannels * 2);
+  reserve(context_->gated_codes, (PacksParts() ? kMaxGatedRows : kMaxGatedWholeRows) * units * kPanelChannels * 2);
+  reserve(context_->gated_unit_sums, kMaxGatedWholeRows * units * static_cast<int64_t>(sizeof(float)));
   reserve(context_->gated_factors, kMaxGatedRows * static_cast<int64_t>(sizeof(float)));
+  reserve(context_->finished_blocks, sizeof(uint32_t));
 }
 
 // The tile does not affect results. Small tiles occupy all multiprocessors, large ones read x and W less often.
@@ -242,9 +243,9 @@ bool GpuLinear::ForwardGated(const float* x, int64_t rows, const GatedForward& g
   if (tile == ProductTile::k1x1) op.tile = ProductTile::k2x1;
   op.gated = {.width = width, .activation = gated.activation, .limit = gated.limit, .out = gated.out};
   const auto* const reader = dynamic_cast<const GpuLinear*>(gated.reader);
-  if (reader != nullptr && reader->PacksParts()) {
-    op.gated.pack = reader->Target(
-        gated.out, rows, {.codes = context_->gated_codes.data(), .factors = context_->gated_factors.as<float>()});
+  if (reader != nullptr && reader->weight_.panels && (reader->PacksParts() || rows <= kMaxGatedWholeRows)) {
+    op.gated.pack = reader->Target(gated.out, rows, context_->Gated());
+    if (!reader->PacksParts()) op.gated.finished_blocks = context_->finished_blocks.as<uint32_t>();
   }
   context_->gpu->Run(op);
   return true;

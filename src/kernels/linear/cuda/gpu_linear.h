@@ -14,8 +14,10 @@ namespace kvanta::kernels {
 
 // Rows of x packed per launch; a multiple of every tile.
 inline constexpr int64_t kRowBlock = 2048;
-// Rows of gated outputs that are packed by the launch that computes them.
+// Rows of gated outputs that are packed by the launch that computes them: by its blocks, or whole ones by its last
+// block.
 inline constexpr int64_t kMaxGatedRows = 256;
+inline constexpr int64_t kMaxGatedWholeRows = 8;
 
 // Workspace of MoE layers (gpu_experts.h, model_ops.h).
 struct ExpertBuffers {
@@ -31,7 +33,8 @@ struct GpuLinearContext {
   std::shared_ptr<ThreadPool> threads;  // for packing weights
   // cuda::PackedRows, large enough for every layer: Forward does not allocate.
   Buffer codes = {}, unit_sums = {}, factors = {};
-  Buffer gated_codes = {}, gated_factors = {};  // ... for outputs that are packed while `codes` are read
+  // ... for outputs that are packed while `codes` are read, and the counter of blocks.
+  Buffer gated_codes = {}, gated_unit_sums = {}, gated_factors = {}, finished_blocks = {};
   ExpertBuffers experts = {};
   Buffer f32_rows = {};  // rows of one layer of a group with f32 weights
 
@@ -44,6 +47,10 @@ struct GpuLinearContext {
   };
   Prepacked prepacked = {};
 
+  cuda::PackedRows Gated() const noexcept {
+    return {
+        .codes = gated_codes.data(), .unit_sums = gated_unit_sums.as<float>(), .factors = gated_factors.as<float>()};
+  }
   // For packing other rows.
   cuda::PackedRows Packed() noexcept {
     prepacked = {};

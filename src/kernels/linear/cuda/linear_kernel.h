@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/gated_activation.h"
-#include "kernels/linear/cuda/packed_pairs.h"
+#include "kernels/linear/cuda/pack_row.h"
 #include "kernels/linear/cuda/weight_panels.h"
 
 namespace kvanta::kernels::cuda {
@@ -66,6 +66,17 @@ KVANTA_DEVICE void AddProducts(const typename Panel::Raw& raw, const Vec4 (&a)[2
     for (int i = 0; i < 4; ++i) {
       sums[i] = MultiplyAdd(minimum[i / 2], std::bit_cast<float>(row_sums.word[i % 2]), sums[i]);
     }
+  }
+}
+
+// Packs the outputs of gated layers, by the launch's last block.
+KVANTA_DEVICE_CALL void PackGatedRows(const LinearOp& op) {
+  if (!IsLastToArrive(op.gated.finished_blocks, Blocks())) return;
+  for (int64_t row = 0; row < op.rows; ++row) {
+    const float* const x = op.gated.out + row * op.gated.width;
+    PackRow<kLinearWarps>(op.gated.pack.kind, op.gated.pack.out, row, op.gated.width,
+                          [x](int64_t k) { return LoadFresh(x + k); });
+    SyncBlock();
   }
 }
 
@@ -150,6 +161,7 @@ struct LinearBlock {
       }
       ReduceSums(op, data, bias, first_out, first_row);
     }
+    if (is_gated && op.gated.finished_blocks != nullptr) PackGatedRows(op);
   }
 
  private:
@@ -248,7 +260,7 @@ struct LinearBlock {
             GatedValue(op.gated.activation, op.gated.limit, Output(op, data, bias, round_row, gate + c, row, out + c),
                        Output(op, data, bias, round_row, kGates + gate + c, row, width + out + c));
       }
-      if (op.gated.pack.packs) {
+      if (op.gated.pack.packs && op.gated.finished_blocks == nullptr) {
         StorePackedPair(op.gated.pack.out, row, width / kPanelChannels, out, values[0], values[1]);
       } else {
         op.gated.out[row * width + out] = values[0];

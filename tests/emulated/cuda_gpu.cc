@@ -17,6 +17,7 @@
 #include "kernels/attention/cuda/latent_block.h"
 #include "kernels/attention/cuda/score_block.h"
 #include "kernels/compression/cuda/compressor_kernels.h"
+#include "kernels/cuda/launch_clock.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/hyper_connections/cuda/stream_kernels.h"
 #include "kernels/linear/cuda/linear_kernels.h"
@@ -165,6 +166,7 @@ class EmulatedGpu final : public kernels::CudaContext {
     });
   }
   void SetWaitCheck(WaitCheck check) override { device_.SetWaitCheck(std::move(check)); }
+  std::chrono::duration<double> LaunchTime() const noexcept override { return clock_.Time(); }
   std::unique_ptr<kernels::LaunchGraph> Capture(const std::function<void()>& launches) override {
     auto graph = std::make_unique<Graph>(device_);
     const std::shared_ptr<void> end(nullptr, [this](void*) { device_.CaptureTo(nullptr); });
@@ -197,6 +199,7 @@ class EmulatedGpu final : public kernels::CudaContext {
     }
     if (!device_.Error().empty()) return;
     const GuardedDevice::Access access(device_);
+    const kernels::LaunchClock::Launching launching(clock_);
     try {
       run();
     } catch (const EmulationError& error) {
@@ -205,6 +208,7 @@ class EmulatedGpu final : public kernels::CudaContext {
   }
 
   const std::string nccl_library_;
+  kernels::LaunchClock clock_;
   GuardedDevice device_;
 };
 

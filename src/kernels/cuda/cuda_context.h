@@ -47,6 +47,9 @@ class CudaContext {
   // Null: nothing is called.
   using WaitCheck = std::function<void(std::chrono::duration<double> waited)>;
   virtual void SetWaitCheck(WaitCheck check) = 0;
+  // Time that the host has spent in the launch or copy in progress, which waits while the GPU's queue is full; 0: it is
+  // in none. For another thread, since a wait check is not called then.
+  virtual std::chrono::duration<double> LaunchTime() const noexcept = 0;
 
   // Captures what `launches` launches instead of running it. `launches` must not allocate, synchronize or copy from the
   // host. Throws ResourceError.

@@ -10,7 +10,6 @@
 
 #include "kernels/attention/cuda/chunk_attention.h"
 #include "kernels/attention/cuda/combine_block.h"
-#include "kernels/attention/cuda/tasks.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -30,6 +29,7 @@ struct AttentionBlock {
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
     ForTasks(*params.metadata, [&](const SplitTask& task) { Attend(params, task); });
+    if (params.CombinesTiles()) CombineFinishedTiles(params);
   }
 
  private:
@@ -52,7 +52,6 @@ struct AttentionBlock {
                       index_in_task == 0 || task.result_rows != 0);
       SyncBlock();
     }
-    if (params.CombinesTiles()) CombineFinishedTile(params, task.tile);
   }
 
   static KVANTA_DEVICE void AttendQuarter(const AttentionParams& params, const QueryTile& tile,

@@ -6,6 +6,7 @@
 #include "kernels/attention/cuda/hadamard_rows.h"
 #include "kernels/attention/cuda/page_cell.h"
 #include "kernels/attention/cuda/row_state.h"
+#include "kernels/attention/cuda/tasks.h"
 #include "kernels/linear/cuda/pack_row.h"
 
 namespace kvanta::kernels::cuda {
@@ -210,7 +211,7 @@ KVANTA_DEVICE void CombineBlock(const AttentionParams& params) {
 // After a task of a tile, by the block that had it: combines the tile if all of its tasks are finished, and packs its
 // row if all tiles are, unless parts of rows are packed. Overwrites the block's shared memory; needs a block barrier
 // before and ends with one.
-KVANTA_DEVICE_CALL void CombineFinishedTile(const AttentionParams& params, int tile_index) {
+KVANTA_DEVICE void CombineFinishedTile(const AttentionParams& params, int tile_index) {
   const QueryTile tile = params.metadata->tiles[tile_index];
   if (tile.num_tasks > 1 && !IsLastToArrive(params.metadata->finished_tasks + tile_index, tile.num_tasks)) return;
   const int warp = ThreadIndex() / kWarp;
@@ -226,6 +227,12 @@ KVANTA_DEVICE_CALL void CombineFinishedTile(const AttentionParams& params, int t
   PackRow<kAttendWarps>(params.pack.kind, params.pack.out, tile.row, width,
                         [out](int64_t k) { return LoadFresh(out + k); });
   SyncBlock();
+}
+
+// The same for all tasks that the block had: when it has done them, so that the loops of tasks have as many registers
+// as without.
+KVANTA_DEVICE_CALL void CombineFinishedTiles(const AttentionParams& params) {
+  ForTasks(*params.metadata, [&](const SplitTask& task) { CombineFinishedTile(params, task.tile); });
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -50,7 +50,7 @@ formats::LayerScales RandomScales(const formats::LayerScheme& layer, uint32_t se
     if (formats::IsAllocated(layer.k.format->code)) {
       scales.k.query =
           formats::MakeKltTransform({.matrices = std::move(matrices), .deviations = FallingDeviations(heads, n)}, heads,
-                                    n, layer.k.format->code_bits);
+                                    n, layer.k.format->code_bits, layer.k.format->scaling.channel_bits);
     } else {
       scales.k.query = std::make_shared<formats::QueryTransform>(std::move(matrices), heads, n);
     }

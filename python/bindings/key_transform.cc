@@ -33,7 +33,7 @@ std::shared_ptr<const formats::QueryTransform> KeyTransform(const KvScheme& sche
   const std::span<const float> values(given->data(), given->size());
   if (uneven) {
     return formats::MakeKltTransform(formats::SplitEigenChannels(values, head_dim), kv_heads, head_dim,
-                                     format.code_bits);
+                                     format.code_bits, format.scaling.channel_bits);
   }
   return std::make_shared<formats::QueryTransform>(std::vector<float>(values.begin(), values.end()), kv_heads,
                                                    head_dim);

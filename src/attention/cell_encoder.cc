@@ -67,14 +67,18 @@ void CellEncoder::DecodeRows(const uint8_t* cell, int slot, int tokens) noexcept
     if (format.decode_token_group == nullptr) {
       format.decode_row(buffer_.Sections(), shape_.head_dim, from_.head, x_ + row * shape_.head_dim);
     } else {
-      const auto bytes = static_cast<size_t>(from_.sections.row_bytes);
-      std::memcpy(codes_ + static_cast<size_t>(row) * bytes, buffer_.Sections().codes, bytes);
+      const auto copy = [row](uint8_t* to, const uint8_t* section, int64_t bytes) {
+        std::memcpy(to + row * bytes, section, static_cast<size_t>(bytes));
+      };
+      copy(codes_, buffer_.Sections().codes, from_.sections.row_bytes);
+      copy(token_scales_, buffer_.Sections().token_scales, formats::Bytes(format.scaling.token));
     }
   }
   if (format.decode_token_group == nullptr) return;
   formats::ConstGroupSections group =
       formats::CanonicalTokenGroup(format, from_.sections, shape_.head_dim, slot / format.scaling.token_group, cell);
   group.codes = codes_;  // channel sections are the same in every layout
+  group.token_scales = token_scales_;
   format.decode_token_group(group, shape_.head_dim, x_);
 }
 
@@ -83,9 +87,16 @@ void CellEncoder::EncodeTokenGroup(int slot, uint8_t* cell) noexcept {
   formats::GroupSections group =
       formats::CanonicalTokenGroup(format, to_.sections, shape_.head_dim, slot / format.scaling.token_group, cell);
   group.codes = codes_;  // channel sections are the same in every layout
-  format.encode_token_group(x_, shape_.head_dim, group, counts_);
+  group.token_scales = token_scales_;
+  if (formats::IsAllocated(format.code)) {
+    formats::EncodeKltGroup(format.code_bits, x_, shape_.head_dim, to_.head, group, counts_, kernels_.search_klt);
+  } else {
+    format.encode_token_group(x_, shape_.head_dim, to_.head, group, counts_);
+  }
   for (int row = 0; row < format.scaling.token_group; ++row) {
-    formats::StoreRow(kind_, format, shape_, to_.sections, slot + row, {.codes = codes_ + row * to_.sections.row_bytes},
+    formats::StoreRow(kind_, format, shape_, to_.sections, slot + row,
+                      {.codes = codes_ + row * to_.sections.row_bytes,
+                       .token_scales = token_scales_ + row * formats::Bytes(format.scaling.token)},
                       cell);
   }
 }

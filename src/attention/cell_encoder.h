@@ -5,7 +5,7 @@
 
 #include "attention/backend.h"
 #include "formats/cell_layout.h"
-#include "formats/klt.h"
+#include "formats/klt_group.h"
 #include "formats/trellis.h"
 #include "kernels/attention/cpu/table.h"
 
@@ -46,7 +46,7 @@ class CellEncoder {
   void DecodeRows(const uint8_t* cell, int slot, int tokens) noexcept;
   void EncodeTokenGroup(int slot, uint8_t* cell) noexcept;
 
-  static constexpr int kMaxTokenGroup = 32;
+  static constexpr int kMaxTokenGroup = 64;
 
   formats::SideKind kind_;
   formats::CellShape shape_;
@@ -57,6 +57,7 @@ class CellEncoder {
   formats::RowBuffer buffer_;
   alignas(64) float x_[kMaxTokenGroup * kernels::kMaxHeadDim];
   uint8_t codes_[kMaxTokenGroup * kernels::kMaxHeadDim];
+  uint8_t token_scales_[kMaxTokenGroup * 4];
 };
 
 }  // namespace kvanta::attention

@@ -1,6 +1,7 @@
 // KV cache manager: the page pool and prefix cache that all sequences share. Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 
@@ -50,18 +51,24 @@ struct KvCacheManager {
     return page;
   }
 
-  // Demotes a page that nobody uses; false if there is none above the floor.
+  // Demotes a page that nobody uses; false if there is none above the floor, or its time is spent: evicting the page
+  // costs nothing, and nobody knows whether a request will find it.
   bool DemotePrefix() {
     if (spec.floors == 0 || !encode_levels) return false;
-    const double start = Now();
+    const double start = clock();
+    prefix_seconds_ = std::min(kSavedPrefixSeconds, prefix_seconds_ + kPrefixShare * (start - prefix_time_));
+    prefix_time_ = start;
+    if (prefix_seconds_ <= 0) return false;
     const bool done = prefix->DemoteOne(encode_levels);
-    CountDemotion(done, start);
+    prefix_seconds_ -= CountDemotion(done, start);
     return done;
   }
-  // Counts a demotion that began at `start`.
-  void CountDemotion(bool done, double start) noexcept {
+  // Counts a demotion that began at `start`; returns its seconds.
+  double CountDemotion(bool done, double start) noexcept {
+    const double seconds = clock() - start;
     demotions += done ? 1 : 0;
-    demotion_seconds += Now() - start;
+    demotion_seconds += seconds;
+    return seconds;
   }
 
   const KvCacheSpec spec;
@@ -69,8 +76,16 @@ struct KvCacheManager {
   std::optional<PrefixCache> prefix;  // empty if prefix caching is off
   ThreadPool* threads;
   LevelEncoder encode_levels;  // empty: nothing is demoted
-  int64_t demotions = 0;       // pages
+  Clock clock = Now;
+  int64_t demotions = 0;  // pages
   double demotion_seconds = 0;
+
+ private:
+  // Time for demoting prefixes that nobody uses: a share of all time, and what was saved of it.
+  static constexpr double kPrefixShare = 0.02;
+  static constexpr double kSavedPrefixSeconds = 1;
+  double prefix_seconds_ = kSavedPrefixSeconds;
+  double prefix_time_ = clock();
 };
 
 }  // namespace kvanta::cache

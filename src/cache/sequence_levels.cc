@@ -52,7 +52,7 @@ bool SequenceCache::OwnsLevels(int64_t page, std::span<const PageRef> cached) co
 
 // Gives the page of all groups its records of `level` and those after it. frees: what it gives up becomes free.
 bool SequenceCache::DemoteRecords(std::span<const int32_t> tokens, int64_t page, int level, bool frees) {
-  const double start = Now();
+  const double start = manager_.clock();
   const auto at = static_cast<size_t>(page);
   const std::span<const PageRef> cached = CachedRecords(tokens, page);
   std::vector<PageRef> records(pages_.size());  // of groups that demote the page, with a reference to each new one

@@ -20,6 +20,7 @@
 #include "formats/kivi3.h"
 #include "formats/kivi4.h"
 #include "formats/klt.h"
+#include "formats/klt_group.h"
 #include "formats/mla.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp6_e3m2.h"
@@ -52,9 +53,11 @@ using FormatList = TypeList<  //
     Int3Block,                //
     Trellis3,                 //
     Klt3,                     //
+    Klt3Group,                //
     Int2Block,                //
     Trellis2,                 //
     Klt2,                     //
+    Klt2Group,                //
     Nvfp4,                    //
     Nvfp4FourOverSix,         //
     Mxfp4,                    //

@@ -13,55 +13,76 @@ namespace {
 constexpr std::array<double, kMaxAllocatedBits + 1> kErrors = {1, .363, .119, .0384, .0125, .0043, .00135, .0005};
 constexpr double kMeanGainError = 128;  // mean of (gain * error in levels)^2: some 8 units of the search's metric
 
+double BlockVariance(std::span<const float> deviations, int block) noexcept {
+  double variance = 0;
+  for (const float deviation : deviations.subspan(static_cast<size_t>(block) * kAllocationBlock, kAllocationBlock)) {
+    variance += double{deviation} * double{deviation};
+  }
+  return variance;
+}
+
 }  // namespace
 
 float AllocatedRms(int bits) noexcept {
   return kKltLevels[bits].rms;
 }
 
-BitAllocation AllocateBits(std::span<const float> deviations, int mean_bits) noexcept {
-  BitAllocation result;
-  result.head_dim = static_cast<int>(deviations.size());
-  const int blocks = result.head_dim / kAllocationBlock;
-  const auto variance_at = [&](int channel) {
-    const double deviation = deviations[static_cast<size_t>(channel)];
-    return deviation * deviation;
-  };
-  std::array<double, kMaxHeadDim / kAllocationBlock> variances{};
-  for (int channel = 0; channel < result.head_dim; ++channel) {
-    variances[static_cast<size_t>(channel / kAllocationBlock)] += variance_at(channel);
+void BlockBits::Count() noexcept {
+  scalar_blocks = coded_blocks = 0;
+  for (int block = 0; block < head_dim / kAllocationBlock; ++block) {
+    scalar_blocks += bits[block] > kMaxAllocatedTrellis ? 1 : 0;
+    coded_blocks += bits[block] > 0 ? 1 : 0;
   }
+}
+
+void SpendBits(std::span<const float> deviations, int mean_bits, uint8_t* bits) noexcept {
+  const int blocks = static_cast<int>(deviations.size()) / kAllocationBlock;
+  std::array<double, kMaxHeadDim / kAllocationBlock> variances{};
+  for (int block = 0; block < blocks; ++block) {
+    variances[static_cast<size_t>(block)] = BlockVariance(deviations, block);
+  }
+  std::fill_n(bits, blocks, uint8_t{0});
   for (int spent = 0; spent < mean_bits * blocks; ++spent) {
     int best = 0;
     double best_gain = -1;
     for (int block = 0; block < blocks; ++block) {
-      const size_t bits = result.bits[block];
-      if (bits == kMaxAllocatedBits) continue;
-      const double gain = variances[static_cast<size_t>(block)] * (kErrors[bits] - kErrors[bits + 1]);
+      const size_t known = bits[block];
+      if (known == kMaxAllocatedBits) continue;
+      const double gain = variances[static_cast<size_t>(block)] * (kErrors[known] - kErrors[known + 1]);
       if (gain <= best_gain) continue;
       best_gain = gain;
       best = block;
     }
-    ++result.bits[best];
+    ++bits[best];
   }
+}
+
+void BitAllocation::SetWeights(std::span<const float> deviations) noexcept {
   double error = 0;
   int searched = 0;
-  for (int block = 0; block < blocks; ++block) {
-    result.scalar_blocks += result.bits[block] > kMaxAllocatedTrellis ? 1 : 0;
-    result.coded_blocks += result.bits[block] > 0 ? 1 : 0;
-    if (result.bits[block] == 0 || result.bits[block] > kMaxAllocatedTrellis) continue;
-    error += variances[static_cast<size_t>(block)] * kErrors[result.bits[block]];
+  for (int block = 0; block < head_dim / kAllocationBlock; ++block) {
+    if (bits[block] == 0 || bits[block] > kMaxAllocatedTrellis) continue;
+    error += BlockVariance(deviations, block) * kErrors[bits[block]];
     searched += kAllocationBlock;
   }
   const double unit = error > 0 ? std::sqrt(kMeanGainError * searched / error) : 1.0;
-  const double norm = 1 / std::sqrt(variance_at(0));
-  for (int channel = 0; channel < result.head_dim; ++channel) {
-    const double deviation = double{deviations[static_cast<size_t>(channel)]} /
-                             double{AllocatedRms(result.bits[channel / kAllocationBlock])};
-    result.weight[channel] = static_cast<float>(deviation * norm * (deviation * norm));
-    const double gain = std::floor(deviation * unit * double{kSearchGainUnit} + 0.5);
-    result.gain[channel] = static_cast<int16_t>(std::clamp(gain, 1.0, 32767.0));
+  const double first = deviations[0];
+  const double norm = 1 / std::sqrt(first * first);
+  for (int channel = 0; channel < head_dim; ++channel) {
+    deviation[channel] = deviations[static_cast<size_t>(channel)];
+    const double of_level = double{deviation[channel]} / double{AllocatedRms(bits[channel / kAllocationBlock])};
+    weight[channel] = static_cast<float>(of_level * norm * (of_level * norm));
+    const double scaled = std::floor(of_level * unit * double{kSearchGainUnit} + 0.5);
+    gain[channel] = static_cast<int16_t>(std::clamp(scaled, 1.0, 32767.0));
   }
+}
+
+BitAllocation AllocateBits(std::span<const float> deviations, int mean_bits) noexcept {
+  BitAllocation result;
+  result.head_dim = static_cast<int>(deviations.size());
+  SpendBits(deviations, mean_bits, result.bits);
+  result.Count();
+  result.SetWeights(deviations);
   return result;
 }
 

@@ -14,22 +14,36 @@ inline constexpr int kMaxAllocatedBits = 7;     // bits per channel
 inline constexpr int kMaxAllocatedTrellis = 4;  // blocks of more bits have scalar codes
 inline constexpr float kSearchGainUnit = 4096;  // BitAllocation::gain of 1
 
-// Bits of a head's channels, and how much an error in each of them weighs.
-struct BitAllocation {
+// Bits of a row's channels.
+struct BlockBits {
   int head_dim = 0;
   int scalar_blocks = 0;                              // first ones, of more than kMaxAllocatedTrellis bits
   int coded_blocks = 0;                               // first ones, of at least one bit; the others are always zero
   uint8_t bits[kMaxHeadDim / kAllocationBlock] = {};  // bits of each block; they never rise
-  float weight[kMaxHeadDim] = {};                     // weight of a squared error in levels
-  int16_t gain[kMaxHeadDim] = {};                     // its root, in the unit of the search (klt_search.h)
+
+  // Sets the counts of blocks.
+  void Count() noexcept;
+};
+
+// Bits of a head's channels, and how much an error in each of them weighs.
+struct BitAllocation : BlockBits {
+  float deviation[kMaxHeadDim] = {};  // of the channels, as given to AllocateBits()
+  float weight[kMaxHeadDim] = {};     // weight of a squared error in levels
+  int16_t gain[kMaxHeadDim] = {};     // its root, in the unit of the search (klt_search.h)
+
+  // Sets deviations, weights and gains of the bits: deviations [head_dim], of which the first one is above 0.
+  void SetWeights(std::span<const float> deviations) noexcept;
 };
 
 // Root mean square, in levels, of the values for which the levels of a width are made.
 float AllocatedRms(int bits) noexcept;
 
+// Spends `mean_bits` * head_dim bits one at a time where they lower the sum of squared errors most: bits of each block
+// of channels with these deviations, in any order.
+void SpendBits(std::span<const float> deviations, int mean_bits, uint8_t* bits) noexcept;
+
 // `deviations` [head_dim]: standard deviations of a key's transformed channels in units of what an error weighs, above
-// 0 (of padding: 0), never rising. Spends `mean_bits` * head_dim bits one at a time where they lower the sum of squared
-// errors most.
+// 0 (of padding: 0), never rising.
 BitAllocation AllocateBits(std::span<const float> deviations, int mean_bits) noexcept;
 
 // Bits for deviations 1 / (1 + 15 i / head_dim): for keys without a calibration, which caches refuse.

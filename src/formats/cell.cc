@@ -49,9 +49,12 @@ Sections RowAt(const Format& format, const CellSections& sections, int token, By
 template <class Sections, class Byte>
 Sections TokenGroupAt(const Format& format, const CellSections& sections, int head_dim, int group,
                       Byte* cell) noexcept {
-  const int64_t meta = int64_t{group} * head_dim * 2;
-  return {cell + sections.codes + group * format.scaling.token_group * sections.row_bytes,
-          cell + sections.channel_scales + meta, cell + sections.channel_offsets + meta};
+  const Scaling& scaling = format.scaling;
+  const int first_token = group * scaling.token_group;
+  return {cell + sections.codes + first_token * sections.row_bytes,
+          cell + sections.token_scales + first_token * Bytes(scaling.token),
+          cell + sections.channel_scales + group * GroupScaleBytes(scaling, head_dim),
+          cell + sections.channel_offsets + group * GroupOffsetBytes(scaling, head_dim)};
 }
 
 }  // namespace
@@ -86,7 +89,7 @@ CellSections PlanRows(const Format& format, CellShape shape) {
   if (scaling.token_group != 0 && shape.tokens % scaling.token_group != 0) {
     throw InputError(fmt::format("{} has scales over {} tokens, which do not divide the page of {}; take pages of {}",
                                  format.name, scaling.token_group, shape.tokens,
-                                 scaling.token_group == 32 ? "32, 64 or 128" : "128"));
+                                 scaling.token_group == 32 ? "32, 64 or 128" : "64 or 128"));
   }
   CellSections sections;
   sections.row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
@@ -104,8 +107,8 @@ CellSections PlanRows(const Format& format, CellShape shape) {
   sections.block_offsets = section(scaling.block_offset ? tokens * sections.blocks * 2 : 0);
   sections.token_scales = section(tokens * Bytes(scaling.token));
   sections.token_offsets = section(scaling.token_offset ? tokens * 2 : 0);
-  sections.channel_scales = section(groups * shape.head_dim * 2);
-  sections.channel_offsets = section(groups * shape.head_dim * 2);
+  sections.channel_scales = section(groups * GroupScaleBytes(scaling, shape.head_dim));
+  sections.channel_offsets = section(groups * GroupOffsetBytes(scaling, shape.head_dim));
   sections.bytes = end;
   return sections;
 }

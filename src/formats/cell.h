@@ -5,6 +5,8 @@
 //   | token scales [tokens] | token offsets [tokens]
 //   | channel scales [token groups][head_dim] | channel offsets [token groups][head_dim]
 //
+// With Scaling::channel_bits a group's channel scales are those of formats/klt_group.h, and there are no offsets.
+//
 // Inside the cache a backend may permute bytes within a section (src/formats/cell_layout.h); sizes stay the same.
 #pragma once
 

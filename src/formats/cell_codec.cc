@@ -126,7 +126,7 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
   for (int token = 0; token < shape.tokens; token += step) {
     const float* first = rows.data() + static_cast<size_t>(token) * width;
     if (format.encode_token_group != nullptr) {
-      format.encode_token_group(first, padded.head_dim,
+      format.encode_token_group(first, padded.head_dim, HeadOf(parameters, transform),
                                 CanonicalTokenGroup(format, sections, padded.head_dim, token / step, bytes.data()),
                                 total);
     } else {

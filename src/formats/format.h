@@ -52,16 +52,18 @@ struct RowSections {
 // Sections of a token group: consecutive rows of codes, and the scales that they share.
 struct ConstGroupSections {
   const uint8_t* codes = nullptr;            // [tokens][head_dim * code_bits / 8]
-  const uint8_t* channel_scales = nullptr;   // [head_dim], fp16
+  const uint8_t* token_scales = nullptr;     // [tokens]
+  const uint8_t* channel_scales = nullptr;   // [head_dim], fp16; or as klt_group.h has them
   const uint8_t* channel_offsets = nullptr;  // [head_dim], fp16
 };
 struct GroupSections {
   uint8_t* codes = nullptr;
+  uint8_t* token_scales = nullptr;
   uint8_t* channel_scales = nullptr;
   uint8_t* channel_offsets = nullptr;
 
   // NOLINTNEXTLINE(google-explicit-constructor): pointers to const, nothing else
-  operator ConstGroupSections() const noexcept { return {codes, channel_scales, channel_offsets}; }
+  operator ConstGroupSections() const noexcept { return {codes, token_scales, channel_scales, channel_offsets}; }
 };
 
 struct BitAllocation;
@@ -102,7 +104,8 @@ struct Format {
   void (*decode_row)(ConstRowSections in, int head_dim, HeadParameters head, float* x) noexcept;
 
   // Replace the two where scaling.token_group != 0: x f32 [token_group][head_dim].
-  void (*encode_token_group)(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept;
+  void (*encode_token_group)(const float* x, int head_dim, HeadParameters head, GroupSections out,
+                             EncodeCounts& counts) noexcept;
   void (*decode_token_group)(ConstGroupSections in, int head_dim, float* x) noexcept;
 
   // Format of V where the name means a different one there; null: the same as on K.

@@ -42,8 +42,10 @@ constexpr Format MakeFormat() noexcept {
   constexpr Scaling kScaling = T::kScaling;
   static_assert((kScaling.channels != 0) == (kScaling.block != ScaleType::kNone));
   static_assert(kScaling.block != ScaleType::kNone || !kScaling.block_offset);
-  static_assert(kScaling.token_group == 0 || kScaling == Scaling{.token_group = kScaling.token_group},
-                "token groups have no other scales");
+  static_assert(
+      kScaling.token_group == 0 || kScaling == Scaling{.token_group = kScaling.token_group} ||
+          kScaling == Scaling{.token = ScaleType::kFp16, .token_group = kScaling.token_group, .channel_bits = true},
+      "token groups have no other scales");
   static_assert(kScaling.token_group == 0 || T::kExact == ExactPages::kOpen,
                 "a token group is encoded when its page closes");
   static_assert(T::kMlaSupport == MlaSupport::kNo ||

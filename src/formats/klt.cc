@@ -62,7 +62,7 @@ void PortableKltSearch(const BitAllocation& allocation, const int16_t* targets, 
   SearchKlt<PortableKltSteps>(allocation, targets, codes);
 }
 
-void KltLevelsOf(const BitAllocation& allocation, const uint8_t* codes, int8_t* levels) noexcept {
+void KltLevelsOf(const BlockBits& allocation, const uint8_t* codes, int8_t* levels) noexcept {
   const uint8_t* string_begin = codes;
   for (int block = 0; block < allocation.scalar_blocks; ++block) string_begin += allocation.bits[block];
   for (int block = 0; block < allocation.head_dim / kAllocationBlock; ++block, levels += kAllocationBlock) {

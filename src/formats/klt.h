@@ -29,7 +29,7 @@ void EncodeKltRow(const BitAllocation& allocation, const float* x, RowSections o
 void DecodeKltRow(const BitAllocation& allocation, ConstRowSections in, float* x) noexcept;
 
 // The levels [head_dim] of a row's codes.
-void KltLevelsOf(const BitAllocation& allocation, const uint8_t* codes, int8_t* levels) noexcept;
+void KltLevelsOf(const BlockBits& blocks, const uint8_t* codes, int8_t* levels) noexcept;
 
 template <ElementType kKltCode>
 struct KltRow : TrellisTraits<kKltCode> {

@@ -34,8 +34,8 @@ Json SideJson(const Side& side, int head_dim) {
   if (scaling.token_offset) json["token_zero"] = "fp16";
   if (scaling.token_group != 0) {
     json["tile"] = scaling.token_group;
-    json["channel_scale"] = "fp16";
-    json["channel_zero"] = "fp16";
+    json["channel_scale"] = scaling.channel_bits ? "deviations and bits" : "fp16";
+    if (!scaling.channel_bits) json["channel_zero"] = "fp16";
   }
   json["hadamard_block"] = side.hadamard ? HadamardBlock(side.shape.head_dim) : 0;
   json["mean"] = side.mean;

@@ -111,7 +111,7 @@ EigenChannels SplitEigenChannels(std::span<const float> values, int head_dim) {
 }
 
 std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& channels, int kv_heads, int head_dim,
-                                                       int mean_bits) {
+                                                       int mean_bits, bool by_group) {
   const auto size = static_cast<size_t>(head_dim);
   std::vector<float> matrices = channels.matrices;
   if (head_dim % kAllocationBlock != 0 || head_dim < kMinHeadDim || head_dim > kMaxHeadDim) {
@@ -139,7 +139,7 @@ std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& chan
     std::vector<float> with_padding(deviations.begin(), deviations.end());
     with_padding.resize(padded, 0.0F);
     allocations.push_back(AllocateBits(with_padding, mean_bits));
-    for (size_t i = 0; i < size; ++i) {
+    for (size_t i = 0; i < size && !by_group; ++i) {
       const float rms = AllocatedRms(allocations.back().bits[i / kAllocationBlock]);
       for (size_t j = 0; j < size; ++j) matrices[(head * size + i) * size + j] *= rms;
     }

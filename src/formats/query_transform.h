@@ -63,9 +63,10 @@ struct EigenChannels {
 // values: [kv_heads][head_dim + 1][head_dim], as files have them (k_eigen): the last row of a head has its deviations.
 EigenChannels SplitEigenChannels(std::span<const float> values, int head_dim);
 
-// The transform of keys for a format with `mean_bits` bits on average: z times the root mean square of its levels.
-// Throws InputError as QueryTransform does, and if deviations are not finite, not above 0 or rise.
+// The transform of keys for a format with `mean_bits` bits on average: z times the root mean square of its levels; or,
+// by_group, z itself, which token groups scale (klt_group.h). Throws InputError as QueryTransform does, and if
+// deviations are not finite, not above 0 or rise.
 std::shared_ptr<const QueryTransform> MakeKltTransform(const EigenChannels& channels, int kv_heads, int head_dim,
-                                                       int mean_bits);
+                                                       int mean_bits, bool by_group = false);
 
 }  // namespace kvanta::formats

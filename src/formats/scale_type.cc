@@ -15,8 +15,11 @@ std::string DescribeScaling(const Scaling& scaling) {
                 fmt::format("{}{} channels", scaling.allow_partial_block ? "up to " : "", scaling.channels)));
   }
   if (scaling.token != ScaleType::kNone) add(section(scaling.token, scaling.token_offset, "(token, head)"));
-  if (scaling.token_group != 0)
+  if (scaling.channel_bits) {
+    add(fmt::format("4 bits per channel of {} tokens", scaling.token_group));
+  } else if (scaling.token_group != 0) {
     add(section(ScaleType::kFp16, true, fmt::format("channel of {} tokens", scaling.token_group)));
+  }
   if (scaling.per_head) add("static f32 per head");
   return text.empty() ? "none" : text;
 }

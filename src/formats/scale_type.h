@@ -51,8 +51,9 @@ constexpr std::string_view Name(ScaleType type) noexcept {
 //
 //   x[t][c] = s_head * s_token[t] * s_block[t][c / block] * value(code) + z_token[t] + z_block[t][c / block]
 //   x[t][c] = s_channel[t / group][c] * value(code) + z_channel[t / group][c]                     (token groups)
+//   x[t][c] = s_token[t] * s_channel[t / group][c] * value(code)                                  (with channel_bits)
 //
-// Offsets (z), and the scales of token groups, are fp16.
+// Offsets (z), and the scales of token groups, are fp16; with channel_bits they are powers of 2^(1/4).
 struct Scaling {
   bool per_head = false;               // static: one f32 per KV head, outside the page; 1.0 by default
   ScaleType token = ScaleType::kNone;  // per (token, head)
@@ -61,7 +62,8 @@ struct Scaling {
   int channels = 0;
   bool block_offset = false;
   bool allow_partial_block = false;  // a row of fewer channels is one block
-  int token_group = 0;  // consecutive tokens of a page that share a scale and an offset per channel; 0: none do
+  int token_group = 0;        // consecutive tokens of a page that share a scale and an offset per channel; 0: none do
+  bool channel_bits = false;  // they share scales and bits of the channels instead (klt_group.h)
 
   bool operator==(const Scaling&) const = default;
 };
@@ -69,6 +71,16 @@ struct Scaling {
 // Channels per block scale in rows of head_dim; 0 without blocks.
 constexpr int BlockChannels(const Scaling& scaling, int head_dim) noexcept {
   return scaling.allow_partial_block && head_dim < scaling.channels ? head_dim : scaling.channels;
+}
+
+// Bytes of the scales of a token group's channels, and of its offsets.
+constexpr int64_t GroupScaleBytes(const Scaling& scaling, int head_dim) noexcept {
+  if (!scaling.channel_bits) return int64_t{2} * head_dim;
+  const int64_t bytes = head_dim / 2 + head_dim / 16;  // 4 bits for each channel, and for each 8 channels
+  return (bytes + 15) / 16 * 16;
+}
+constexpr int64_t GroupOffsetBytes(const Scaling& scaling, int head_dim) noexcept {
+  return scaling.channel_bits ? 0 : int64_t{2} * head_dim;
 }
 
 // "fp16 with a zero per (token, head)": for --help and documentation. "none" for formats without scales.

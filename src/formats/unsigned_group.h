@@ -125,7 +125,8 @@ struct UnsignedTokenGroup : FormatTraits {
       "K: s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of a channel of 32 tokens; V: of 32 channels of a token; "
       "code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  static void EncodeTokenGroup(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept {
+  static void EncodeTokenGroup(const float* x, int head_dim, HeadParameters /*head*/, GroupSections out,
+                               EncodeCounts& counts) noexcept {
     uint8_t fields[kTokenGroup * kLongestRow];
     for (int channel = 0; channel < head_dim; ++channel) {
       const AsymmetricScale scale =

@@ -73,7 +73,7 @@ KvScales LoadKvScales(const std::string& quantization_param_path, const weights:
     k.query = nullptr;
     if (k.eigen != nullptr) {
       const LayerSpec& spec = config.layer_specs[layer];
-      k.query = MakeKltTransform(*k.eigen, spec.kv_heads, spec.head_dim, format.code_bits);
+      k.query = MakeKltTransform(*k.eigen, spec.kv_heads, spec.head_dim, format.code_bits, format.scaling.channel_bits);
     } else if (from_file) {
       throw InputError(fmt::format("{}: layer {} has no k_eigen, which {} needs; `kvanta calibrate --query` writes it",
                                    quantization_param_path, layer, format.name));

@@ -33,7 +33,7 @@ std::vector<std::string> Pairs() {
 
 // Smallest page size that is a multiple of the scheme's tiles.
 int SmallestPage(const std::string& scheme) {
-  return formats::Find(KvScheme::Parse(scheme).k.format).scaling.token_group > 16 ? 32 : 16;
+  return std::max(16, formats::Find(KvScheme::Parse(scheme).k.format).scaling.token_group);
 }
 
 INSTANTIATE_TEST_SUITE_P(Units, AccuracyTest, ::testing::ValuesIn(testing::AllUnits()),
@@ -104,7 +104,8 @@ TEST_P(AccuracyTest, EveryGroupOfHeads) {
 
 TEST_P(AccuracyTest, EveryPageSizeWindowAndSoftcap) {
   uint32_t seed = 300;
-  for (const char* scheme : {"bf16", "fp8_e5m2", "int8", "int4", "kivi2", "k=turboquant_3bit_nc,v=int6_g32"}) {
+  for (const char* scheme :
+       {"bf16", "fp8_e5m2", "int8", "int4", "kivi2", "klt2_g64", "k=turboquant_3bit_nc,v=int6_g32"}) {
     for (const int page_size : {16, 32, 64, 128}) {
       if (page_size < SmallestPage(scheme)) continue;
       for (const auto& [window, chunk] :

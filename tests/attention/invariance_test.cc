@@ -248,11 +248,12 @@ TEST_P(InvarianceTest, UnusedSlotsDoNotMatter) {
 
 // A NaN in a key or value affects only the rows that see it.
 TEST_P(InvarianceTest, NanStaysWithTheRowsThatSeeIt) {
+  const formats::Format& keys = formats::Find(KvScheme::Parse(Scheme()).k.format);
   const HarnessOptions options{.scheme = Scheme(),
                                .heads = 2,
                                .kv_heads = 2,
                                .head_dim = 32,
-                               .page_size = 32,
+                               .page_size = std::max(32, keys.scaling.token_group),
                                .sliding_window = 20,
                                .lengths = {80}};
   CacheHarness clean(options, 11);

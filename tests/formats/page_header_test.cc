@@ -70,7 +70,7 @@ TEST(PageHeader, BitsOfChannelsAreComparedByTheirHash) {
 
 TEST(PageHeader, RoundTripsEveryFormat) {
   for (const Format& format : All()) {
-    PageHeader header = Header({std::string(format.name), "k=int8,v=int4", "k=int8,v=int4"}, {2, 32}, 32);
+    PageHeader header = Header({std::string(format.name), "k=int8,v=int4", "k=int8,v=int4"}, {2, 32}, 64);
     const bool k_scales = format.scaling.per_head;
     const bool v_scales = OnSide(format, false).scaling.per_head;
     if (k_scales || v_scales) header.scales.resize(3);
@@ -79,7 +79,8 @@ TEST(PageHeader, RoundTripsEveryFormat) {
     if (IsAllocated(format.code)) {
       header.scales.resize(3);
       header.scales[0].k.mean.assign(64, 0.5F);
-      header.scales[0].k.query = MakeKltTransform(UnitChannels(2, 32), 2, 32, format.code_bits);
+      header.scales[0].k.query =
+          MakeKltTransform(UnitChannels(2, 32), 2, 32, format.code_bits, format.scaling.channel_bits);
     }
     const PageHeader read = ReadBack(header);
     EXPECT_EQ(read.model, "test-model");

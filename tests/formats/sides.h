@@ -58,10 +58,12 @@ inline Row EncodeRow(const Format& format, const std::vector<float>& x, float st
   row.codes.resize(static_cast<size_t>(rows * plan.row_bytes));
   row.decoded.resize(x.size());
   if (format.scaling.token_group != 0) {
-    row.channel_scales.resize(static_cast<size_t>(head_dim) * 2);
-    row.channel_offsets.resize(static_cast<size_t>(head_dim) * 2);
-    const GroupSections sections{row.codes.data(), row.channel_scales.data(), row.channel_offsets.data()};
-    format.encode_token_group(x.data(), head_dim, sections, row.counts);
+    row.token_scales.resize(static_cast<size_t>(rows * Bytes(format.scaling.token)));
+    row.channel_scales.resize(static_cast<size_t>(GroupScaleBytes(format.scaling, head_dim)));
+    row.channel_offsets.resize(static_cast<size_t>(GroupOffsetBytes(format.scaling, head_dim)));
+    const GroupSections sections{row.codes.data(), row.token_scales.data(), row.channel_scales.data(),
+                                 row.channel_offsets.data()};
+    format.encode_token_group(x.data(), head_dim, static_scale, sections, row.counts);
     format.decode_token_group(sections, head_dim, row.decoded.data());
     return row;
   }

@@ -50,6 +50,19 @@ inline void FillOffsets(bool present, uint8_t* bytes, int64_t count) {
   }
 }
 
+// Fills the channels of a token group with all deviations, and bits that differ from block to block (klt_group.h).
+inline void FillChannelBits(int mean_bits, int head_dim, uint8_t* section) {
+  const auto set = [](uint8_t* nibbles, int index, int value) {
+    nibbles[index / 2] = static_cast<uint8_t>(nibbles[index / 2] | value << 4 * (index % 2));
+  };
+  for (int channel = 0; channel < head_dim; ++channel) set(section, channel, 5 * channel % 16);
+  const int blocks = head_dim / 8;
+  for (int block = 0; block < blocks; ++block) {
+    const int more = block % 4 < 2 ? block % 4 + 1 : 1 - block % 4;  // 1, 2, -1, -2
+    set(section + head_dim / 2, block, mean_bits + (block < blocks / 4 * 4 ? more : 0));
+  }
+}
+
 // A workspace of the kernels, shared by all calls.
 inline uint8_t* Workspace() {
   alignas(64) static uint8_t workspace[kWorkspaceBytes];
@@ -93,7 +106,13 @@ inline Cell MakeCell(const formats::Format& format, formats::SideKind kind, form
   FillOffsets(scaling.block_offset, canonical.data() + cell.sections.block_offsets, blocks);
   FillScales(scaling.token, canonical.data() + cell.sections.token_scales, tokens);
   FillOffsets(scaling.token_offset, canonical.data() + cell.sections.token_offsets, tokens);
-  if (scaling.token_group != 0) {
+  if (scaling.channel_bits) {
+    for (int group = 0; group < tokens / scaling.token_group; ++group) {
+      FillChannelBits(
+          format.code_bits, head_dim,
+          canonical.data() + cell.sections.channel_scales + group * formats::GroupScaleBytes(scaling, head_dim));
+    }
+  } else if (scaling.token_group != 0) {
     FillScales(formats::ScaleType::kFp16, canonical.data() + cell.sections.channel_scales,
                tokens / scaling.token_group * head_dim);
     FillOffsets(true, canonical.data() + cell.sections.channel_offsets, tokens / scaling.token_group * head_dim);

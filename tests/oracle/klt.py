@@ -1,4 +1,5 @@
-"""Keys with uneven bits (klt3, klt2) in numpy, written from docs/formats.md and not from the C++."""
+"""Keys with uneven bits (klt3, klt2; by token groups klt3_g64, klt2_g64) in numpy, written from docs/formats.md and not
+from the C++."""
 
 from __future__ import annotations
 
@@ -46,16 +47,31 @@ class Allocation:
         return slice(int((self.bits > 4).sum()), int((self.bits > 0).sum()))
 
 
-def allocate(deviations: F32, mean_bits: int) -> Allocation:
+def _block_variances(deviations: F32) -> F64:
     variances = np.zeros(len(deviations) // BLOCK)
     for channel, deviation in enumerate(deviations.astype(np.float64)):
         variances[channel // BLOCK] += deviation * deviation
+    return variances
+
+
+def spend(deviations: F32, mean_bits: int) -> I64:
+    """Bits of each block."""
+    variances = _block_variances(deviations)
     bits = np.zeros(len(variances), np.int64)
     for _ in range(mean_bits * len(bits)):
         gains = [v * (ERRORS[b] - ERRORS[b + 1]) if b < 7 else -1.0 for v, b in zip(variances, bits, strict=True)]
         bits[int(np.argmax(gains))] += 1
+    return bits
+
+
+def allocate(deviations: F32, mean_bits: int) -> Allocation:
+    return weigh(deviations, spend(deviations, mean_bits))
+
+
+def weigh(deviations: F32, bits: I64) -> Allocation:
+    """Weights and gains of channels whose blocks have these bits, which never rise."""
     error, searched = 0.0, 0
-    for variance, b in zip(variances, bits, strict=True):
+    for variance, b in zip(_block_variances(deviations), bits, strict=True):
         if 0 < b <= 4:
             error, searched = error + variance * ERRORS[b], searched + BLOCK
     unit = np.sqrt(128.0 * searched / error) if error > 0 else 1.0
@@ -68,7 +84,7 @@ def allocate(deviations: F32, mean_bits: int) -> Allocation:
 
 
 def default_allocation(head_dim: int, mean_bits: int) -> Allocation:
-    return allocate((1 / (1 + 15 * np.arange(head_dim) / head_dim)).astype(np.float32), mean_bits)
+    return allocate(default_deviations(head_dim), mean_bits)
 
 
 def mean_error(head_dim: int, mean_bits: int) -> float:
@@ -173,3 +189,76 @@ def encode(values: F32, allocation: Allocation) -> tuple[U8, F32]:
     small = step < 2.0**-30
     packed[small] = 0
     return packed, np.where(small, np.float32(0), scale)
+
+
+# ---- token groups: scales and bits of the channels of 64 tokens
+
+GROUP = 64
+STEPS = np.array([2.0 ** (n // 4) / 4 for n in range(16)]) * np.array(
+    [1, 1.189207115002721, 1.4142135623730951, 1.681792830507429] * 4
+)
+"""Deviations by their code."""
+
+
+def section_bytes(head_dim: int) -> int:
+    return -(-(head_dim // 2 + head_dim // 16) // 16) * 16
+
+
+def _pack_nibbles(values: I64) -> U8:
+    return (values[0::2] | values[1::2] << 4).astype(np.uint8)
+
+
+def _unpack_nibbles(data: U8) -> I64:
+    return np.stack([data & 15, data >> 4], axis=1).astype(np.int64).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Scales and bits of a group's channels, in the order of the codes."""
+
+    bits: I64
+    """[blocks]"""
+    channels: I64
+    """[head_dim]"""
+    scales: F32
+    """[head_dim], of a level of 1"""
+
+
+def read_group(section: U8, head_dim: int, mean_bits: int) -> Group:
+    steps = _unpack_nibbles(section[: head_dim // 2])
+    bits = _unpack_nibbles(section[head_dim // 2 : head_dim // 2 + head_dim // 16])
+    if bits.max() > 7 or bits.sum() != mean_bits * len(bits):
+        bits = np.zeros_like(bits)
+    blocks = np.argsort(-bits, kind="stable")
+    channels = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+    inverse = np.repeat([1 / RMS[b] for b in bits[blocks]], BLOCK)
+    return Group(bits[blocks], channels, (STEPS[steps[channels]] * inverse).astype(np.float32))
+
+
+def group_of(values: F32, calibrated: F32, mean_bits: int) -> tuple[U8, Allocation, Group]:
+    """Section, and what rows in its order are encoded with, of the clamped values [64, head_dim] of a group."""
+    head_dim = values.shape[1]
+    square = np.zeros(head_dim)
+    for row in values.astype(np.float64):
+        square = square + row * row
+    edges = np.append((STEPS * STEPS * 1.189207115002721)[:-1], np.inf)
+    steps = (square[:, None] / GROUP >= edges).sum(axis=1)
+    deviations = (calibrated.astype(np.float64) * STEPS[steps]).astype(np.float32)
+    section = np.zeros(section_bytes(head_dim), np.uint8)
+    nibbles = np.concatenate([_pack_nibbles(steps), _pack_nibbles(spend(deviations, mean_bits))])
+    section[: len(nibbles)] = nibbles
+    group = read_group(section, head_dim, mean_bits)
+    return section, weigh(deviations[group.channels], group.bits), group
+
+
+def default_deviations(head_dim: int) -> F32:
+    return (1 / (1 + 15 * np.arange(head_dim) / head_dim)).astype(np.float32)
+
+
+def decode_group(packed: U8, token_scales: F32, section: U8, head_dim: int, mean_bits: int) -> F32:
+    group = read_group(section, head_dim, mean_bits)
+    allocation = Allocation(np.repeat(group.bits, BLOCK), np.empty(0, np.float32), np.empty(0, np.int64))
+    levels = levels_of(packed, allocation).astype(np.float32)
+    x = np.zeros((len(packed), head_dim), np.float32)
+    x[:, group.channels] = levels * token_scales[:, None] * group.scales
+    return x

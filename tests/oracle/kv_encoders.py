@@ -292,17 +292,46 @@ def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
 
 
 def _trellis(x: F32, form: Format, _: np.float32) -> Cell:
+    return _trellis_cell(x, lambda values: trellis.encode(values, form.bits, form.unused))
+
+
+def _klt(x: F32, form: Format, _: np.float32) -> Cell:
+    return klt_cell(x, klt.default_allocation(x.shape[1], form.bits))
+
+
+def klt_cell(x: F32, allocation: klt.Allocation) -> Cell:
+    return _trellis_cell(x, lambda values: klt.encode(values, allocation))
+
+
+def _trellis_cell(x: F32, encode: Callable[[F32], tuple[U8, F32]]) -> Cell:
+    """Cell of rows that `encode` turns into packed codes and scales."""
     largest = np.float32(32) * FP16_MAX
     saturated, nan = _count(x, largest)
-    values = _clean(x, largest)
-    if form.rule == "klt":
-        packed, unrounded = klt.encode(values, klt.default_allocation(x.shape[1], form.bits))
-    else:
-        packed, unrounded = trellis.encode(values, form.bits, form.unused)
+    packed, unrounded = encode(_clean(x, largest))
     scale, above = fp16_scale(unrounded)
     saturated += int(np.sum(above & ~np.any(np.abs(x) > largest, axis=1)))
     packed[scale == 0] = 0
     return Cell(packed, token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
+
+
+def _klt_group(x: F32, form: Format, _: np.float32) -> Cell:
+    """Rows in the order and scale of their group, then as those of klt."""
+    largest = np.float32(32) * FP16_MAX
+    calibrated = klt.default_deviations(x.shape[1])
+    codes, scales, sections = [], [], []
+    saturated = nan = 0
+    for first in range(0, len(x), klt.GROUP):
+        rows = x[first : first + klt.GROUP]
+        section, allocation, group = klt.group_of(_clean(rows, largest), calibrated, form.bits)
+        scaled = rows[:, group.channels] * (np.float32(1) / group.scales)
+        cell = klt_cell(scaled, allocation)
+        assert cell.token_scales is not None
+        codes.append(cell.codes)
+        scales.append(cell.token_scales)
+        sections.append(section)
+        saturated, nan = saturated + cell.saturated, nan + cell.nan
+    planes = [np.concatenate(plane) for plane in (codes, scales, sections)]
+    return Cell(planes[0], token_scales=planes[1], channel_scales=planes[2], saturated=saturated, nan=nan)
 
 
 ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
@@ -320,5 +349,6 @@ ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
     "nvfp4_4over6": _nvfp4,
     "lloyd": _lloyd,
     "trellis": _trellis,
-    "klt": _trellis,
+    "klt": _klt,
+    "klt_group": _klt_group,
 }

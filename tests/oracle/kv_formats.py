@@ -62,6 +62,10 @@ def _klt(bits: int) -> Format:
     return Format("klt", bits=bits, token_scale=FP16, hadamard=True)
 
 
+def _klt_group(bits: int) -> Format:
+    return Format("klt_group", bits=bits, token_scale=FP16, token_group=klt.GROUP, hadamard=True)
+
+
 def _e2m1(rule: str, scale: DType, block: int, *, per_head: bool = False) -> Format:
     return Format(rule, bits=4, block_scale=scale, block=block, per_head=per_head)
 
@@ -89,9 +93,11 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "int3_g32": _signed(3),
         "t3": _trellis(3),
         "klt3": (_klt(3), _trellis(3)),
+        "klt3_g64": (_klt_group(3), _trellis(3)),
         "int2_g32": _signed(2),
         "t2": _trellis(2),
         "klt2": (_klt(2), _trellis(2)),
+        "klt2_g64": (_klt_group(2), _trellis(2)),
         "nvfp4": _e2m1("nvfp4", E4M3, 16, per_head=True),
         "nvfp4_4over6": _e2m1("nvfp4_4over6", E4M3, 16, per_head=True),
         "mxfp4": _e2m1("mxfp4", E8M0, 32),
@@ -117,7 +123,7 @@ NAMES = tuple(FORMATS)
 
 def uncalibrated(name: str) -> str:
     """Scheme text of a name whose keys are encoded without a calibration."""
-    return f"{name}-query" if FORMATS[name][0].rule == "klt" else name
+    return f"{name}-query" if FORMATS[name][0].rule.startswith("klt") else name
 
 
 DEFAULT_HADAMARD = {name for name, (k, v) in FORMATS.items() if k.hadamard and v.hadamard}
@@ -141,15 +147,17 @@ def encode(name: str, x: F32, *, side: str = "k", static_scale: float = 1.0, unu
 def plane_sizes(form: Format, tokens: int, head_dim: int) -> dict[str, tuple[int, DType]]:
     """Elements and dtype of every plane of a cell, in canonical order."""
     blocks = tokens * head_dim // form.block_of(head_dim) if form.block else 0
-    channels = tokens // form.token_group * head_dim if form.token_group else 0
+    groups = tokens // form.token_group if form.token_group else 0
+    by_bits = form.rule == "klt_group"
+    of_group = (klt.section_bytes(head_dim), np.dtype(np.uint8)) if by_bits else (head_dim, FP16)
     planes: dict[str, tuple[int, DType | None]] = {
         "codes": (tokens * head_dim * form.row_bits // 8, np.dtype(np.uint8)),
         "block_scales": (blocks, form.block_scale),
         "block_zeros": (blocks, FP16 if form.block_zero else None),
         "token_scales": (tokens, form.token_scale),
         "token_zeros": (tokens, FP16 if form.token_zero else None),
-        "channel_scales": (channels, FP16 if form.token_group else None),
-        "channel_zeros": (channels, FP16 if form.token_group else None),
+        "channel_scales": (groups * of_group[0], of_group[1] if form.token_group else None),
+        "channel_zeros": (groups * head_dim, FP16 if form.token_group and not by_bits else None),
     }
     return {name: (size, dtype) for name, (size, dtype) in planes.items() if dtype is not None}
 
@@ -160,7 +168,7 @@ def split(form: Format, data: bytes, tokens: int, head_dim: int) -> dict[str, ND
     offset = 0
     for name, (size, dtype) in plane_sizes(form, tokens, head_dim).items():
         plane = np.frombuffer(data, dtype, size, offset)
-        planes[name] = plane if name == "codes" else plane.astype(np.float32)
+        planes[name] = plane if dtype == np.uint8 else plane.astype(np.float32)
         offset += -(-size * dtype.itemsize // 16) * 16
     assert offset == len(data)
     return planes
@@ -192,6 +200,17 @@ def decode(name: str, data: bytes, shape: tuple[int, int], *, side: str = "k", s
     form = on_side(name, side)
     tokens, head_dim = shape
     planes = split(form, data, tokens, head_dim)
+    if form.rule == "klt_group":
+        codes, sections = planes["codes"].reshape(tokens, -1), planes["channel_scales"].reshape(tokens // klt.GROUP, -1)
+        scales = planes["token_scales"]
+        groups = [slice(first, first + klt.GROUP) for first in range(0, tokens, klt.GROUP)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.concatenate(
+                [
+                    klt.decode_group(codes[group], scales[group], section, head_dim, form.bits)
+                    for group, section in zip(groups, sections, strict=True)
+                ]
+            )
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         x = _values(form, planes["codes"].reshape(tokens, -1), head_dim)
 

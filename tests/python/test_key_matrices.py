@@ -17,6 +17,7 @@ from kvanta import InputError, attention, formats
 HEAD_DIM = 64
 SHAPE = (40, HEAD_DIM)
 UNEVEN = ["klt3", "klt2"]
+GROUPED = ["klt3_g64", "klt2_g64"]
 
 
 def normal(seed: int, *shape: int) -> F32:
@@ -73,6 +74,33 @@ def test_eigen_channels_get_their_bits(name: str, fall: float) -> None:
     decoded = formats.decode(name, "k", data, SHAPE, mean=MEAN, eigen=eigen)
     levels = klt.levels_of(packed, allocation) * halves.astype(np.float64)[:, None]
     expected = np.linalg.solve(eigen[:-1].astype(np.float64), (levels / rms).T).T + MEAN
+    np.testing.assert_allclose(decoded, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fall", [0.0, 6.0, 40.0])
+@pytest.mark.parametrize("name", GROUPED)
+def test_token_groups_have_their_own_bits(name: str, fall: float) -> None:
+    eigen = eigen_of(4, fall)
+    bits = kv_formats.on_side(name, "k").bits
+    growth = np.exp2(np.arange(2 * klt.GROUP)[:, None] / 32 * np.linspace(-1, 1, HEAD_DIM))
+    keys = (normal(7, 2 * klt.GROUP, HEAD_DIM) * growth).astype(np.float32) + MEAN
+    stored = product(eigen[:-1], keys - MEAN)
+    data = formats.encode(name, "k", keys, mean=MEAN, eigen=eigen)
+    decoded = formats.decode(name, "k", data, keys.shape, mean=MEAN, eigen=eigen)
+    codes, scales, sections, found, orders = [], [], [], [], []
+    for first in range(0, len(keys), klt.GROUP):
+        rows = stored[first : first + klt.GROUP]
+        section, allocation, group = klt.group_of(rows, eigen[-1], bits)
+        packed, unrounded = klt.encode(rows[:, group.channels] * (np.float32(1) / group.scales), allocation)
+        halves = unrounded.astype(np.float16)
+        codes.append(packed.tobytes())
+        scales.append(halves.tobytes())
+        sections.append(section.tobytes())
+        found.append(klt.decode_group(packed, halves.astype(np.float32), section, HEAD_DIM, bits))
+        orders.append(group.bits.tolist())
+    assert data == b"".join(codes + scales + sections)
+    assert fall == 40.0 or orders[0] != orders[1]
+    expected = np.linalg.solve(eigen[:-1].astype(np.float64), np.concatenate(found).T.astype(np.float64)).T + MEAN
     np.testing.assert_allclose(decoded, expected, rtol=1e-5, atol=1e-5)
 
 

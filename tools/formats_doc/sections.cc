@@ -100,7 +100,11 @@ std::string CellDrawing(const Format& format) {
     per_row(sections.token_scales, "token scales", 0, Bytes(scaling.token));
   }
   if (scaling.token_offset) per_row(sections.token_offsets, "token zeros", 0, 2);
-  if (scaling.token_group != 0) {
+  if (scaling.channel_bits) {
+    line(sections.channel_scales, "channel scales",
+         fmt::format("{} tiles x {} bytes", kShape.tokens / scaling.token_group,
+                     formats::GroupScaleBytes(scaling, kShape.head_dim)));
+  } else if (scaling.token_group != 0) {
     const std::string shape =
         fmt::format("{} tiles x {} channels x 2 bytes", kShape.tokens / scaling.token_group, kShape.head_dim);
     line(sections.channel_scales, "channel scales", shape);

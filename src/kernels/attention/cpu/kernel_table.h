@@ -38,7 +38,9 @@ constexpr void SetDerived(AttentionKernels& kernels) {
       kernels.values[kIndex] = {AccumulateTrellis<kType>};
     }
     if constexpr (formats::IsAllocated(kType)) {  // keys alone
-      kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareQuery<CodeInt8>, ScoreKlt<formats::CodeBits(kType)>};
+      constexpr int kBits = formats::CodeBits(kType);
+      kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareQuery<CodeInt8>, ScoreKlt<kBits>};
+      kernels.channel_scaled_keys[kIndex] = {ChannelScaledQueryBytes, PrepareChannelScaled, ScoreKltGroups<kBits>};
     }
     if constexpr (formats::Info(kType).decoding == formats::Decoding::kLookup8 && formats::IsInteger(kType)) {
       kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareLookup8<kType, PrepareQuery<CodeInt8>>, ScoreLookup8<kType>};

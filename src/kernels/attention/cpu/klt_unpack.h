@@ -9,7 +9,7 @@ namespace kvanta::kernels {
 namespace {
 
 struct KltKeys {
-  const formats::BitAllocation& allocation;
+  const formats::BlockBits& allocation;
 
   // Decodes a group of 16 tokens to the order of int8 keys: [head_dim / 4][16 tokens][4].
   void Unpack(const uint8_t* group, uint8_t* out) const {

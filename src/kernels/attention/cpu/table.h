@@ -57,7 +57,7 @@ struct CellView {
   ScaleSection token_scales = {};             // [page_tokens]
   const uint16_t* block_offsets = nullptr;    // [blocks][page_tokens], or null
   const uint16_t* token_offsets = nullptr;    // [page_tokens], or null
-  const uint16_t* channel_scales = nullptr;   // [page_tokens / token_group][head_dim], or null
+  const uint16_t* channel_scales = nullptr;   // [page_tokens / token_group][head_dim], or as klt_group.h has them
   const uint16_t* channel_offsets = nullptr;  // likewise
   int page_tokens = 0;                        // 16, 32, 64 or 128
   int head_dim = 0;                           // multiple of 8, at most kMaxHeadDim
@@ -189,7 +189,7 @@ struct AttentionKernels {
     return type == formats::ElementType::kBf16 ? bf16_operands : DType::kF32;
   }
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
-  KeyKernel channel_scaled_keys[formats::kElementTypes];  // scales per channel: IsUnsigned() types alone
+  KeyKernel channel_scaled_keys[formats::kElementTypes];  // scales per channel: IsUnsigned() and IsAllocated() types
   ValueKernel values[formats::kElementTypes];
   // bf16 of exact pages and of unquantized channels (outliers, the rotary part of latents). Operands have 16 bits or
   // more on every unit.

@@ -119,7 +119,8 @@ constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scal
       return block != BlockScale::kPower && scaling.token != ScaleType::kF32 && !scaling.token_offset;
     case DecodeKind::kTrellis:
     case DecodeKind::kKlt:
-      return block == BlockScale::kNone && scaling.token == ScaleType::kFp16 && !scaling.token_offset;
+      return block == BlockScale::kNone && scaling.token == ScaleType::kFp16 && !scaling.token_offset &&
+             !scaling.channel_bits;
     case DecodeKind::kFields:
       return block != BlockScale::kPower && scaling.token != ScaleType::kF32 &&
              (scaling.token_group == 0 || scaling.token_group == kGroupTokens);

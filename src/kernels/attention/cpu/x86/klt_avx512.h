@@ -33,7 +33,7 @@ class KltKeys {
  public:
   using Decoder = CodeInt8;  // queries are as uneven as the channels: 8 bits would be too coarse for most of them
 
-  explicit KltKeys(const formats::BitAllocation& allocation) : allocation_(allocation) {
+  explicit KltKeys(const formats::BlockBits& allocation) : allocation_(allocation) {
     for (int block = 0; block < allocation.coded_blocks; ++block) {
       row_bytes_ += allocation.bits[block];
       string_byte_ += block < allocation.scalar_blocks ? allocation.bits[block] : 0;
@@ -106,7 +106,7 @@ class KltKeys {
     for (int r = 0; r < kRows; ++r) coded_bias[r] = bias[r] + Decoder::kOffset * coded_bias[r];
   }
 
-  const formats::BitAllocation& allocation_;
+  const formats::BlockBits& allocation_;
   int row_bytes_ = 0;
   int string_byte_ = 0;  // first byte of the circular string
 };

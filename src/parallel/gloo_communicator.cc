@@ -8,6 +8,7 @@
 #include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -335,7 +336,6 @@ class GlooCommunicator final : public Communicator {
 
   // peer_ did not take part in the operation in progress.
   void MarkLost(const std::exception& error) noexcept {
-    lost_ = true;
     loss_.rank = peer_;
     try {
       const std::string_view text = error.what();
@@ -349,6 +349,7 @@ class GlooCommunicator final : public Communicator {
       loss_ = WaitForRankLoss(config_, peer_, peer_ + 1).value_or(RankLoss{peer_, std::string(text)});
     } catch (...) {  // no memory for the text
     }
+    lost_ = true;  // CheckReports of another thread reads loss_
   }
 
   const GlooConfig config_;
@@ -358,7 +359,7 @@ class GlooCommunicator final : public Communicator {
   std::vector<Peer> peers_;                          // [ranks]; this rank's is empty
   int peer_ = 0;                                     // rank that the operation in progress waits for
   std::chrono::steady_clock::time_point answer_by_;  // end of peer_'s time
-  bool lost_ = false;
+  std::atomic<bool> lost_ = false;
   RankLoss loss_;
 };
 

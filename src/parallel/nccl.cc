@@ -151,31 +151,33 @@ NcclGroup::NcclGroup(std::shared_ptr<const NcclLibrary> library, Communicator& r
 }
 
 std::string NcclGroup::AllGather(const void* own, void* all, size_t bytes, void* stream) noexcept {
-  if (comm_ == nullptr) return "NCCL: the group has been ended";
-  const int result = library_->all_gather(own, all, bytes, kUint8, comm_, stream);
+  void* const comm = comm_;
+  if (comm == nullptr) return "NCCL: the group has been ended";
+  const int result = library_->all_gather(own, all, bytes, kUint8, comm, stream);
   return result == kSuccess ? "" : Describe(*library_, "ncclAllGather", result);
 }
 
 std::string NcclGroup::AsyncError() const noexcept {
   int error = kSuccess;
-  if (comm_ == nullptr) return "";
-  const int result = library_->comm_get_async_error(comm_, &error);
+  void* const comm = comm_;
+  if (comm == nullptr) return "";
+  const int result = library_->comm_get_async_error(comm, &error);
   if (result != kSuccess) return Describe(*library_, "ncclCommGetAsyncError", result);
   return error == kSuccess || error == kInProgress ? "" : Describe(*library_, "a gather", error);
 }
 
 // Not ncclCommDestroy, which waits for the other ranks.
 NcclGroup::~NcclGroup() {
-  if (comm_ != nullptr) library_->comm_abort(comm_);
+  if (void* const comm = comm_; comm != nullptr) library_->comm_abort(comm);
 }
 
 // NCCL first makes its kernels end, and then waits until no graph holds gathers: on a thread, for their owner is the
 // caller.
 void NcclGroup::Abort() noexcept {
-  if (comm_ == nullptr) return;
+  void* const comm = comm_.exchange(nullptr);
+  if (comm == nullptr) return;
   try {
-    aborting_ = std::jthread([library = library_, comm = comm_] { library->comm_abort(comm); });
-    comm_ = nullptr;
+    aborting_ = std::jthread([library = library_, comm] { library->comm_abort(comm); });
   } catch (const std::exception&) {  // no thread: the process can only end
   }
 }

@@ -1,6 +1,7 @@
 // NCCL, for gathers between GPUs without the host. It is loaded when ranks need it, so no program links to it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -46,12 +47,12 @@ class NcclGroup {
   // Error of gathers that have begun; "" without one.
   std::string AsyncError() const noexcept;
   // Ends gathers in progress, whose values are undefined then, and takes part in no more. Waits neither for the other
-  // ranks nor for this one's graphs.
+  // ranks nor for this one's graphs. Another thread may be in AllGather, which ends, too.
   void Abort() noexcept;
 
  private:
   const std::shared_ptr<const NcclLibrary> library_;
-  void* comm_ = nullptr;
+  std::atomic<void*> comm_ = nullptr;
   std::jthread aborting_;
 };
 

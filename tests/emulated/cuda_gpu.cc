@@ -17,6 +17,7 @@
 #include "kernels/attention/cuda/latent_block.h"
 #include "kernels/attention/cuda/score_block.h"
 #include "kernels/compression/cuda/compressor_kernels.h"
+#include "kernels/cuda/launch_clock.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/hyper_connections/cuda/stream_kernels.h"
 #include "kernels/linear/cuda/linear_kernels.h"
@@ -32,10 +33,11 @@ namespace {
 using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): the kernels' unit
 using emulated::EmulationError;
 
-template <class Format>
+template <class Listed>
 void RunAppend(const AppendSides& sides) {
-  constexpr int kMaxBlocks = 5;  // below the rows' need: exercises the grid-stride loop
-  RunShape(AppendKernel<Format>::Shape(sides, kMaxBlocks), [&] { AppendKernel<Format>::Run(sides); });
+  AppendSides limited = sides;
+  limited.max_blocks = 5;  // below the rows' need: exercises the grid-stride loop
+  RunShape(AppendKernelOf<Listed>::Shape(limited), [&] { AppendKernelOf<Listed>::Run(limited); });
 }
 
 constexpr int kAttentionBlocks = 5;
@@ -71,9 +73,9 @@ void RunGroups(const AttentionParams& params) {
   }
 }
 
-template <class... Format>
-void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides) {
-  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Format>...};
+template <class... Listed>
+void RunAppendFrom(TypeList<Listed...> /*list*/, int kernel, const AppendSides& sides) {
+  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Listed>...};
   kRuns[kernel](sides);
 }
 
@@ -122,7 +124,7 @@ class EmulatedGpu final : public kernels::CudaContext {
   void Append(int kernel, const AppendSides& sides) noexcept override {
     Launch([=, this] {
       device_.CountLaunch();
-      RunAppendFrom(AppendFormats{}, kernel, sides);
+      RunAppendFrom(AppendKernels{}, kernel, sides);
     });
   }
   int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {
@@ -141,6 +143,7 @@ class EmulatedGpu final : public kernels::CudaContext {
         device_.CountLaunch();
         RunAttendFrom(AttentionKernels{}, kernel, params);
       }
+      if (params.CombinesTiles()) return;
       device_.CountLaunch();
       RunShape(CombineShape(params), [&] { CombineBlock(params); });
     });
@@ -163,6 +166,7 @@ class EmulatedGpu final : public kernels::CudaContext {
     });
   }
   void SetWaitCheck(WaitCheck check) override { device_.SetWaitCheck(std::move(check)); }
+  std::chrono::duration<double> LaunchTime() const noexcept override { return clock_.Time(); }
   std::unique_ptr<kernels::LaunchGraph> Capture(const std::function<void()>& launches) override {
     auto graph = std::make_unique<Graph>(device_);
     const std::shared_ptr<void> end(nullptr, [this](void*) { device_.CaptureTo(nullptr); });
@@ -195,6 +199,7 @@ class EmulatedGpu final : public kernels::CudaContext {
     }
     if (!device_.Error().empty()) return;
     const GuardedDevice::Access access(device_);
+    const kernels::LaunchClock::Launching launching(clock_);
     try {
       run();
     } catch (const EmulationError& error) {
@@ -203,6 +208,7 @@ class EmulatedGpu final : public kernels::CudaContext {
   }
 
   const std::string nccl_library_;
+  kernels::LaunchClock clock_;
   GuardedDevice device_;
 };
 

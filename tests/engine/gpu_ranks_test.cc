@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <latch>
 #include <map>
 #include <memory>
 #include <random>
@@ -16,6 +17,7 @@
 #include "engine/engine_impl.h"
 #include "engine/ranks.h"
 #include "engine/requests.h"
+#include "kernels/cuda/gpu_communicator.h"
 #include "kvanta/rank_lost_error.h"
 #include "parallel/gloo_communicator.h"
 #include "parallel/rank_files.h"
@@ -155,6 +157,44 @@ TEST(GpuRanksOfOneMachine, WaitsEndWithALostRank) {
       EXPECT_NE(error.Reason().find(reported ? "ended by SIGKILL" : "within 20 seconds"), std::string::npos)
           << error.Reason();
     }
+  }
+}
+
+// A launch waits for a rank that does not take part in its gather, as while a GPU's queue is full: a thread ends it.
+TEST(GpuRanksOfOneMachine, LaunchesEndWithALostRank) {
+  if (const std::string missing = parallel::MissingForGloo(); !missing.empty()) GTEST_SKIP() << missing;
+  for (const bool reported : {true, false}) {
+    const weights::TempFolder folder;
+    const auto join = [&](int rank, const std::shared_ptr<kernels::CudaContext>& gpu) {
+      return kernels::MakeGpuCommunicator(
+          {.gpu = gpu,
+           .host = parallel::JoinGloo({.rank = rank, .size = 2, .folder = folder.Path(), .identity = "model = a\n"}),
+           .timeout = std::chrono::seconds(reported ? 60 : 1),
+           .on_warning = nullptr});
+    };
+    std::latch ended(1);
+    const std::jthread other([&] {
+      const auto ranks = join(1, testing::MakeEmulatedGpu(KVANTA_FAKE_NCCL));
+      ended.wait();
+    });
+    const std::shared_ptr<kernels::CudaContext> gpu = testing::MakeEmulatedGpu(KVANTA_FAKE_NCCL);
+    const auto ranks = join(0, gpu);
+    const std::jthread reporter([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      if (reported)
+        parallel::ReportRankLoss(folder.Path(), 1, {.rank = 1, .reason = "its process was ended by SIGKILL"});
+    });
+    const Buffer columns = gpu->device().Allocate(8 * sizeof(float));
+    ranks->AllGatherColumns(columns.as<float>(), 1, ranks->PartitionOf(8), columns.as<float>());
+    try {
+      ranks->Check();
+      ADD_FAILURE() << "the loss was not noticed";
+    } catch (const RankLostError& error) {
+      EXPECT_EQ(error.Rank(), 1);
+      EXPECT_NE(error.Reason().find(reported ? "ended by SIGKILL" : "within 1 seconds"), std::string::npos)
+          << error.Reason();
+    }
+    ended.count_down();
   }
 }
 

@@ -16,6 +16,7 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_objects.h"
 #include "kernels/cuda/entries.h"
+#include "kernels/cuda/launch_clock.h"
 #include "kernels/cuda/probe.h"
 #include "kvanta/error.h"
 
@@ -62,6 +63,7 @@ class HostWait {
   template <class Query, class Wait>
   cudaError_t For(Query is_done, Wait wait) const {
     if (!check_) return wait();
+    check_({});  // another thread may have given up a launch
     const auto start = std::chrono::steady_clock::now();
     for (;;) {
       const cudaError_t error = is_done();
@@ -127,11 +129,12 @@ class Staging {
 // The current device is per thread, so every call sets it.
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int device, cudaStream_t stream, FirstError& first_error, const HostWait& wait)
+  CudaDevice(int device, cudaStream_t stream, FirstError& first_error, const HostWait& wait, LaunchClock& clock)
       : device_(device),
         stream_(stream),
         first_error_(first_error),
         wait_(wait),
+        clock_(clock),
         name_("cuda:" + std::to_string(device)),
         staging_(stream, wait) {}
 
@@ -158,11 +161,13 @@ class CudaDevice final : public Device {
   void CopyIn(void* device, const void* host, size_t bytes) override {
     CheckNotCapturing("a copy from the host");
     Use();
+    const LaunchClock::Launching launching(clock_);
     staging_.Copy(device, host, bytes);
   }
   void CopyInAsync(void* device, const void* host, size_t bytes) override {
     CheckNotCapturing("a copy from the host");
     Use();
+    const LaunchClock::Launching launching(clock_);
     Require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
   }
   void CopyOut(void* host, const void* device, size_t bytes) override {
@@ -172,6 +177,7 @@ class CudaDevice final : public Device {
   }
   void CopyOutAsync(void* host, const void* device, size_t bytes) override {
     Use();
+    const LaunchClock::Launching launching(clock_);
     Require(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, capturing != nullptr ? capturing : stream_),
             "copying from the GPU");
   }
@@ -201,6 +207,7 @@ class CudaDevice final : public Device {
   cudaStream_t stream_;
   FirstError& first_error_;
   const HostWait& wait_;
+  LaunchClock& clock_;
   std::string name_;
   Staging staging_;
 };
@@ -213,7 +220,7 @@ class CudaRuntimeContext final : public CudaContext {
     Require(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
             "querying the GPU's multiprocessors");
     stream_ = MakeStream();
-    device_ = std::make_unique<CudaDevice>(index_, stream_.get(), first_error_, wait_);
+    device_ = std::make_unique<CudaDevice>(index_, stream_.get(), first_error_, wait_, clock_);
   }
   ~CudaRuntimeContext() override { cudaStreamSynchronize(stream_.get()); }
   CudaRuntimeContext(const CudaRuntimeContext&) = delete;
@@ -234,12 +241,16 @@ class CudaRuntimeContext final : public CudaContext {
 
   void Append(int kernel, const cuda::AppendSides& sides) noexcept override {
     Use();
+    const LaunchClock::Launching launching(clock_);
     constexpr int kBlocksPerSm = 8;
-    cuda::LaunchAppend(kernel, sides, kBlocksPerSm * multiprocessors_, Current());
+    cuda::AppendSides limited = sides;
+    limited.max_blocks = kBlocksPerSm * multiprocessors_;
+    cuda::LaunchAppend(kernel, limited, Current());
     CheckLaunch("an append kernel");
   }
   void Attend(int kernel, const cuda::AttentionParams& params) noexcept override {
     Use();
+    const LaunchClock::Launching launching(clock_);
     if (params.group_metadata != nullptr) {
       cuda::LaunchGroups(kernel, params, multiprocessors_, Current());
       CheckLaunch("an attention kernel of tile groups");
@@ -248,26 +259,31 @@ class CudaRuntimeContext final : public CudaContext {
       cuda::LaunchAttend(kernel, params, multiprocessors_, Current());
       CheckLaunch("an attention kernel");
     }
+    if (params.CombinesTiles()) return;
     cuda::LaunchCombine(params, Current());
     CheckLaunch("a combine kernel");
   }
   void Run(const cuda::ModelOp& op) noexcept override {
     Use();
+    const LaunchClock::Launching launching(clock_);
     cuda::LaunchOp(op, Current());
     CheckLaunch("a model kernel");
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Use();
+    const LaunchClock::Launching launching(clock_);
     Record(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Current()), "a copy");
   }
   std::string NcclLibrary() const override { return "libnccl.so.2"; }
   void Select() override { Require(cudaSetDevice(index_), "selecting the GPU"); }
   void AllGather(parallel::NcclGroup& ranks, const void* own, void* all, size_t bytes) noexcept override {
     Use();
+    const LaunchClock::Launching launching(clock_);
     const std::string error = ranks.AllGather(own, all, bytes, Current());
     if (!error.empty()) first_error_.Record(error, "a gather of all ranks");
   }
   void SetWaitCheck(WaitCheck check) override { wait_.SetCheck(std::move(check)); }
+  std::chrono::duration<double> LaunchTime() const noexcept override { return clock_.Time(); }
   std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& launches) override {
     Select();
     const Stream stream = MakeStream();
@@ -312,6 +328,7 @@ class CudaRuntimeContext final : public CudaContext {
     CudaGraph(CudaRuntimeContext& context, GraphExec graph) : context_(context), graph_(std::move(graph)) {}
     void Run() noexcept override {
       context_.Use();
+      const LaunchClock::Launching launching(context_.clock_);
       context_.Record(cudaGraphLaunch(graph_.get(), context_.stream_.get()), "a CUDA graph");
     }
 
@@ -330,6 +347,7 @@ class CudaRuntimeContext final : public CudaContext {
   int multiprocessors_ = 1;
   FirstError first_error_;
   HostWait wait_;
+  LaunchClock clock_;
   Stream stream_;
   std::unique_ptr<CudaDevice> device_;  // destroyed before the stream
 };

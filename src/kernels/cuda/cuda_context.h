@@ -33,7 +33,7 @@ class CudaContext {
   // FindAttend. Errors are kept, and thrown by the device's Synchronize and CopyOut.
   virtual void Append(int kernel, const cuda::AppendSides& sides) noexcept = 0;
   virtual void Attend(int kernel,
-                      const cuda::AttentionParams& params) noexcept = 0;     // KV splits, then their combination
+                      const cuda::AttentionParams& params) noexcept = 0;     // KV splits and their combination
   virtual void Run(const cuda::ModelOp& op) noexcept = 0;                    // grid must not be empty
   virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;  // within device memory
 
@@ -47,6 +47,9 @@ class CudaContext {
   // Null: nothing is called.
   using WaitCheck = std::function<void(std::chrono::duration<double> waited)>;
   virtual void SetWaitCheck(WaitCheck check) = 0;
+  // Time that the host has spent in the launch or copy in progress, which waits while the GPU's queue is full; 0: it is
+  // in none. For another thread, since a wait check is not called then.
+  virtual std::chrono::duration<double> LaunchTime() const noexcept = 0;
 
   // Captures what `launches` launches instead of running it. `launches` must not allocate, synchronize or copy from the
   // host. Throws ResourceError.

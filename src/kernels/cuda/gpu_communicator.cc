@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +39,7 @@ class GpuCommunicator final : public parallel::Communicator {
     gathered_ = gpu_->device().Allocate(kGatherBytes);
     nccl_ = std::make_unique<parallel::NcclGroup>(std::move(library), *host_, [gpu = gpu_] { gpu->Select(); });
     gpu_->SetWaitCheck([this](std::chrono::duration<double> waited) { CheckWait(waited); });
+    watcher_ = std::jthread([this](const std::stop_token& stop) { WatchLaunches(stop); });
   }
   ~GpuCommunicator() override { gpu_->SetWaitCheck(nullptr); }
 
@@ -53,7 +58,7 @@ class GpuCommunicator final : public parallel::Communicator {
   void Send(int to, const void* data, int64_t bytes) noexcept override { host_->Send(to, data, bytes); }
   void Receive(int from, void* data, int64_t bytes) noexcept override { host_->Receive(from, data, bytes); }
   void Check() const override {
-    if (error_) std::rethrow_exception(error_);
+    if (const std::exception_ptr error = Error()) std::rethrow_exception(error);
     OrAbort([&] { host_->Check(); });
   }
   void CheckReports() override {
@@ -96,7 +101,7 @@ class GpuCommunicator final : public parallel::Communicator {
     const auto row_bytes = RoundUp(columns.count, int64_t{Size()}) * static_cast<int64_t>(sizeof(float));
     const int64_t at_once = std::max<int64_t>(1, kGatherBytes / row_bytes);
     try {
-      for (int64_t first = 0; first < rows && !error_; first += at_once) {
+      for (int64_t first = 0; first < rows && !Error(); first += at_once) {
         const Piece piece{.own = own + first * stride,
                           .stride = stride,
                           .rows = std::min(at_once, rows - first),
@@ -108,8 +113,13 @@ class GpuCommunicator final : public parallel::Communicator {
         }
       }
     } catch (const std::exception&) {  // of copies; the other ranks see this one end
+      const std::lock_guard lock(mutex_);
       error_ = std::current_exception();
     }
+  }
+  std::exception_ptr Error() const {
+    const std::lock_guard lock(mutex_);
+    return error_;
   }
 
   // NCCL gathers parts of one size, rank after rank.
@@ -163,10 +173,11 @@ class GpuCommunicator final : public parallel::Communicator {
 
   // The kernels of a gather run until all ranks take part.
   void CheckWait(std::chrono::duration<double> waited) {
+    const std::lock_guard lock(mutex_);
+    if (error_) std::rethrow_exception(error_);
     const auto now = steady_clock::now();
     if (now < next_check_) return;
     next_check_ = now + kReportPoll;
-    if (error_) std::rethrow_exception(error_);
     try {
       CheckReports();
       if (const std::string error = nccl_->AsyncError(); !error.empty()) throw ResourceError(error);
@@ -185,6 +196,23 @@ class GpuCommunicator final : public parallel::Communicator {
     }
   }
 
+  // A launch waits while the GPU's queue is full, for as long as a gather in it. Where that takes long, checks as waits
+  // do: the launch then returns, and Check() throws.
+  void WatchLaunches(const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    while (!stop.stop_requested()) {
+      stopped.wait_for(lock, stop, kReportPoll, [] { return false; });
+      const std::chrono::duration<double> launching = gpu_->LaunchTime();
+      if (launching < kReportPoll) continue;
+      try {
+        CheckWait(launching);
+      } catch (const std::exception&) {  // kept in error_
+      }
+    }
+  }
+
   const std::shared_ptr<CudaContext> gpu_;
   const std::shared_ptr<parallel::Communicator> host_;
   const std::chrono::seconds timeout_;
@@ -193,7 +221,9 @@ class GpuCommunicator final : public parallel::Communicator {
   Buffer host_own_, host_rows_;  // without: f32 [rows][columns of this rank], [rows][columns]
   // Null: gathers pass through the host. Destroyed first, since freeing memory waits for gathers in progress.
   std::unique_ptr<parallel::NcclGroup> nccl_;
+  mutable std::mutex mutex_;  // of error_ and next_check_
   std::exception_ptr error_;
+  std::jthread watcher_;
 };
 
 // The rank's reason for not using NCCL; "" if it can.

@@ -11,7 +11,6 @@
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/attention/cuda/latent_values.h"
 #include "kernels/attention/cuda/scores.h"
-#include "kernels/attention/cuda/tasks.h"
 #include "kernels/attention/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
@@ -43,6 +42,7 @@ struct LatentBlock {
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
     ForTasks(*params.metadata, [&](const SplitTask& task) { Attend(params, task); });
+    if (params.CombinesTiles()) CombineFinishedTiles(params);
   }
 
   // Query terms for keys of a decode kind (KvTypeTraits::kTerms).

@@ -48,6 +48,7 @@ CLASSES = {
 _BY_LENGTH = sorted(((name, key) for key, names in CLASSES.items() for name in names), key=lambda pair: -len(pair[0]))
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_PROPERTIES = re.compile(r"Function properties for (\w+)")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -61,10 +62,13 @@ def read_ptxas(text: str) -> dict[str, dict[str, int]]:
     """Resources of each kernel by its mangled name: registers, bytes of spills and of static shared memory."""
     kernels: dict[str, dict[str, int]] = {}
     current: dict[str, int] = {}
+    is_entry = True  # else a function that it calls
     for line in text.splitlines():
         if entry := _ENTRY.search(line):
             current = kernels[entry[1]] = {"registers": 0, "spill_bytes": 0, "shared_bytes": 0}
-        elif spills := _SPILLS.search(line):
+        elif properties := _PROPERTIES.search(line):
+            is_entry = properties[1] in kernels
+        elif is_entry and (spills := _SPILLS.search(line)):
             current["spill_bytes"] = int(spills[2]) + int(spills[3])
         elif registers := _REGISTERS.search(line):
             current["registers"] = int(registers[1])

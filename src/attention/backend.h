@@ -16,6 +16,8 @@
 #include "cache/recurrent_state.h"
 #include "cache/visibility.h"
 #include "formats/scheme.h"
+#include "kernels/head_transform.h"
+#include "kernels/linear/linear.h"
 #include "parallel/communicator.h"
 
 namespace kvanta::attention {
@@ -57,6 +59,18 @@ struct BatchShape {
   int64_t bucket = 0;
 };
 
+// New rows of a layer before norms and RoPE of their heads. f32, row strides in floats.
+struct HeadRows {
+  float* q = nullptr;  // [rows][heads * head_dim]
+  int64_t q_stride = 0;
+  kernels::HeadTransform q_transform = {};
+  const float* k = nullptr;  // [rows][kv_heads * head_dim], here and below
+  const float* v = nullptr;  // which has neither
+  int64_t kv_stride = 0;
+  kernels::HeadTransform k_transform = {};
+  int64_t rows = 0;
+};
+
 // Quantization counters since the backend was created: saturated and NaN values, and blocks whose scale is zero (they
 // dequantize to zeros). `blocks` counts blocks, or rows where a row has one scale, of symmetric formats that quantize
 // each row independently.
@@ -96,6 +110,11 @@ class Backend {
   // (formats::LayerShape::row_tokens): of k, the rows of tokens with which an entry ends are read.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
 
+  // The same with norms and RoPE of queries, in place, and of keys, which are left as they are: for layers of which
+  // TransformsHeads is true, on a GPU, which has fewer launches then. False where an observer sees rows of Append.
+  virtual bool TransformsHeads(int /*layer*/) const noexcept { return false; }
+  virtual void AppendHeads(Plan& /*plan*/, int /*layer*/, const HeadRows& /*rows*/) noexcept {}
+
   // Encodes records of a KV cache group's later levels, by cache::AgeIndex, from the quantized one; null: not wanted.
   // Between steps, and only of backends on the host.
   virtual void EncodeLevels(int /*group*/, const uint8_t* /*quantized*/, std::span<uint8_t* const> /*later*/) noexcept {
@@ -111,8 +130,13 @@ class Backend {
   virtual std::span<const int32_t> Selected(const Plan& /*plan*/, int64_t /*row*/) const noexcept { return {}; }
 
   // q: f32 [rows][heads * KeyDim()], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim],
-  // dense.
-  virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
+  // dense. reader: the linear layer that alone reads `out`, and next: a GPU may pack it for it instead
+  // (kernels::Ops::ActivateMul); or null.
+  virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out,
+                   const kernels::Linear* reader) noexcept = 0;
+  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept {
+    Run(plan, layer, q, q_stride, out, nullptr);
+  }
 
   // States of a recurrent layer that the step reads and writes.
   virtual cache::StateStep States(const Plan& /*plan*/, int /*layer*/) const noexcept { return {}; }

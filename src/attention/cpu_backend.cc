@@ -123,7 +123,8 @@ class CpuBackend final : public Backend {
     writer_.EncodeLevels(group, quantized, later, *threads_);
   }
 
-  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out,
+           const kernels::Linear* /*reader*/) noexcept override {
     CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
     const LayerView& view = layers_[static_cast<size_t>(layer)];
     if (view.scheme->shared_kv) {

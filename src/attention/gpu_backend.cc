@@ -11,6 +11,7 @@
 #include "attention/gpu_plan.h"
 #include "attention/gpu_slots.h"
 #include "kernels/attention/cuda/kernel_list.h"
+#include "kernels/linear/cuda/gpu_linear.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -81,23 +82,28 @@ class GpuBackend final : public Backend {
   }
 
   void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
-    const GpuPlan& step = static_cast<const GpuPlan&>(plan);
-    const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
-    AppendStep rows{.k = k,
-                    .v = v,
-                    .stride = kv_stride,
-                    .slots = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.slots)),
-                    .max_slots = step.max_rows};
-    AppendCells(gpu_layer, rows, *gpu_);
-    if (!gpu_layer.exact_open) return;
-    rows.max_slots = step.groups[static_cast<size_t>(gpu_layer.slots)].max_closed_slots;
-    if (rows.max_slots == 0) return;
-    rows.slots = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.slots));
-    rows.from_exact = true;
-    AppendCells(gpu_layer, rows, *gpu_);
+    AppendHeads(plan, layer, {.k = k, .v = v, .kv_stride = kv_stride});
   }
 
-  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+  bool TransformsHeads(int layer) const noexcept override {
+    return attention::TransformsHeads(layers_[static_cast<size_t>(layer)]);
+  }
+  void AppendHeads(Plan& plan, int layer, const HeadRows& rows) noexcept override {
+    const GpuPlan& step = static_cast<const GpuPlan&>(plan);
+    const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
+    AppendStep append{.rows = rows,
+                      .slots = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.slots)),
+                      .max_slots = step.max_rows};
+    if (gpu_layer.exact_open) {
+      append.closed_slots = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.slots));
+      append.max_closed_slots = step.groups[static_cast<size_t>(gpu_layer.slots)].max_closed_slots;
+      append.is_decode = step.is_decode;
+    }
+    AppendCells(gpu_layer, append, *gpu_);
+  }
+
+  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out,
+           const kernels::Linear* reader) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
     const size_t shape = shape_of_[static_cast<size_t>(layer)];
@@ -112,6 +118,7 @@ class GpuBackend final : public Backend {
     }
     params.max_tiles = step.max_tiles[shape];
     params.tile_rows = step.tile_rows[shape];
+    if (!shapes_[shape].work.is_sparse && params.max_tiles != 0) SetPack(step, shapes_[shape].work, reader, params);
     if (params.max_tiles != 0) gpu_->Attend(gpu_layer.attend_kernel, params);
     if (!shapes_[shape].work.is_sparse) return;
     sparse_->Run(step.sparse, step.metadata, pool_.Layout().layers[static_cast<size_t>(layer)],
@@ -174,6 +181,15 @@ class GpuBackend final : public Backend {
     AttentionParams params = layers_[static_cast<size_t>(layer)].attention;
     params.metadata = plan.DevicePointer<AttentionMetadata>(AttentionOffset(shape_of_[static_cast<size_t>(layer)]));
     return params;
+  }
+
+  // Packs outputs for their reader: parts of rows, or whole rows in decode steps.
+  static void SetPack(const GpuPlan& step, const WorkShape& work, const kernels::Linear* reader,
+                      AttentionParams& params) noexcept {
+    params.pack = kernels::PrepackParts(reader, params.out, step.max_rows);
+    if (params.pack.packs || !step.is_decode || !params.CombinesTiles()) return;
+    params.pack = kernels::Prepack(reader, params.out, step.max_rows);
+    if (params.pack.packs) params.row_tiles = static_cast<int32_t>(TilesPerToken(work));
   }
 
   void RunCompressed(const GpuPlan& plan, int index, const AttentionParams& params) noexcept {
@@ -248,12 +264,6 @@ class GpuBackend final : public Backend {
 
   void FillSchedules(int64_t bucket, GpuPlan& plan) {
     plan.schedules.resize(shapes_.size());
-    int64_t rows = 0;
-    int64_t floats = 0;
-    const auto reserve = [&](const GpuSchedule& schedule, const WorkShape& work) {
-      rows = std::max(rows, schedule.result_rows);
-      floats = std::max(floats, schedule.result_rows * work.head_dim);
-    };
     static const Batch kNoRows;
     if (sparse_) sparse_->MakePlan(plan.batch, bucket, plan.sparse);
     if (compressed_) compressed_->MakePlan(plan.batch, bucket, sparse_ ? &plan.sparse : nullptr, plan.compressed);
@@ -264,18 +274,17 @@ class GpuBackend final : public Backend {
       if (bucket > 0) partition.group_blocks = 0;  // captured launches serve steps without groups
       MakeGpuSchedule(shape.work, batch, plan.groups[static_cast<size_t>(shape.group)].first_pages,
                       pool_.Layout().page_size, partition, plan.schedules[i]);
-      reserve(plan.schedules[i], shape.work);
+      plan.results.Include(plan.schedules[i], shape.work.head_dim);
     }
     for (size_t i = 0; sparse_ && i < plan.sparse.schedules.size(); ++i) {
-      reserve(plan.sparse.schedules[i], sparse_->ShapeAt(i).work);
+      plan.results.Include(plan.sparse.schedules[i], sparse_->ShapeAt(i).work.head_dim);
     }
     for (size_t i = 0; compressed_ && i < plan.compressed.shapes.size(); ++i) {
       for (const GpuSchedule& schedule : plan.compressed.shapes[i].schedules) {
-        reserve(schedule, compressed_->ShapeAt(i).work);
+        plan.results.Include(schedule, compressed_->ShapeAt(i).work.head_dim);
       }
     }
-    Grow(device(), plan.split_out, floats * int64_t{sizeof(float)});
-    Grow(device(), plan.split_state, 2 * rows * int64_t{sizeof(float)});
+    plan.results.Reserve(device(), plan.batch.rows);
   }
 
   // Grid sizes of this step, or of the largest step of its bucket.
@@ -284,6 +293,7 @@ class GpuBackend final : public Backend {
     plan.tile_rows.clear();
     plan.max_rows = static_cast<int32_t>(bucket > 0 ? bucket : plan.batch.rows);
     plan.max_sequences = bucket > 0 ? bucket : std::ssize(plan.batch.sequences);
+    plan.is_decode = plan.batch.rows == std::ssize(plan.batch.sequences);
     for (GroupStep& group : plan.groups) {
       group.max_closed_slots =
           static_cast<int32_t>(bucket > 0 ? bucket * pool_.Layout().page_size : std::ssize(group.closed_slots));
@@ -335,22 +345,20 @@ class GpuBackend final : public Backend {
       metadata.Write(RowSlotsOffset(pool_.Groups() + static_cast<int>(i)),
                      mapping(offsets[first_entries + i], plan.entry_slots[i].size()));
     }
-    auto *const split_out = plan.split_out.as<float>(), *const split_state = plan.split_state.as<float>();
     for (size_t i = 0; i < plan.schedules.size(); ++i) {
       const auto group = static_cast<size_t>(shapes_[i].group);
       AttentionMetadata of_shape =
           MetadataOf(plan.schedules[i], metadata.Address(), offsets.data() + first_shape + kScheduleArrays * i);
       of_shape.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]);
       of_shape.first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]);
-      of_shape.split_out = split_out;
-      of_shape.split_state = split_state;
+      plan.results.Set(of_shape);
       metadata.Write(AttentionOffset(i), of_shape);
       SetTasks(plan.schedules[i].groups, metadata.Address(), offsets.data() + first_shape + kScheduleArrays * i + 3,
                of_shape);
       metadata.Write(AttentionOffset(i) + sizeof(AttentionMetadata), of_shape);
     }
-    if (sparse_) sparse_->WriteHeader(metadata, plan.sparse, split_out, split_state);
-    if (compressed_) compressed_->WriteHeader(metadata, plan.compressed, split_out, split_state);
+    if (sparse_) sparse_->WriteHeader(metadata, plan.sparse, plan.results);
+    if (compressed_) compressed_->WriteHeader(metadata, plan.compressed, plan.results);
     WriteStates(plan);
     metadata.Upload(device());
   }

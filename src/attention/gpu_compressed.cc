@@ -116,17 +116,15 @@ void GpuCompressed::AddArrays(StepMetadata& metadata, GpuCompressedPlan& plan) c
   }
 }
 
-void GpuCompressed::WriteHeader(StepMetadata& metadata, const GpuCompressedPlan& plan, float* split_out,
-                                float* split_state) const {
+void GpuCompressed::WriteHeader(StepMetadata& metadata, const GpuCompressedPlan& plan,
+                                const GpuSplitResults& results) const {
   const uint8_t* const base = metadata.Address();
   for (const GpuCompressedPlan::Shape& shape : plan.shapes) {
     metadata.Write(shape.header,
                    CompressedStep{.rows = reinterpret_cast<const CompressedRow*>(base + shape.rows_offset),
                                   .count = static_cast<int32_t>(shape.rows.size())});
-    WriteSchedules(
-        shape.schedules, shape.schedule_offsets,
-        {.pages = page_ids_.as<kernels::cuda::PageIds>(), .split_out = split_out, .split_state = split_state},
-        shape.header + sizeof(CompressedStep), metadata);
+    WriteSchedules(shape.schedules, shape.schedule_offsets, page_ids_.as<kernels::cuda::PageIds>(), results,
+                   shape.header + sizeof(CompressedStep), metadata);
   }
 }
 

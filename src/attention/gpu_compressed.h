@@ -57,7 +57,7 @@ class GpuCompressed {
   size_t HeaderBytes(GpuCompressedPlan& plan, size_t header) const noexcept;
   // Adds the plan's arrays, and, after StepMetadata::Reserve, writes its header.
   void AddArrays(StepMetadata& metadata, GpuCompressedPlan& plan) const;
-  void WriteHeader(StepMetadata& metadata, const GpuCompressedPlan& plan, float* split_out, float* split_state) const;
+  void WriteHeader(StepMetadata& metadata, const GpuCompressedPlan& plan, const GpuSplitResults& results) const;
 
   // A layer's shape and kernel, and its arguments, with q, out and metadata; and those of the layer of its entries.
   struct Layer {

@@ -23,6 +23,7 @@ using kernels::cuda::AppendSides;
 using kernels::cuda::AttentionParams;
 using kernels::cuda::CellOffsets;
 using kernels::cuda::FindAppend;
+using kernels::cuda::FindAppendPair;
 using kernels::cuda::FindAttend;
 
 CellOffsets MakeOffsets(const formats::CellSections& sections, int64_t first_cell, int64_t head_stride) {
@@ -63,24 +64,54 @@ std::string FindUnsupported(const formats::LayerScheme& scheme) {
   return "";
 }
 
+// Outlier channels and rotated channels of latents, in a third cell or in place of V's, are taken from rows as they
+// are.
+bool TransformsHeads(const GpuLayer& layer) noexcept {
+  return layer.cells.size() == 2 && !layer.cells.back().params.is_key &&
+         layer.attention.head_dim <= kernels::cuda::kMaxTransformedHead;
+}
+
 void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaContext& gpu) noexcept {
-  const bool to_exact = layer.exact_open && !step.from_exact;
-  const auto kernel_of = [&](const GpuCell& cell) { return to_exact ? cell.exact_kernel : cell.kernel; };
-  AppendSides sides{.sides = {}, .count = 0};
-  for (size_t i = 0; i < layer.cells.size(); ++i) {
-    const GpuCell& cell = layer.cells[i];
-    AppendParams& params = sides.sides[sides.count++] = cell.params;
-    params.rows = (params.is_key ? step.k : step.v) + cell.first_channel;
-    params.stride = step.stride;
-    params.slot_mapping = step.slots;
-    params.max_slots = step.max_slots;
-    params.to_exact = to_exact;
-    params.from_exact = step.from_exact;
-    const bool has_next = i + 1 < layer.cells.size() && sides.count < std::ssize(sides.sides);
-    if (has_next && kernel_of(layer.cells[i + 1]) == kernel_of(cell)) continue;
-    gpu.Append(kernel_of(cell), sides);
-    sides.count = 0;
-  }
+  const bool closes = layer.exact_open && step.max_closed_slots != 0;
+  // new_rows, closed_rows: whether they are written.
+  const auto launch = [&](bool new_rows, bool closed_rows) {
+    AppendSides sides{.sides = {}, .count = 0};
+    if (new_rows && step.rows.q != nullptr) {
+      sides.queries = {.q = step.rows.q,
+                       .stride = step.rows.q_stride,
+                       .rows = static_cast<int32_t>(step.rows.rows),
+                       .heads = layer.attention.heads,
+                       .head_dim = layer.attention.head_dim,
+                       .transform = step.rows.q_transform};
+    }
+    const auto kernel_of = [&](const GpuCell& cell) {
+      if (closed_rows && layer.pair_kernel >= 0) return layer.pair_kernel;
+      return layer.exact_open && !closed_rows ? cell.exact_kernel : cell.kernel;
+    };
+    for (size_t i = 0; i < layer.cells.size(); ++i) {
+      const GpuCell& cell = layer.cells[i];
+      AppendParams& params = sides.sides[sides.count++] = cell.params;
+      params.rows = (params.is_key ? step.rows.k : step.rows.v) + cell.first_channel;
+      params.stride = step.rows.kv_stride;
+      if (params.is_key) params.heads = step.rows.k_transform;
+      params.to_exact = layer.exact_open;
+      if (new_rows) {
+        params.slot_mapping = step.slots;
+        params.max_slots = step.max_slots;
+      }
+      if (closed_rows) {
+        params.closed_mapping = step.closed_slots;
+        params.max_closed_slots = step.max_closed_slots;
+      }
+      const bool has_next = i + 1 < layer.cells.size() && sides.count < std::ssize(sides.sides);
+      if (has_next && kernel_of(layer.cells[i + 1]) == kernel_of(cell)) continue;
+      gpu.Append(kernel_of(cell), sides);
+      sides.count = 0;
+      sides.queries = {};
+    }
+  };
+  launch(true, closes && step.is_decode);
+  if (closes && !step.is_decode) launch(false, true);
 }
 
 template <class T>
@@ -106,6 +137,7 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
   if (!scheme.SharesCell()) layer.cells.push_back(BuildSide(index, false));
   const bool has_unquantized = scheme.UnquantizedShape().head_dim != 0;
   if (has_unquantized) layer.cells.push_back(BuildUnquantized(index, layer.cells[0].params));
+  if (layer.cells.size() == 2) layer.pair_kernel = FindAppendPair(*scheme.k.format, *scheme.v.format);
   for (GpuCell& cell : layer.cells) cell.params.sums = sums + (cell.params.is_key ? 0 : 1);
 
   const auto static_scales = [&](const formats::Side& side, const formats::SideScales& given) {

@@ -20,6 +20,7 @@ struct GpuCell {
 
 struct GpuLayer {
   std::vector<GpuCell> cells;  // K; V, unless it shares K's cell; K's unquantized channels, if any
+  int pair_kernel = -1;        // of two cells, for pages that close
   bool exact_open = false;
   int slots = 0;          // whose rows Append writes (gpu_plan.h)
   size_t compressed = 0;  // of a layer whose K and V are one row: its CompressedShape
@@ -27,15 +28,20 @@ struct GpuLayer {
   kernels::cuda::AttentionParams attention;
 };
 
-// Rows of k and v of a step, or (from_exact) the pages that close in it.
+// True if launches of AppendCells can transform queries and keys (HeadRows).
+bool TransformsHeads(const GpuLayer& layer) noexcept;
+
+// Rows of k and v of a step, and the pages that close in it.
 struct AppendStep {
-  const float *k = nullptr, *v = nullptr;
-  int64_t stride = 0;
+  HeadRows rows;
   const kernels::cuda::SlotMapping* slots = nullptr;
   int32_t max_slots = 0;
-  bool from_exact = false;
+  const kernels::cuda::SlotMapping* closed_slots = nullptr;
+  int32_t max_closed_slots = 0;  // 0: none
+  bool is_decode = false;        // a token of each sequence
 };
-// Writes a layer's cells, two of one encoder by one launch.
+// Writes a layer's cells, two of one encoder by one launch, and transforms queries where rows have such. In decode
+// steps pages are closed by the same launches, else by others after them.
 void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaContext& gpu) noexcept;
 
 SideCounts CountsOf(const kernels::cuda::AppendSums& sums) noexcept;

@@ -67,7 +67,8 @@ class GpuPlan final : public Plan {
   std::vector<int32_t> first_segments;                    // StateTable's
   size_t segments_offset = 0, first_segments_offset = 0;  // of StateTable's arrays in the metadata
   int64_t max_sequences = 0;
-  Buffer split_out, split_state;
+  bool is_decode = false;  // a token of each sequence
+  GpuSplitResults results;
   // Grid sizes: bounds of new rows and, by layer shape, tiles and the query rows of a tile.
   int32_t max_rows = 0;
   std::vector<int32_t> max_tiles;

@@ -160,6 +160,7 @@ class Division {
     for (int32_t i = 0; i < run.tiles; ++i) {
       Tile& tile = schedule_.tiles[static_cast<size_t>(run.tile) + static_cast<size_t>(i)];
       tile.result_row = static_cast<int32_t>(schedule_.result_rows);
+      tile.num_tasks = static_cast<int32_t>(list_.tasks.size() - first_task);
       tile.num_results = whole ? 1 : list_.tasks.back().last_split - first_split;
       schedule_.result_rows += int64_t{tile.num_results} * schedule_.tile_rows;
     }
@@ -243,13 +244,13 @@ kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const u
 }
 
 void WriteSchedules(const std::vector<GpuSchedule>& schedules, const std::vector<size_t>& offsets,
-                    const kernels::cuda::AttentionMetadata& common, size_t at, StepMetadata& metadata) {
+                    const kernels::cuda::PageIds* pages, const GpuSplitResults& results, size_t at,
+                    StepMetadata& metadata) {
   for (size_t i = 0; i < schedules.size(); ++i) {
     kernels::cuda::AttentionMetadata own =
         MetadataOf(schedules[i], metadata.Address(), offsets.data() + kScheduleArrays * i);
-    own.pages = common.pages;
-    own.split_out = common.split_out;
-    own.split_state = common.split_state;
+    own.pages = pages;
+    results.Set(own);
     metadata.Write(at + i * sizeof(own), own);
   }
 }

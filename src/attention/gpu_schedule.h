@@ -49,6 +49,34 @@ struct GpuSchedule {
   int32_t tile_rows = 0;    // query rows of the largest tile, and the stride from one result to the next
 };
 
+// Device memory of split results, which the schedules of a step share.
+class GpuSplitResults {
+ public:
+  // Plans for a schedule of layers of `head_dim` channels.
+  void Include(const GpuSchedule& schedule, int64_t head_dim) {
+    rows_ = std::max(rows_, schedule.result_rows);
+    floats_ = std::max(floats_, schedule.result_rows * head_dim);
+    tiles_ = std::max(tiles_, static_cast<int64_t>(schedule.tiles.size()));
+  }
+  void Reserve(Device& device, int64_t rows) {
+    Grow(device, out_, floats_ * int64_t{sizeof(float)});
+    Grow(device, state_, 2 * rows_ * int64_t{sizeof(float)});
+    Grow(device, finished_tasks_, tiles_ * int64_t{sizeof(uint32_t)});
+    Grow(device, finished_tiles_, rows * int64_t{sizeof(uint32_t)});
+  }
+  // Sets their addresses.
+  void Set(kernels::cuda::AttentionMetadata& metadata) const {
+    metadata.split_out = out_.as<float>();
+    metadata.split_state = state_.as<float>();
+    metadata.finished_tasks = finished_tasks_.as<uint32_t>();
+    metadata.finished_tiles = finished_tiles_.as<uint32_t>();
+  }
+
+ private:
+  int64_t rows_ = 0, floats_ = 0, tiles_ = 0;
+  Buffer out_, state_, finished_tasks_, finished_tiles_;
+};
+
 // Query rows of the largest tile.
 int32_t MaxTileRows(const WorkShape& shape);
 // Tiles of a sequence with one new token, and their query rows (a bound).
@@ -78,9 +106,9 @@ kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const u
 // Sets the tasks of a list, whose arrays are at two offsets.
 void SetTasks(const GpuTasks& list, const uint8_t* base, const size_t* offsets,
               kernels::cuda::AttentionMetadata& metadata);
-// Writes the metadata of schedules, added one after the other, from `at` on in the header: with the pages and the split
-// results of `common`.
+// Writes the metadata of schedules, added one after the other, from `at` on in the header: with the same pages.
 void WriteSchedules(const std::vector<GpuSchedule>& schedules, const std::vector<size_t>& offsets,
-                    const kernels::cuda::AttentionMetadata& common, size_t at, StepMetadata& metadata);
+                    const kernels::cuda::PageIds* pages, const GpuSplitResults& results, size_t at,
+                    StepMetadata& metadata);
 
 }  // namespace kvanta::attention

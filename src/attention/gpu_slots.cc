@@ -12,10 +12,11 @@ void FillTokenSlots(const std::vector<PageWrite>& writes, int page_size, GroupSt
   group.closed_slots.clear();
   for (const PageWrite& write : writes) {
     const auto slot_at = [&](int offset) {
-      return Slot{.quantized = write.page.quantized,
-                  .exact = write.page.exact,
-                  .offset = offset,
-                  .row = static_cast<int32_t>(write.first_row + offset - write.first_slot)};
+      return Slot{
+          .quantized = write.page.quantized,
+          .exact = write.page.exact,
+          .offset = offset,
+          .row = offset < write.first_slot ? -1 : static_cast<int32_t>(write.first_row + offset - write.first_slot)};
     };
     for (int i = write.first_slot; i < write.last_slot; ++i) group.row_slots.push_back(slot_at(i));
     if (write.last_slot != page_size || write.page.quantized == cache::kNoPage) continue;

@@ -112,8 +112,7 @@ void GpuSparse::AddArrays(StepMetadata& metadata, GpuSparsePlan& plan) const {
   }
 }
 
-void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, float* split_out,
-                            float* split_state) const {
+void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, const GpuSplitResults& results) const {
   const uint8_t* const base = metadata.Address();
   metadata.Write(plan.header,
                  SparseStep{.rows = reinterpret_cast<const kernels::cuda::SparseRow*>(base + plan.rows_offset),
@@ -121,8 +120,7 @@ void GpuSparse::WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, f
                             .score_stride = static_cast<int32_t>(plan.score_stride),
                             .scores = plan.scores.as<float>(),
                             .positions = plan.positions.as<int32_t>()});
-  WriteSchedules(plan.schedules, plan.schedule_offsets,
-                 {.pages = page_ids_.as<kernels::cuda::PageIds>(), .split_out = split_out, .split_state = split_state},
+  WriteSchedules(plan.schedules, plan.schedule_offsets, page_ids_.as<kernels::cuda::PageIds>(), results,
                  plan.header + sizeof(SparseStep), metadata);
 }
 

@@ -58,7 +58,7 @@ class GpuSparse {
   size_t HeaderBytes(const GpuSparsePlan& plan) const noexcept;
   // Adds the plan's arrays, and, after StepMetadata::Reserve, writes its header.
   void AddArrays(StepMetadata& metadata, GpuSparsePlan& plan) const;
-  void WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, float* split_out, float* split_state) const;
+  void WriteHeader(StepMetadata& metadata, const GpuSparsePlan& plan, const GpuSplitResults& results) const;
 
   // Backend::Select by `keys`, a layer's arguments with q and metadata.
   void Select(const GpuSparsePlan& plan, const StepMetadata& metadata, const kernels::cuda::AttentionParams& keys,

@@ -72,7 +72,8 @@ class ReferenceBackend final : public Backend {
     writer_.EncodeLevels(group, quantized, later, threads_);
   }
 
-  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out,
+           const kernels::Linear* /*reader*/) noexcept override {
     const AttentionSpec& attention = config_.layers[static_cast<size_t>(layer)];
     const auto& reference_plan = static_cast<ReferencePlan&>(plan);
     for (const SequenceRows& sequence : reference_plan.batch.sequences) {

@@ -92,6 +92,13 @@ class Ops {
   // -limit and above it (Step 3.5); 0: none. reader: as of AddRmsNorm(); if it is not null, it alone may read `out`.
   virtual void ActivateMul(Activation activation, float limit, const float* gate_up, int64_t rows, int64_t width,
                            float* out, const Linear* reader) noexcept = 0;
+  // out = ActivateMul() of the outputs of `gate_up` for x, f32 [rows][in], for which `both` is memory, f32 [rows][out].
+  // A GPU may compute it by one launch.
+  virtual void ForwardGated(const Linear& gate_up, const float* x, int64_t rows, Activation activation, float limit,
+                            float* both, float* out, const Linear* reader) noexcept {
+    gate_up.Forward(x, rows, both, gate_up.Out());
+    ActivateMul(activation, limit, both, rows, gate_up.Out() / 2, out, reader);
+  }
   // x = activation(x), f32 [n]. xielu: of kXielu.
   virtual void Activate(Pointwise activation, const Xielu& xielu, float* x, int64_t n) noexcept = 0;
   // x[r][i] *= function(gate[r][i / channels]): f32 [rows][width], row strides in floats.

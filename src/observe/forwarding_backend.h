@@ -24,8 +24,9 @@ class ForwardingBackend : public attention::Backend {
   void EncodeLevels(int group, const uint8_t* quantized, std::span<uint8_t* const> later) noexcept override {
     inner_->EncodeLevels(group, quantized, later);
   }
-  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
-    inner_->Run(plan, layer, q, q_stride, out);
+  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out,
+           const kernels::Linear* reader) noexcept override {
+    inner_->Run(plan, layer, q, q_stride, out, reader);
   }
   void Select(attention::Plan& plan, int layer, const float* q, int64_t q_stride,
               const float* weights) noexcept override {

@@ -40,7 +40,8 @@ class ObservedBackend final : public ForwardingBackend {
     }
     ForwardingBackend::Append(plan, layer, k, v, kv_stride);
   }
-  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out,
+           const kernels::Linear* reader) noexcept override {
     if (observer_.ObservesQueries()) {
       if (ops_.OnHost()) {
         observer_.OnRun(layer, q, q_stride, rows_);
@@ -48,7 +49,7 @@ class ObservedBackend final : public ForwardingBackend {
         ObserveQueryCopies(layer, q, q_stride);
       }
     }
-    ForwardingBackend::Run(plan, layer, q, q_stride, out);
+    ForwardingBackend::Run(plan, layer, q, q_stride, out, reader);
   }
 
   // Throws the error that kept rows from the observer.

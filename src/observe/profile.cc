@@ -277,9 +277,10 @@ class ProfiledBackend final : public ForwardingBackend {
     const Timer timer(select_);
     ForwardingBackend::Select(plan, layer, q, q_stride, weights);
   }
-  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out,
+           const kernels::Linear* reader) noexcept override {
     const Timer timer(run_);
-    ForwardingBackend::Run(plan, layer, q, q_stride, out);
+    ForwardingBackend::Run(plan, layer, q, q_stride, out, reader);
   }
 
  private:

@@ -185,6 +185,36 @@ class CacheHarness {
     ReleaseExact(sequence);
   }
 
+  // A step's rows on the device, for append(plan, rows) to append.
+  struct Rows {
+    float *q, *k, *v;
+    std::vector<int64_t> positions;
+  };
+  template <class F>
+  void AppendBy(Backend& backend, const Step& step, F append) {
+    std::vector<float> q, k, v;
+    std::vector<SequenceSpan> spans;
+    std::vector<int64_t> positions;
+    for (const Part& part : step) {
+      Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      ProvideExact(sequence, part.tokens);
+      spans.push_back({.start = sequence.start, .tokens = part.tokens, .pages = sequence.Tables()});
+      for (int i = 0; i < part.tokens; ++i) positions.push_back(sequence.start + i);
+      Gather(sequence.q, sequence.start, part.tokens, QWidth(), q);
+      Gather(sequence.k, sequence.start, part.tokens, KvWidth(), k);
+      Gather(sequence.v, sequence.start, part.tokens, KvWidth(), v);
+    }
+    plan_ = backend.MakePlan({.sequences = spans}, std::move(plan_));
+    const Buffer device_q = Upload(q), device_k = Upload(k), device_v = Upload(v);
+    append(*plan_, Rows{device_q.as<float>(), device_k.as<float>(), device_v.as<float>(), positions});
+    options_.device->CopyOut(q.data(), device_q.data(), sizeof(float));  // synchronizes before the buffers are freed
+    for (const Part& part : step) {
+      Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      sequence.start += part.tokens;
+      ReleaseExact(sequence);
+    }
+  }
+
   void Run(Backend& backend, const std::vector<Step>& steps, Backend* reference = nullptr) {
     for (const Step& step : steps) RunStep(backend, step, reference);
   }

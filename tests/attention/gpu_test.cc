@@ -368,7 +368,7 @@ TEST_P(GpuAttentionTest, TileGroupsHaveTheBitsOfSingleTiles) {
     }
     gpu_->device().Synchronize();
     if (emulated_) {
-      EXPECT_EQ(launches[1], launches[0] + 1) << "a launch for the groups, one for the decode sequence";
+      EXPECT_EQ(launches[1], launches[0] + 2) << "launches for the groups, the decode sequence, and the combination";
     }
     CompareBits(one, two, before);
     divides = !divides;

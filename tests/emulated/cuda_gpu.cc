@@ -32,10 +32,11 @@ namespace {
 using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): the kernels' unit
 using emulated::EmulationError;
 
-template <class Format>
+template <class Listed>
 void RunAppend(const AppendSides& sides) {
-  constexpr int kMaxBlocks = 5;  // below the rows' need: exercises the grid-stride loop
-  RunShape(AppendKernel<Format>::Shape(sides, kMaxBlocks), [&] { AppendKernel<Format>::Run(sides); });
+  AppendSides limited = sides;
+  limited.max_blocks = 5;  // below the rows' need: exercises the grid-stride loop
+  RunShape(AppendKernelOf<Listed>::Shape(limited), [&] { AppendKernelOf<Listed>::Run(limited); });
 }
 
 constexpr int kAttentionBlocks = 5;
@@ -71,9 +72,9 @@ void RunGroups(const AttentionParams& params) {
   }
 }
 
-template <class... Format>
-void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides) {
-  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Format>...};
+template <class... Listed>
+void RunAppendFrom(TypeList<Listed...> /*list*/, int kernel, const AppendSides& sides) {
+  constexpr void (*kRuns[])(const AppendSides&) = {&RunAppend<Listed>...};
   kRuns[kernel](sides);
 }
 
@@ -122,7 +123,7 @@ class EmulatedGpu final : public kernels::CudaContext {
   void Append(int kernel, const AppendSides& sides) noexcept override {
     Launch([=, this] {
       device_.CountLaunch();
-      RunAppendFrom(AppendFormats{}, kernel, sides);
+      RunAppendFrom(AppendKernels{}, kernel, sides);
     });
   }
   int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {
@@ -141,6 +142,7 @@ class EmulatedGpu final : public kernels::CudaContext {
         device_.CountLaunch();
         RunAttendFrom(AttentionKernels{}, kernel, params);
       }
+      if (params.CombinesTiles()) return;
       device_.CountLaunch();
       RunShape(CombineShape(params), [&] { CombineBlock(params); });
     });

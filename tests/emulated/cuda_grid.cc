@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <ucontext.h>
 
+#include <algorithm>
+#include <atomic>
 #include <csetjmp>
 #include <cstring>
 
@@ -38,6 +40,7 @@ struct Fiber {
   std::vector<Copy> copies;  // in flight
   int group = 0;             // group of copies that begin now
   State state = State::kRunning;
+  bool vote = false;                // at a barrier: AnyThread's
   const char* operation = nullptr;  // warp operation's name
   void* operand = nullptr;
   void (*execute)(void* const*) = nullptr;
@@ -72,6 +75,7 @@ class Block {
   const std::function<void()>& kernel;
   int index = 0;
   Fiber* current = nullptr;
+  bool any_vote = false;  // of the last barrier
   std::string error;
 
   void Yield();
@@ -201,6 +205,7 @@ bool Block::ReleaseBarrier() {
     throw EmulationError(error);
   }
   ++block_time_;
+  any_vote = std::ranges::any_of(fibers_, &Fiber::vote);
   for (Fiber& fiber : fibers_) fiber.state = State::kRunning;
   return true;
 }
@@ -309,7 +314,11 @@ void RunGrid(const GridShape& shape, const std::function<void()>& kernel) {
   Block* const before = running;
   running = &block;
   try {
-    for (int i = 0; i < shape.blocks; ++i) block.Run(i);
+    static std::atomic<unsigned> grids = 0;
+    const unsigned order = grids++ % 3;
+    for (int i = 0; i < shape.blocks; ++i) {
+      block.Run(order == 0 ? i : order == 1 ? shape.blocks - 1 - i : (i + shape.blocks / 2) % shape.blocks);
+    }
   } catch (...) {
     running = before;
     throw;
@@ -341,8 +350,14 @@ void SyncWarp() {
 }
 
 void SyncBlock() {
+  AnyThread(false);
+}
+
+bool AnyThread(bool value) {
+  running->current->vote = value;
   running->current->state = State::kAtBarrier;
   running->Yield();
+  return running->any_vote;
 }
 
 uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access) {

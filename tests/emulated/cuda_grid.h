@@ -29,7 +29,8 @@ struct GridShape {
   int shared_bytes = 0;
 };
 
-// Runs all blocks sequentially. Throws EmulationError.
+// Runs all blocks sequentially, in an order that changes from grid to grid: ascending, descending, from the middle on.
+// Throws EmulationError.
 void RunGrid(const GridShape& shape, const std::function<void()>& kernel);
 
 template <class F>
@@ -49,6 +50,8 @@ int Blocks() noexcept;
 void WarpOperation(const char* name, void* operand, void (*execute)(void* const* operands));
 void SyncWarp();
 void SyncBlock();
+// True in all threads of the block if `value` is in any of them; a block barrier.
+bool AnyThread(bool value);
 
 // Bytes [offset, offset + count) of shared memory, checked for this access. `alignment` in bytes.
 enum class Access : uint8_t { kRead, kWrite };

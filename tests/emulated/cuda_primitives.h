@@ -15,6 +15,7 @@
 #include "kernels/cuda/types.h"
 
 #define KVANTA_DEVICE inline
+#define KVANTA_DEVICE_CALL inline
 #define KVANTA_UNROLL
 #define KVANTA_UNROLL_BY(count)
 
@@ -44,6 +45,17 @@ inline bool AnyLane(bool value) {
   return any != 0;
 }
 
+inline bool IsLastToArrive(uint32_t* counter, int count) {
+  SyncBlock();
+  bool is_last = false;
+  if (ThreadIndex() == 0) {
+    if (*counter >= static_cast<uint32_t>(count)) Stop("{} blocks before this one of {}", *counter, count);
+    is_last = ++*counter == static_cast<uint32_t>(count);
+    if (is_last) *counter = 0;
+  }
+  return AnyThread(is_last);
+}
+
 inline void AtomicAdd(int64_t* sum, int64_t value) {
   CheckAlignment(sum, alignof(int64_t));
   *sum += value;
@@ -64,6 +76,13 @@ inline Vec2 LoadVec2(const uint8_t* from) {
 }
 inline uint32_t LoadWord(const uint8_t* from) {
   return LoadAligned<uint32_t>(from);
+}
+
+inline Vec4 LoadFresh4(const float* from) {
+  return LoadAligned<Vec4>(reinterpret_cast<const uint8_t*>(from));
+}
+inline float LoadFresh(const float* from) {
+  return *from;
 }
 
 inline Vec4 LoadStreamed4(const uint8_t* from) {

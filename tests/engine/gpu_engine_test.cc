@@ -174,14 +174,14 @@ TEST_P(GpuEngineTest, ADraftModelChangesNoToken) {
   EXPECT_EQ(speculating.Stats().accepted_tokens, speculating.Stats().draft_tokens);
 }
 
-// Kernels of a decode step for each layer: norm and packing; q, k and v; rope; K and V into the cache, pages that
-// close; attention and its combination; packing; output; norm and packing; gate and up; activation and packing; down.
+// Kernels of a decode step for each layer: norm and packing; q, k and v; rope, K and V into the cache, pages that
+// close; attention and packing; output; norm and packing; gate, up, activation and packing; down.
 TEST_P(GpuEngineTest, LaunchesOfALayer) {
   if (!emulated_) GTEST_SKIP() << "counted by the emulation";
   static const TinyModel more_layers({.heads = 2, .kv_heads = 1, .head_dim = 64, .intermediate_size = 96, .layers = 4});
   const auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
-  const auto launches = [&](const std::string& format, const std::string& model) {
-    EngineConfig config = Config(format);
+  const auto launches = [&](const std::string& format, const std::string& weights, const std::string& model) {
+    EngineConfig config = Config(format, weights);
     config.model = model;
     const std::unique_ptr<Engine::Impl> engine = Make(std::move(config));
     engine->Add({.id = "", .prompt = {1, 2, 3}, .sampling = Greedy(4)});
@@ -191,8 +191,15 @@ TEST_P(GpuEngineTest, LaunchesOfALayer) {
     engine->Step(outputs);
     return device.Launches() - before;
   };
-  for (const auto& [format, expected] : {std::pair{"bf16", 12}, {"int4", 13}, {"kivi4", 14}}) {
-    EXPECT_EQ(launches(format, more_layers.Path()) - launches(format, GpuModel().Path()), 2 * expected) << format;
+  struct Case {
+    const char *format, *weights;
+    int expected;
+  };
+  constexpr Case kCases[] = {
+      {"bf16", "auto", 8}, {"int4", "int8", 8}, {"kivi4", "auto", 8}, {"k=int8,v=int4", "int4", 9}};  // of two encoders
+  for (const auto& [format, weights, expected] : kCases) {
+    const int64_t more = launches(format, weights, more_layers.Path());
+    EXPECT_EQ(more - launches(format, weights, GpuModel().Path()), 2 * expected) << format << ", " << weights;
   }
 }
 

@@ -39,6 +39,28 @@ TEST(CudaGridTest, BlocksThreadsShufflesAndBarriers) {
   }
 }
 
+// Blocks run in another order in each of three grids; the last to arrive sees what all have written.
+TEST(CudaGridTest, TheLastBlockToArriveIsTheLastOfTheOrder) {
+  std::vector<int> last;
+  uint32_t counter = 0;
+  for (int grid = 0; grid < 3; ++grid) {
+    std::vector<int> written(5);
+    RunGrid({.blocks = 5, .threads = 64}, [&] {
+      if (AnyThread(false) || !AnyThread(ThreadIndex() == 40)) Stop("votes of another barrier");
+      if (ThreadIndex() == 63) written.data()[BlockIndex()] = 1;
+      if (!IsLastToArrive(&counter, 5)) return;
+      int sum = 0;
+      for (int block = 0; block < 5; ++block) sum += written.data()[block];
+      if (sum != 5) Stop("{} of 5 blocks", sum);
+      if (ThreadIndex() == 0) last.push_back(BlockIndex());
+    });
+    EXPECT_EQ(counter, 0U);
+  }
+  EXPECT_THAT(last, ::testing::UnorderedElementsAre(4, 0, 1));
+  counter = 7;
+  EXPECT_THAT(ErrorOf({}, [&] { IsLastToArrive(&counter, 5); }), HasSubstr("7 blocks before this one of 5"));
+}
+
 TEST(CudaGridTest, StopsWhereLanesPart) {
   EXPECT_THAT(ErrorOf({},
                       [] {

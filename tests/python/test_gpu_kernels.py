@@ -9,6 +9,8 @@ ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Z5FirstPf' for 'sm_90'
 ptxas info    : Function properties for _Z5FirstPf
     416 bytes stack frame, 520 bytes spill stores, 524 bytes spill loads
+ptxas info    : Function properties for _Z6CalledPf
+    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
 ptxas info    : Used 128 registers, used 1 barriers, 416 bytes cumulative stack size
 ptxas info    : Compiling entry function '_Z6SecondPf' for 'sm_90'
 ptxas info    : Function properties for _Z6SecondPf

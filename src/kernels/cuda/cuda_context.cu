@@ -235,7 +235,9 @@ class CudaRuntimeContext final : public CudaContext {
   void Append(int kernel, const cuda::AppendSides& sides) noexcept override {
     Use();
     constexpr int kBlocksPerSm = 8;
-    cuda::LaunchAppend(kernel, sides, kBlocksPerSm * multiprocessors_, Current());
+    cuda::AppendSides limited = sides;
+    limited.max_blocks = kBlocksPerSm * multiprocessors_;
+    cuda::LaunchAppend(kernel, limited, Current());
     CheckLaunch("an append kernel");
   }
   void Attend(int kernel, const cuda::AttentionParams& params) noexcept override {
@@ -248,6 +250,7 @@ class CudaRuntimeContext final : public CudaContext {
       cuda::LaunchAttend(kernel, params, multiprocessors_, Current());
       CheckLaunch("an attention kernel");
     }
+    if (params.CombinesTiles()) return;
     cuda::LaunchCombine(params, Current());
     CheckLaunch("a combine kernel");
   }

@@ -33,7 +33,7 @@ class CudaContext {
   // FindAttend. Errors are kept, and thrown by the device's Synchronize and CopyOut.
   virtual void Append(int kernel, const cuda::AppendSides& sides) noexcept = 0;
   virtual void Attend(int kernel,
-                      const cuda::AttentionParams& params) noexcept = 0;     // KV splits, then their combination
+                      const cuda::AttentionParams& params) noexcept = 0;     // KV splits and their combination
   virtual void Run(const cuda::ModelOp& op) noexcept = 0;                    // grid must not be empty
   virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;  // within device memory
 

@@ -14,8 +14,8 @@ namespace kvanta::kernels::cuda {
 // True if the current device is of compute capability 9.0 or more.
 bool OverlapsLaunches() noexcept;
 
-// `kernel`: index from FindAppend. max_blocks: grid limit (grid-stride loop over rows).
-void LaunchAppend(int kernel, const AppendSides& sides, int max_blocks, cudaStream_t stream);
+// `kernel`: index from FindAppend.
+void LaunchAppend(int kernel, const AppendSides& sides, cudaStream_t stream);
 // `kernel`: index from FindAttend. The grid is as many blocks as are resident (grid-stride loop over work items).
 LaunchShape AttendShape(int kernel, const AttentionParams& params, int multiprocessors);
 void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);

@@ -201,6 +201,14 @@ class GpuOps final : public Ops {
     Run(rows * width, op);
   }
 
+  void ForwardGated(const Linear& gate_up, const float* x, int64_t rows, Activation activation, float limit,
+                    float* both, float* out, const Linear* reader) noexcept override {
+    const auto* const linear = dynamic_cast<const GpuLinear*>(&gate_up);
+    const GatedForward gated{.activation = activation, .limit = limit, .out = out, .reader = reader};
+    if (linear != nullptr && rows > 0 && linear->ForwardGated(x, rows, gated)) return;
+    Ops::ForwardGated(gate_up, x, rows, activation, limit, both, out, reader);
+  }
+
   void Scale(float* x, float factor, int64_t n) noexcept override {
     Run(n, cuda::ScaleOp{.x = x, .factor = factor, .count = n});
   }
@@ -237,10 +245,6 @@ class GpuOps final : public Ops {
   }
 
  private:
-  static cuda::PackTarget Prepack(const Linear* reader, const float* x, int64_t rows) noexcept {
-    return reader == nullptr ? cuda::PackTarget{} : static_cast<const GpuLinear*>(reader)->Prepack(x, rows);
-  }
-
   // An empty grid would be a launch error.
   void Run(int64_t values, const cuda::ModelOp& op) noexcept {
     if (values > 0) context_->gpu->Run(op);

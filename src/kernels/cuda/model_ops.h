@@ -11,6 +11,7 @@
 #include "kernels/compression/cuda/compressor_ops.h"
 #include "kernels/cuda/types.h"
 #include "kernels/hyper_connections/cuda/stream_ops.h"
+#include "kernels/linear/cuda/packed_rows.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear_attention/cuda/recurrent_ops.h"
 #include "kernels/moe/moe_layer.h"
@@ -22,27 +23,6 @@
 namespace kvanta::kernels::cuda {
 
 // ---- weights
-
-inline constexpr int kPanelRows = 16;      // rows of W in a panel: M of a matrix product
-inline constexpr int kPanelChannels = 32;  // channels loaded together; one scale per row where W has scales
-inline constexpr int kRowTile = 8;         // rows of x: N of a matrix product
-
-// Storage of packed weights (fragment_layout.h): elements; blocks of 32 with fp16 scales among their codes; and codes
-// with their scales apart, as quantized checkpoints and GGUF's blocks have them.
-enum class PanelKind : uint8_t {
-  kBf16,
-  kF16,
-  kInt8,
-  kInt4,
-  kE4m3Groups,  // groups of 32 codes or more with an f32 scale
-  kInt8Groups,
-  kInt4Groups,  // ... and a zero point
-  kMxfp4,
-  kMxfp8,
-  kNvfp4,
-  kBlocks4,  // integer codes whose scales and offsets are integers times those of a block
-  kBlocks8,
-};
 
 // W in panels of 16 rows, the last ones zero-padded; or f32 [out][in] if `panels` is false.
 struct Weight {
@@ -59,13 +39,6 @@ struct Weight {
   int32_t group_shift = 0;
 
   constexpr int64_t Units() const { return CeilDiv(in, kPanelChannels); }
-};
-
-// Rows of x as 16-bit B operands: [rows / 8][units][32 lanes][16 bytes].
-struct PackedRows {
-  uint8_t* codes = nullptr;
-  float* unit_sums = nullptr;  // [rows / 8][units][8]: sums of f16 codes
-  float* factors = nullptr;    // [rows]: x = code * factor, a power of two
 };
 
 // ---- operations
@@ -221,13 +194,6 @@ struct PackOp {
   PackedRows out;
 };
 
-// Rows that an operation also packs for the linear layer that reads them.
-struct PackTarget {
-  bool packs = false;
-  PanelKind kind = PanelKind::kBf16;
-  PackedRows out;
-};
-
 // x += y unless null, then the RMS norm of x; dense rows.
 struct AddNormOp {
   float* x = nullptr;
@@ -246,18 +212,33 @@ struct ActivatePackOp {
   PackTarget pack;
 };
 
-// Output tile of a block: panels of W x tiles of 8 rows.
-enum class ProductTile : uint8_t { k1x1, k2x4, k4x8, k8x16 };
+// Output tile of a block: panels of W x tiles of 8 rows. k2x1: of gated outputs alone.
+enum class ProductTile : uint8_t { k1x1, k2x1, k2x4, k4x8, k8x16 };
 
 constexpr int PanelsOf(ProductTile tile) {
-  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 2 : tile == ProductTile::k4x8 ? 4 : 8;
+  constexpr int kPanels[] = {1, 2, 2, 4, 8};
+  return kPanels[static_cast<int>(tile)];
 }
 constexpr int RowTilesOf(ProductTile tile) {
-  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 4 : tile == ProductTile::k4x8 ? 8 : 16;
+  constexpr int kTiles[] = {1, 1, 4, 8, 16};
+  return kTiles[static_cast<int>(tile)];
 }
 constexpr int RowsOf(ProductTile tile) {
   return RowTilesOf(tile) * kRowTile;
 }
+
+// ActivateMulOp in place of y: of gates and of what they multiply, in rows [0, width) and
+// [width, 2 width) of W.
+struct GatedOutput {
+  int64_t width = 0;  // a multiple of kPanelRows; 0: y
+  Activation activation = Activation::kSilu;
+  float limit = 0;
+  float* out = nullptr;  // f32 [rows][width], unless pairs are packed
+  // For the linear layer that reads them: pairs of channels, or, with a counter, 0 before and after, whole rows by the
+  // last block.
+  PackTarget pack = {};
+  uint32_t* finished_blocks = nullptr;
+};
 
 struct LinearOp {
   Weight weight;
@@ -267,6 +248,7 @@ struct LinearOp {
   int64_t rows = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
+  GatedOutput gated = {};
   // Grouped layers, whose weights differ in `data` and bias only: those of each layer. A tile's layer comes from
   // tile_members (-1: skip the tile) or `grouped`.
   const uint8_t* const* group = nullptr;

@@ -8,6 +8,7 @@
 #include "kernels/cuda/types.h"
 
 #define KVANTA_DEVICE __device__ __forceinline__
+#define KVANTA_DEVICE_CALL inline __device__ __noinline__  // registers apart from the caller's, one copy
 #define KVANTA_UNROLL _Pragma("unroll")
 #define KVANTA_PRAGMA(text) _Pragma(#text)
 #define KVANTA_UNROLL_BY(count) KVANTA_PRAGMA(unroll(count))
@@ -50,11 +51,43 @@ KVANTA_DEVICE bool AnyLane(bool value) {
   return __any_sync(0xffffffffU, value) != 0;
 }
 
+// True in all threads of the block if `value` is in any of them; a block barrier.
+KVANTA_DEVICE bool AnyThread(bool value) {
+  return __syncthreads_or(value ? 1 : 0) != 0;
+}
+
 KVANTA_DEVICE void AtomicAdd(int64_t* sum, int64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(value));
 }
 
+// Counts `count` blocks of the launch that arrive at a counter, which is 0 before and after. True, in all threads of
+// the block, for the last one: it sees what the others wrote before (LoadFresh). A block barrier.
+KVANTA_DEVICE bool IsLastToArrive(uint32_t* counter, int count) {
+  __threadfence();
+  SyncBlock();
+  const bool is_last = AnyThread(ThreadIndex() == 0 && atomicInc(counter, static_cast<unsigned>(count - 1)) ==
+                                                           static_cast<unsigned>(count - 1));
+  __threadfence();
+  return is_last;
+}
+
 // ---- memory
+
+// Aligned loads of global memory that blocks of this launch have written: past the L1 cache, which may have older
+// contents.
+KVANTA_DEVICE Vec4 LoadFresh4(const float* from) {
+  Vec4 vec;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(vec.word[0]), "=r"(vec.word[1]), "=r"(vec.word[2]), "=r"(vec.word[3])
+               : "l"(from)
+               : "memory");
+  return vec;
+}
+KVANTA_DEVICE float LoadFresh(const float* from) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
 
 // Aligned loads of 16, 8 and 4 bytes of global memory that is read-only during the launch.
 KVANTA_DEVICE Vec4 LoadVec4(const uint8_t* from) {

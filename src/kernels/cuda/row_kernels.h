@@ -1,6 +1,7 @@
 // Embedding, normalization and element-wise operations. Include the primitives first.
 #pragma once
 
+#include "kernels/cuda/gated_activation.h"
 #include "kernels/linear/cuda/weight_panels.h"
 
 namespace kvanta::kernels::cuda {
@@ -64,6 +65,7 @@ KVANTA_DEVICE void RunBlock(const JoinColumnsOp& op) {
 
 // Rows up to this width take a warp, wider ones a block.
 inline constexpr int kWarpRow = 256;
+static_assert(kMaxTransformedHead <= kWarpRow);  // head_rows.h has the same order
 
 inline LaunchShape ShapeOf(const NormOp& op) {
   const bool narrow = op.width <= kWarpRow;
@@ -151,23 +153,9 @@ KVANTA_DEVICE void RunBlock(const RopeOp& op) {
 inline LaunchShape ShapeOf(const ActivateMulOp& op) {
   return ValuesShape(op.rows * op.width);
 }
-KVANTA_DEVICE float SwigluOai(float gate, float up) {
-  const float x = gate > kSwigluOaiLimit ? kSwigluOaiLimit : gate;  // NaN stays NaN
-  float y = up > kSwigluOaiLimit ? kSwigluOaiLimit : up;
-  y = y < -kSwigluOaiLimit ? -kSwigluOaiLimit : y;
-  return x / (1.0F + Exp2(-kSwigluOaiAlpha * kLog2E * x)) * (y + 1.0F);
-}
 KVANTA_DEVICE float GatedValue(const ActivateMulOp& op, int64_t row, int64_t column) {
   const float* gate = op.gate_up + row * 2 * op.width + column;
-  if (op.activation == Activation::kSwigluOai) return SwigluOai(*gate, gate[op.width]);
-  const float x = *gate;
-  const float exponent = op.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
-  float y = x / (1.0F + Exp2(exponent * kLog2E)), up = gate[op.width];
-  if (op.limit != 0) {  // NaN stays NaN
-    y = y > op.limit ? op.limit : y;
-    up = up > op.limit ? op.limit : up < -op.limit ? -op.limit : up;
-  }
-  return y * up;
+  return GatedValue(op.activation, op.limit, gate[0], gate[op.width]);
 }
 KVANTA_DEVICE void RunBlock(const ActivateMulOp& op) {
   ForValues(op.rows * op.width,

@@ -68,11 +68,16 @@ class GatedMlp final : public MlpBlock {
  private:
   // As Forward, for rows whose activations fit in the scratch memory.
   void ForwardBlock(const float* x, int64_t rows, float* out) noexcept {
-    gate_up_->Forward(x, rows, both_, 2 * width_);
-    if (gate_scale_ != 1) ops_.ScaleColumns(both_, 2 * width_, rows, width_, gate_scale_);
-    if (limits_gate_) ops_.CutOffAbove(both_, 2 * width_, rows, width_, limit_);
     const bool is_whole = width_ == gathered_.Columns();  // else other ranks' columns come between
-    ops_.ActivateMul(activation_, limit_, both_, rows, width_, gated_, is_whole ? down_->Reader() : nullptr);
+    const kernels::Linear* const reader = is_whole ? down_->Reader() : nullptr;
+    if (gate_scale_ == 1 && !limits_gate_) {
+      ops_.ForwardGated(*gate_up_, x, rows, activation_, limit_, both_, gated_, reader);
+    } else {
+      gate_up_->Forward(x, rows, both_, 2 * width_);
+      if (gate_scale_ != 1) ops_.ScaleColumns(both_, 2 * width_, rows, width_, gate_scale_);
+      if (limits_gate_) ops_.CutOffAbove(both_, 2 * width_, rows, width_, limit_);
+      ops_.ActivateMul(activation_, limit_, both_, rows, width_, gated_, reader);
+    }
     down_->Forward(gathered_.Gather(gated_, rows), rows, out);
   }
 

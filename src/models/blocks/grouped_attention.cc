@@ -95,29 +95,19 @@ class GroupedAttention final : public AttentionBlock {
     if (spec_.k_eq_v) ops_.Copy(k, QkvWidth(), rows, KvWidth(), v, QkvWidth());
     if (config_.v_norm && HasKv()) L2NormHeads(kv_heads_, rows, v, QkvWidth());
     const int64_t q_stride = split ? QWidth() : QkvWidth();
-    const auto norm = [&] {
-      NormHeads(q_norm_, heads_, rows, q, q_stride);
-      if (HasKv()) NormHeads(k_norm_, kv_heads_, rows, k, QkvWidth());
-    };
-    if (config_.qk_norm != QkNorm::kNone && config_.qk_norm != QkNorm::kPerHeadAfterRope) norm();
-    if (step.rope->rotary_dim != 0) {
-      // Keys that follow the queries are further heads.
-      const bool together = HasKv() && k == q + QWidth() && step.query_rope_table == step.rope_table;
-      Rotate(step, heads_ + (together ? kv_heads_ : 0), step.query_rope_table, q, q_stride);
-      if (HasKv() && !together) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
-    }
-    if (config_.qk_norm == QkNorm::kPerHeadAfterRope) norm();
-    if (spec_.qk_l2_norm) {
-      L2NormHeads(heads_, rows, q, q_stride);
-      L2NormHeads(kv_heads_, rows, k, QkvWidth());
-    }
-    if (step.query_scales != nullptr) {
-      ops_.ScaleRows(q, q_stride, rows, QWidth(), step.query_scales, step.positions);
-    }
     if (config_.value_scale != 1 && HasKv()) ops_.ScaleColumns(v, QkvWidth(), rows, ValueWidth(), config_.value_scale);
     if (PadsValues()) v = PadValues(rows, v);
-    if (HasKv()) step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
-    step.backend->Run(*step.plan, HasKv() ? step.layer : spec_.kv_layer, q, q_stride, attended_);
+    attention::HeadRows heads{.q = q, .q_stride = q_stride, .k = k, .v = v, .kv_stride = QkvWidth(), .rows = rows};
+    if (SetTransforms(step, heads)) {
+      step.backend->AppendHeads(*step.plan, step.layer, heads);
+    } else {
+      TransformHeads(step, rows, q, q_stride, k);
+      if (HasKv()) step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
+    }
+    // Else gates, or other ranks' columns, come between.
+    const bool is_whole = !Gated() && !head_gates_ && QWidth() == gathered_.Columns();
+    step.backend->Run(*step.plan, HasKv() ? step.layer : spec_.kv_layer, q, q_stride, attended_,
+                      is_whole ? out_->Reader() : nullptr);
     if (split) {
       GateHeads(rows);
     } else if (Gated()) {
@@ -210,6 +200,52 @@ class GroupedAttention final : public AttentionBlock {
   // The outputs of attention without those of the zeros.
   void CutValues(int64_t rows) noexcept {
     ops_.Copy(attended_, spec_.head_dim, rows * heads_, v_head_dim_, values_, v_head_dim_);
+  }
+
+  // Norms and RoPE of queries and keys as a part of appending; false if this layer's, or the backend, are others.
+  bool SetTransforms(const AttentionStep& step, attention::HeadRows& heads) const noexcept {
+    const bool has_norms = config_.qk_norm == QkNorm::kPerHead || config_.qk_norm == QkNorm::kOwnWeights;
+    if (!has_norms && config_.qk_norm != QkNorm::kNone) return false;
+    if (!HasKv() || spec_.qk_l2_norm || step.query_scales != nullptr) return false;
+    if (!step.backend->TransformsHeads(step.layer)) return false;
+    if (has_norms && !(q_norm_.SetTransform(heads.q_transform) && k_norm_.SetTransform(heads.k_transform)))
+      return false;
+    const auto set_rope = [&](kernels::HeadTransform& transform, const float* table) {
+      transform.cos_sin = table;
+      transform.rotary_dim = step.rope->rotary_dim;
+      transform.interleaved = step.rope->interleaved;
+      transform.positions = step.positions;
+    };
+    if (step.rope->rotary_dim != 0) {
+      set_rope(heads.q_transform, step.query_rope_table);
+      set_rope(heads.k_transform, step.rope_table);
+    } else if (!has_norms) {
+      heads.q = nullptr;
+    }
+    return true;
+  }
+
+  // The same, and all others, by operations of their own.
+  void TransformHeads(const AttentionStep& step, int64_t rows, float* q, int64_t q_stride, float* k) noexcept {
+    const auto norm = [&] {
+      NormHeads(q_norm_, heads_, rows, q, q_stride);
+      if (HasKv()) NormHeads(k_norm_, kv_heads_, rows, k, QkvWidth());
+    };
+    if (config_.qk_norm != QkNorm::kNone && config_.qk_norm != QkNorm::kPerHeadAfterRope) norm();
+    if (step.rope->rotary_dim != 0) {
+      // Keys that follow the queries are further heads.
+      const bool together = HasKv() && k == q + QWidth() && step.query_rope_table == step.rope_table;
+      Rotate(step, heads_ + (together ? kv_heads_ : 0), step.query_rope_table, q, q_stride);
+      if (HasKv() && !together) Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
+    }
+    if (config_.qk_norm == QkNorm::kPerHeadAfterRope) norm();
+    if (spec_.qk_l2_norm) {
+      L2NormHeads(heads_, rows, q, q_stride);
+      L2NormHeads(kv_heads_, rows, k, QkvWidth());
+    }
+    if (step.query_scales != nullptr) {
+      ops_.ScaleRows(q, q_stride, rows, QWidth(), step.query_scales, step.positions);
+    }
   }
 
   void Rotate(const AttentionStep& step, int heads, const float* table, float* x, int64_t stride) noexcept {

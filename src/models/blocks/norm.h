@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/head_transform.h"
 #include "kernels/ops.h"
 #include "models/config/config.h"
 #include "models/weights.h"
@@ -37,6 +38,15 @@ class Norm {
 
   explicit operator bool() const noexcept { return static_cast<bool>(weight_); }
   bool HasWeightsByHead() const noexcept { return heads_ != 0; }
+
+  // Sets the norm of heads as a part of another operation. False if none has this one.
+  bool SetTransform(kernels::HeadTransform& heads) const noexcept {
+    if (layer_norm_) return false;
+    heads.norm_weight = weight_.as<float>();
+    heads.norm_stride = HasWeightsByHead() ? static_cast<int32_t>(width_) : 0;
+    heads.norm_eps = eps_;
+    return true;
+  }
 
   // x += y unless null, then out = norm of x; dense rows. reader: as of Ops::AddRmsNorm().
   void AddAndForward(kernels::Ops& ops, float* x, const float* y, int64_t rows, float* out,

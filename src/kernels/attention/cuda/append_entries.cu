@@ -1,4 +1,4 @@
-// nvcc unit of the append kernels, one per format.
+// nvcc unit of the append kernels, one per format, and for pairs.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
 #include "kernels/attention/cuda/append_kernel.h"
@@ -8,29 +8,28 @@
 namespace kvanta::kernels::cuda {
 namespace {
 
-template <class Format>
-__global__ void __launch_bounds__(AppendKernel<Format>::kThreads)
+template <class Listed>
+__global__ void __launch_bounds__(AppendKernelOf<Listed>::kThreads)
     AppendEntry(const __grid_constant__ AppendSides sides) {
   WaitForPreviousLaunches();
-  AppendKernel<Format>::Run(sides);
+  AppendKernelOf<Listed>::Run(sides);
 }
 
-template <class Format>
-void Launch(const AppendSides& sides, int max_blocks, cudaStream_t stream) {
-  LaunchKernel(&AppendEntry<Format>, AppendKernel<Format>::Shape(sides, max_blocks), stream, sides);
+template <class Listed>
+void Launch(const AppendSides& sides, cudaStream_t stream) {
+  LaunchKernel(&AppendEntry<Listed>, AppendKernelOf<Listed>::Shape(sides), stream, sides);
 }
 
-template <class... Format>
-void LaunchFrom(TypeList<Format...> /*list*/, int kernel, const AppendSides& sides, int max_blocks,
-                cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AppendSides&, int, cudaStream_t) = {&Launch<Format>...};
-  kLaunches[kernel](sides, max_blocks, stream);
+template <class... Listed>
+void LaunchFrom(TypeList<Listed...> /*list*/, int kernel, const AppendSides& sides, cudaStream_t stream) {
+  constexpr void (*kLaunches[])(const AppendSides&, cudaStream_t) = {&Launch<Listed>...};
+  kLaunches[kernel](sides, stream);
 }
 
 }  // namespace
 
-void LaunchAppend(int kernel, const AppendSides& sides, int max_blocks, cudaStream_t stream) {
-  LaunchFrom(AppendFormats{}, kernel, sides, max_blocks, stream);
+void LaunchAppend(int kernel, const AppendSides& sides, cudaStream_t stream) {
+  LaunchFrom(AppendKernels{}, kernel, sides, stream);
 }
 
 }  // namespace kvanta::kernels::cuda

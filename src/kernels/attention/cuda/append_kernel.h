@@ -1,164 +1,21 @@
 // Append: one warp per (row, KV head) transforms the row, encodes it with the format's host/device encoder and stores
 // it in the cache layout. Closed pages are quantized the same way from their exact cells; formats whose tokens share
-// scales (kivi4, kivi2) are quantized only then. Include the primitives first.
+// scales (kivi4, kivi2) are quantized only then. Norms and RoPE of keys are part of the transform, those of queries are
+// further warps' work. Include the primitives first.
 #pragma once
 
 #include <type_traits>
 
-#include "base/math.h"
 #include "formats/bf16.h"
-#include "formats/format_traits.h"
 #include "formats/unsigned_group.h"
 #include "kernels/attention/cuda/attention_params.h"
 #include "kernels/attention/cuda/hadamard_rows.h"
+#include "kernels/attention/cuda/head_rows.h"
+#include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/attention/cuda/matrix_rows.h"
-#include "kernels/attention/cuda/trellis_encoder.h"
+#include "kernels/attention/cuda/row_encoder.h"
 
 namespace kvanta::kernels::cuda {
-
-inline constexpr int kMaxRowDim = kMaxLatentRank;
-
-// A warp's shared memory: the row, then its encoded sections.
-inline constexpr int kAppendRowBytes = 4 * kMaxRowDim;
-inline constexpr int kCodesAt = kAppendRowBytes;
-inline constexpr int kBlockScalesAt = kCodesAt + 4 * kMaxRowDim;
-inline constexpr int kBlockOffsetsAt = kBlockScalesAt + kMaxRowDim;
-inline constexpr int kTokenScalesAt = kBlockOffsetsAt + kMaxRowDim;
-inline constexpr int kTokenOffsetsAt = kTokenScalesAt + 16;
-inline constexpr int kAppendBytes = kTokenOffsetsAt + 16;
-
-inline constexpr int kOffsetBytes = 2;  // fp16
-
-template <class Format>
-struct RowEncoder {
-  static constexpr formats::Scaling kScaling = Format::kScaling;
-  static constexpr formats::ElementTypeInfo kElementType = formats::Info(Format::kElementType);
-  static constexpr int kBits = kElementType.low_bits + kElementType.high_bits;
-  static constexpr int kBlockBytes = formats::Bytes(kScaling.block);
-  static constexpr int kTokenBytes = formats::Bytes(kScaling.token);
-  static constexpr int kBlock = kBlockBytes == 0 ? kMaxRowDim : kScaling.channels;
-  // Channels that a lane encodes independently, as a row of that length; 0: one lane encodes the whole row.
-  static constexpr int kLaneChannels = kScaling.token != formats::ScaleType::kNone   ? 0
-                                       : kScaling.block != formats::ScaleType::kNone ? kScaling.channels
-                                                                                     : 8;
-  static constexpr bool kIsSearch =
-      formats::IsTrellis(Format::kElementType) || formats::IsAllocated(Format::kElementType);
-  static constexpr int kWarps = kIsSearch ? 2 : 4;  // of a block
-  static_assert(kElementType.high_bits == 0 || kLaneChannels == 0 ||
-                kLaneChannels == 32);  // both sections in whole words
-
-  // A warp's shared memory.
-  static constexpr KVANTA_DEVICE int WarpBytes(int head_dim) {
-    return kAppendBytes + (kIsSearch ? TrellisMemory::Bytes(head_dim) : 0);
-  }
-
-  // Number of block scales of `channels` channels.
-  static constexpr KVANTA_DEVICE int Blocks(int channels) { return (channels + kBlock - 1) / kBlock; }
-
-  // Encodes the warp's row, f32 at `base`, into the sections after it.
-  static KVANTA_DEVICE void Encode(int base, int head_dim, float scale, int lane, formats::EncodeCounts& counts) {
-    const int stride = kLaneChannels == 0 ? head_dim : kLaneChannels;
-    for (int begin = lane * stride; begin < head_dim; begin += kWarp * stride) {
-      const int step = stride < head_dim - begin ? stride : head_dim - begin;
-      const int blocks = Blocks(step);
-      const auto* x = reinterpret_cast<const float*>(Shared(base + 4 * begin, 4 * step, 4, Access::kRead));
-      const int block = begin / kBlock;
-      const auto section = [&](int at, int count) { return Shared(base + at, count, 1, Access::kWrite); };
-      formats::RowSections out;
-      out.codes = section(kCodesAt + begin * kBits / 8, step * kBits / 8);
-      if (kBlockBytes != 0) out.block_scales = section(kBlockScalesAt + block * kBlockBytes, blocks * kBlockBytes);
-      if (kScaling.block_offset)
-        out.block_offsets = section(kBlockOffsetsAt + block * kOffsetBytes, blocks * kOffsetBytes);
-      if (kTokenBytes != 0) out.token_scales = section(kTokenScalesAt, kTokenBytes);
-      if (kScaling.token_offset) out.token_offsets = section(kTokenOffsetsAt, kOffsetBytes);
-      Format::EncodeRow(x, step, scale, out, counts);
-    }
-  }
-
-  static KVANTA_DEVICE bool IsZero(int at, int bytes) {
-    for (int i = 0; i < bytes; ++i) {
-      if (LoadShared<uint8_t>(at + i) != 0) return false;
-    }
-    return true;
-  }
-
-  // Counts this lane's scales, and those that are zero.
-  static KVANTA_DEVICE void CountZeroScales(int base, int head_dim, int lane, AppendSums& sums) {
-    if (kBlockBytes != 0 && kScaling.block != formats::ScaleType::kE8M0 && !kScaling.block_offset) {
-      for (int block = lane; block < Blocks(head_dim); block += kWarp) {
-        sums.zero_blocks += IsZero(base + kBlockScalesAt + block * kBlockBytes, kBlockBytes) ? 1 : 0;
-        ++sums.blocks;
-      }
-    } else if (kBlockBytes == 0 && kTokenBytes != 0 && kScaling.token != formats::ScaleType::kE8M0 &&
-               !kScaling.token_offset && lane == 0) {
-      sums.zero_blocks += IsZero(base + kTokenScalesAt, kTokenBytes) ? 1 : 0;
-      ++sums.blocks;
-    }
-  }
-
-  // Shared-memory offset of byte `byte` of the row's codes (the first of a section's word).
-  static KVANTA_DEVICE int EncodedCodes(int byte, int head_dim) {
-    if constexpr (kElementType.high_bits == 0 || kLaneChannels == 0) {
-      return kCodesAt + byte;
-    } else {  // low and high section of each block in turn
-      constexpr int kLow = kLaneChannels * kElementType.low_bits / 8;
-      constexpr int kHigh = kLaneChannels * kElementType.high_bits / 8;
-      const int low = head_dim * kElementType.low_bits / 8;
-      return kCodesAt + (byte < low ? byte / kLow * (kLow + kHigh) + byte % kLow
-                                    : (byte - low) / kHigh * (kLow + kHigh) + kLow + (byte - low) % kHigh);
-    }
-  }
-
-  // The same of a format whose codes are found by a search, for a KV head; `search`: its shared memory.
-  static KVANTA_DEVICE void Search(const AppendParams& params, int head, int base, int search, int lane,
-                                   formats::EncodeCounts& counts) {
-    const TrellisMemory memory(search, params.head_dim);
-    TrellisEncoder<Format::kElementType>::Encode(params, head, base, base + kCodesAt, base + kTokenScalesAt, memory,
-                                                 lane, counts);
-  }
-
-  // Stores the sections as token `token` of a cell in the cache layout (formats/cell_layout.h), or a canonical one.
-  static KVANTA_DEVICE void Store(int base, const AppendParams& params, const CellOffsets& offsets, int token, int lane,
-                                  uint8_t* cell) {
-    const int head_dim = params.head_dim, page_size = params.page_size;
-    const int row_bytes = head_dim * kBits / 8;
-    uint8_t* codes = cell + offsets.codes;
-    if (params.is_key) {
-      const int64_t first =
-          params.is_canonical ? int64_t{token} * row_bytes : int64_t{token / 16} * (16 * row_bytes) + token % 16 * 4;
-      uint8_t* line = codes + first;
-      const int stride = params.is_canonical ? 4 : 64;
-      for (int unit = lane; unit < row_bytes / 4; unit += kWarp) {
-        *reinterpret_cast<uint32_t*>(line + unit * stride) =
-            LoadShared<uint32_t>(base + EncodedCodes(4 * unit, head_dim));
-      }
-    } else {
-      constexpr int kElement = kBits < 8 ? 1 : kBits / 8;
-      constexpr int kTokens = 4 / kElement;
-      uint8_t* line = codes + token / kTokens * (kTokens * row_bytes) + token % kTokens * kElement;
-      for (int i = lane; i < row_bytes / kElement; i += kWarp) {
-        for (int byte = 0; byte < kElement; ++byte) {
-          line[i * 4 + byte] = LoadShared<uint8_t>(base + EncodedCodes(i * kElement, head_dim) + byte);
-        }
-      }
-    }
-    const auto copy_blocks = [&](int64_t to, int from, int bytes) {
-      for (int i = lane; i < Blocks(head_dim) * bytes; i += kWarp) {
-        const int block = i / bytes;
-        const int64_t at =
-            params.is_canonical ? int64_t{token} * Blocks(head_dim) + block : int64_t{block} * page_size + token;
-        cell[to + at * bytes + i % bytes] = LoadShared<uint8_t>(base + from + i);
-      }
-    };
-    const auto copy_token = [&](int64_t to, int from, int bytes) {
-      if (lane < bytes) cell[to + int64_t{token} * bytes + lane] = LoadShared<uint8_t>(base + from + lane);
-    };
-    if (kBlockBytes != 0) copy_blocks(offsets.block_scales, kBlockScalesAt, kBlockBytes);
-    if (kScaling.block_offset) copy_blocks(offsets.block_offsets, kBlockOffsetsAt, kOffsetBytes);
-    if (kTokenBytes != 0) copy_token(offsets.token_scales, kTokenScalesAt, kTokenBytes);
-    if (kScaling.token_offset) copy_token(offsets.token_offsets, kTokenOffsetsAt, kOffsetBytes);
-  }
-};
 
 // One channel of a bf16 cell in the cache layout.
 KVANTA_DEVICE float ExactValue(const uint8_t* cell, bool is_key, int head_dim, int token, int channel) {
@@ -179,14 +36,22 @@ KVANTA_DEVICE void CopyKeyRow(const uint8_t* from, uint8_t* to, int head_dim, in
   }
 }
 
-// Loads a row of K or V to f32 at `base`: mean subtracted, outliers removed (or selected), transformed.
-KVANTA_DEVICE void LoadRow(const AppendParams& params, int row, int head, int base, int lane) {
+// Loads a row of K or V to f32 at `base`: norm and RoPE, mean subtracted, outliers removed (or selected), transformed.
+// Outliers come without norm and RoPE.
+KVANTA_DEVICE_CALL void LoadRow(const AppendParams& params, int row, int head, int base, int lane) {
   const float* from = params.rows + row * params.stride + head * params.row_dim;
   const float* mean = params.mean != nullptr ? params.mean + head * params.row_dim : nullptr;
   const int32_t* outliers = params.outliers != nullptr ? params.outliers + head * params.outlier_count : nullptr;
-  for (int c = lane; c < params.head_dim; c += kWarp) {
-    const int channel = params.is_unquantized && outliers != nullptr ? outliers[c] : c;
-    StoreShared(base + 4 * c, mean != nullptr ? from[channel] - mean[channel] : from[channel]);
+  if (TransformsHeads(params.heads)) {
+    LoadHead(params.heads, from, row, head, params.head_dim, base, lane);
+    for (int c = lane; mean != nullptr && c < params.head_dim; c += kWarp) {
+      StoreShared(base + 4 * c, LoadShared<float>(base + 4 * c) - mean[c]);
+    }
+  } else {
+    for (int c = lane; c < params.head_dim; c += kWarp) {
+      const int channel = params.is_unquantized && outliers != nullptr ? outliers[c] : c;
+      StoreShared(base + 4 * c, mean != nullptr ? from[channel] - mean[channel] : from[channel]);
+    }
   }
   SyncWarp();
   if (!params.is_unquantized && outliers != nullptr) {
@@ -200,28 +65,42 @@ KVANTA_DEVICE void LoadRow(const AppendParams& params, int row, int head, int ba
   }
 }
 
+// True if a row of a closed page is one of the launch's new rows, which are not in exact cells yet.
+KVANTA_DEVICE bool IsNew(const AppendParams& params, const Slot& slot) {
+  return params.slot_mapping != nullptr && slot.row >= 0;
+}
+
+// Rows that a launch encodes: new ones, to quantized or exact records, or those of closed pages.
+enum class AppendTask : uint8_t { kNew, kNewExact, kClosed };
+
 // Encodes item `item` of (slots x KV heads) with one warp, whose shared memory starts at `base`.
-template <class Format>
-KVANTA_DEVICE void AppendRow(const AppendParams& params, const SlotMapping& mapping, int item, int base, int lane,
+template <class Format, AppendTask kTask>
+KVANTA_DEVICE void AppendRow(const AppendParams& params, const Slot& slot, int head, int base, int lane,
                              formats::EncodeCounts& counts, AppendSums& sums) {
-  const int head = item % params.kv_heads;
-  const Slot slot = mapping.slots[item / params.kv_heads];
+  constexpr bool kToExact = kTask == AppendTask::kNewExact;
   const int head_dim = params.head_dim;
   const uint8_t* exact = params.exact.Record(slot.exact) + params.exact_cell.Cell(head) + params.exact_cell.codes;
-  const PagePool& pool = params.to_exact ? params.exact : params.quantized;
-  const CellOffsets& to = params.to_exact ? params.exact_cell : params.cell;
-  uint8_t* cell = pool.Record(params.to_exact ? slot.exact : slot.quantized) + to.Cell(head);
-  if (params.from_exact && params.is_unquantized) {
-    CopyKeyRow<Format>(exact, cell + to.codes, head_dim, slot.offset, lane);
-    return;
-  }
-  if (params.from_exact) {
+  const PagePool& pool = kToExact ? params.exact : params.quantized;
+  const CellOffsets& to = kToExact ? params.exact_cell : params.cell;
+  uint8_t* cell = pool.Record(kToExact ? slot.exact : slot.quantized) + to.Cell(head);
+  if (kTask == AppendTask::kClosed && !IsNew(params, slot)) {
+    if (params.is_unquantized) {
+      CopyKeyRow<Format>(exact, cell + to.codes, head_dim, slot.offset, lane);
+      return;
+    }
     for (int c = lane; c < head_dim; c += kWarp) {
       StoreShared(base + 4 * c, ExactValue(exact, params.is_key, head_dim, slot.offset, c));
     }
     SyncWarp();
   } else {
     LoadRow(params, slot.row, head, base, lane);
+    if (kTask == AppendTask::kClosed && !params.is_unquantized) {
+      for (int c = lane; c < head_dim; c += kWarp) {
+        const uint16_t bits = formats::Bf16::Encode(LoadShared<float>(base + 4 * c));
+        StoreShared(base + 4 * c, std::bit_cast<float>(uint32_t{bits} << 16U));
+      }
+      SyncWarp();
+    }
   }
   if constexpr (RowEncoder<Format>::kIsSearch) {
     RowEncoder<Format>::Search(params, head, base, base + kAppendBytes, lane, counts);
@@ -229,29 +108,38 @@ KVANTA_DEVICE void AppendRow(const AppendParams& params, const SlotMapping& mapp
     RowEncoder<Format>::Encode(base, head_dim, params.scale[head], lane, counts);
   }
   SyncWarp();
-  if (!params.to_exact) RowEncoder<Format>::CountZeroScales(base, head_dim, lane, sums);
+  if (!kToExact) RowEncoder<Format>::CountZeroScales(base, head_dim, lane, sums);
   RowEncoder<Format>::Store(base, params, to, slot.offset, lane, cell);
 }
 
-// A block in a grid-stride loop over rows, one per warp at a time.
-template <class Format>
-KVANTA_DEVICE void AppendRows(const AppendParams& params, int block, int blocks) {
+// A block's share of rows: the index of its warp among all, and their number; `base`: the warp's shared memory.
+struct WarpShare {
+  int first = 0;
+  int warps = 0;
+  int base = 0;
+};
+
+// A warp in a grid-stride loop over rows.
+template <class Format, AppendTask kTask>
+KVANTA_DEVICE void AppendRows(const AppendParams& params, const SlotMapping* slots, const WarpShare& share) {
+  if (slots == nullptr) return;
   const int lane = ThreadIndex() % kWarp;
-  const int warp = ThreadIndex() / kWarp;
-  const SlotMapping mapping = *params.slot_mapping;
+  const SlotMapping mapping = *slots;
   formats::EncodeCounts counts;
   AppendSums sums;
-  constexpr int kWarps = RowEncoder<Format>::kWarps;
-  const int base = warp * RowEncoder<Format>::WarpBytes(params.head_dim);
-  for (int item = block * kWarps + warp; item < mapping.count * params.kv_heads; item += blocks * kWarps) {
-    AppendRow<Format>(params, mapping, item, base, lane, counts, sums);
+  for (int item = share.first; item < mapping.count * params.kv_heads; item += share.warps) {
+    AppendRow<Format, kTask>(params, mapping.slots[item / params.kv_heads], item % params.kv_heads, share.base, lane,
+                             counts, sums);
     SyncWarp();
   }
-  // Values and NaN of a closed page were counted when they were written; outliers are part of K's values.
-  const bool counted = params.from_exact || (params.is_unquantized && params.outliers != nullptr);
+  // Values of a closed page were counted when they were written; outliers are part of K's values.
+  constexpr bool kClosed = kTask == AppendTask::kClosed;
+  const bool counted = kClosed || (params.is_unquantized && params.outliers != nullptr);
   if (!counted && counts.values != 0) AtomicAdd(&params.sums->values, counts.values);
-  if (!params.from_exact && counts.nan != 0) AtomicAdd(&params.sums->nan, counts.nan);
-  if (counts.saturated != 0) AtomicAdd(&params.sums->saturated, counts.saturated);
+  if (!kClosed && counts.nan != 0) AtomicAdd(&params.sums->nan, counts.nan);
+  if (!(kClosed && params.is_unquantized) && counts.saturated != 0) {
+    AtomicAdd(&params.sums->saturated, counts.saturated);
+  }
   if (sums.blocks != 0) AtomicAdd(&params.sums->blocks, sums.blocks);
   if (sums.zero_blocks != 0) AtomicAdd(&params.sums->zero_blocks, sums.zero_blocks);
 }
@@ -269,6 +157,14 @@ KVANTA_DEVICE void QuantizeTokenGroup(const AppendParams& params, const SlotMapp
   const int head_dim = params.head_dim;
   const uint8_t* exact = params.exact.Record(slot.exact) + params.exact_cell.Cell(head) + params.exact_cell.codes;
   uint8_t* cell = params.quantized.Record(slot.quantized) + params.cell.Cell(head);
+  for (int i = 0; i < kTokenGroup; ++i) {  // the same bytes as by another warp, whose time is not known
+    const Slot token = mapping.slots[item / params.kv_heads * kTokenGroup + i];
+    if (!IsNew(params, token)) continue;
+    formats::EncodeCounts counted_by_other;
+    AppendSums sums;
+    AppendRow<formats::Bf16, AppendTask::kNewExact>(params, token, head, 0, lane, counted_by_other, sums);
+    SyncWarp();
+  }
   const auto channel_field = [&](int64_t section, int channel) {
     return reinterpret_cast<uint16_t*>(cell + section) + slot.offset / kTokenGroup * head_dim + channel;
   };
@@ -298,41 +194,102 @@ KVANTA_DEVICE void QuantizeTokenGroup(const AppendParams& params, const SlotMapp
 
 // A block of one warp, in a grid-stride loop over token groups.
 template <class Format>
-KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& params, int block, int blocks) {
-  const SlotMapping mapping = *params.slot_mapping;
+KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& params, const WarpShare& share) {
+  if (params.closed_mapping == nullptr) return;
+  const SlotMapping mapping = *params.closed_mapping;
   formats::EncodeCounts counts;
-  for (int item = block; item < mapping.count / Format::kTokenGroup * params.kv_heads; item += blocks) {
+  const int items = mapping.count / Format::kTokenGroup * params.kv_heads;
+  for (int item = share.first; item < items; item += share.warps) {
     QuantizeTokenGroup<Format>(params, mapping, item, ThreadIndex(), counts);
     SyncWarp();
   }
   if (counts.saturated != 0) AtomicAdd(&params.sums->saturated, counts.saturated);
 }
 
-// Grid and block function that encode rows or closed pages to `Format`.
-template <class Format>
+// Grid and block function that encode rows or closed pages: keys to `Keys`, values to `Values`.
+template <class Keys, class Values = Keys>
 struct AppendKernel {
-  static constexpr int kTokenGroup = Format::kScaling.token_group;
-  using Encoder = RowEncoder<std::conditional_t<kTokenGroup != 0, formats::Bf16, Format>>;  // of single rows
-  static constexpr int kWarps = kTokenGroup != 0 ? 1 : Encoder::kWarps;
+  static constexpr int kTokenGroup = Keys::kScaling.token_group;
+  template <class Format>  // of single rows
+  using Encoder = RowEncoder<std::conditional_t<Format::kScaling.token_group != 0, formats::Bf16, Format>>;
+  static constexpr int kWarps = kTokenGroup != 0 ? 1 : Encoder<Keys>::kWarps;
   static constexpr int kThreads = kWarps * kWarp;
 
-  // The slot count is often far below max_slots, so the grid is kept small. Sides have as many blocks each.
-  static LaunchShape Shape(const AppendSides& sides, int max_blocks) {
-    const AppendParams& params = sides.sides[0];
-    const int64_t needed = kTokenGroup != 0 ? int64_t{params.max_slots} / kTokenGroup * params.kv_heads
-                                            : CeilDiv(int64_t{params.max_slots} * params.kv_heads, kWarps);
-    const int shared_bytes = kTokenGroup != 0 ? kTokenGroup * kMaxRowDim : kWarps * Encoder::WarpBytes(params.head_dim);
-    return {sides.count * (needed < max_blocks ? needed : max_blocks), kThreads, shared_bytes};
+  // The slot counts are often far below their bounds, so the grid is kept small. Sides have as many blocks each.
+  static LaunchShape Shape(const AppendSides& sides) {
+    const int64_t blocks = sides.count * SideBlocks(sides) + QueryBlocks(sides);
+    const int bytes = kWarps * WarpBytes(sides), group_bytes = kTokenGroup * kMaxRowDim;
+    return {blocks, kThreads, bytes > group_bytes ? bytes : group_bytes};
   }
   static KVANTA_DEVICE void Run(const AppendSides& sides) {
+    const int warp = ThreadIndex() / kWarp;
+    const auto share_of = [&](int block, int64_t blocks) {
+      return WarpShare{
+          .first = block * kWarps + warp, .warps = static_cast<int>(blocks) * kWarps, .base = warp * WarpBytes(sides)};
+    };
+    const int64_t side_blocks = SideBlocks(sides);
+    const auto first_query = static_cast<int>(sides.count * side_blocks);
+    if (BlockIndex() >= first_query) {
+      return TransformQueries(sides.queries, share_of(BlockIndex() - first_query, QueryBlocks(sides)));
+    }
     const AppendParams& params = sides.sides[BlockIndex() % sides.count];
-    const int block = BlockIndex() / sides.count, blocks = Blocks() / sides.count;
-    if constexpr (kTokenGroup != 0) {
-      QuantizeTokenGroups<Format>(params, block, blocks);
+    const WarpShare share = share_of(BlockIndex() / sides.count, side_blocks);
+    if (params.to_exact) {
+      AppendRows<formats::Bf16, AppendTask::kNewExact>(params, params.slot_mapping, share);
+    }
+    if (std::is_same_v<Keys, Values> || params.is_key) {
+      Encode<Keys>(params, share);
     } else {
-      AppendRows<Format>(params, block, blocks);
+      Encode<Values>(params, share);
     }
   }
+
+ private:
+  template <class Format>
+  static KVANTA_DEVICE void Encode(const AppendParams& params, const WarpShare& share) {
+    if constexpr (Format::kScaling.token_group != 0) {
+      QuantizeTokenGroups<Format>(params, share);
+    } else {
+      if (!params.to_exact) AppendRows<Format, AppendTask::kNew>(params, params.slot_mapping, share);
+      AppendRows<Format, AppendTask::kClosed>(params, params.closed_mapping, share);
+    }
+  }
+  static constexpr KVANTA_DEVICE int WarpBytes(const AppendSides& sides) {
+    const int head_dim = sides.sides[0].head_dim;
+    const int keys = Encoder<Keys>::WarpBytes(head_dim), values = Encoder<Values>::WarpBytes(head_dim);
+    return keys > values ? keys : values;
+  }
+  static KVANTA_DEVICE void TransformQueries(const QueryHeads& queries, const WarpShare& share) {
+    for (int item = share.first; item < queries.rows * queries.heads; item += share.warps) {
+      const int row = item / queries.heads, head = item % queries.heads;
+      float* const x = queries.q + row * queries.stride + int64_t{head} * queries.head_dim;
+      TransformHead(queries.transform, x, row, head, queries.head_dim, share.base, ThreadIndex() % kWarp);
+    }
+  }
+  static constexpr KVANTA_DEVICE int64_t Blocks(const AppendSides& sides, int64_t warps) {
+    const int64_t blocks = (warps + kWarps - 1) / kWarps;
+    return blocks < sides.max_blocks ? blocks : sides.max_blocks;
+  }
+  static constexpr KVANTA_DEVICE int64_t SideBlocks(const AppendSides& sides) {
+    const AppendParams& params = sides.sides[0];
+    constexpr int kRows = Values::kScaling.token_group == 0 ? 1 : kTokenGroup;  // that a warp takes at once
+    return Blocks(sides, (params.max_slots + int64_t{params.max_closed_slots / kRows}) * params.kv_heads);
+  }
+  static constexpr KVANTA_DEVICE int64_t QueryBlocks(const AppendSides& sides) {
+    return Blocks(sides, int64_t{sides.queries.rows} * sides.queries.heads);
+  }
 };
+
+// The kernel of an entry of AppendKernels.
+template <class Listed>
+struct AppendKernelFor {
+  using Type = AppendKernel<Listed>;
+};
+template <class Keys, class Values>
+struct AppendKernelFor<EncoderPair<Keys, Values>> {
+  using Type = AppendKernel<Keys, Values>;
+};
+template <class Listed>
+using AppendKernelOf = typename AppendKernelFor<Listed>::Type;
 
 }  // namespace kvanta::kernels::cuda

@@ -4,8 +4,8 @@
 // A block computes one tile's attention to one KV split of 1,024 tokens at absolute positions; each of its four warps
 // takes a quarter, in chunks of 32 tokens (16 in pages of 16): S^T = K Q^T on tensor cores, online softmax in f32,
 // O^T += V^T P^T on tensor cores in f32. Tokens and then channels are on M, query rows on N, 8 in a product: a group of
-// up to 8 query heads takes one. Quarters are combined in ascending order, splits by a second kernel. A row's
-// operations depend on its position alone, not on its tile or the batch.
+// up to 8 query heads takes one. Quarters are combined in ascending order, splits by the block that computes the last
+// of a tile. A row's operations depend on its position alone, not on its tile or the batch.
 #pragma once
 
 #include "kernels/attention/cuda/chunk_attention.h"
@@ -52,6 +52,7 @@ struct AttentionBlock {
                       index_in_task == 0 || task.result_rows != 0);
       SyncBlock();
     }
+    if (params.CombinesTiles()) CombineFinishedTile(params, task.tile);
   }
 
   static KVANTA_DEVICE void AttendQuarter(const AttentionParams& params, const QueryTile& tile,

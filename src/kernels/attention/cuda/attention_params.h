@@ -8,6 +8,8 @@
 #include "cache/visibility.h"
 #include "kernels/attention/cuda/kv_type_desc.h"
 #include "kernels/cuda/types.h"
+#include "kernels/head_transform.h"
+#include "kernels/linear/cuda/packed_rows.h"
 
 namespace kvanta::formats {
 struct BitAllocation;
@@ -27,6 +29,8 @@ inline constexpr int kMaxTiledHeadDim = 256;  // heads beyond it have tiles of k
 inline constexpr int kMaxOutliers = 64;
 inline constexpr int kMaxLatentRank = 512;
 inline constexpr int kMaxRopeDim = 256;
+inline constexpr int kMaxTransformedHead =
+    256;                               // channels of a head whose norm and RoPE a warp computes (HeadTransform)
 inline constexpr int kGroupTiles = 4;  // maximum of a tile group
 inline constexpr int kAttendWarps = kSplitTokens / kQuarterTokens;
 
@@ -60,7 +64,7 @@ struct Slot {
   int32_t quantized = -1;  // page in the quantized pool, -1: none
   int32_t exact = -1;      // page in the exact pool, -1: none
   int32_t offset = 0;      // token index in the page
-  int32_t row = 0;         // row of the step's K and V; unused when a closed page is quantized
+  int32_t row = 0;         // row of the step's K and V; -1: of an earlier step, a token of a page that closes
 };
 
 // A step's rows to write, in device memory.
@@ -74,22 +78,25 @@ struct AppendSums {
   int64_t values = 0, saturated = 0, nan = 0, blocks = 0, zero_blocks = 0;
 };
 
-// One side of one layer: rows are transformed and encoded into cells, or (from_exact) re-encoded from exact cells. What
-// changes between steps is reached through `slot_mapping` (and AttentionParams::metadata), so that captured launches
-// stay valid for later steps.
+// One side of one layer: new rows are transformed and encoded into cells, those of closed pages re-encoded from exact
+// cells. What changes between steps is reached through the slot mappings (and AttentionParams::metadata), so that
+// captured launches stay valid for later steps.
 struct AppendParams {
   const float* rows = nullptr;  // f32 [rows][stride], KV head after KV head
   int64_t stride = 0;
   int32_t row_dim = 0;  // channels of a KV head in `rows`
+  HeadTransform heads;  // of keys
+  // New rows, and all rows of the pages that close; null: none. Only one of the two, or those of a step in which pages
+  // close by few new rows: these are then encoded from `rows` twice.
   const SlotMapping* slot_mapping = nullptr;
-  int32_t max_slots = 0;  // bound of slot_mapping->count: determines the grid
+  const SlotMapping* closed_mapping = nullptr;
+  int32_t max_slots = 0, max_closed_slots = 0;  // bounds of their counts: determine the grid
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
   bool is_key = false;
   bool is_canonical = false;  // rows of the cell are canonical (formats/cell.h): compressed entries
-  bool to_exact = false;      // encode as bf16 into exact records
-  bool from_exact = false;    // input is the exact cells; only saturated values (and blocks) are counted
+  bool to_exact = false;      // encode new rows as bf16 into exact records
   // K's unquantized channels (formats/scheme.h), [kv_heads][outlier_count]: zeros in K's own cell. `is_unquantized`:
   // this side is their cell; without `outliers` it holds a latent's rotated channels.
   const int32_t* outliers = nullptr;
@@ -111,10 +118,22 @@ struct AppendParams {
   AppendSums* sums = nullptr;
 };
 
+// Queries whose heads are transformed in place.
+struct QueryHeads {
+  float* q = nullptr;  // f32 [rows][stride], head after head of head_dim channels
+  int64_t stride = 0;
+  int32_t rows = 0;
+  int32_t heads = 0;  // a multiple of kv_heads; 0: none
+  int32_t head_dim = 0;
+  HeadTransform transform;
+};
+
 // Sides of a layer that one encoder writes in one launch, with the same slots and KV heads.
 struct AppendSides {
   AppendParams sides[2];
   int32_t count = 1;
+  QueryHeads queries = {};
+  int32_t max_blocks = 1;  // of each side, and of the queries: set by CudaContext
 };
 
 // ---- Attend
@@ -134,6 +153,7 @@ struct QueryTile {
   int16_t heads = 0;
   int16_t kv_head = 0;
   int16_t first_head = 0;   // query head
+  int32_t num_tasks = 0;    // SplitTasks of the tile
   int32_t num_results = 0;  // split results, each of one or more KV splits, in order
   int32_t result_row = 0;   // row of the first split result; each takes AttentionMetadata::result_stride rows
   int32_t gathered = 0;     // index in AttentionParams::gathered
@@ -163,6 +183,8 @@ struct AttentionMetadata {
   int32_t result_stride = kQueryRows;  // rows
   float* split_out = nullptr;
   float* split_state = nullptr;
+  uint32_t* finished_tasks = nullptr;  // [tile_count], zeros between launches
+  uint32_t* finished_tiles = nullptr;  // [rows], likewise; where all tiles have one token
 };
 
 // One layer.
@@ -171,6 +193,10 @@ struct AttentionParams {
   int64_t q_stride = 0;
   int32_t key_dim = 0;   // head_dim, plus a latent's rotated channels
   float* out = nullptr;  // f32 [rows][heads * head_dim]
+  // In place of `out` for the linear layer that reads it: pairs of channels, or, with `row_tiles`, the tiles of a row,
+  // which have one token, whole rows, which are in `out`, too.
+  PackTarget pack;
+  int32_t row_tiles = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
@@ -208,6 +234,9 @@ struct AttentionParams {
   bool has_tiles = true;
   int32_t tile_rows = kQueryRows;  // bound of a tile's query rows
   int32_t max_tiles = 0;           // bound of metadata->tile_count: determines the combine kernel's grid
+
+  // True if split results are combined by the blocks that computed them, else by a kernel of its own.
+  KVANTA_HD constexpr bool CombinesTiles() const { return group_metadata == nullptr; }
 };
 
 }  // namespace kvanta::kernels::cuda

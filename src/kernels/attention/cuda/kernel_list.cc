@@ -39,6 +39,16 @@ constexpr std::array<EncoderIndices, sizeof...(T)> MakeIndices(TypeList<T...> /*
 // In the order of formats::All(). Comparing encoders here would compile each a second time.
 constexpr auto kEncoders = MakeIndices(formats::FormatList{});
 
+template <class... T>
+constexpr std::array<bool, sizeof...(T)> FindPairs(TypeList<T...> /*list*/) noexcept {
+  return {kHasEncoderPair<T>...};
+}
+constexpr auto kHasPair = FindPairs(formats::FormatList{});
+template <class... T>
+constexpr int Size(TypeList<T...> /*list*/) noexcept {
+  return sizeof...(T);
+}
+
 bool EncodesAlike(const formats::Format& a, const formats::Format& b) noexcept {
   return a.encode_row == b.encode_row && a.encode_token_group == b.encode_token_group;
 }
@@ -88,6 +98,17 @@ int FindAppend(const formats::Format& format) noexcept {
     const formats::Format& keys = formats::All()[i];
     if (EncodesAlike(keys, format)) return kEncoders[i].keys;
     if (keys.value_side != nullptr && EncodesAlike(*keys.value_side, format)) return kEncoders[i].values;
+  }
+  return -1;
+}
+
+int FindAppendPair(const formats::Format& k, const formats::Format& v) noexcept {
+  int index = Size(AppendFormats{});
+  for (size_t i = 0; i < kHasPair.size(); ++i) {
+    if (!kHasPair[i]) continue;
+    const formats::Format& keys = formats::All()[i];
+    if (EncodesAlike(keys, k) && EncodesAlike(*keys.value_side, v)) return index;
+    ++index;
   }
   return -1;
 }

@@ -54,6 +54,24 @@ template <class... T>
 auto EncodersOf(TypeList<T...>) -> typename Encoders<TypeList<>, T..., typename T::Values...>::Type;
 using AppendFormats = decltype(EncodersOf(formats::FormatList{}));
 
+// Encoders of K and V of a name where they differ, if its pages are encoded when they close: in one launch.
+template <class Keys, class Values>
+struct EncoderPair;
+template <class T>
+inline constexpr bool kHasEncoderPair = !std::is_void_v<typename T::Values> && T::kExact == ExactPages::kOpen;
+template <class Found, class... T>
+struct WithPairs {
+  using Type = Found;
+};
+template <class... Found, class T, class... More>
+struct WithPairs<TypeList<Found...>, T, More...>
+    : WithPairs<std::conditional_t<kHasEncoderPair<T>, TypeList<Found..., EncoderPair<T, typename T::Values>>,
+                                   TypeList<Found...>>,
+                More...> {};
+template <class... T>
+auto WithPairsOf(TypeList<T...>) -> typename WithPairs<AppendFormats, T...>::Type;
+using AppendKernels = decltype(WithPairsOf(formats::FormatList{}));
+
 // Formats of latents (MLA) in a list, each decoder once: one kernel reads them.
 template <class Found, class... T>
 struct LatentDecoders {
@@ -94,8 +112,9 @@ using AttentionKernels =
              PairKernel<formats::Int8, formats::Int4, 128>, PairKernel<formats::Kivi4, formats::Kivi4Values, 128>,
              GenericKernel, LatentBlock>;
 
-// Index in AppendFormats, or -1.
+// Index in AppendKernels, or -1: of a format, and of the pair of a K and a V format.
 int FindAppend(const formats::Format& format) noexcept;
+int FindAppendPair(const formats::Format& k, const formats::Format& v) noexcept;
 // Index in AttentionKernels, or -1.
 int FindAttend(const formats::LayerScheme& layer) noexcept;
 // True if the kernel of AttentionKernels takes tile groups (group_block.h), too.

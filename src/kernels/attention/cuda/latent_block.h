@@ -76,6 +76,7 @@ struct LatentBlock {
                   index_in_task == 0 || task.result_rows != 0);
     }
     SyncBlock();
+    if (params.CombinesTiles()) CombineFinishedTile(params, task.tile);
   }
 
   // The block's shared memory; probabilities overwrite the query rows.

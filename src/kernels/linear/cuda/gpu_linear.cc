@@ -188,6 +188,10 @@ void GpuLinear::ReserveRows() {
   reserve(context_->codes, kRowBlock * units * kPanelChannels * 2);
   reserve(context_->unit_sums, kRowBlock * units * static_cast<int64_t>(sizeof(float)));
   reserve(context_->factors, kRowBlock * static_cast<int64_t>(sizeof(float)));
+  reserve(context_->gated_codes, (PacksParts() ? kMaxGatedRows : kMaxGatedWholeRows) * units * kPanelChannels * 2);
+  reserve(context_->gated_unit_sums, kMaxGatedWholeRows * units * static_cast<int64_t>(sizeof(float)));
+  reserve(context_->gated_factors, kMaxGatedRows * static_cast<int64_t>(sizeof(float)));
+  reserve(context_->finished_blocks, sizeof(uint32_t));
 }
 
 // The tile does not affect results. Small tiles occupy all multiprocessors, large ones read x and W less often.
@@ -203,10 +207,48 @@ ProductTile GpuLinear::TileFor(int64_t rows) const noexcept {
 }
 
 cuda::PackTarget GpuLinear::Prepack(const float* x, int64_t rows) const noexcept {
-  if (!weight_.panels || rows > kRowBlock) return {};
-  const cuda::PackTarget target{.packs = true, .kind = weight_.kind, .out = context_->Packed()};
-  context_->prepacked = {.reader = this, .x = x, .rows = rows};
-  return target;
+  return weight_.panels && rows <= kRowBlock ? Target(x, rows, context_->Packed()) : cuda::PackTarget{};
+}
+
+cuda::PackTarget GpuLinear::Target(const float* x, int64_t rows, const cuda::PackedRows& operands) const noexcept {
+  context_->prepacked = {.reader = this, .x = x, .rows = rows, .operands = operands};
+  return {.packs = true, .kind = weight_.kind, .out = operands};
+}
+
+cuda::PackTarget Prepack(const Linear* reader, const float* x, int64_t rows) noexcept {
+  const auto* const linear = dynamic_cast<const GpuLinear*>(reader);
+  return linear == nullptr ? cuda::PackTarget{} : linear->Prepack(x, rows);
+}
+
+cuda::PackTarget PrepackParts(const Linear* reader, const float* x, int64_t rows) noexcept {
+  const auto* const linear = dynamic_cast<const GpuLinear*>(reader);
+  return linear == nullptr || !linear->PacksParts() ? cuda::PackTarget{} : linear->Prepack(x, rows);
+}
+
+// Operands of up to kRowBlock rows, which are packed unless an operation did it.
+cuda::PackedRows GpuLinear::Pack(const float* x, int64_t rows) const noexcept {
+  const GpuLinearContext::Prepacked prepacked = context_->prepacked;
+  const cuda::PackedRows own = context_->Packed();
+  if (prepacked.reader == this && prepacked.x == x && prepacked.rows == rows) return prepacked.operands;
+  context_->gpu->Run(
+      cuda::PackOp{.x = x, .x_stride = weight_.in, .rows = rows, .in = weight_.in, .kind = weight_.kind, .out = own});
+  return own;
+}
+
+bool GpuLinear::ForwardGated(const float* x, int64_t rows, const GatedForward& gated) const noexcept {
+  const int64_t width = weight_.out / 2;
+  const ProductTile tile = TileFor(rows);
+  if (!weight_.panels || width % kPanelRows != 0 || rows > kMaxGatedRows || tile == ProductTile::k8x16) return false;
+  cuda::LinearOp op{.weight = weight_, .tile = tile, .x = Pack(x, rows), .rows = rows};
+  if (tile == ProductTile::k1x1) op.tile = ProductTile::k2x1;
+  op.gated = {.width = width, .activation = gated.activation, .limit = gated.limit, .out = gated.out};
+  const auto* const reader = dynamic_cast<const GpuLinear*>(gated.reader);
+  if (reader != nullptr && reader->weight_.panels && (reader->PacksParts() || rows <= kMaxGatedWholeRows)) {
+    op.gated.pack = reader->Target(gated.out, rows, context_->Gated());
+    if (!reader->PacksParts()) op.gated.finished_blocks = context_->finished_blocks.as<uint32_t>();
+  }
+  context_->gpu->Run(op);
+  return true;
 }
 
 void GpuLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {
@@ -214,21 +256,12 @@ void GpuLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride
   cuda::LinearOp op;
   op.weight = weight_;
   op.y_stride = y_stride;
-  const bool is_packed = context_->prepacked == GpuLinearContext::Prepacked{.reader = this, .x = x, .rows = rows};
-  op.x = context_->Packed();
   const int64_t at_once = weight_.panels ? kRowBlock : rows;
   for (int64_t row = 0; row < rows; row += at_once) {
     op.rows = std::min(at_once, rows - row);
     op.y = y + row * y_stride;
     if (weight_.panels) {
-      if (!is_packed) {
-        gpu.Run(cuda::PackOp{.x = x + row * weight_.in,
-                             .x_stride = weight_.in,
-                             .rows = op.rows,
-                             .in = weight_.in,
-                             .kind = weight_.kind,
-                             .out = op.x});
-      }
+      op.x = Pack(x + row * weight_.in, op.rows);
       op.tile = TileFor(op.rows);
     } else {
       op.x_f32 = x + row * weight_.in;

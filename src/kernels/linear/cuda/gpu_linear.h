@@ -14,6 +14,10 @@ namespace kvanta::kernels {
 
 // Rows of x packed per launch; a multiple of every tile.
 inline constexpr int64_t kRowBlock = 2048;
+// Rows of gated outputs that are packed by the launch that computes them: by its blocks, or whole ones by its last
+// block.
+inline constexpr int64_t kMaxGatedRows = 256;
+inline constexpr int64_t kMaxGatedWholeRows = 8;
 
 // Workspace of MoE layers (gpu_experts.h, model_ops.h).
 struct ExpertBuffers {
@@ -29,6 +33,8 @@ struct GpuLinearContext {
   std::shared_ptr<ThreadPool> threads;  // for packing weights
   // cuda::PackedRows, large enough for every layer: Forward does not allocate.
   Buffer codes = {}, unit_sums = {}, factors = {};
+  // ... for outputs that are packed while `codes` are read, and the counter of blocks.
+  Buffer gated_codes = {}, gated_unit_sums = {}, gated_factors = {}, finished_blocks = {};
   ExpertBuffers experts = {};
   Buffer f32_rows = {};  // rows of one layer of a group with f32 weights
 
@@ -37,15 +43,27 @@ struct GpuLinearContext {
     const Linear* reader = nullptr;
     const float* x = nullptr;
     int64_t rows = 0;
-    bool operator==(const Prepacked&) const = default;
+    cuda::PackedRows operands = {};
   };
   Prepacked prepacked = {};
 
+  cuda::PackedRows Gated() const noexcept {
+    return {
+        .codes = gated_codes.data(), .unit_sums = gated_unit_sums.as<float>(), .factors = gated_factors.as<float>()};
+  }
   // For packing other rows.
   cuda::PackedRows Packed() noexcept {
     prepacked = {};
     return {.codes = codes.data(), .unit_sums = unit_sums.as<float>(), .factors = factors.as<float>()};
   }
+};
+
+// Ops::ForwardGated.
+struct GatedForward {
+  Activation activation = Activation::kSilu;
+  float limit = 0;
+  float* out = nullptr;
+  const Linear* reader = nullptr;
 };
 
 class GpuLinear final : public Linear {
@@ -64,9 +82,16 @@ class GpuLinear final : public Linear {
   int64_t WeightBytes() const noexcept override { return weight_bytes_; }
   std::string_view Kind() const noexcept override;
 
+  // Gates and what they multiply by one launch; false, and nothing is launched, where it takes two.
+  bool ForwardGated(const float* x, int64_t rows, const GatedForward& gated) const noexcept;
+
   const cuda::Weight& weight() const noexcept { return weight_; }
   // Target for the operation that computes rows x: Forward then does not pack them.
   cuda::PackTarget Prepack(const float* x, int64_t rows) const noexcept;
+  // True if parts of a row can be packed one by one: bf16 operands have no scale of a row.
+  bool PacksParts() const noexcept {
+    return weight_.kind == cuda::PanelKind::kBf16 && weight_.in % cuda::kPanelChannels == 0;
+  }
 
  private:
   void PackUnquantized(std::span<const weights::WeightView> stacked);
@@ -74,11 +99,18 @@ class GpuLinear final : public Linear {
   void PackPanels(const std::function<cuda::RowSource(int64_t row)>& row_of);
   void ReserveRows();
   cuda::ProductTile TileFor(int64_t rows) const noexcept;
+  cuda::PackTarget Target(const float* x, int64_t rows, const cuda::PackedRows& operands) const noexcept;
+  cuda::PackedRows Pack(const float* x, int64_t rows) const noexcept;
 
   std::shared_ptr<GpuLinearContext> context_;
   cuda::Weight weight_;
   int64_t weight_bytes_ = 0;
   Buffer data_, bias_;
 };
+
+// Prepack of a linear layer that reads rows x; no target without one, or for one of several storages.
+cuda::PackTarget Prepack(const Linear* reader, const float* x, int64_t rows) noexcept;
+// The same for operations whose blocks pack parts of rows.
+cuda::PackTarget PrepackParts(const Linear* reader, const float* x, int64_t rows) noexcept;
 
 }  // namespace kvanta::kernels

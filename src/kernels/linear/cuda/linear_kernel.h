@@ -6,6 +6,8 @@
 // tile. Weights are loaded directly to registers, every byte once, in whole cache lines.
 #pragma once
 
+#include "kernels/cuda/gated_activation.h"
+#include "kernels/linear/cuda/pack_row.h"
 #include "kernels/linear/cuda/weight_panels.h"
 
 namespace kvanta::kernels::cuda {
@@ -67,12 +69,25 @@ KVANTA_DEVICE void AddProducts(const typename Panel::Raw& raw, const Vec4 (&a)[2
   }
 }
 
+// Packs the outputs of gated layers, by the launch's last block.
+KVANTA_DEVICE_CALL void PackGatedRows(const LinearOp& op) {
+  if (!IsLastToArrive(op.gated.finished_blocks, Blocks())) return;
+  for (int64_t row = 0; row < op.rows; ++row) {
+    const float* const x = op.gated.out + row * op.gated.width;
+    PackRow<kLinearWarps>(op.gated.pack.kind, op.gated.pack.out, row, op.gated.width,
+                          [x](int64_t k) { return LoadFresh(x + k); });
+    SyncBlock();
+  }
+}
+
 template <class Panel, ProductTile kTile>
 struct LinearBlock {
   static constexpr int kThreads = kLinearWarps * kWarp;
   static constexpr int kBlocksPerSm = 1;  // at least
   static constexpr int kPanels = PanelsOf(kTile);
   static constexpr int kRowTiles = RowTilesOf(kTile);
+  // Panels of gates; as many of what they multiply follow, at a distance of op.gated.width.
+  static constexpr int kGatePanels = kPanels / 2;
   static constexpr int kOuts = kPanels * kPanelRows;
   static constexpr int kRows = kRowTiles * kRowTile;
   static constexpr int kRounds = kRows > 32 ? 2 : 1;  // rounds of the reduction; two halve its shared memory
@@ -82,8 +97,11 @@ struct LinearBlock {
   static constexpr int kWarpBytes = 4 * kRoundRows * kStride;
   static constexpr int kSharedBytes = kLinearWarps * kWarpBytes;
   // Units in flight per warp: about 2 KiB in decode; large tiles have no registers for more.
-  static constexpr int kAhead = kPanels > 2 ? 1 : kPanels > 1 ? 2 : CodeBitsOf(Panel::kKind) == 4 ? 8 : 4;
   static constexpr bool kRowsAhead = kRowTiles == 1;
+  static constexpr int kAhead = kPanels > 2                     ? 1
+                                : !kRowsAhead                   ? 2
+                                : CodeBitsOf(Panel::kKind) == 4 ? 8 / kPanels
+                                                                : 4 / kPanels;
 
   struct Loaded {
     typename Panel::Raw w[kPanels];
@@ -101,7 +119,9 @@ struct LinearBlock {
     const int warp = ThreadIndex() / kWarp;
     // Adjacent blocks share W, so it is read once into the L2 cache for all rows.
     const auto row_blocks = static_cast<int>(CeilDiv(op.rows, kRows));
-    const int64_t first_panel = int64_t{BlockIndex() / row_blocks} * kPanels;
+    const bool is_gated = kGatePanels > 0 && op.gated.width != 0;
+    const int64_t first_panel = int64_t{BlockIndex() / row_blocks} * (is_gated ? kGatePanels : kPanels);
+    const int64_t half = is_gated ? op.gated.width / kPanelRows : kGatePanels;  // from the first panels to the others
     const int64_t first_tile = int64_t{BlockIndex() % row_blocks} * kRowTiles;
     const uint8_t* data = WeightsFor(op, BlockIndex() % row_blocks);
     if (data == nullptr) return;
@@ -113,7 +133,9 @@ struct LinearBlock {
 
     Sums sums = {};
     Loaded ahead[kAhead];
-    const auto load = [&](Loaded& to, int64_t unit) { Load(op, data, first_panel, first_tile, units, unit, lane, to); };
+    const auto load = [&](Loaded& to, int64_t unit) {
+      Load(op, data, first_panel, half, first_tile, units, unit, lane, to);
+    };
     KVANTA_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (begin + i < end) load(ahead[i], begin + i);
@@ -130,8 +152,16 @@ struct LinearBlock {
       if (round > 0) SyncBlock();
       StoreSums(sums, round, warp, lane);
       SyncBlock();
-      ReduceSums(op, data, bias, first_panel * kPanelRows, first_tile * kRowTile + round * kRoundRows);
+      const int64_t first_out = first_panel * kPanelRows, first_row = first_tile * kRowTile + round * kRoundRows;
+      if constexpr (kGatePanels > 0) {
+        if (is_gated) {
+          ReduceGated(op, data, bias, first_out, first_row);
+          continue;
+        }
+      }
+      ReduceSums(op, data, bias, first_out, first_row);
     }
+    if (is_gated && op.gated.finished_blocks != nullptr) PackGatedRows(op);
   }
 
  private:
@@ -139,11 +169,12 @@ struct LinearBlock {
     return op.x.codes + ((tile * units + unit) * kWarp + lane) * 16;
   }
 
-  static KVANTA_DEVICE void Load(const LinearOp& op, const uint8_t* data, int64_t first_panel, int64_t first_tile,
-                                 int64_t units, int64_t unit, int lane, Loaded& to) {
+  static KVANTA_DEVICE void Load(const LinearOp& op, const uint8_t* data, int64_t first_panel, int64_t half,
+                                 int64_t first_tile, int64_t units, int64_t unit, int lane, Loaded& to) {
     KVANTA_UNROLL
-    for (int panel = 0; panel < kPanels; ++panel) {
-      to.w[panel] = Panel::Load({op.weight, data, first_panel + panel, unit}, lane);
+    for (int i = 0; i < kPanels; ++i) {
+      const int64_t panel = first_panel + (i < kGatePanels ? i : i - kGatePanels + half);
+      to.w[i] = Panel::Load({op.weight, data, panel, unit}, lane);
     }
     if constexpr (kRowsAhead) to.x[0] = LoadVec4(RowsAt(op, first_tile, units, unit, lane));
   }
@@ -198,12 +229,43 @@ struct LinearBlock {
       if (out >= op.weight.out || row >= op.rows) continue;
       float* const y = OutputRow(op, row);
       if (y == nullptr) continue;
-      float sum = LoadShared<float>(SumAt(0, i / kOuts, i % kOuts));
+      y[out] = Output(op, data, bias, i / kOuts, i % kOuts, row, out);
+    }
+  }
+
+  // The sum of output `out` of a row, by their indices in the round and in the block.
+  static KVANTA_DEVICE float Output(const LinearOp& op, const uint8_t* data, const float* bias, int round_row,
+                                    int block_out, int64_t row, int64_t out) {
+    float sum = LoadShared<float>(SumAt(0, round_row, block_out));
+    KVANTA_UNROLL
+    for (int warp = 1; warp < kLinearWarps; ++warp) sum += LoadShared<float>(SumAt(warp, round_row, block_out));
+    sum *= op.x.factors[row];
+    if constexpr (Panel::kKind == PanelKind::kNvfp4) sum *= RowFactor(op.weight, data, out);
+    return bias == nullptr ? sum : sum + bias[out];
+  }
+
+  // Two channels of a row per thread.
+  static KVANTA_DEVICE void ReduceGated(const LinearOp& op, const uint8_t* data, const float* bias, int64_t first_out,
+                                        int64_t first_row) {
+    constexpr int kGates = kGatePanels * kPanelRows;
+    const int64_t width = op.gated.width;
+    for (int i = ThreadIndex(); i < kRoundRows * kGates / 2; i += kLinearWarps * kWarp) {
+      const int round_row = i / (kGates / 2), gate = i % (kGates / 2) * 2;
+      const int64_t out = first_out + gate, row = first_row + round_row;
+      if (out >= width || row >= op.rows) continue;
+      float values[2];
       KVANTA_UNROLL
-      for (int warp = 1; warp < kLinearWarps; ++warp) sum += LoadShared<float>(SumAt(warp, i / kOuts, i % kOuts));
-      sum *= op.x.factors[row];
-      if constexpr (Panel::kKind == PanelKind::kNvfp4) sum *= RowFactor(op.weight, data, out);
-      y[out] = bias == nullptr ? sum : sum + bias[out];
+      for (int c = 0; c < 2; ++c) {
+        values[c] =
+            GatedValue(op.gated.activation, op.gated.limit, Output(op, data, bias, round_row, gate + c, row, out + c),
+                       Output(op, data, bias, round_row, kGates + gate + c, row, width + out + c));
+      }
+      if (op.gated.pack.packs && op.gated.finished_blocks == nullptr) {
+        StorePackedPair(op.gated.pack.out, row, width / kPanelChannels, out, values[0], values[1]);
+      } else {
+        op.gated.out[row * width + out] = values[0];
+        op.gated.out[row * width + out + 1] = values[1];
+      }
     }
   }
 };

@@ -12,6 +12,8 @@ void LaunchTiles(const LinearOp& op, Launcher launcher) {
   switch (op.tile) {
     case ProductTile::k1x1:
       return launcher.template Launch<LinearBlock<Panel, ProductTile::k1x1>>(op);
+    case ProductTile::k2x1:
+      return launcher.template Launch<LinearBlock<Panel, ProductTile::k2x1>>(op);
     case ProductTile::k2x4:
       return launcher.template Launch<LinearBlock<Panel, ProductTile::k2x4>>(op);
     case ProductTile::k4x8:

@@ -47,8 +47,8 @@ def run(
     `softmax_scale`: default 1 / sqrt(head_dim). `k_scale`, `v_scale` [kv_heads]: of formats with static scales alone.
     `k_mean` [kv_heads, head_dim]: of schemes with +mean or +query. `k_query` [kv_heads, head_dim, head_dim]: the
     matrices of +query, and in klt3 and klt2 (also _g64) instead `k_eigen` [kv_heads, head_dim + 1, head_dim], as scale
-    files and calibrate(..., query=True).query have them for a layer (docs/scales.md). `k_outliers` [kv_heads, N]: channels, of
-    schemes with +outliers=N.
+    files and calibrate(..., query=True).query have them for a layer (docs/scales.md). `k_outliers` [kv_heads, N]:
+    channels, of schemes with +outliers=N.
     """
     queries = float_array("q", q, ("query_tokens", "heads", "head_dim"))
     keys = float_array("k", k, ("tokens", "kv_heads", "head_dim"))

@@ -50,8 +50,8 @@ def encode(
     `static_scale`: of formats with static scales alone.
 
     `query` [head_dim, head_dim]: the head's matrix of +query, and in klt3 and klt2 (also _g64) instead `eigen`
-    [head_dim + 1, head_dim], its eigen-channels above their deviations: a KV head of k_query and k_eigen in scale files and
-    of calibrate(..., query=True).query (docs/scales.md). Raises InputError.
+    [head_dim + 1, head_dim], its eigen-channels above their deviations: a KV head of k_query and k_eigen in scale
+    files and of calibrate(..., query=True).query (docs/scales.md). Raises InputError.
     """
     values = float_array("x", x, ("tokens", "head_dim"))
     arrays = _calibrated(scheme, side, static_scale, mean, query, eigen, outliers, values.shape[1])

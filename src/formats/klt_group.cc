@@ -22,6 +22,18 @@ constexpr std::array<double, kSteps> MakeDeviations() {
 }
 constexpr std::array<double, kSteps> kDeviations = MakeDeviations();
 
+// Values of a level of 1, by bits and step.
+using Scales = std::array<std::array<float, kSteps>, kMaxAllocatedBits + 1>;
+constexpr Scales MakeScales() {
+  Scales scales{};
+  for (size_t bits = 0; bits < scales.size(); ++bits) {
+    const double of_level = 1 / double{kKltLevels[static_cast<int>(bits)].rms};
+    for (size_t step = 0; step < kSteps; ++step) scales[bits][step] = static_cast<float>(kDeviations[step] * of_level);
+  }
+  return scales;
+}
+constexpr Scales kScales = MakeScales();
+
 // The step whose deviation is nearest to the root of a mean square, by ratio.
 int StepOf(double mean_square) noexcept {
   constexpr double kHalfStep = 1.189207115002721;  // squared
@@ -45,26 +57,33 @@ void AddNibble(uint8_t* section, int index, int value) noexcept {
 void GroupChannels::Read(const uint8_t* section, int head_dim, int mean_bits) noexcept {
   const int count = head_dim / kAllocationBlock;
   const uint8_t* const bits_of = section + head_dim / 2;
-  int begin[kMaxAllocatedBits + 2] = {};  // first place of blocks with fewer bits than the index
+  int blocks_of[kSteps] = {};  // blocks by their bits
   int sum = 0;
-  bool valid = true;
   for (int block = 0; block < count; ++block) {
     const int bits = Nibble(bits_of, block);
-    valid = valid && bits <= kMaxAllocatedBits;
+    ++blocks_of[bits];
     sum += bits;
-    for (int fewer = 0; fewer < bits && valid; ++fewer) ++begin[fewer];
   }
-  valid = valid && sum == mean_bits * count;
+  bool valid = sum == mean_bits * count;
+  int first[kMaxAllocatedBits + 1];  // place of the first block with these bits, after those with more
+  int places = 0;
+  for (int bits = kMaxAllocatedBits; bits >= 0; --bits) {
+    first[bits] = places;
+    places += blocks_of[bits];
+  }
+  valid = valid && places == count;
   blocks.head_dim = head_dim;
   for (int block = 0; block < count; ++block) {
     const int bits = valid ? Nibble(bits_of, block) : 0;
-    const int at = valid ? begin[bits]++ : block;
+    const int at = valid ? first[bits]++ : block;
     blocks.bits[at] = static_cast<uint8_t>(bits);
     place[at] = static_cast<uint8_t>(block);
-    const double of_level = 1 / double{AllocatedRms(bits)};
-    for (int i = 0; i < kAllocationBlock; ++i) {
-      const int step = Nibble(section, block * kAllocationBlock + i);
-      scale[at * kAllocationBlock + i] = static_cast<float>(kDeviations[static_cast<size_t>(step)] * of_level);
+    const std::array<float, kSteps>& scales = kScales[static_cast<size_t>(bits)];
+    const uint8_t* const steps = section + block * (kAllocationBlock / 2);
+    float* const to = scale + at * kAllocationBlock;
+    for (int byte = 0; byte < kAllocationBlock / 2; ++byte) {
+      to[2 * byte] = scales[steps[byte] & 15U];
+      to[2 * byte + 1] = scales[steps[byte] >> 4U];
     }
   }
   blocks.Count();

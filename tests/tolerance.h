@@ -169,8 +169,8 @@ inline constexpr double kGpuRowTolerance = 4e-6;
 // AttentionTolerance for a GPU. Elements of queries and probabilities are f16 (relative error 2^-12) or two bf16 terms
 // (2^-17). Tensor cores sum in f32 but truncate terms instead of rounding them: 2 u of the largest for each of a
 // product's 16 terms and its sum, in a chain of head_dim / 16 products. ex2.approx and tanhf err by 2^-22 of their
-// result and by 2 u. Keys with scales per channel are rounded to f16, too. `rounded`: how many of a product's factors
-// are rounded; axis queries are not.
+// result and by 2 u. Keys with scales per channel are rounded to f16, too, as are scales that no f16 is. `rounded`: how
+// many of a product's factors are rounded; axis queries are not.
 inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, double largest_value, int rounded) {
   const double error = (rounded * 0x1p-12 + (2 * head_dim + 16) * kUnitF32) * logit + 8 * kUnitF32 * softcap;
   return MeanError(error + 0x1p-22, largest_value) + (0x1p-11 + (2 * kSlotsOfSplit + 128) * kUnitF32) * largest_value +

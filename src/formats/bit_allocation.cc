@@ -7,21 +7,6 @@
 #include "formats/klt_levels.h"
 
 namespace kvanta::formats {
-namespace {
-
-// Expected squared error of a unit normal value in 0 to 7 bits of a row.
-constexpr std::array<double, kMaxAllocatedBits + 1> kErrors = {1, .363, .119, .0384, .0125, .0043, .00135, .0005};
-constexpr double kMeanGainError = 128;  // mean of (gain * error in levels)^2: some 8 units of the search's metric
-
-double BlockVariance(std::span<const float> deviations, int block) noexcept {
-  double variance = 0;
-  for (const float deviation : deviations.subspan(static_cast<size_t>(block) * kAllocationBlock, kAllocationBlock)) {
-    variance += double{deviation} * double{deviation};
-  }
-  return variance;
-}
-
-}  // namespace
 
 float AllocatedRms(int bits) noexcept {
   return kKltLevels[bits].rms;
@@ -39,16 +24,16 @@ void SpendBits(std::span<const float> deviations, int mean_bits, uint8_t* bits) 
   const int blocks = static_cast<int>(deviations.size()) / kAllocationBlock;
   std::array<double, kMaxHeadDim / kAllocationBlock> variances{};
   for (int block = 0; block < blocks; ++block) {
-    variances[static_cast<size_t>(block)] = BlockVariance(deviations, block);
+    variances[static_cast<size_t>(block)] = BlockVariance(&deviations[static_cast<size_t>(block) * kAllocationBlock]);
   }
   std::fill_n(bits, blocks, uint8_t{0});
   for (int spent = 0; spent < mean_bits * blocks; ++spent) {
     int best = 0;
     double best_gain = -1;
     for (int block = 0; block < blocks; ++block) {
-      const size_t known = bits[block];
+      const int known = bits[block];
       if (known == kMaxAllocatedBits) continue;
-      const double gain = variances[static_cast<size_t>(block)] * (kErrors[known] - kErrors[known + 1]);
+      const double gain = variances[static_cast<size_t>(block)] * (AllocatedError(known) - AllocatedError(known + 1));
       if (gain <= best_gain) continue;
       best_gain = gain;
       best = block;
@@ -62,7 +47,7 @@ void BitAllocation::SetWeights(std::span<const float> deviations) noexcept {
   int searched = 0;
   for (int block = 0; block < head_dim / kAllocationBlock; ++block) {
     if (bits[block] == 0 || bits[block] > kMaxAllocatedTrellis) continue;
-    error += BlockVariance(deviations, block) * kErrors[bits[block]];
+    error += BlockVariance(&deviations[static_cast<size_t>(block) * kAllocationBlock]) * AllocatedError(bits[block]);
     searched += kAllocationBlock;
   }
   const double unit = error > 0 ? std::sqrt(kMeanGainError * searched / error) : 1.0;
@@ -71,9 +56,8 @@ void BitAllocation::SetWeights(std::span<const float> deviations) noexcept {
   for (int channel = 0; channel < head_dim; ++channel) {
     deviation[channel] = deviations[static_cast<size_t>(channel)];
     const double of_level = double{deviation[channel]} / double{AllocatedRms(bits[channel / kAllocationBlock])};
-    weight[channel] = static_cast<float>(of_level * norm * (of_level * norm));
-    const double scaled = std::floor(of_level * unit * double{kSearchGainUnit} + 0.5);
-    gain[channel] = static_cast<int16_t>(std::clamp(scaled, 1.0, 32767.0));
+    weight[channel] = WeightOfLevel(of_level, norm);
+    gain[channel] = GainOfLevel(of_level, unit);
   }
 }
 

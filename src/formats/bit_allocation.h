@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/host_device.h"
 #include "formats/cell.h"
 
 namespace kvanta::formats {
@@ -37,6 +38,33 @@ struct BitAllocation : BlockBits {
 
 // Root mean square, in levels, of the values for which the levels of a width are made.
 float AllocatedRms(int bits) noexcept;
+
+// The arithmetic of SpendBits() and SetWeights(), the same on a GPU (kernels/attention/cuda/group_allocation.h).
+
+// Expected squared error of a unit normal value in 0 to 7 bits of a row.
+KVANTA_HD constexpr double AllocatedError(int bits) noexcept {
+  constexpr double kErrors[kMaxAllocatedBits + 1] = {1, .363, .119, .0384, .0125, .0043, .00135, .0005};
+  return kErrors[bits];
+}
+
+inline constexpr double kMeanGainError =
+    128;  // mean of (gain * error in levels)^2: some 8 units of the search's metric
+
+// Sum of the squares of a block's deviations [kAllocationBlock].
+KVANTA_HD inline double BlockVariance(const float* deviations) noexcept {
+  double variance = 0;
+  for (int i = 0; i < kAllocationBlock; ++i) variance += double{deviations[i]} * double{deviations[i]};
+  return variance;
+}
+
+// A channel's BitAllocation::weight and gain, of_level: the error that a level of 1 stands for.
+KVANTA_HD inline float WeightOfLevel(double of_level, double norm) noexcept {
+  return static_cast<float>(of_level * norm * (of_level * norm));
+}
+KVANTA_HD inline int16_t GainOfLevel(double of_level, double unit) noexcept {
+  const double scaled = of_level * unit * double{kSearchGainUnit} + 0.5;
+  return static_cast<int16_t>(scaled < 1 ? 1.0 : scaled < 32767 ? scaled : 32767.0);  // truncates: above 0
+}
 
 // Spends `mean_bits` * head_dim bits one at a time where they lower the sum of squared errors most: bits of each block
 // of channels with these deviations, in any order.

@@ -11,39 +11,18 @@
 namespace kvanta::formats {
 namespace {
 
-constexpr int kSteps = 16;
-
-// Powers of 2^(1/4), and of 2^(1/2), whose rounding no machine's library decides.
-constexpr std::array<double, kSteps> MakeDeviations() {
-  constexpr std::array<double, 4> kRoots = {1, 1.189207115002721, 1.4142135623730951, 1.681792830507429};
-  std::array<double, kSteps> deviations{};
-  for (size_t n = 0; n < kSteps; ++n) deviations[n] = kRoots[n % 4] * static_cast<double>(1U << n / 4) / 4;
-  return deviations;
-}
-constexpr std::array<double, kSteps> kDeviations = MakeDeviations();
-
 // Values of a level of 1, by bits and step.
-using Scales = std::array<std::array<float, kSteps>, kMaxAllocatedBits + 1>;
+using Scales = std::array<std::array<float, kDeviationSteps>, kMaxAllocatedBits + 1>;
 constexpr Scales MakeScales() {
   Scales scales{};
   for (size_t bits = 0; bits < scales.size(); ++bits) {
-    const double of_level = 1 / double{kKltLevels[static_cast<int>(bits)].rms};
-    for (size_t step = 0; step < kSteps; ++step) scales[bits][step] = static_cast<float>(kDeviations[step] * of_level);
+    for (size_t step = 0; step < kDeviationSteps; ++step) {
+      scales[bits][step] = ScaleOfLevel(static_cast<int>(step), kKltLevels[static_cast<int>(bits)].rms);
+    }
   }
   return scales;
 }
 constexpr Scales kScales = MakeScales();
-
-// The step whose deviation is nearest to the root of a mean square, by ratio.
-int StepOf(double mean_square) noexcept {
-  constexpr double kHalfStep = 1.189207115002721;  // squared
-  int step = 0;
-  while (step + 1 < kSteps &&
-         mean_square >= kDeviations[static_cast<size_t>(step)] * kDeviations[static_cast<size_t>(step)] * kHalfStep) {
-    ++step;
-  }
-  return step;
-}
 
 int Nibble(const uint8_t* section, int index) noexcept {
   return section[index / 2] >> 4 * (index % 2) & 15;
@@ -57,7 +36,7 @@ void AddNibble(uint8_t* section, int index, int value) noexcept {
 void GroupChannels::Read(const uint8_t* section, int head_dim, int mean_bits) noexcept {
   const int count = head_dim / kAllocationBlock;
   const uint8_t* const bits_of = section + head_dim / 2;
-  int blocks_of[kSteps] = {};  // blocks by their bits
+  int blocks_of[16] = {};  // blocks by their bits
   int sum = 0;
   for (int block = 0; block < count; ++block) {
     const int bits = Nibble(bits_of, block);
@@ -78,7 +57,7 @@ void GroupChannels::Read(const uint8_t* section, int head_dim, int mean_bits) no
     const int at = valid ? first[bits]++ : block;
     blocks.bits[at] = static_cast<uint8_t>(bits);
     place[at] = static_cast<uint8_t>(block);
-    const std::array<float, kSteps>& scales = kScales[static_cast<size_t>(bits)];
+    const auto& scales = kScales[static_cast<size_t>(bits)];
     const uint8_t* const steps = section + block * (kAllocationBlock / 2);
     float* const to = scale + at * kAllocationBlock;
     for (int byte = 0; byte < kAllocationBlock / 2; ++byte) {
@@ -103,8 +82,8 @@ void EncodeKltGroup(int mean_bits, const float* x, int head_dim, HeadParameters 
       square += value * value;
     }
     const auto at = static_cast<size_t>(c);
-    steps[at] = StepOf(square / kKltGroup);
-    deviations[at] = static_cast<float>(double{calibrated.deviation[c]} * kDeviations[static_cast<size_t>(steps[at])]);
+    steps[at] = DeviationStep(square / kKltGroup);
+    deviations[at] = static_cast<float>(double{calibrated.deviation[c]} * GroupDeviation(steps[at]));
   }
   std::array<uint8_t, kMaxHeadDim / kAllocationBlock> bits{};
   SpendBits(std::span(deviations).first(channels), mean_bits, bits.data());

@@ -11,11 +11,33 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "formats/klt.h"
 
 namespace kvanta::formats {
 
-inline constexpr int kKltGroup = 64;  // tokens
+inline constexpr int kKltGroup = 64;        // tokens
+inline constexpr int kDeviationSteps = 16;  // of 4 bits
+
+// A step's deviation. No machine's library decides the rounding of the roots.
+KVANTA_HD constexpr double GroupDeviation(int step) noexcept {
+  constexpr double kRoots[4] = {1, 1.189207115002721, 1.4142135623730951, 1.681792830507429};
+  return kRoots[step % 4] * static_cast<double>(1U << static_cast<unsigned>(step / 4)) / 4;
+}
+
+// The step whose deviation is nearest to the root of a mean square, by ratio.
+KVANTA_HD inline int DeviationStep(double mean_square) noexcept {
+  constexpr double kHalfStep = 1.189207115002721;  // squared
+  int step = 0;
+  while (step + 1 < kDeviationSteps && mean_square >= GroupDeviation(step) * GroupDeviation(step) * kHalfStep) ++step;
+  return step;
+}
+
+// Value of a level of 1, of levels with a root mean square of `rms`.
+KVANTA_HD constexpr float ScaleOfLevel(int step, float rms) noexcept {
+  const double of_level = 1 / double{rms};
+  return static_cast<float>(GroupDeviation(step) * of_level);
+}
 
 // Scales and bits of a group's channels, as its section has them.
 struct GroupChannels {

@@ -65,10 +65,7 @@ TEST(BackendsTest, PaddedRowsAreRefusedOnAGpuByTheirReason) {
 
 TEST(BackendsTest, EveryFormatRunsOnEveryFamily) {
   const std::vector<std::string> all = {"cpu", "cuda", "reference"};
-  const std::vector<std::string> on_cpus = {"cpu", "reference"};  // bits of a token group
-  for (const formats::Format& format : formats::All()) {
-    EXPECT_EQ(BackendFamiliesOf(format), format.scaling.channel_bits ? on_cpus : all) << format.name;
-  }
+  for (const formats::Format& format : formats::All()) EXPECT_EQ(BackendFamiliesOf(format), all) << format.name;
 }
 
 TEST(BackendTest, RefusesConfigsThatDoNotFitTheCache) {

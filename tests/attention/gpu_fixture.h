@@ -36,9 +36,11 @@ inline void AddSpecialValues(CacheHarness& harness) {
                                            hadamard ? 1.0F : infinity,
                                            hadamard ? 2.0F : -infinity,
                                            hadamard ? 3.0F : std::nanf("")};
-      for (size_t i = 0; i < specials.size(); ++i) (*rows)[(i * 977 + 13) % rows->size()] = specials[i];
+      for (size_t i = 0; i < specials.size(); ++i) (*rows)[i * (rows->size() / specials.size()) + 13] = specials[i];
       const size_t row = static_cast<size_t>(harness.options().head_dim);
-      std::fill_n(rows->begin() + static_cast<int64_t>(5 * row), row, 0.0F);  // scales of zero
+      for (const size_t zeros : {size_t{5}, rows->size() / row / 2}) {  // scales of zero
+        std::fill_n(rows->begin() + static_cast<int64_t>(zeros * row), row, 0.0F);
+      }
     }
   }
 }
@@ -68,6 +70,12 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
     if (first_row > 0) harness.Append(*backend, {0, first_row});
     harness.Run(*backend, steps, reference.get());
+    CompareWithReference(harness, first_row);
+  }
+
+  // Compares rows from `first_row` on, after the steps.
+  void CompareWithReference(CacheHarness& harness, int first_row = 0) {
+    const HarnessOptions& options = harness.options();
     gpu_->device().Synchronize();
     for (const CacheHarness::Sequence& sequence : harness.sequences()) {
       if (sequence.expected.empty()) continue;
@@ -76,7 +84,9 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
       const double k_norm = 2 * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
       const double v_norm = layer.SharesCell() ? k_norm : 2 * LargestNorm(sequence.v, options.head_dim);
       const double logit = double{harness.config().layers[0].softmax_scale} * q_norm * k_norm;
-      const int rounded = (options.axis_queries ? 0 : 1) + (layer.k.format->scaling.token_group != 0 ? 1 : 0);
+      const formats::Scaling& scaling = layer.k.format->scaling;
+      const int rounded =
+          (options.axis_queries ? 0 : 1) + (scaling.token_group != 0 ? 1 : 0) + (scaling.channel_bits ? 1 : 0);
       const double tolerance =
           testing::GpuAttentionTolerance(harness.KeyDim(), logit, options.softcap, v_norm, rounded);
       if (options.magnitude != 1 && options.magnitude != 0) {
@@ -102,12 +112,13 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
   // Appends by prefill, decode and chunks across pages: bytes and counts must equal the CPU's.
   void CheckBytes(HarnessOptions options, uint32_t seed) {
     SCOPED_TRACE(fmt::format("{}: head_dim {}, page {}", options.scheme, options.head_dim, options.page_size));
-    options.lengths = {150, 33};
+    const int scale = std::max(1, options.page_size / 32);
+    options.lengths = {149 * scale + 1, 32 * scale + 1};
     CacheHarness found(On(options), seed), expected(options, seed);
     for (CacheHarness* harness : {&found, &expected}) AddSpecialValues(*harness);
     const std::unique_ptr<Backend> gpu = Make(found);
     const std::unique_ptr<Backend> cpu = MakeReferenceBackend(expected.store(), expected.config());
-    for (const Part& part : {Part{0, 70}, Part{1, 1}, Part{0, 1}, Part{1, 32}, Part{0, 79}}) {
+    for (const Part& part : {Part{0, 70 * scale}, Part{1, 1}, Part{0, 1}, Part{1, 32 * scale}, Part{0, 79 * scale}}) {
       found.Append(*gpu, part);
       expected.Append(*cpu, part);
     }

@@ -173,6 +173,20 @@ TEST_P(GpuAttentionTest, AppendWritesTheBytesOfTheCpu) {
   }
 }
 
+// Bits and scales of token groups: of zeros, of large values, and of each of a page's groups.
+TEST_P(GpuAttentionTest, AppendWritesTheTokenGroupsOfTheCpu) {
+  uint32_t seed = 60;
+  for (const auto& [scheme, head_dim, page_size] : {std::tuple{"klt3_g64", 64, 64},
+#ifndef KVANTA_SANITIZED
+                                                    {"k=klt2_g64,v=t4", 128, 64},
+                                                    {"k=klt3_g64,v=nvfp4", 256, 64},
+                                                    {"klt2_g64", 32, 64},
+#endif
+                                                    {"klt2_g64", 48, 128}}) {
+    CheckBytes({.scheme = scheme, .heads = 3, .kv_heads = 3, .head_dim = head_dim, .page_size = page_size}, seed++);
+  }
+}
+
 TEST_P(GpuAttentionTest, EveryFormatPageSizeAndHeadDim) {
   uint32_t seed = 100;
   for (const char* scheme : kFormats) {
@@ -221,6 +235,50 @@ TEST_P(GpuAttentionTest, TrellisCodes) {
     ++seed;
   }
   for (const char* scheme : {"t3", "klt2"}) CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1}, 80);
+}
+
+TEST_P(GpuAttentionTest, TokenGroupsWithBits) {
+  uint32_t seed = 190;
+  for (const auto& [scheme, head_dim, page_size] : {std::tuple{"klt3_g64", 64, 64},
+                                                    {"klt2_g64", 48, 128},
+#ifndef KVANTA_SANITIZED
+                                                    {"klt2_g64", 128, 64},
+                                                    {"k=klt3_g64,v=int8", 96, 128},
+                                                    {"k=klt2_g64,v=kivi2", 256, 64}
+#endif
+       }) {
+    Check({.scheme = scheme,
+           .heads = 10,
+           .kv_heads = 2,
+           .head_dim = head_dim,
+           .page_size = page_size,
+           .sliding_window = seed % 2 == 0 ? 0 : 150,
+           .lengths = {2 * page_size + 80}},
+          {{{0, 2 * page_size + 60}}, {{0, 9}}, {{0, 1}}}, seed);
+    ++seed;
+  }
+  // Page 1 closes by a token of a decode step, and within a chunk.
+  CheckBits({.scheme = "klt2_g64", .heads = 3, .kv_heads = 1, .page_size = 64}, 100);
+}
+
+// A group whose bits are not those of its format, which no encoder writes, has no bits.
+TEST_P(GpuAttentionTest, TokenGroupsWithOtherBitsAreZeros) {
+  for (const int bits : {0xF1, 0x77}) {
+    SCOPED_TRACE(bits);
+    CacheHarness harness(On({.scheme = "klt2_g64", .heads = 2, .kv_heads = 1, .page_size = 64, .lengths = {140}}), 5);
+    const std::unique_ptr<Backend> backend = Make(harness);
+    const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
+    harness.Append(*backend, {0, 130});
+    gpu_->device().Synchronize();
+    const formats::LayerScheme& layer = harness.layout().layers[0];
+    const cache::PageId page = harness.sequences()[0].table[1].Of(cache::PageKind::kQuantized);
+    uint8_t* const section =
+        harness.store().Record(0, cache::PageKind::kQuantized, page) + layer.KCell(0) + layer.k.sections.channel_scales;
+    const auto two_blocks = static_cast<uint8_t>(bits);
+    harness.store().device().CopyIn(section + layer.shape.head_dim / 2, &two_blocks, 1);
+    harness.RunStep(*backend, {{0, 9}}, reference.get());
+    CompareWithReference(harness, 130);
+  }
 }
 
 // Heads of more than 256 channels have tiles of 8 query rows; a group of 10 takes two.
@@ -419,8 +477,11 @@ TEST_P(GpuAttentionTest, RefusesHeadsWiderThanItsKernelsTake) {
 // GpuLayerBuilder rejects formats without a kernel.
 TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
   for (const formats::Format& format : formats::All()) {
-    if (format.scaling.channel_bits) continue;
-    HarnessOptions options{.scheme = std::string(format.name), .heads = 2, .kv_heads = 1, .head_dim = 512};
+    HarnessOptions options{.scheme = std::string(format.name),
+                           .heads = 2,
+                           .kv_heads = 1,
+                           .head_dim = 512,
+                           .page_size = std::max(32, format.scaling.token_group)};
     CacheHarness harness(On(options), 1);
     EXPECT_NO_THROW(Make(harness)) << format.name;
   }

@@ -1,7 +1,7 @@
 // Append: one warp per (row, KV head) transforms the row, encodes it with the format's host/device encoder and stores
 // it in the cache layout. Closed pages are quantized the same way from their exact cells; formats whose tokens share
-// scales (kivi4, kivi2) are quantized only then. Norms and RoPE of keys are part of the transform, those of queries are
-// further warps' work. Include the primitives first.
+// scales (kivi4, kivi2; klt3_g64, klt2_g64) are quantized only then. Norms and RoPE of keys are part of the transform,
+// those of queries are further warps' work. Include the primitives first.
 #pragma once
 
 #include <type_traits>
@@ -103,7 +103,9 @@ KVANTA_DEVICE void AppendRow(const AppendParams& params, const Slot& slot, int h
     }
   }
   if constexpr (RowEncoder<Format>::kIsSearch) {
-    RowEncoder<Format>::Search(params, head, base, base + kAppendBytes, lane, counts);
+    const RowAllocation allocation =
+        params.allocations != nullptr ? RowAllocation(params.allocations[head]) : RowAllocation();
+    RowEncoder<Format>::Search(params, allocation, base, lane, counts);
   } else {
     RowEncoder<Format>::Encode(base, head_dim, params.scale[head], lane, counts);
   }
@@ -119,6 +121,45 @@ struct WarpShare {
   int base = 0;
 };
 
+// Writes the new rows among `count` of a closed page to its exact cells: the bytes that another warp writes, whose time
+// is not known.
+KVANTA_DEVICE void StoreNewRows(const AppendParams& params, const Slot* slots, int count, int head, int base,
+                                int lane) {
+  for (int i = 0; i < count; ++i) {
+    if (!IsNew(params, slots[i])) continue;
+    formats::EncodeCounts counted_by_other;
+    AppendSums sums;
+    AppendRow<formats::Bf16, AppendTask::kNewExact>(params, slots[i], head, base, lane, counted_by_other, sums);
+    SyncWarp();
+  }
+}
+
+// Encodes slot `index`, a row of a closed page whose token group has bits of its own, which each warp finds for itself.
+template <class Format>
+KVANTA_DEVICE void AppendGroupRow(const AppendParams& params, const SlotMapping& mapping, int index, int head, int base,
+                                  int lane, formats::EncodeCounts& counts) {
+  constexpr int kTokenGroup = Format::kScaling.token_group;
+  const Slot slot = mapping.slots[index];
+  const int head_dim = params.head_dim;
+  const int in_group = slot.offset % kTokenGroup, first = slot.offset - in_group;
+  StoreNewRows(params, mapping.slots + (index - in_group), kTokenGroup, head, base, lane);
+  const uint8_t* exact = params.exact.Record(slot.exact) + params.exact_cell.Cell(head) + params.exact_cell.codes;
+  uint8_t* cell = params.quantized.Record(slot.quantized) + params.cell.Cell(head);
+  GroupAllocation group(params, base + RowEncoder<Format>::GroupAt(head_dim), lane);
+  group.Find(params.allocations[head].deviation, RowEncoder<Format>::kBits, base, [&](int token, int channel) {
+    return ExactValue(exact, params.is_key, head_dim, first + token, channel);
+  });
+  if (in_group == 0) group.StoreSection(cell + params.cell.channel_scales, first / kTokenGroup);
+  for (int code = lane; code < head_dim; code += kWarp) {
+    const float x = ExactValue(exact, params.is_key, head_dim, slot.offset, group.Channel(code));
+    StoreShared(base + 4 * code, x * group.LevelsOfUnit(code));
+  }
+  SyncWarp();
+  RowEncoder<Format>::Search(params, group.Row(), base, lane, counts);
+  SyncWarp();
+  RowEncoder<Format>::Store(base, params, params.cell, slot.offset, lane, cell);
+}
+
 // A warp in a grid-stride loop over rows.
 template <class Format, AppendTask kTask>
 KVANTA_DEVICE void AppendRows(const AppendParams& params, const SlotMapping* slots, const WarpShare& share) {
@@ -128,8 +169,12 @@ KVANTA_DEVICE void AppendRows(const AppendParams& params, const SlotMapping* slo
   formats::EncodeCounts counts;
   AppendSums sums;
   for (int item = share.first; item < mapping.count * params.kv_heads; item += share.warps) {
-    AppendRow<Format, kTask>(params, mapping.slots[item / params.kv_heads], item % params.kv_heads, share.base, lane,
-                             counts, sums);
+    const int slot = item / params.kv_heads, head = item % params.kv_heads;
+    if constexpr (Format::kScaling.channel_bits) {
+      AppendGroupRow<Format>(params, mapping, slot, head, share.base, lane, counts);
+    } else {
+      AppendRow<Format, kTask>(params, mapping.slots[slot], head, share.base, lane, counts, sums);
+    }
     SyncWarp();
   }
   // Values of a closed page were counted when they were written; outliers are part of K's values.
@@ -153,18 +198,12 @@ KVANTA_DEVICE void QuantizeTokenGroup(const AppendParams& params, const SlotMapp
   constexpr int kBits = formats::CodeBits(Format::kElementType);
   static_assert(kTokenGroup == kWarp);
   const int head = item % params.kv_heads;
-  const Slot slot = mapping.slots[item / params.kv_heads * kTokenGroup];
+  const Slot* const slots = mapping.slots + int64_t{item / params.kv_heads} * kTokenGroup;
+  const Slot slot = slots[0];
   const int head_dim = params.head_dim;
   const uint8_t* exact = params.exact.Record(slot.exact) + params.exact_cell.Cell(head) + params.exact_cell.codes;
   uint8_t* cell = params.quantized.Record(slot.quantized) + params.cell.Cell(head);
-  for (int i = 0; i < kTokenGroup; ++i) {  // the same bytes as by another warp, whose time is not known
-    const Slot token = mapping.slots[item / params.kv_heads * kTokenGroup + i];
-    if (!IsNew(params, token)) continue;
-    formats::EncodeCounts counted_by_other;
-    AppendSums sums;
-    AppendRow<formats::Bf16, AppendTask::kNewExact>(params, token, head, 0, lane, counted_by_other, sums);
-    SyncWarp();
-  }
+  StoreNewRows(params, slots, kTokenGroup, head, 0, lane);
   const auto channel_field = [&](int64_t section, int channel) {
     return reinterpret_cast<uint16_t*>(cell + section) + slot.offset / kTokenGroup * head_dim + channel;
   };
@@ -209,9 +248,11 @@ KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& params, const WarpSha
 // Grid and block function that encode rows or closed pages: keys to `Keys`, values to `Values`.
 template <class Keys, class Values = Keys>
 struct AppendKernel {
-  static constexpr int kTokenGroup = Keys::kScaling.token_group;
+  template <class Format>  // tokens that a warp encodes at once, or 0: one
+  static constexpr int kTokens = Format::kScaling.channel_bits ? 0 : Format::kScaling.token_group;
+  static constexpr int kTokenGroup = kTokens<Keys>;
   template <class Format>  // of single rows
-  using Encoder = RowEncoder<std::conditional_t<Format::kScaling.token_group != 0, formats::Bf16, Format>>;
+  using Encoder = RowEncoder<std::conditional_t<kTokens<Format> != 0, formats::Bf16, Format>>;
   static constexpr int kWarps = kTokenGroup != 0 ? 1 : Encoder<Keys>::kWarps;
   static constexpr int kThreads = kWarps * kWarp;
 
@@ -247,10 +288,12 @@ struct AppendKernel {
  private:
   template <class Format>
   static KVANTA_DEVICE void Encode(const AppendParams& params, const WarpShare& share) {
-    if constexpr (Format::kScaling.token_group != 0) {
+    if constexpr (kTokens<Format> != 0) {
       QuantizeTokenGroups<Format>(params, share);
     } else {
-      if (!params.to_exact) AppendRows<Format, AppendTask::kNew>(params, params.slot_mapping, share);
+      if constexpr (!Format::kScaling.channel_bits) {
+        if (!params.to_exact) AppendRows<Format, AppendTask::kNew>(params, params.slot_mapping, share);
+      }
       AppendRows<Format, AppendTask::kClosed>(params, params.closed_mapping, share);
     }
   }
@@ -272,7 +315,7 @@ struct AppendKernel {
   }
   static constexpr KVANTA_DEVICE int64_t SideBlocks(const AppendSides& sides) {
     const AppendParams& params = sides.sides[0];
-    constexpr int kRows = Values::kScaling.token_group == 0 ? 1 : kTokenGroup;  // that a warp takes at once
+    constexpr int kRows = kTokens<Values> == 0 ? 1 : kTokenGroup;
     return Blocks(sides, (params.max_slots + int64_t{params.max_closed_slots / kRows}) * params.kv_heads);
   }
   static constexpr KVANTA_DEVICE int64_t QueryBlocks(const AppendSides& sides) {

@@ -142,10 +142,10 @@ struct AttentionLayout {
            (Kernel::kHasUnquantized ? QueryBytes(2, kRowTiles, params.unquantized_dim) : 0);
   }
   static constexpr KVANTA_DEVICE int ValueLevels(const AttentionParams& params, int head_dim) {
-    return KeyLevels(params, head_dim) + SharedLevels::Bytes(params.k_type.decode, head_dim);
+    return KeyLevels(params, head_dim) + SharedLevels::Bytes(params.k_type, head_dim);
   }
   static constexpr KVANTA_DEVICE int Bytes(const AttentionParams& params, int head_dim) {
-    return ValueLevels(params, head_dim) + SharedLevels::Bytes(params.v_type.decode, head_dim);
+    return ValueLevels(params, head_dim) + SharedLevels::Bytes(params.v_type, head_dim);
   }
   static constexpr KVANTA_DEVICE TileMemory Memory(const AttentionParams& params, int head_dim) {
     return {.scales = kScales,

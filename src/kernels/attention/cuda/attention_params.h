@@ -109,7 +109,7 @@ struct AppendParams {
   const float* query_matrices = nullptr;  // QueryTransform::key_matrices() of +query, or null
   const float* scale = nullptr;           // [kv_heads], static
   // Levels of trellis codes: one table; with `allocations` [kv_heads], of klt3 and klt2, one for each width from 0
-  // bits.
+  // bits. Token groups with bits of their own need the allocations' deviations alone.
   const formats::TrellisLevelTable* levels = nullptr;
   const formats::BitAllocation* allocations = nullptr;
   PagePool quantized, exact;

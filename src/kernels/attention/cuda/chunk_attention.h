@@ -40,9 +40,9 @@ struct ChunkAttention {
   static KVANTA_DEVICE void LoadLevels(const AttentionParams& params, int kv_head, const TileMemory& memory) {
     constexpr int kThreads = kAttendWarps * kWarp;
     if (KeyTypes::kHasTrellis && params.k_levels != nullptr) {
-      SharedLevels::Load(params.k_type.decode, params.k_levels,
-                         params.k_allocations != nullptr ? params.k_allocations + kv_head : nullptr, memory.key_levels,
-                         ThreadIndex(), kThreads);
+      const bool of_head = params.k_allocations != nullptr && !params.k_type.scaling.channel_bits;
+      SharedLevels::Load(params.k_type.decode, params.k_levels, of_head ? params.k_allocations + kv_head : nullptr,
+                         memory.key_levels, ThreadIndex(), kThreads);
     }
     if (ValueTypes::kHasTrellis && params.v_levels != nullptr) {
       SharedLevels::Load(params.v_type.decode, params.v_levels, nullptr, memory.value_levels, ThreadIndex(), kThreads);
@@ -116,6 +116,7 @@ struct ChunkAttention {
       } else if (!Kernel::kStaged) {
         scales = QuantizedScales(params, tile, memory, type, t);
       }
+      if (type.HasChannelBits()) LoadTokenGroup(params, tile, memory, head_dim, location, lane);
       const auto attend = [&](const auto& cell) {
         Keys::Scores(type, cell, head_dim, queries, lane, s);
         Keys::Scale(type, cell, scales.keys, g, s);
@@ -165,6 +166,19 @@ struct ChunkAttention {
     VisitType<kPlain, ValueTypes>(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type, memory.value_levels,
                                   add_values);
     stream.NextValues(params, pages, position, lane);
+  }
+
+  // Loads the bits and scales of the channels of a chunk's token group, by a warp.
+  static KVANTA_DEVICE void LoadTokenGroup(const AttentionParams& params, const QueryTile& tile,
+                                           const TileMemory& memory, int head_dim, const ChunkLocation& location,
+                                           int lane) {
+    const formats::Scaling& scaling = params.k_type.scaling;
+    const uint8_t* const sections = location.record + params.k.Cell(tile.kv_head) + params.k.channel_scales;
+    const int64_t group = location.token / scaling.token_group;
+    SyncWarp();  // the group before has been read
+    SharedLevels::LoadGroup(sections + group * formats::GroupScaleBytes(scaling, head_dim), params.k_levels, head_dim,
+                            params.k_type.low_bits, memory.key_levels, lane);
+    SyncWarp();
   }
 
   // True for the type whose chunks are in shared memory: the first of the list, and of decoded chunks plain ones alone.

@@ -30,7 +30,7 @@ struct GroupBlock {
   using DecodedValues = DecodedCell<Values, false, kHeadDim>;
 
   static constexpr int SharedBytes(const AttentionParams& params) {
-    return Layout::ValueLevels(params) + SharedLevels::Bytes(params.v_type.decode, kHeadDim);
+    return Layout::ValueLevels(params) + SharedLevels::Bytes(params.v_type, kHeadDim);
   }
 
   static KVANTA_DEVICE void Run(const AttentionParams& params) {
@@ -60,7 +60,7 @@ struct GroupBlock {
       return kExactQueries + (params.exact.base != nullptr ? kGroupTiles * kExactQueryBytes : 0);
     }
     static constexpr KVANTA_DEVICE int ValueLevels(const AttentionParams& params) {
-      return KeyLevels(params) + SharedLevels::Bytes(params.k_type.decode, kHeadDim);
+      return KeyLevels(params) + SharedLevels::Bytes(params.k_type, kHeadDim);
     }
     // Offsets of the group's tile `index`.
     static KVANTA_DEVICE TileMemory Memory(const AttentionParams& params, int index) {

@@ -14,12 +14,6 @@ namespace kvanta::kernels::cuda {
 
 using formats::TypeList;
 
-// True if CUDA has kernels of a format: of all but those whose token groups have bits of their own.
-template <class T>
-constexpr bool HasKernels() {
-  return !T::kScaling.channel_bits;
-}
-
 // True if T and U have the same encoder: they write the same bytes.
 template <class T, class U>
 constexpr bool EncodeAlike() {
@@ -47,8 +41,7 @@ template <class... Found, class... More>
 struct Encoders<TypeList<Found...>, void, More...> : Encoders<TypeList<Found...>, More...> {};
 template <class... Found, class T, class... More>
 struct Encoders<TypeList<Found...>, T, More...>
-    : Encoders<std::conditional_t<!HasKernels<T>() || (EncodeAlike<Found, T>() || ...), TypeList<Found...>,
-                                  TypeList<Found..., T>>,
+    : Encoders<std::conditional_t<(EncodeAlike<Found, T>() || ...), TypeList<Found...>, TypeList<Found..., T>>,
                More...> {};
 template <class... T>
 auto EncodersOf(TypeList<T...>) -> typename Encoders<TypeList<>, T..., typename T::Values...>::Type;

@@ -120,7 +120,7 @@ constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scal
     case DecodeKind::kTrellis:
     case DecodeKind::kKlt:
       return block == BlockScale::kNone && scaling.token == ScaleType::kFp16 && !scaling.token_offset &&
-             !scaling.channel_bits;
+             (scaling.token_group == 0 || (scaling.channel_bits && decode == DecodeKind::kKlt));
     case DecodeKind::kFields:
       return block != BlockScale::kPower && scaling.token != ScaleType::kF32 &&
              (scaling.token_group == 0 || scaling.token_group == kGroupTokens);
@@ -152,7 +152,7 @@ constexpr KvTypeDesc MakeKvTypeDesc(formats::ElementType code, const formats::Sc
     if (block != BlockScale::kPowerHalves) desc.unit = kE2m1Unit;
     if (block == BlockScale::kE4m3Halves) desc.unit *= kE4m3ScaleUnit;
   }
-  if (scaling.token_group != 0) desc.unit = kChannelUnit;
+  if (scaling.token_group != 0 && !scaling.channel_bits) desc.unit = kChannelUnit;
   return desc;
 }
 

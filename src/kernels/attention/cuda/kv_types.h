@@ -52,7 +52,8 @@ struct StaticKvType : KvTypeTraits<DecodeKindOf(Format::kElementType)> {
   static constexpr bool HasBlockOffset() { return kDesc.scaling.block_offset; }
   static constexpr formats::ScaleType TokenScaling() { return kDesc.scaling.token; }
   static constexpr bool HasTokenOffset() { return kDesc.scaling.token_offset; }
-  static constexpr bool HasChannelScales() { return kDesc.scaling.token_group != 0; }
+  static constexpr bool HasChannelScales() { return kDesc.scaling.token_group != 0 && !HasChannelBits(); }
+  static constexpr bool HasChannelBits() { return kDesc.scaling.channel_bits; }
 };
 
 template <DecodeKind kDecode>
@@ -86,6 +87,7 @@ struct RuntimeKvType : KvTypeTraits<kDecode> {
   KVANTA_DEVICE bool HasChannelScales() const {
     return kDecode == DecodeKind::kFields && desc.scaling.token_group != 0;
   }
+  KVANTA_DEVICE bool HasChannelBits() const { return kDecode == DecodeKind::kKlt && desc.scaling.channel_bits; }
 };
 
 // The K/V types that a kernel supports. Visit calls `visit` with the type for `decode`, which is uniform across

@@ -4,6 +4,7 @@
 
 #include "formats/format_traits.h"
 #include "kernels/attention/cuda/attention_params.h"
+#include "kernels/attention/cuda/group_allocation.h"
 #include "kernels/attention/cuda/trellis_encoder.h"
 
 namespace kvanta::kernels::cuda {
@@ -35,13 +36,16 @@ struct RowEncoder {
                                                                                      : 8;
   static constexpr bool kIsSearch =
       formats::IsTrellis(Format::kElementType) || formats::IsAllocated(Format::kElementType);
-  static constexpr int kWarps = kIsSearch ? 2 : 4;  // of a block
+  static constexpr int kWarps = kScaling.channel_bits ? 1 : kIsSearch ? 2 : 4;  // of a block
   static_assert(kElementType.high_bits == 0 || kLaneChannels == 0 ||
                 kLaneChannels == 32);  // both sections in whole words
 
-  // A warp's shared memory.
-  static constexpr KVANTA_DEVICE int WarpBytes(int head_dim) {
+  // A warp's shared memory; of a token group with bits of its own, what is known of its channels comes last.
+  static constexpr KVANTA_DEVICE int GroupAt(int head_dim) {
     return kAppendBytes + (kIsSearch ? TrellisMemory::Bytes(head_dim) : 0);
+  }
+  static constexpr KVANTA_DEVICE int WarpBytes(int head_dim) {
+    return GroupAt(head_dim) + (kScaling.channel_bits ? GroupAllocation::Bytes(head_dim) : 0);
   }
 
   // Number of block scales of `channels` channels.
@@ -101,12 +105,12 @@ struct RowEncoder {
     }
   }
 
-  // The same of a format whose codes are found by a search, for a KV head; `search`: its shared memory.
-  static KVANTA_DEVICE void Search(const AppendParams& params, int head, int base, int search, int lane,
+  // The same of a format whose codes are found by a search.
+  static KVANTA_DEVICE void Search(const AppendParams& params, const RowAllocation& allocation, int base, int lane,
                                    formats::EncodeCounts& counts) {
-    const TrellisMemory memory(search, params.head_dim);
-    TrellisEncoder<Format::kElementType>::Encode(params, head, base, base + kCodesAt, base + kTokenScalesAt, memory,
-                                                 lane, counts);
+    const TrellisMemory memory(base + kAppendBytes, params.head_dim);
+    TrellisEncoder<Format::kElementType>::Encode(params, allocation, base, base + kCodesAt, base + kTokenScalesAt,
+                                                 memory, lane, counts);
   }
 
   // Stores the sections as token `token` of a cell in the cache layout (formats/cell_layout.h), or a canonical one.

@@ -166,15 +166,27 @@ struct KeyScores {
     if (type.HasChannelScales()) {
       const int channel = 32 * block + 8 * t;
       const bool inside = channel < head_dim;
-      const auto pairs = [](const Vec4& vec, uint32_t(&to)[4]) {  // channels i and 4 + i
-        to[0] = MultiplyF16(PermuteBytes(vec.word[0], vec.word[2], 0x5410), kF16PairHalf);
-        to[1] = MultiplyF16(PermuteBytes(vec.word[0], vec.word[2], 0x7632), kF16PairHalf);
-        to[2] = MultiplyF16(PermuteBytes(vec.word[1], vec.word[3], 0x5410), kF16PairHalf);
-        to[3] = MultiplyF16(PermuteBytes(vec.word[1], vec.word[3], 0x7632), kF16PairHalf);
-      };
-      pairs(inside ? cell.ChannelScales(head_dim, channel) : Vec4{}, factors.scales);
-      pairs(inside ? cell.ChannelOffsets(head_dim, channel) : Vec4{}, factors.offsets);
+      ChannelPairs(inside ? cell.ChannelScales(head_dim, channel) : Vec4{}, factors.scales);
+      ChannelPairs(inside ? cell.ChannelOffsets(head_dim, channel) : Vec4{}, factors.offsets);
+      KVANTA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        factors.scales[i] = MultiplyF16(factors.scales[i], kF16PairHalf);
+        factors.offsets[i] = MultiplyF16(factors.offsets[i], kF16PairHalf);
+      }
     }
+    if (type.HasChannelBits()) {
+      const int channel = 32 * block + 8 * t;
+      const int scales = SharedLevels::GroupScales(type.levels, head_dim) + 2 * channel;
+      ChannelPairs(channel < head_dim ? LoadShared<Vec4>(scales) : Vec4{}, factors.scales);
+    }
+  }
+
+  // Pairs of 8 channels: i and 4 + i.
+  static KVANTA_DEVICE void ChannelPairs(const Vec4& vec, uint32_t (&to)[4]) {
+    to[0] = PermuteBytes(vec.word[0], vec.word[2], 0x5410);
+    to[1] = PermuteBytes(vec.word[0], vec.word[2], 0x7632);
+    to[2] = PermuteBytes(vec.word[1], vec.word[3], 0x5410);
+    to[3] = PermuteBytes(vec.word[1], vec.word[3], 0x7632);
   }
 
   // Offset of the lane's tokens in a unit's line.
@@ -196,6 +208,7 @@ struct KeyScores {
         a = MultiplyF16(a, factors.tokens[j]);
       }
       if (type.HasChannelScales()) a = MultiplyAddF16(a, factors.scales[kPair], factors.offsets[kPair]);
+      if (type.HasChannelBits()) a = MultiplyF16(a, factors.scales[kPair]);
       return a;
     };
     constexpr std::integral_constant<int, 2 * kStep> kFirst;

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "formats/bit_allocation.h"
+#include "formats/klt_group.h"
 #include "formats/trellis_levels.h"
 #include "kernels/attention/cuda/codes.h"
 
@@ -17,22 +18,25 @@ inline constexpr int kLevelTableBytes = 2 * 256;  // f16
 inline constexpr int kLevelWidths = formats::kMaxAllocatedBits + 1;
 
 // Levels of a side in shared memory: tables, and of bits that differ by channel a word for each 8 channels, BlockCodes.
+// Of token groups with bits of their own each warp has the words and the channels' scales of the one that it reads.
 struct SharedLevels {
   static constexpr KVANTA_DEVICE int Tables(DecodeKind decode) {
     return decode == DecodeKind::kTrellis ? 1 : decode == DecodeKind::kKlt ? kLevelWidths : 0;
   }
-  static constexpr KVANTA_DEVICE int Bytes(DecodeKind decode, int head_dim) {
-    return Tables(decode) * kLevelTableBytes + (decode == DecodeKind::kKlt ? head_dim / 8 * 4 : 0);
+  static constexpr KVANTA_DEVICE int Bytes(const KvTypeDesc& desc, int head_dim) {
+    const int words = desc.decode == DecodeKind::kKlt ? head_dim / 8 * 4 : 0;
+    return Tables(desc.decode) * kLevelTableBytes +
+           (desc.scaling.channel_bits ? kAttendWarps * GroupBytes(head_dim) : words);
   }
 
-  // Loads them by threads [0, count). allocation: of the KV head, or null. Needs a block barrier after it.
+  // Loads them by threads [0, count). allocation: of the KV head, or null: not words. Needs a block barrier after it.
   static KVANTA_DEVICE void Load(DecodeKind decode, const formats::TrellisLevelTable* tables,
                                  const formats::BitAllocation* allocation, int to, int thread, int count) {
     for (int i = thread; i < Tables(decode) * 256; i += count) {
       const float level = tables[i / 256].levels[i % 256];
       StoreShared(to + 2 * i, static_cast<uint16_t>(PackF16(level, 0)));
     }
-    if (decode != DecodeKind::kKlt) return;
+    if (allocation == nullptr) return;
     for (int block = thread; block < allocation->head_dim / formats::kAllocationBlock; block += count) {
       uint32_t byte = 0;
       uint32_t string_begin = 0;
@@ -40,8 +44,57 @@ struct SharedLevels {
       for (int i = 0; i < allocation->scalar_blocks; ++i) string_begin += allocation->bits[i];
       const uint32_t bits = allocation->bits[block];
       const uint32_t next = block + 1 < allocation->coded_blocks ? byte + bits : string_begin;
-      StoreShared(to + Tables(decode) * kLevelTableBytes + 4 * block, bits | byte << 4U | next << 18U);
+      StoreShared(Words(to) + 4 * block, WordOf(bits, byte, next));
     }
+  }
+
+  // Loads a token group's words and scales to the calling warp's part, from its section. tables: as above. Needs a warp
+  // barrier before and after it.
+  static KVANTA_DEVICE void LoadGroup(const uint8_t* section, const formats::TrellisLevelTable* tables, int head_dim,
+                                      int mean_bits, int to, int lane) {
+    const int blocks = head_dim / formats::kAllocationBlock;
+    const auto nibble = [section](int i) { return section[i / 2] >> static_cast<unsigned>(4 * (i % 2)) & 15; };
+    int all_bits = 0, string_begin = 0;
+    bool valid = true;
+    for (int block = 0; block < blocks; ++block) {
+      const int bits = nibble(head_dim + block);
+      valid = valid && bits <= formats::kMaxAllocatedBits;
+      all_bits += bits;
+      if (bits > formats::kMaxAllocatedTrellis) string_begin += bits;
+    }
+    valid = valid && all_bits == mean_bits * blocks;
+    for (int block = lane; block < blocks; block += kWarp) {
+      const int bits = valid ? nibble(head_dim + block) : 0;
+      int byte = 0;
+      for (int i = 0; i < blocks; ++i) {
+        const int other = nibble(head_dim + i);
+        if (other > bits || (other == bits && i < block)) byte += other;
+      }
+      const int next = byte + bits == all_bits ? string_begin : byte + bits;
+      const uint32_t word =
+          WordOf(static_cast<uint32_t>(bits), static_cast<uint32_t>(byte), static_cast<uint32_t>(next));
+      StoreShared(GroupWords(to, head_dim) + 4 * block, bits == 0 ? 0U : word);
+      const int first = block * formats::kAllocationBlock;
+      const auto scale = [&](int i) { return formats::ScaleOfLevel(nibble(first + i), tables[bits].rms); };
+      for (int i = 0; i < formats::kAllocationBlock; i += 2) {
+        StoreShared(GroupScales(to, head_dim) + 2 * (first + i), PackF16(scale(i), scale(i + 1)));
+      }
+    }
+  }
+
+  // Offsets of a side's words, and of a group's scales, f16 [head_dim], and words.
+  static constexpr KVANTA_DEVICE int Words(int levels) { return levels + kLevelWidths * kLevelTableBytes; }
+  static KVANTA_DEVICE int GroupScales(int levels, int head_dim) {
+    return Words(levels) + ThreadIndex() / kWarp * GroupBytes(head_dim);
+  }
+  static KVANTA_DEVICE int GroupWords(int levels, int head_dim) { return GroupScales(levels, head_dim) + 2 * head_dim; }
+
+ private:
+  static constexpr KVANTA_DEVICE int GroupBytes(int head_dim) {  // of a warp
+    return (2 * head_dim + head_dim / 8 * 4 + 15) / 16 * 16;
+  }
+  static KVANTA_DEVICE uint32_t WordOf(uint32_t bits, uint32_t byte, uint32_t next) {
+    return bits | byte << 4U | next << 18U;
   }
 };
 
@@ -78,7 +131,7 @@ requires KvType::kTrellis struct KeyOperand<KvType> {
     raw.table = type.levels;
     const int octet = 4 * block + t;
     if (8 * octet >= head_dim) return;
-    const BlockCodes codes = CodesOf(type, octet);
+    const BlockCodes codes = CodesOf(type, head_dim, octet);
     const int units = head_dim * type.LowBits() / 32;
     const auto load = [&](int unit) { return cell.Codes4(lane_line + unit * 64, 0); };
     const auto clamped = [&](int unit) { return load(unit < units ? unit : units - 1); };
@@ -127,9 +180,11 @@ requires KvType::kTrellis struct KeyOperand<KvType> {
   }
 
  private:
-  static KVANTA_DEVICE BlockCodes CodesOf(const KvType& type, int octet) {
+  static KVANTA_DEVICE BlockCodes CodesOf(const KvType& type, int head_dim, int octet) {
     if constexpr (kUneven) {
-      const auto word = LoadShared<uint32_t>(type.levels + kLevelWidths * kLevelTableBytes + 4 * octet);
+      const int words =
+          type.HasChannelBits() ? SharedLevels::GroupWords(type.levels, head_dim) : SharedLevels::Words(type.levels);
+      const auto word = LoadShared<uint32_t>(words + 4 * octet);
       return {static_cast<int>(word & 15U), static_cast<int>(word >> 4U & 0x3fffU), static_cast<int>(word >> 18U)};
     } else {
       return {type.LowBits(), octet * type.LowBits(), 0};

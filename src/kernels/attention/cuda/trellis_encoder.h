@@ -26,10 +26,10 @@ struct TrellisEncoder {
   static constexpr bool kUneven = formats::IsAllocated(kCode);
   static constexpr int kBits = formats::CodeBits(kCode);  // on average, if uneven
 
-  // row: f32 [head_dim] at byte `row` of shared memory, overwritten; codes, scale: where its bytes and the fp16 scale
-  // go. Needs a warp barrier after it.
-  static KVANTA_DEVICE void Encode(const AppendParams& params, int head, int row, int codes, int scale,
-                                   const TrellisMemory& memory, int lane, formats::EncodeCounts& counts) {
+  // allocation: of uneven bits. row: f32 [head_dim] at byte `row` of shared memory, overwritten; codes, scale: where
+  // its bytes and the fp16 scale go. Needs a warp barrier after it.
+  static KVANTA_DEVICE void Encode(const AppendParams& params, const RowAllocation& allocation, int row, int codes,
+                                   int scale, const TrellisMemory& memory, int lane, formats::EncodeCounts& counts) {
     const int head_dim = params.head_dim;
     const int64_t saturated_before = counts.saturated;
     uint32_t largest = 0;
@@ -48,13 +48,14 @@ struct TrellisEncoder {
     uint16_t bits = 0;
     bool found = false;
     if constexpr (kUneven) {
-      found = FindUneven(params, head, row, codes, memory, lane, value_at);
+      found = FindUneven(params, allocation, row, codes, memory, lane, value_at);
     } else {
       found = FindEven(params, row, codes, memory, std::bit_cast<float>(largest), lane, value_at);
     }
     if (found) {
       bool saturated = false;
-      bits = formats::RoundScale(static_cast<float>(FittedScale(params, head, memory, lane, value_at)), saturated);
+      bits =
+          formats::RoundScale(static_cast<float>(FittedScale(params, allocation, memory, lane, value_at)), saturated);
       if (saturated && !row_saturates && lane == 0) ++counts.saturated;
     }
     if (bits == 0) {
@@ -115,9 +116,8 @@ struct TrellisEncoder {
   }
 
   template <class ValueAt>
-  static KVANTA_DEVICE bool FindUneven(const AppendParams& params, int head, int row, int codes,
+  static KVANTA_DEVICE bool FindUneven(const AppendParams& params, const RowAllocation& allocation, int row, int codes,
                                        const TrellisMemory& memory, int lane, ValueAt value_at) {
-    const formats::BitAllocation& allocation = params.allocations[head];
     const formats::TrellisLevelTable* const tables = params.levels;
     const int coded = allocation.coded_blocks * kOctet;
     const double square = SumOfRow(coded, lane, [&](int i) {
@@ -144,7 +144,7 @@ struct TrellisEncoder {
       Pack(allocation.bits[block], memory, block, codes + byte_of(block));
     }
     SyncWarp();
-    for (int block = lane; block < allocation.head_dim / kOctet; block += kWarp) {
+    for (int block = lane; block < params.head_dim / kOctet; block += kWarp) {
       const int bits = allocation.bits[block];
       uint8_t next = 0;
       if (bits <= formats::kMaxAllocatedTrellis && bits != 0) {
@@ -158,12 +158,11 @@ struct TrellisEncoder {
   }
 
   template <class ValueAt>
-  static KVANTA_DEVICE double FittedScale(const AppendParams& params, int head, const TrellisMemory& memory, int lane,
-                                          ValueAt value_at) {
+  static KVANTA_DEVICE double FittedScale(const AppendParams& params, const RowAllocation& allocation,
+                                          const TrellisMemory& memory, int lane, ValueAt value_at) {
     const auto level_at = [&](int i) { return int{LoadShared<int8_t>(memory.codes + i)}; };
     if constexpr (kUneven) {
-      const float* const weight = params.allocations[head].weight;
-      const auto weighted = [&](int i) { return double{weight[i]} * static_cast<double>(level_at(i)); };
+      const auto weighted = [&](int i) { return double{allocation.weight[i]} * static_cast<double>(level_at(i)); };
       const double product = SumOfRow(params.head_dim, lane, [&](int i) { return weighted(i) * value_at(i); });
       const double energy =
           SumOfRow(params.head_dim, lane, [&](int i) { return weighted(i) * static_cast<double>(level_at(i)); });

@@ -16,6 +16,23 @@
 
 namespace kvanta::kernels::cuda {
 
+// Bits of a row's channels, and how errors in them weigh (formats::BitAllocation), in shared or global memory.
+struct RowAllocation {
+  int scalar_blocks = 0;
+  int coded_blocks = 0;
+  const uint8_t* bits = nullptr;
+  const float* weight = nullptr;
+  const int16_t* gain = nullptr;
+
+  RowAllocation() = default;
+  explicit KVANTA_DEVICE RowAllocation(const formats::BitAllocation& allocation)
+      : scalar_blocks(allocation.scalar_blocks),
+        coded_blocks(allocation.coded_blocks),
+        bits(allocation.bits),
+        weight(allocation.weight),
+        gain(allocation.gain) {}
+};
+
 // Offsets in a warp's shared memory.
 struct TrellisMemory {
   static constexpr int kMetricBytes = 2 * formats::kTrellisStates;
@@ -193,13 +210,13 @@ struct TrellisSearch {
 // The search of klt_search.h.
 struct KltSearch {
   const formats::TrellisLevelTable* tables;
-  const formats::BitAllocation& allocation;
+  const RowAllocation& allocation;
   const TrellisMemory& memory;
   int lane;
   int32_t metrics[8];  // of the lane's windows
   int buffer = 0;      // that has them
 
-  KVANTA_DEVICE KltSearch(const formats::TrellisLevelTable* widths, const formats::BitAllocation& bits,
+  KVANTA_DEVICE KltSearch(const formats::TrellisLevelTable* widths, const RowAllocation& bits,
                           const TrellisMemory& shared, int own)
       : tables(widths), allocation(bits), memory(shared), lane(own) {}
 

@@ -51,8 +51,7 @@ using AppendFormats = decltype(EncodersOf(formats::FormatList{}));
 template <class Keys, class Values>
 struct EncoderPair;
 template <class T>
-inline constexpr bool kHasEncoderPair = HasKernels<T>() &&
-                                        !std::is_void_v<typename T::Values> && T::kExact == ExactPages::kOpen;
+inline constexpr bool kHasEncoderPair = !std::is_void_v<typename T::Values> && T::kExact == ExactPages::kOpen;
 template <class Found, class... T>
 struct WithPairs {
   using Type = Found;

@@ -11,7 +11,6 @@
 #include "attention/gpu_plan.h"
 #include "attention/gpu_slots.h"
 #include "kernels/attention/cuda/kernel_list.h"
-#include "kernels/linear/cuda/gpu_linear.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -118,11 +117,14 @@ class GpuBackend final : public Backend {
     }
     params.max_tiles = step.max_tiles[shape];
     params.tile_rows = step.tile_rows[shape];
-    if (!shapes_[shape].work.is_sparse && params.max_tiles != 0) SetPack(step, shapes_[shape].work, reader, params);
+    const WorkShape& work = shapes_[shape].work;
+    if (!work.is_sparse && params.max_tiles != 0) {
+      PackOutputs(reader, step.max_rows, step.is_decode ? TilesPerToken(work) : 0, params);
+    }
     if (params.max_tiles != 0) gpu_->Attend(gpu_layer.attend_kernel, params);
-    if (!shapes_[shape].work.is_sparse) return;
-    sparse_->Run(step.sparse, step.metadata, pool_.Layout().layers[static_cast<size_t>(layer)],
-                 sparse_->ShapeOf(shapes_[shape].work), params, gpu_layer.attend_kernel, *gpu_);
+    if (!work.is_sparse) return;
+    sparse_->Run(step.sparse, step.metadata, pool_.Layout().layers[static_cast<size_t>(layer)], sparse_->ShapeOf(work),
+                 params, gpu_layer.attend_kernel, *gpu_);
   }
 
   void Select(Plan& plan, int layer, const float* q, int64_t q_stride, const float* weights) noexcept override {
@@ -181,15 +183,6 @@ class GpuBackend final : public Backend {
     AttentionParams params = layers_[static_cast<size_t>(layer)].attention;
     params.metadata = plan.DevicePointer<AttentionMetadata>(AttentionOffset(shape_of_[static_cast<size_t>(layer)]));
     return params;
-  }
-
-  // Packs outputs for their reader: parts of rows, or whole rows in decode steps.
-  static void SetPack(const GpuPlan& step, const WorkShape& work, const kernels::Linear* reader,
-                      AttentionParams& params) noexcept {
-    params.pack = kernels::PrepackParts(reader, params.out, step.max_rows);
-    if (params.pack.packs || !step.is_decode || !params.CombinesTiles()) return;
-    params.pack = kernels::Prepack(reader, params.out, step.max_rows);
-    if (params.pack.packs) params.row_tiles = static_cast<int32_t>(TilesPerToken(work));
   }
 
   void RunCompressed(const GpuPlan& plan, int index, const AttentionParams& params) noexcept {

@@ -12,6 +12,7 @@
 #include "formats/klt_levels.h"
 #include "formats/transform.h"
 #include "kernels/attention/cuda/kernel_list.h"
+#include "kernels/linear/cuda/gpu_linear.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -39,6 +40,13 @@ CellOffsets MakeOffsets(const formats::CellSections& sections, int64_t first_cel
 }
 
 }  // namespace
+
+void PackOutputs(const kernels::Linear* reader, int64_t rows, int64_t tiles_per_row, AttentionParams& params) noexcept {
+  params.pack = kernels::PrepackParts(reader, params.out, rows);
+  if (params.pack.packs || tiles_per_row == 0 || !params.CombinesTiles()) return;
+  params.pack = kernels::Prepack(reader, params.out, rows);
+  if (params.pack.packs) params.row_tiles = static_cast<int32_t>(tiles_per_row);
+}
 
 SideCounts CountsOf(const kernels::cuda::AppendSums& sums) noexcept {
   SideCounts counts;

@@ -44,6 +44,11 @@ struct AppendStep {
 // steps pages are closed by the same launches, else by others after them.
 void AppendCells(const GpuLayer& layer, const AppendStep& step, kernels::CudaContext& gpu) noexcept;
 
+// Packs the outputs of attention for the linear layer that reads them, if it takes that: parts of rows, or, with
+// `tiles_per_row`, in decode steps, whole rows.
+void PackOutputs(const kernels::Linear* reader, int64_t rows, int64_t tiles_per_row,
+                 kernels::cuda::AttentionParams& params) noexcept;
+
 SideCounts CountsOf(const kernels::cuda::AppendSums& sums) noexcept;
 
 // The format or pair of formats that no CUDA kernel writes or reads, or "". Needs no GPU.

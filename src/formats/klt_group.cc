@@ -4,9 +4,11 @@
 #include <array>
 #include <span>
 
+#include "formats/bit_planes.h"
 #include "formats/bytes.h"
 #include "formats/klt_levels.h"
 #include "formats/rounding.h"
+#include "formats/trellis_row.h"
 
 namespace kvanta::formats {
 namespace {

@@ -50,7 +50,10 @@ TEST_P(GpuHeadsTest, NormsAndRopeHaveTheBitsOfSingleOperations) {
   cases.push_back({"int4", 64, 0, false, 1});
 #endif
   constexpr int kHeads = 4, kKvHeads = 2, kPage = 32;
-  for (const auto& [scheme, head_dim, rotary_dim, interleaved, norm, launches] : cases) {
+  for (const HeadsCase& each : cases) {
+    const char* const scheme = each.scheme;
+    const int head_dim = each.head_dim, rotary_dim = each.rotary_dim, norm = each.norm, launches = each.launches;
+    const bool interleaved = each.interleaved;
     SCOPED_TRACE(fmt::format("{} of {}", scheme, head_dim));
     const HarnessOptions options = On({.scheme = scheme,
                                        .heads = kHeads,

@@ -38,7 +38,8 @@ struct GatedCase {
 
 TEST_P(GpuGatedLinearTest, HasTheBitsOfSingleOperations) {
   constexpr int64_t kIn = 200, kOut = 24;
-  constexpr WeightType kBf16 = WeightType::kBf16, kInt8 = WeightType::kInt8, kInt4 = WeightType::kInt4;
+  constexpr WeightType kBf16 = WeightType::kBf16, kInt4 = WeightType::kInt4;
+  [[maybe_unused]] constexpr WeightType kInt8 = WeightType::kInt8;  // not in sanitized builds
   const std::vector<GatedCase> cases = {
       {1, 96, kBf16, kBf16, 3},
       {8, 96, kInt4, kBf16, 3, Activation::kGeluTanh},
@@ -65,8 +66,8 @@ TEST_P(GpuGatedLinearTest, HasTheBitsOfSingleOperations) {
     const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * width), -7.0F));
     const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * width), -7.0F));
     const Buffer out = Upload(std::vector<float>(static_cast<size_t>(rows * kOut), -7.0F));
-    const auto read = [&] {
-      reader->Forward(gated.as<float>(), rows, out.as<float>(), kOut);
+    const auto read = [&, count = rows] {
+      reader->Forward(gated.as<float>(), count, out.as<float>(), kOut);
       return Download(out);
     };
     gates->Forward(x.as<float>(), rows, both.as<float>(), 2 * width);

@@ -32,6 +32,7 @@ OPTIONS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Iin
 # Classes of instructions by the beginning of their names; everything else is "other": integers, logic, conversions.
 CLASSES = {
     "hmma": ("HMMA",),
+    "hgmma": ("HGMMA",),
     "ldgsts": ("LDGSTS",),
     "ldg": ("LDG",),
     "stg": ("STG",),
@@ -42,7 +43,7 @@ CLASSES = {
     "mufu": ("MUFU",),
     "float": ("FFMA", "FADD", "FMUL", "FMNMX", "FSETP", "FSEL", "HFMA2", "HADD2", "HMUL2", "HMNMX2", "HSETP2"),
     "convert": ("F2F", "F2FP", "F2I", "I2F", "I2FP", "PRMT"),
-    "barrier": ("BAR", "WARPSYNC", "DEPBAR", "LDGDEPBAR"),
+    "barrier": ("BAR", "WARPSYNC", "DEPBAR", "LDGDEPBAR", "WARPGROUP"),
     "branch": ("BRA", "BSSY", "BSYNC", "EXIT", "CALL", "RET", "NOP"),
 }
 _BY_LENGTH = sorted(((name, key) for key, names in CLASSES.items() for name in names), key=lambda pair: -len(pair[0]))
@@ -94,7 +95,7 @@ class MachineCode:
     def path(self, loop: tuple[int, int]) -> Counter[str]:
         """Instructions of the shortest way through a loop with all of its products, barriers and copies, by class."""
         first, last = loop
-        needed = ("HMMA", "BAR", "LDGSTS")
+        needed = ("HMMA", "HGMMA", "BAR", "LDGSTS")
         best: dict[int, tuple[int, int]] = {last: (0, -1)}  # from an instruction on: needed ones, minus instructions
         following = {}
         for at in range(last - 1, first - 1, -1):
@@ -163,13 +164,17 @@ def main_loop(code: MachineCode) -> tuple[int, int] | None:
         return any(name.startswith("MUFU.EX2") for name in code.names[loop[0] : loop[1] + 1])
 
     nested = _nested(code.loops)
-    chunks = [loop for loop in nested if classes(loop)["hmma"] and has_exponential(loop)]
+
+    def products(of: Counter[str]) -> int:
+        return of["hmma"] + of["hgmma"]
+
+    chunks = [loop for loop in nested if products(classes(loop)) and has_exponential(loop)]
     if chunks:
         return min(chunks, key=lambda loop: loop[1] - loop[0])
 
     def weight(loop: tuple[int, int]) -> tuple[int, int, int]:
         of = classes(loop)
-        return of["hmma"], of["float"], of.total()
+        return products(of), of["float"], of.total()
 
     return max(_innermost(nested), key=weight, default=None)
 
@@ -201,7 +206,10 @@ def find_nvdisasm() -> str | None:
 def compile_unit(unit: Path, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Rows of a unit's kernels."""
     cubin = folder / f"{unit.stem}.cubin"
-    command = [options.nvcc, *OPTIONS, f"-arch={options.arch}", "-Xptxas", "-v", "-cubin", str(unit), "-o", str(cubin)]
+    arch = options.arch
+    if arch == "sm_90" and "warpgroup_nvcc.h" in unit.read_text(encoding="utf-8"):
+        arch += "a"  # as in the build
+    command = [options.nvcc, *OPTIONS, f"-arch={arch}", "-Xptxas", "-v", "-cubin", str(unit), "-o", str(cubin)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"error: {' '.join(command)}: {done.stderr[-2000:]}")

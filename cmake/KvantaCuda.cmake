@@ -87,6 +87,13 @@ function(kvanta_cuda target)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     # Only *_entries.cu contain kernels; the other units only call the runtime and are compiled as C++.
     set(language ${KVANTA_CUDA_TARGETS} --threads 2)
+    file(STRINGS ${unit} has_wgmma REGEX "include .*warpgroup_nvcc.h")
+    if(has_wgmma)
+      # Products of warpgroups are instructions of 9.0 alone: machine code for it, and PTX without them for later GPUs.
+      string(REPLACE "compute_90,code=[sm_90,compute_90]" "compute_90a,code=sm_90a;-gencode=arch=compute_90,code=compute_90"
+             language "${language}")
+      string(REGEX REPLACE "compute_90,code=sm_90(;|$)" "compute_90a,code=sm_90a\\1" language "${language}")
+    endif()
     if(KVANTA_CUDA_FAST_COMPILE AND KVANTA_NVCC_VERSION VERSION_GREATER_EQUAL 13)
       list(APPEND language --Ofast-compile=max)
     endif()

@@ -396,6 +396,8 @@ TEST_P(GpuAttentionTest, TileGroupsHaveTheBitsOfSingleTiles) {
   cases.push_back({"int4", 64, 60, {.heads = 20, .kv_heads = 1, .page_size = 64, .chunk = 75}});
   cases.push_back({"fp8_e4m3", 64, 250, {.heads = 3, .kv_heads = 1, .page_size = 128, .softcap = 3}});
 #endif
+  std::vector<std::shared_ptr<kernels::CudaContext>> gpus = {gpu_};
+  if (emulated_) gpus.push_back(testing::MakeEmulatedGpu({.nccl_library = "", .warpgroups = false}));
   bool divides = false;
   for (auto& [scheme, head_dim, before, options] : cases) {
     SCOPED_TRACE(fmt::format("{} of {}, {} tokens before", scheme, head_dim, before));
@@ -404,31 +406,35 @@ TEST_P(GpuAttentionTest, TileGroupsHaveTheBitsOfSingleTiles) {
     options.static_scale = 0.37F;
     constexpr int kPrompt = 26;
     options.lengths = {before + kPrompt, 4};
-    const HarnessOptions on = On(options);
-    CacheHarness one(on, 13), two(on, 13);
-    for (CacheHarness* harness : {&one, &two}) {  // some tokens of large values raise their chunk's exponent
-      std::vector<float>& v = harness->sequences()[0].v;
-      const auto width = static_cast<size_t>(harness->KvWidth());
-      for (size_t i = 0; i < v.size(); ++i) v[i] *= i / width % 37 == 20 ? 0x1p10F : 1.0F;
-    }
     const int64_t max_result_rows = divides ? kMaxResultRows : 0;
-    const std::unique_ptr<Backend> groups = Make(one, max_result_rows), single = Make(two, max_result_rows, false);
-    int64_t launches[2] = {};
-    for (const bool of_groups : {true, false}) {
-      CacheHarness& harness = of_groups ? one : two;
-      Backend& backend = of_groups ? *groups : *single;
-      harness.Append(backend, {0, before});
-      harness.RunStep(backend, {{1, 3}});
-      const auto launched = [&] { return dynamic_cast<const testing::GuardedDevice&>(gpu_->device()).Launches(); };
-      const int64_t first = emulated_ ? launched() : 0;
-      harness.RunStep(backend, {{0, kPrompt}, {1, 1}});
-      launches[of_groups ? 1 : 0] = emulated_ ? launched() - first : 0;
+    const auto run = [&](const std::shared_ptr<kernels::CudaContext>& gpu, bool makes_groups, CacheHarness& harness) {
+      std::vector<float>& v = harness.sequences()[0].v;  // some large values raise their chunk's exponent
+      const auto width = static_cast<size_t>(harness.KvWidth());
+      for (size_t i = 0; i < v.size(); ++i) v[i] *= i / width % 37 == 20 ? 0x1p10F : 1.0F;
+      const std::unique_ptr<Backend> backend =
+          MakeGpuBackend(harness.store(), harness.config(), gpu, max_result_rows, makes_groups);
+      harness.Append(*backend, {0, before});
+      harness.RunStep(*backend, {{1, 3}});
+      const auto launched = [&] {
+        return emulated_ ? dynamic_cast<const testing::GuardedDevice&>(gpu->device()).Launches() : 0;
+      };
+      const int64_t first = launched();
+      harness.RunStep(*backend, {{0, kPrompt}, {1, 1}});
+      gpu->device().Synchronize();
+      return launched() - first;
+    };
+    CacheHarness tiles(On(options), 13);
+    const int64_t launches = run(gpu_, false, tiles);
+    for (const std::shared_ptr<kernels::CudaContext>& gpu : gpus) {
+      HarnessOptions on = On(options);
+      on.device = &gpu->device();
+      CacheHarness groups(on, 13);
+      const int64_t of_groups = run(gpu, true, groups);
+      if (emulated_) {
+        EXPECT_EQ(of_groups, launches + 2) << "launches for the groups, the decode sequence, and the combination";
+      }
+      CompareBits(groups, tiles, before);
     }
-    gpu_->device().Synchronize();
-    if (emulated_) {
-      EXPECT_EQ(launches[1], launches[0] + 2) << "launches for the groups, the decode sequence, and the combination";
-    }
-    CompareBits(one, two, before);
     divides = !divides;
   }
 }

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "emulated/cuda_primitives.h"
+#include "emulated/cuda_warpgroup.h"
 #include "emulated/guarded_device.h"
 // Primitives first.
 #include "kernels/attention/cuda/append_kernel.h"
@@ -62,12 +63,18 @@ void RunAttend(const AttentionParams& params) {
 }
 
 template <class Listed>
-void RunGroups(const AttentionParams& params) {
+void RunGroups(const AttentionParams& params, bool warpgroups) {
   if constexpr (kTakesGroups<Listed>) {
-    using Block = GroupBlock<GroupKernel<Listed>>;
+    using Kernel = GroupKernel<Listed>;
+    using Block = GroupBlock<Kernel, false>;
     constexpr int kBlocks = kAttentionBlocks - 2;
-    RunShape({.blocks = kBlocks, .threads = Block::kThreads, .shared_bytes = Block::SharedBytes(params)},
-             [&] { Block::Run(params); });
+    RunShape({.blocks = kBlocks, .threads = Block::kThreads, .shared_bytes = Block::SharedBytes(params)}, [&] {
+      if (warpgroups) {
+        GroupBlock<Kernel, true>::Run(params);
+      } else {
+        Block::Run(params);
+      }
+    });
   } else {
     emulated::Stop("this kernel takes no tile groups");
   }
@@ -86,9 +93,9 @@ void RunAttendFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionPara
 }
 
 template <class... Kernel>
-void RunGroupsFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params) {
-  constexpr void (*kRuns[])(const AttentionParams&) = {&RunGroups<Kernel>...};
-  kRuns[kernel](params);
+void RunGroupsFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params, bool warpgroups) {
+  constexpr void (*kRuns[])(const AttentionParams&, bool) = {&RunGroups<Kernel>...};
+  kRuns[kernel](params, warpgroups);
 }
 
 struct KernelLauncher {
@@ -115,7 +122,7 @@ void RunOp(const ModelOp& model_op) {
 
 class EmulatedGpu final : public kernels::CudaContext {
  public:
-  explicit EmulatedGpu(std::string nccl_library) : nccl_library_(std::move(nccl_library)) {}
+  explicit EmulatedGpu(EmulatedGpuOptions options) : options_(std::move(options)) {}
 
   std::string Name() const override { return "cuda-emulated"; }
   Device& device() noexcept override { return device_; }
@@ -137,7 +144,7 @@ class EmulatedGpu final : public kernels::CudaContext {
     Launch([=, this] {
       if (params.group_metadata != nullptr) {
         device_.CountLaunch();
-        RunGroupsFrom(AttentionKernels{}, kernel, params);
+        RunGroupsFrom(AttentionKernels{}, kernel, params, options_.warpgroups);
       }
       if (params.has_tiles) {
         device_.CountLaunch();
@@ -157,7 +164,7 @@ class EmulatedGpu final : public kernels::CudaContext {
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Launch([=] { std::memcpy(to, from, bytes); });
   }
-  std::string NcclLibrary() const override { return nccl_library_; }
+  std::string NcclLibrary() const override { return options_.nccl_library; }
   void Select() override {}
   void AllGather(parallel::NcclGroup& ranks, const void* own, void* all, size_t bytes) noexcept override {
     Launch([&ranks, own, all, bytes] {
@@ -207,15 +214,15 @@ class EmulatedGpu final : public kernels::CudaContext {
     }
   }
 
-  const std::string nccl_library_;
+  const EmulatedGpuOptions options_;
   kernels::LaunchClock clock_;
   GuardedDevice device_;
 };
 
 }  // namespace
 
-std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu(std::string nccl_library) {
-  return std::make_shared<EmulatedGpu>(std::move(nccl_library));
+std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu(EmulatedGpuOptions options) {
+  return std::make_shared<EmulatedGpu>(std::move(options));
 }
 
 }  // namespace kvanta::testing

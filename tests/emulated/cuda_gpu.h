@@ -8,8 +8,12 @@
 
 namespace kvanta::testing {
 
-// Launches do not throw; the device's Synchronize throws the first error as EmulationError. nccl_library: one that
-// takes the host's memory (CudaContext::NcclLibrary).
-std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu(std::string nccl_library = "");
+struct EmulatedGpuOptions {
+  std::string nccl_library;  // one that takes the host's memory (CudaContext::NcclLibrary)
+  bool warpgroups = true;    // has the products of a warpgroup, as GPUs of compute capability 9.0
+};
+
+// Launches do not throw; the device's Synchronize throws the first error as EmulationError.
+std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu(EmulatedGpuOptions options = {});
 
 }  // namespace kvanta::testing

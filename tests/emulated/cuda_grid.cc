@@ -39,6 +39,8 @@ struct Fiber {
   int thread = 0;
   std::vector<Copy> copies;  // in flight
   int group = 0;             // group of copies that begin now
+  std::any kept;             // ThreadState
+  int64_t fence = 0;         // Block::stores_ at the last FenceStoresForProducts
   State state = State::kRunning;
   bool vote = false;                // at a barrier: AnyThread's
   const char* operation = nullptr;  // warp operation's name
@@ -64,6 +66,7 @@ struct ByteHistory {
   bool many_lanes = false;  // read by several lanes of the warp since read.warp_time
   bool many_warps = false;  // read by several warps since read.block_time
   bool copy_pending = false;
+  int64_t store = 0;  // index of the last store
 };
 
 class Block {
@@ -82,6 +85,7 @@ class Block {
   uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access);
   void BeginCopy(int64_t offset, const uint8_t* from, int count);
   void WaitForCopies(int groups);
+  void FenceStores() { current->fence = stores_; }
 
  private:
   void Resume(Fiber& fiber);
@@ -101,6 +105,7 @@ class Block {
   std::vector<ByteHistory> history_;
   int block_time_ = 1;
   std::vector<int> warp_time_;
+  int64_t stores_ = 0;  // so far
 
   friend void FiberMain();
 };
@@ -151,6 +156,8 @@ void Block::Run(int block) {
   for (Fiber& fiber : fibers_) {
     fiber.state = State::kRunning;
     fiber.copies.clear();
+    fiber.fence = 0;
+    fiber.kept.reset();
   }
   do {
     for (int warp = 0; warp < Warps() && error.empty(); ++warp) RunWarp(warp);
@@ -265,7 +272,11 @@ uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access acce
     if (!Ordered(byte.written)) {
       Stop("shared byte {}: race with thread {}, which wrote it (no barrier between)", i, byte.written.thread);
     }
-    if (access == Access::kRead) {
+    if (access == Access::kAsyncRead && byte.written.thread >= 0 &&
+        byte.store > fibers_[static_cast<size_t>(byte.written.thread)].fence) {
+      Stop("shared byte {}: read by a product, but thread {} has not fenced its store", i, byte.written.thread);
+    }
+    if (access != Access::kWrite) {
       if (byte.written.thread < 0) Stop("shared byte {}: read before it was written", i);
       const bool same_time = byte.read.thread >= 0 && byte.read.block_time == now.block_time;
       const bool same_warp = same_time && byte.read.thread / kWarp == warp;
@@ -281,7 +292,9 @@ uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access acce
       Stop("shared byte {}: race with thread {}, which read it (no barrier between)", i, byte.read.thread);
     }
     byte.written = now;
+    byte.store = stores_ + 1;
   }
+  if (access == Access::kWrite) ++stores_;
   return shared_ + offset;
 }
 
@@ -372,6 +385,12 @@ void CommitCopies() {
 }
 void WaitForCopies(int groups) {
   running->WaitForCopies(groups);
+}
+std::any& ThreadState() noexcept {
+  return running->current->kept;
+}
+void FenceStoresForProducts() {
+  running->FenceStores();
 }
 
 void StopWith(fmt::string_view format, fmt::format_args values) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <any>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -53,8 +54,9 @@ void SyncBlock();
 // True in all threads of the block if `value` is in any of them; a block barrier.
 bool AnyThread(bool value);
 
-// Bytes [offset, offset + count) of shared memory, checked for this access. `alignment` in bytes.
-enum class Access : uint8_t { kRead, kWrite };
+// Bytes [offset, offset + count) of shared memory, checked for this access. `alignment` in bytes. kAsyncRead: by a
+// warpgroup's product, of bytes after whose stores their thread has fenced.
+enum class Access : uint8_t { kRead, kWrite, kAsyncRead };
 uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access);
 
 // Asynchronous copies from global to shared memory: begin a copy, commit those so far as a group, wait until at most
@@ -62,6 +64,10 @@ uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access);
 void BeginCopy(int64_t offset, const uint8_t* from, int count);
 void CommitCopies();
 void WaitForCopies(int groups);
+// Before a barrier after which products read what this thread has stored.
+void FenceStoresForProducts();
+// State that a primitive keeps of this thread until its block ends.
+std::any& ThreadState() noexcept;
 
 // Stops the kernel with an error that names the thread. Objects on the caller's stack are not destroyed.
 [[noreturn]] void StopWith(fmt::string_view format, fmt::format_args values);

@@ -48,13 +48,13 @@ struct GpuRanks {
         other.start_ranks = nullptr;
         threads.emplace_back([other, nccl_library] {
           try {
-            RunRank(other, testing::MakeEmulatedGpu(nccl_library));
+            RunRank(other, testing::MakeEmulatedGpu({.nccl_library = nccl_library}));
           } catch (const std::exception&) {  // reported to rank 0, which says so
           }
         });
       }
     };
-    gpu = testing::MakeEmulatedGpu(nccl_library);
+    gpu = testing::MakeEmulatedGpu({.nccl_library = nccl_library});
     engine = std::make_unique<Engine::Impl>(LoadComponents(config, gpu));
   }
 
@@ -174,10 +174,10 @@ TEST(GpuRanksOfOneMachine, LaunchesEndWithALostRank) {
     };
     std::latch ended(1);
     const std::jthread other([&] {
-      const auto ranks = join(1, testing::MakeEmulatedGpu(KVANTA_FAKE_NCCL));
+      const auto ranks = join(1, testing::MakeEmulatedGpu({.nccl_library = KVANTA_FAKE_NCCL}));
       ended.wait();
     });
-    const std::shared_ptr<kernels::CudaContext> gpu = testing::MakeEmulatedGpu(KVANTA_FAKE_NCCL);
+    const std::shared_ptr<kernels::CudaContext> gpu = testing::MakeEmulatedGpu({.nccl_library = KVANTA_FAKE_NCCL});
     const auto ranks = join(0, gpu);
     const std::jthread reporter([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "emulated/cuda_primitives.h"
+#include "emulated/cuda_warpgroup.h"
+// Primitives first.
+#include "kernels/attention/cuda/product_check.h"
 
 namespace kvanta::emulated {
 namespace {
@@ -141,6 +144,37 @@ TEST(CudaGridTest, CopiesArriveWhenTheyAreWaitedFor) {
   EXPECT_THAT(ErrorOf(shape, kernel(true, true, 2)), HasSubstr("an asynchronous copy to it was not waited for"));
   EXPECT_THAT(ErrorOf(shape, kernel(false, true, 0)), HasSubstr("an asynchronous copy to it was not waited for"));
   EXPECT_THAT(ErrorOf(shape, kernel(true, false, 0)), HasSubstr("no barrier between"));
+}
+
+TEST(CudaGridTest, ProductsOfWarpgroupsAreThoseOfWarps) {
+  using kernels::cuda::ProductCheck;
+  int64_t differences = 0;
+  RunGrid({.threads = ProductCheck::kThreads, .shared_bytes = ProductCheck::kSharedBytes},
+          [&] { ProductCheck::Run(&differences); });
+  EXPECT_EQ(differences, 0);
+}
+
+TEST(CudaGridTest, StopsAtProductsOutOfOrder) {
+  const auto kernel = [](bool fences_stores, bool fences, bool commits, bool waits) {
+    return [=] {
+      if (ThreadIndex() < kWarp) StoreMatrices((ThreadIndex() / 8 * 8 + ThreadIndex() % 8) * 16, {{0x3c003c00U}});
+      if (ThreadIndex() < kWarp) StoreMatrices((kWarp + ThreadIndex()) * 16, {{0x3c003c00U}});
+      if (fences_stores) FenceStoresForProducts();
+      SyncBlock();
+      float d[4][4] = {};
+      if (fences) FenceProducts();
+      WarpgroupMma<false, 4>(d, {{0x3c003c00U, 0x3c003c00U}}, {.offset = 0, .k_stride = 128, .n_stride = 256});
+      if (commits) CommitProducts();
+      if (waits) WaitForProducts();
+      if (waits ? d[0][0] != 8 || d[1][0] != 0 || d[2][0] != 8 : !std::isnan(d[0][0])) Stop("d is {}", d[0][0]);
+    };
+  };
+  const GridShape shape{.threads = 4 * kWarp, .shared_bytes = 4 * 2 * 128};
+  EXPECT_EQ(ErrorOf(shape, kernel(true, true, true, true)), "none");
+  EXPECT_EQ(ErrorOf(shape, kernel(true, true, true, false)), "none") << "results are NaN until the wait";
+  EXPECT_THAT(ErrorOf(shape, kernel(false, true, true, true)), HasSubstr("has not fenced its store"));
+  EXPECT_THAT(ErrorOf(shape, kernel(true, false, true, true)), HasSubstr("without FenceProducts"));
+  EXPECT_THAT(ErrorOf(shape, kernel(true, true, false, true)), HasSubstr("0 of 1 products were committed"));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ void LaunchAppend(int kernel, const AppendSides& sides, cudaStream_t stream);
 LaunchShape AttendShape(int kernel, const AttentionParams& params, int multiprocessors);
 void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);
 // The same for tile groups, a unit of its own: a grid of no blocks for kernels that do not take them, or need more
-// shared memory than a block may have.
+// shared memory than a block may have, and on a GPU on which their products would have other bits (product_check.h).
 LaunchShape GroupShape(int kernel, const AttentionParams& params, int multiprocessors);
 void LaunchGroups(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);
 // The same for latents, a unit of its own.

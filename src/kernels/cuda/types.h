@@ -1,4 +1,4 @@
-// Plain types shared by the host, nvcc and the emulation: launch shapes and vector loads.
+// Plain types shared by the host, nvcc and the emulation: launch shapes, vector loads and operands.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,14 @@ struct alignas(16) Vec4 {
 };
 struct alignas(8) Vec2 {
   uint32_t word[2];
+};
+
+// The B operand of a warpgroup's product in shared memory: 16 k by columns n of 16 bits, as core matrices of 8 n by
+// 8 k. A core matrix is 128 bytes, 16 for each n. Offsets in bytes: of the first, and to the next in k and in n.
+struct CoreMatrices {
+  int offset;
+  int k_stride;
+  int n_stride;
 };
 
 }  // namespace kvanta::kernels::cuda

@@ -25,7 +25,8 @@ struct ChunkAttention {
   }
   static KVANTA_DEVICE void PackQueries(const AttentionParams& params, const TileMemory& memory, int head_dim) {
     KeyTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
-      QueryRows::Pack<decltype(type), kRowTiles>(head_dim, memory.rows, memory.scales, memory.queries);
+      QueryRows::Pack<decltype(type), kRowTiles, Stream::kQueriesOnM>(head_dim, memory.rows, memory.scales,
+                                                                      memory.queries);
     });
     if (Kernel::kHasExact && params.exact.base != nullptr) {
       QueryRows::Pack<StaticKvType<formats::Bf16>, kRowTiles>(head_dim, memory.rows, memory.scales,
@@ -110,7 +111,6 @@ struct ChunkAttention {
     const auto score = [&](auto type) {
       using KvType = decltype(type);
       using Keys = KeyScores<KvType, kRowTiles, Outputs::kMaxBlocks, kUnrolled>;
-      const int queries = exact ? memory.exact_queries : memory.queries;
       if (exact) {
         scales = ExactScales(params);
       } else if (!Kernel::kStaged) {
@@ -118,7 +118,13 @@ struct ChunkAttention {
       }
       if (type.HasChannelBits()) LoadTokenGroup(params, tile, memory, head_dim, location, lane);
       const auto attend = [&](const auto& cell) {
-        Keys::Scores(type, cell, head_dim, queries, lane, s);
+        if constexpr (!Stream::kQueriesOnM) {
+          Keys::Scores(type, cell, head_dim, exact ? memory.exact_queries : memory.queries, lane, s);
+        } else if (std::is_same_v<KvType, typename KeyTypes::Stored>) {
+          Keys::Scores(type, cell, head_dim, QueriesOnM{memory.queries}, lane, s);
+        } else {
+          Keys::Scores(type, cell, head_dim, memory.exact_queries, lane, s);
+        }
         Keys::Scale(type, cell, scales.keys, g, s);
       };
       if constexpr (FromStream<kPlain, KvType, KeyTypes>()) {

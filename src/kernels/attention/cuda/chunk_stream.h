@@ -11,6 +11,7 @@ namespace kvanta::kernels::cuda {
 template <class K, bool kStaged = K::kStaged>
 struct ChunkStream {
   static constexpr bool kIsDecoded = false;
+  static constexpr bool kQueriesOnM = false;
   using StagedKeys = typename K::StagedKeys;
   using StagedValues = typename K::StagedValues;
 
@@ -74,6 +75,7 @@ struct ChunkStream {
 template <class K>
 struct ChunkStream<K, false> {
   static constexpr bool kIsDecoded = false;
+  static constexpr bool kQueriesOnM = false;
   KVANTA_DEVICE ChunkStream(const AttentionParams& /*params*/, const QueryTile& /*tile*/, int /*warp_bytes*/,
                             int /*lane*/) {}
   static KVANTA_DEVICE int Keys() { return 0; }  // unused

@@ -90,4 +90,27 @@ struct DecodedCell {
   }
 };
 
+// The same with operands of keys (or values) as core matrices: B operands of a warpgroup's products, whose n is a token
+// (or channel) and whose k is 16 channels (or tokens). Columns n = 8 j + g are rows g and g + 8 of the two A operands:
+// token (or channel of a block) 4 g + j.
+template <class KvType, bool kIsKey, int kHeadDim>
+struct CoreMatrixCell : DecodedCell<KvType, kIsKey, kHeadDim> {
+  static constexpr int kCoreBytes = 128;
+  static constexpr int kColumns = kIsKey ? kChunkTokens : 32 * BlocksOf(kHeadDim);
+  static constexpr int kHalfBytes = kColumns / 8 * kCoreBytes;  // of 8 k
+
+  // By index: of keys 2 step of 16 channels + tile of tokens; of values 2 tile of channels + step of 16 tokens.
+  KVANTA_DEVICE void SetOperand(int block, int index, int lane, const Vec4& operand) const {
+    const int step = kIsKey ? 2 * block + index / 2 : index % 2;
+    const int n = kIsKey ? index % 2 * 2 : 4 * block + index / 2 * 2;
+    const int word = lane / 8;  // whose row the lane stores
+    StoreMatrices(At(step, n) + (word % 2 * kCoreBytes + word / 2 * kHalfBytes + lane % 8 * 16), operand);
+  }
+  // From column 8 n on.
+  KVANTA_DEVICE CoreMatrices Matrices(int step, int n) const { return {At(step, n), kHalfBytes, kCoreBytes}; }
+
+ private:
+  KVANTA_DEVICE int At(int step, int n) const { return this->base + 2 * step * kHalfBytes + n * kCoreBytes; }
+};
+
 }  // namespace kvanta::kernels::cuda

@@ -11,10 +11,12 @@
 #include "kernels/attention/cuda/combine_block.h"
 #include "kernels/attention/cuda/decoded_cells.h"
 #include "kernels/attention/cuda/tasks.h"
+#include "kernels/attention/cuda/warpgroup_tile.h"
 
 namespace kvanta::kernels::cuda {
 
-template <class Kernel>
+// kWarpgroups: with the products of a warpgroup (warpgroup_tile.h); the bits and the shared memory are the same.
+template <class Kernel, bool kWarpgroups>
 struct GroupBlock {
   using Keys = typename Kernel::KeyTypes::Stored;
   using Values = typename Kernel::ValueTypes::Stored;
@@ -26,8 +28,9 @@ struct GroupBlock {
   static constexpr int kThreads = kGroupTiles * kWarp;
   static_assert(kGroupTiles == kAttendWarps && kRows == kQueryRows);
 
-  using DecodedKeys = DecodedCell<Keys, true, kHeadDim>;
-  using DecodedValues = DecodedCell<Values, false, kHeadDim>;
+  // A warp's tile in a quarter.
+  struct TileOnN;
+  using Tile = std::conditional_t<kWarpgroups, WarpgroupTile<Kernel>, TileOnN>;
 
   static constexpr int SharedBytes(const AttentionParams& params) {
     return Layout::ValueLevels(params) + SharedLevels::Bytes(params.v_type, kHeadDim);
@@ -48,8 +51,8 @@ struct GroupBlock {
     static constexpr int kStagedKeys = kPages + 8 * kSplitPages;
     static constexpr int kStagedValues = kStagedKeys + Kernel::StagedKeys::kBytes;
     static constexpr int kDecodedKeys = kStagedValues + Kernel::StagedValues::kBytes;
-    static constexpr int kDecodedValues = kDecodedKeys + DecodedKeys::kBytes;
-    static constexpr int kResults = kDecodedValues + DecodedValues::kBytes;
+    static constexpr int kDecodedValues = kDecodedKeys + DecodedCell<Keys, true, kHeadDim>::kBytes;
+    static constexpr int kResults = kDecodedValues + DecodedCell<Values, false, kHeadDim>::kBytes;
     static constexpr int kResultBytes = kRows * QueryRows::RowBytes(kHeadDim);
     static constexpr int kQueries = kResults + kGroupTiles * kResultBytes;
     static constexpr int kQueryBytes = QueryBytes(Kernel::KeyTypes::Stored::kTerms, kRowTiles, kHeadDim);
@@ -80,14 +83,20 @@ struct GroupBlock {
   // The present chunk; copies of the next one to shared memory are in flight.
   struct Stream {
     static constexpr bool kIsDecoded = true;
-    static KVANTA_DEVICE DecodedKeys Keys() { return {Layout::kDecodedKeys}; }
-    static KVANTA_DEVICE DecodedValues Values() { return {Layout::kDecodedValues}; }
+    static constexpr bool kQueriesOnM = kWarpgroups;
+    static KVANTA_DEVICE DecodedCell<typename GroupBlock::Keys, true, kHeadDim> Keys() {
+      return {Layout::kDecodedKeys};
+    }
+    static KVANTA_DEVICE DecodedCell<typename GroupBlock::Values, false, kHeadDim> Values() {
+      return {Layout::kDecodedValues};
+    }
     static KVANTA_DEVICE void Wait() {}
     static KVANTA_DEVICE void NextKeys(const AttentionParams& /*params*/, int /*position*/, int /*lane*/) {}
     static KVANTA_DEVICE void NextValues(const AttentionParams& /*params*/, const SharedPageTable& /*pages*/,
                                          int /*position*/, int /*lane*/) {}
   };
   using Chunks = ChunkAttention<Kernel, Stream>;
+  using TileScales = typename Chunks::TileScales;
 
   // A warp's tile and its group.
   struct Warp {
@@ -100,8 +109,8 @@ struct GroupBlock {
     KVANTA_DEVICE int End() const { return group.first_position + group.tokens; }
   };
 
-  // Softmax states and outputs of a split's quarters so far. Outputs are in the warp's part of shared memory, in lane
-  // order.
+  // Softmax states and outputs of a split's quarters so far, of the lane's rows in Tile. Outputs are in the warp's part
+  // of shared memory, in lane order.
   struct SplitResult {
     RowValues<kRowTiles> max = {};
     RowValues<kRowTiles> sum = {};
@@ -144,7 +153,8 @@ struct GroupBlock {
     const SharedPageTable pages(params, warp.group, Layout::kPages, split_begin >> params.page_shift);
     pages.Load(params, warp.group, end, ThreadIndex(), Layout::kSplitPages);
     SyncBlock();
-    const auto scales = Chunks::QuantizedScales(params, warp.tile, warp.memory, Keys(params.k_type), warp.lane % 4);
+    const TileScales tile_scales = ScalesOf(params, warp);
+    const auto scales = Tile::ScalesOf(params, warp.memory, tile_scales, warp.lane);
     // Chunks [plain_begin, plain_end) are quantized and visible to every row of the group: the block decodes them.
     const FullyVisible visible(params, warp.group);
     const int first = FirstVisibleStep(params, warp.group, split_begin, kChunkTokens);
@@ -154,7 +164,7 @@ struct GroupBlock {
     const int plain_end = quantized_end < visible_end ? quantized_end : visible_end;
     if (plain_begin < plain_end) {
       Fetch(params, warp, pages, plain_begin);
-      Decode(params, warp, pages, plain_begin, plain_end, scales.values);
+      Decode(params, warp, pages, plain_begin, plain_end, tile_scales.values);
     }
     ForRows<kRowTiles>([&](int row_tile, int q) {
       result.max[row_tile][q] = kMinusInfinity;
@@ -163,20 +173,21 @@ struct GroupBlock {
     for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
       const int quarter_begin = split_begin + quarter * kQuarterTokens;
       const int quarter_end = end < quarter_begin + kQuarterTokens ? end : quarter_begin + kQuarterTokens;
-      Outputs outputs;
-      const RowFragments<kRowTiles> zeros = {};
-      KVANTA_UNROLL
-      for (int block = 0; block < kBlocks; ++block) outputs.Store(block, zeros);
-      RowState<kRowTiles> state;
-      InitRowState<kRowTiles>(params.v_type.decode, state);
-      Stream stream;
+      Tile tile(params);
       for (int position = FirstVisibleStep(params, warp.group, quarter_begin, kChunkTokens); position < quarter_end;) {
         if (position >= plain_begin && position < plain_end) {
           const int last = quarter_end < plain_end ? quarter_end : plain_end;
           for (; position < last; position += kChunkTokens) {
-            if (warp.active) {
-              Chunks::template AttendChunk<true>(params, warp.tile, warp.memory, kHeadDim, position, {}, scales, stream,
-                                                 pages, warp.lane, state, outputs);
+            if constexpr (kWarpgroups) {
+              tile.Attend(params, Keys(params.k_type, warp.memory.key_levels),
+                          Values(params.v_type, warp.memory.value_levels), {warp.memory.queries}, DecodedKeys(),
+                          DecodedValues(), scales, warp.lane);
+            } else if (warp.active) {
+              tile.OnN([&](auto& state, auto& outputs) {
+                Stream stream;
+                Chunks::template AttendChunk<true>(params, warp.tile, warp.memory, kHeadDim, position, {}, scales,
+                                                   stream, pages, warp.lane, state, outputs);
+              });
             }
             const int next = position + kChunkTokens;
             if (next < plain_end) Decode(params, warp, pages, next, plain_end, scales.values);
@@ -184,15 +195,21 @@ struct GroupBlock {
         } else {
           if (warp.active && position >= FirstVisibleStep(params, warp.tile, quarter_begin, kChunkTokens) &&
               position < warp.tile.first_position + warp.tile.tokens) {
-            Chunks::template AttendChunk<false>(params, warp.tile, warp.memory, kHeadDim, position,
-                                                pages.LookUpPage(params, position), scales, stream, pages, warp.lane,
-                                                state, outputs);
+            tile.OnN([&](auto& state, auto& outputs) {
+              Stream stream;
+              Chunks::template AttendChunk<false>(params, warp.tile, warp.memory, kHeadDim, position,
+                                                  pages.LookUpPage(params, position), ScalesOf(params, warp), stream,
+                                                  pages, warp.lane, state, outputs);
+            });
           }
           position += kChunkTokens;
         }
       }
-      if (warp.active) AddQuarter(state, outputs, quarter == 0, result);
+      if (warp.active) AddQuarter(tile, quarter == 0, result);
     }
+  }
+  static KVANTA_DEVICE TileScales ScalesOf(const AttentionParams& params, const Warp& warp) {
+    return Chunks::QuantizedScales(params, warp.tile, warp.memory, Keys(params.k_type), warp.lane % 4);
   }
 
   // Starts the copies of the chunk at `position`.
@@ -214,15 +231,16 @@ struct GroupBlock {
     const Keys keys(params.k_type, warp.memory.key_levels);
     const Values values(params.v_type, warp.memory.value_levels);
     ForBlocks(warp.index, [&](int block) {
-      KeyScores<Keys, kRowTiles, kBlocks, true>::Decode(keys, StagedKeys(), kHeadDim, block, warp.lane, Stream::Keys());
-      Stream::Keys().DecodeScales(keys, StagedKeys(), block, 1, warp.lane);
+      KeyScores<Keys, kRowTiles, kBlocks, true>::Decode(keys, StagedKeys(), kHeadDim, block, warp.lane, DecodedKeys());
+      DecodedKeys().DecodeScales(keys, StagedKeys(), block, 1, warp.lane);
     });
     // With fewer blocks than warps, those that have no keys.
     ForBlocks((warp.index + kBlocks) % kGroupTiles, [&](int block) {
       WeightedValues<Values, Outputs, true>::Decode(values, StagedValues(), kHeadDim, block, warp.lane,
-                                                    Stream::Values());
-      Stream::Values().DecodeScales(values, StagedValues(), block, value_scale, warp.lane);
+                                                    DecodedValues());
+      DecodedValues().DecodeScales(values, StagedValues(), block, value_scale, warp.lane);
     });
+    if constexpr (kWarpgroups) FenceStoresForProducts();
     SyncBlock();
     if (position + kChunkTokens < end) Fetch(params, warp, pages, position + kChunkTokens);
   }
@@ -237,18 +255,21 @@ struct GroupBlock {
       for (int block = 0; block < kBlocks; block += kGroupTiles) f(first + block);
     }
   }
+  static KVANTA_DEVICE typename Tile::DecodedKeys DecodedKeys() { return {Layout::kDecodedKeys}; }
+  static KVANTA_DEVICE typename Tile::DecodedValues DecodedValues() { return {Layout::kDecodedValues}; }
   static KVANTA_DEVICE typename Kernel::StagedKeys StagedKeys() { return {Layout::kStagedKeys}; }
   static KVANTA_DEVICE typename Kernel::StagedValues StagedValues() { return {Layout::kStagedValues}; }
 
   // Adds a quarter's result to the split's.
-  static KVANTA_DEVICE void AddQuarter(const RowState<kRowTiles>& state, const Outputs& outputs, bool first,
-                                       SplitResult& result) {
+  static KVANTA_DEVICE void AddQuarter(const Tile& tile, bool first, SplitResult& result) {
+    RowState<kRowTiles> state;
+    Outputs outputs;
+    tile.Result(state, outputs);
     RowValues<kRowTiles> units, keep, take;
     ForRows<kRowTiles>([&](int row_tile, int q) {
-      const float sum = RowSum(state.sum[row_tile][q]);
       units[row_tile][q] = PowerOfTwo(state.exponent[row_tile][q] - kTopExponent);
-      const CombineFactors factors =
-          CombineStates(result.max[row_tile][q], result.sum[row_tile][q], state.max[row_tile][q], sum);
+      const CombineFactors factors = CombineStates(result.max[row_tile][q], result.sum[row_tile][q],
+                                                   state.max[row_tile][q], state.sum[row_tile][q]);
       keep[row_tile][q] = factors.keep;
       take[row_tile][q] = factors.take;
     });
@@ -269,8 +290,12 @@ struct GroupBlock {
 
   // Adds a split's result to that of its task, unless it is the first.
   static KVANTA_DEVICE void AddSplit(const AttentionParams& params, const QueryTile& tile, int result_row, bool first,
-                                     int lane, const SplitResult& result) {
+                                     int lane, SplitResult& result) {
     const AttentionMetadata& metadata = *params.group_metadata;
+    if constexpr (kWarpgroups) {
+      TransposeValues<kRowTiles>(result.max);
+      TransposeValues<kRowTiles>(result.sum);
+    }
     RowValues<kRowTiles> max, sum, keep, take;
     ForRows<kRowTiles>([&](int row_tile, int q) {
       const int row = RowOf(row_tile, q, lane % 4);
@@ -294,6 +319,7 @@ struct GroupBlock {
     for (int block = 0; block < kBlocks; ++block) {
       RowFragments<kRowTiles> out;
       result.outputs.Load(block, out);
+      if constexpr (kWarpgroups) TransposeFragments<kRowTiles>(out);
       ForRows<kRowTiles>([&](int row_tile, int q) {
         const int row = RowOf(row_tile, q, lane % 4);
         if (row >= tile.tokens * tile.heads) return;
@@ -313,6 +339,35 @@ struct GroupBlock {
   static constexpr KVANTA_DEVICE int Max(int a, int b, int c) {
     const int of_two = a > b ? a : b;
     return of_two > c ? of_two : c;
+  }
+};
+
+// With query rows on N: each warp has the products of its own tile (chunk_attention.h).
+template <class Kernel, bool kWarpgroups>
+struct GroupBlock<Kernel, kWarpgroups>::TileOnN {
+  using DecodedKeys = DecodedCell<typename GroupBlock::Keys, true, kHeadDim>;
+  using DecodedValues = DecodedCell<typename GroupBlock::Values, false, kHeadDim>;
+  RowState<kRowTiles> state;
+  Outputs outputs;
+
+  KVANTA_DEVICE explicit TileOnN(const AttentionParams& params) {
+    InitRowState<kRowTiles>(params.v_type.decode, state);
+    const RowFragments<kRowTiles> zeros = {};
+    KVANTA_UNROLL
+    for (int block = 0; block < kBlocks; ++block) outputs.Store(block, zeros);
+  }
+  static KVANTA_DEVICE const TileScales& ScalesOf(const AttentionParams& /*params*/, const TileMemory& /*memory*/,
+                                                  const TileScales& scales, int /*lane*/) {
+    return scales;
+  }
+  template <class F>
+  KVANTA_DEVICE void OnN(F f) {
+    f(state, outputs);
+  }
+  KVANTA_DEVICE void Result(RowState<kRowTiles>& result, Outputs& to) const {
+    result = state;
+    to = outputs;
+    ForRows<kRowTiles>([&](int row_tile, int q) { result.sum[row_tile][q] = RowSum(state.sum[row_tile][q]); });
   }
 };
 

@@ -1,18 +1,39 @@
 // nvcc unit of the attention kernels for tile groups.
 #include "kernels/cuda/primitives_nvcc.h"
+#include "kernels/cuda/warpgroup_nvcc.h"
 // Primitives first.
 #include "kernels/attention/cuda/group_block.h"
 #include "kernels/attention/cuda/launcher_table.h"
+#include "kernels/attention/cuda/product_check.h"
 #include "kernels/cuda/entries.h"
 
 namespace kvanta::kernels::cuda {
 namespace {
 
 template <class Kernel>
-__global__ void __launch_bounds__(GroupBlock<Kernel>::kThreads, Kernel::kGroupBlocksPerSm)
+__global__ void __launch_bounds__(GroupBlock<Kernel, false>::kThreads, Kernel::kGroupBlocksPerSm)
     GroupEntry(const __grid_constant__ AttentionParams params) {
   WaitForPreviousLaunches();
-  GroupBlock<Kernel>::Run(params);
+  GroupBlock<Kernel, kHasWarpgroupMma>::Run(params);
+}
+
+__global__ void __launch_bounds__(ProductCheck::kThreads) ProductCheckEntry(int64_t* differences) {
+  if constexpr (kHasWarpgroupMma) ProductCheck::Run(differences);
+}
+
+// True if products of warpgroups, where this GPU has them, have the bits of those of warps.
+bool ProductsAreAlike() {
+  static const bool alike = [] {
+    int64_t differences = -1;
+    int64_t* on_device = nullptr;
+    if (cudaMalloc(&on_device, sizeof(int64_t)) != cudaSuccess) return false;
+    cudaMemset(on_device, 0, sizeof(int64_t));
+    ProductCheckEntry<<<1, ProductCheck::kThreads, ProductCheck::kSharedBytes>>>(on_device);
+    const bool ran = cudaMemcpy(&differences, on_device, sizeof(int64_t), cudaMemcpyDeviceToHost) == cudaSuccess;
+    cudaFree(on_device);
+    return ran && differences == 0;
+  }();
+  return alike;
 }
 
 // A kernel of the list, if it takes groups.
@@ -25,11 +46,11 @@ template <class Listed>
 requires kTakesGroups<Listed>
 struct Launcher<Listed> {
   using Kernel = GroupKernel<Listed>;
-  using Block = GroupBlock<Kernel>;
+  using Block = GroupBlock<Kernel, false>;
   static LaunchShape Shape(const AttentionParams& params, int multiprocessors) {
     static ResidentBlocks resident;
     const int bytes = Block::SharedBytes(params);
-    if (bytes > SharedBytesPerBlock()) return {};
+    if (bytes > SharedBytesPerBlock() || !ProductsAreAlike()) return {};
     return resident.Shape(&GroupEntry<Kernel>, Block::kThreads, bytes, multiprocessors);
   }
   static void Launch(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {

@@ -36,6 +36,35 @@ KVANTA_DEVICE int QueryAt(int term, int row_tile, int block, int head_dim, int l
   return (((term * kRowTiles + row_tile) * BlocksOf(head_dim) + block) * kWarp + lane) * 16;
 }
 
+// Operands of 16 rows on M for the products of warpgroups: those of 16 channels after another.
+struct QueriesOnM {
+  int base;
+
+  static KVANTA_DEVICE int At(int term, int step, int head_dim, int lane) {
+    return ((term * 2 * BlocksOf(head_dim) + step) * kWarp + lane) * 16;
+  }
+  KVANTA_DEVICE Vec4 Load(int term, int step, int head_dim, int lane) const {
+    return LoadShared<Vec4>(base + At(term, step, head_dim, lane));
+  }
+};
+
+// The B operands of a block's two products.
+template <int kRowTiles>
+KVANTA_DEVICE Vec4 LoadQueries(int queries, int term, int row_tile, int block, int head_dim, int lane) {
+  return LoadShared<Vec4>(queries + QueryAt<kRowTiles>(term, row_tile, block, head_dim, lane));
+}
+template <int kRowTiles>
+KVANTA_DEVICE Vec4 LoadQueries(const QueriesOnM& queries, int term, int row_tile, int block, int head_dim, int lane) {
+  Vec4 operands;
+  KVANTA_UNROLL
+  for (int step = 0; step < 2; ++step) {
+    const Vec4 on_m = queries.Load(term, 2 * block + step, head_dim, lane);
+    operands.word[2 * step] = on_m.word[row_tile];
+    operands.word[2 * step + 1] = on_m.word[2 + row_tile];
+  }
+  return operands;
+}
+
 struct QueryRows {
   static constexpr KVANTA_DEVICE int RowBytes(int head_dim) { return 4 * 32 * BlocksOf(head_dim); }
 
@@ -117,8 +146,8 @@ struct QueryRows {
   }
 
   // Packs these rows as operands for keys of KvType at `operands`, by all warps; needs a block barrier before and
-  // after.
-  template <class KvType, int kRowTiles>
+  // after. kOnM: as QueriesOnM.
+  template <class KvType, int kRowTiles, bool kOnM = false>
   static KVANTA_DEVICE void Pack(int head_dim, int rows, int scales, int operands) {
     const int lane = ThreadIndex() % kWarp;
     const int blocks = BlocksOf(head_dim);
@@ -146,7 +175,14 @@ struct QueryRows {
         }
       }
       for (int term = 0; term < KvType::kTerms; ++term) {
-        StoreShared(operands + QueryAt<kRowTiles>(term, row_tile, block, head_dim, lane), terms[term]);
+        if constexpr (kOnM) {
+          for (int i = 0; i < 4; ++i) {
+            const int at = QueriesOnM::At(term, 2 * block + i / 2, head_dim, lane) + 4 * (i % 2 * 2 + row_tile);
+            StoreShared(operands + at, terms[term].word[i]);
+          }
+        } else {
+          StoreShared(operands + QueryAt<kRowTiles>(term, row_tile, block, head_dim, lane), terms[term]);
+        }
       }
     }
   }

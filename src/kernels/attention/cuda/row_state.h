@@ -56,6 +56,18 @@ struct RowState {
 inline constexpr int kMinExponent = -40;
 inline constexpr int kMaxExponent = 126;
 
+// The exponent that a largest scale needs, so that probabilities times scales fit f16.
+KVANTA_DEVICE int ExponentOfScales(float largest) {
+  const int exponent = ExponentOf(largest);
+  return exponent > kMaxExponent ? kMaxExponent : exponent;
+}
+// Raises an exponent to another, and lowers the factor for what is in units of it.
+KVANTA_DEVICE void RaiseExponent(int to, int& exponent, float& factor) {
+  if (to <= exponent) return;
+  factor *= PowerOfTwo(exponent - to);
+  exponent = to;
+}
+
 // State before the first token.
 template <int kRowTiles>
 KVANTA_DEVICE void InitRowState(DecodeKind values, RowState<kRowTiles>& state) {

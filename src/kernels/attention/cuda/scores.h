@@ -15,20 +15,23 @@ struct RowScales {
   RowValues<kRowTiles> offset;  // logit of a token offset of 1
 };
 
-// Scaled dots to logits in powers of 2. bias: of the lane's rows; it cancels except with a softcap or a sink.
+// A scaled dot to a logit in powers of 2, where it is not one already. bias: of the row; it cancels except with a
+// softcap or a sink.
+KVANTA_DEVICE bool NeedsLogits(const AttentionParams& params) {
+  return params.softcap > 0 || params.sinks != nullptr;
+}
+KVANTA_DEVICE float ToLogit(const AttentionParams& params, float bias, float x) {
+  return params.softcap > 0 ? params.softcap * Tanh((x + bias) / params.softcap) * kLog2E : x + bias * kLog2E;
+}
 template <int kRowTiles>
 KVANTA_DEVICE void ToLogits(const AttentionParams& params, const RowValues<kRowTiles>& bias,
                             RowFragments<kRowTiles>& s) {
-  if (params.softcap <= 0 && params.sinks == nullptr) return;
+  if (!NeedsLogits(params)) return;
   ForRows<kRowTiles>([&](int tile, int q) {
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) {
       float& x = s[tile][j / 2][j % 2 * 2 + q];
-      if (params.softcap > 0) {
-        x = params.softcap * Tanh((x + bias[tile][q]) / params.softcap) * kLog2E;
-      } else {
-        x += bias[tile][q] * kLog2E;
-      }
+      x = ToLogit(params, bias[tile][q], x);
     }
   });
 }
@@ -53,8 +56,8 @@ struct KeyScores {
   using Fragments = RowFragments<kRowTiles>;
 
   // Dots of the chunk's tokens, with block and channel scales applied.
-  template <class Cell>
-  static KVANTA_DEVICE void Scores(const KvType& type, const Cell& cell, int head_dim, int queries, int lane,
+  template <class Cell, class Queries>
+  static KVANTA_DEVICE void Scores(const KvType& type, const Cell& cell, int head_dim, const Queries& queries, int lane,
                                    Fragments& s) {
     KVANTA_UNROLL
     for (int i = 0; i < 8 * kRowTiles; ++i) s[i / 8][i / 4 % 2][i % 4] = 0;
@@ -217,9 +220,9 @@ struct KeyScores {
   }
 
   // Adds the dots of a block. operand(step, i, code_term): OperandOf of the block.
-  template <class Cell, class BlockOperand>
+  template <class Cell, class BlockOperand, class Queries>
   static KVANTA_DEVICE void Products(const KvType& type, const Cell& cell, BlockOperand operand, int head_dim,
-                                     int block, int queries, int lane, Fragments& s) {
+                                     int block, const Queries& queries, int lane, Fragments& s) {
     Fragments dots = {};
     const bool scaled = ScalesBlocks(type);
     auto& sums = KvType::kFixed && !scaled ? s : dots;
@@ -228,7 +231,7 @@ struct KeyScores {
     for (int i = 0; i < kRowTiles * KvType::kTerms; ++i) {
       const int tile = i / KvType::kTerms;
       const int term = i % KvType::kTerms;
-      q[tile][term] = LoadShared<Vec4>(queries + QueryAt<kRowTiles>(term, tile, block, head_dim, lane));
+      q[tile][term] = LoadQueries<kRowTiles>(queries, term, tile, block, head_dim, lane);
     }
     const auto step = [&](auto index) {
       constexpr int kStep = decltype(index)::value;

@@ -41,7 +41,8 @@ struct WeightedValues {
     if constexpr (Cell::kIsDecoded) {
       if constexpr (!KvType::kBf16) {
         const int exponent = ExponentOfScales(cell.LargestScale(value_scale));
-        ForRows<kRowTiles>([&](int row_tile, int q) { RaiseExponent(exponent, row_tile, q, state, factor); });
+        ForRows<kRowTiles>(
+            [&](int row_tile, int q) { RaiseExponent(exponent, state.exponent[row_tile][q], factor[row_tile][q]); });
       }
     } else if constexpr (!KvType::kBf16) {
       float largest[4];
@@ -178,19 +179,8 @@ struct WeightedValues {
     const int of_all = kAllVisible ? ExponentOfScales(largest_of(0, 0)) : 0;
     ForRows<kRowTiles>([&](int row_tile, int q) {
       const int exponent = kAllVisible ? of_all : ExponentOfScales(largest_of(row_tile, q));
-      RaiseExponent(exponent, row_tile, q, state, factor);
+      RaiseExponent(exponent, state.exponent[row_tile][q], factor[row_tile][q]);
     });
-  }
-  static KVANTA_DEVICE int ExponentOfScales(float largest) {
-    const int exponent = ExponentOf(largest);
-    return exponent > kMaxExponent ? kMaxExponent : exponent;
-  }
-  static KVANTA_DEVICE void RaiseExponent(int exponent, int row_tile, int q, RowState<kRowTiles>& state,
-                                          RowValues<kRowTiles>& factor) {
-    int& current = state.exponent[row_tile][q];
-    if (exponent <= current) return;
-    factor[row_tile][q] *= PowerOfTwo(current - exponent);
-    current = exponent;
   }
 
   // Probabilities times scales as operands. `scales`: of tokens 4 g to 4 g + 3.

@@ -112,9 +112,9 @@ constexpr GenericCase kGenericCases[] = {
     {"turboquant_k3v4_nc", 64},
     {"turboquant_3bit_nc", 96},
     {"bf16", 80},
-    {"fp8", 256},
+    {"fp16", 256},
     {"int8", 80},
-    {"int4", 256},
+    {"mxfp4", 256},
     {"int4", 96},
     {"k=fp8,v=nvfp4", 64},
     {"k=int8,v=int4", 128},
@@ -281,6 +281,29 @@ TEST_P(GpuAttentionTest, TokenGroupsWithOtherBitsAreZeros) {
   }
 }
 
+// Kernels of their own with twice the outputs of heads of 128: 8 and 16 rows, two KV splits.
+TEST_P(GpuAttentionTest, HeadsOf256) {
+  uint32_t seed = 160;
+  for (const char* scheme : {"bf16", "int4", "fp8_e4m3", "int8+exact=open", "nvfp4+exact=2+sink=1"}) {
+    const int heads = seed % 2 == 0 ? 8 : 12;
+    Check({.scheme = scheme, .heads = heads, .kv_heads = 1, .head_dim = 256, .static_scale = 0.4F, .lengths = {1100}},
+          {{{0, 3}}, {{0, 1}}}, seed, 1090);
+    Check({.scheme = scheme,
+           .heads = heads,
+           .kv_heads = 1,
+           .head_dim = 256,
+           .sliding_window = 40,
+           .softcap = 5,
+           .sinks = true,
+           .lengths = {80}},
+          {{{0, 67}}, {{0, 3}}, {{0, 1}}}, seed + 5);
+    ++seed;
+#ifdef KVANTA_SANITIZED
+    break;
+#endif
+  }
+}
+
 // Heads of more than 256 channels have tiles of 8 query rows; a group of 10 takes two.
 TEST_P(GpuAttentionTest, WideHeads) {
   uint32_t seed = 165;
@@ -390,6 +413,9 @@ TEST_P(GpuAttentionTest, TileGroupsHaveTheBitsOfSingleTiles) {
   for (const char* scheme :
        {"fp8+exact=open", "int8", "nvfp4", "mxfp4", "int2_g32", "t4", "t3", "t2", "klt2", "k=int8,v=int4", "kivi4"}) {
     cases.push_back({scheme});
+  }
+  for (const char* scheme : {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4+exact=none"}) {
+    cases.push_back({scheme, 256});
   }
   cases.push_back({"bf16", 128, 250});
   cases.push_back({"fp8_e4m3", 64, 1046, {.heads = 6, .kv_heads = 1, .page_size = 64, .sliding_window = 40}});

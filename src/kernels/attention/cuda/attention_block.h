@@ -105,10 +105,18 @@ struct AttentionBlock {
       WaitForCopies<0>();
       SyncWarp();
     } else {
+      const FullyVisible visible(params, tile);
       for (int position = begin; position < end; position += step) {
-        Chunks::template AttendChunk<false>(params, tile, memory, head_dim, position,
-                                            pages.LookUpPage(params, position), {}, stream, pages, lane, state,
-                                            outputs);
+        const ChunkLocation location = pages.LookUpPage(params, position);
+        if constexpr (kUnrolled) {
+          if (visible.Contains(position) && !location.exact) {
+            Chunks::template AttendChunk<true>(params, tile, memory, head_dim, position, location, {}, stream, pages,
+                                               lane, state, outputs);
+            continue;
+          }
+        }
+        Chunks::template AttendChunk<false>(params, tile, memory, head_dim, position, location, {}, stream, pages, lane,
+                                            state, outputs);
       }
     }
     StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, state, outputs);

@@ -32,15 +32,17 @@ struct StaticKernel {
   // Key and value chunks copied ahead per warp. With small chunks, four resident blocks hide the latencies of
   // arithmetic; with large ones, three blocks have the shared memory for two chunks. Trellis codes want their
   // registers.
-  static constexpr bool kStaged = true;
   using StagedKeys = StagedCell<StaticKvType<Keys>, true, kHeadDim>;
   using StagedValues = StagedCell<StaticKvType<Values>, false, kHeadDim>;
   static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
+  static constexpr bool kStaged = kChunkBytes <= (20 << 10);  // of larger ones, loads in flight are in registers
   static constexpr bool kHasTrellis = StaticKvType<Keys>::kTrellis || StaticKvType<Values>::kTrellis;
-  static constexpr int kBlocksPerSm =
-      kRowTiles == 1 && kChunkBytes <= (6 << 10) && !kHasTrellis ? 4 : 3;  // per multiprocessor
+  static constexpr int kOutputRegisters = kRowTiles * kHeadDim / 4;
+  static constexpr int kBlocksPerSm = kOutputRegisters > 64                                        ? 2
+                                      : kRowTiles == 1 && kChunkBytes <= (6 << 10) && !kHasTrellis ? 4
+                                                                                                   : 3;
   static constexpr int kStages = std::clamp((kBlocksPerSm == 4 ? 12 << 10 : 17 << 10) / kChunkBytes, 1, 3);
-  static constexpr int kStageBytes = kStages * kChunkBytes;
+  static constexpr int kStageBytes = kStaged ? kStages * kChunkBytes : 0;
   // Tile groups (group_block.h) have the registers that eight warps leave.
   static constexpr int kGroupBlocksPerSm = 2;
 

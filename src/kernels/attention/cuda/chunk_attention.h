@@ -190,7 +190,7 @@ struct ChunkAttention {
   // True for the type whose chunks are in shared memory: the first of the list, and of decoded chunks plain ones alone.
   template <bool kPlain, class KvType, class KvTypes>
   static constexpr KVANTA_DEVICE bool FromStream() {
-    return Kernel::kStaged && (kPlain || !Stream::kIsDecoded) && std::is_same_v<KvType, typename KvTypes::Stored>;
+    return (Stream::kIsDecoded ? kPlain : Kernel::kStaged) && std::is_same_v<KvType, typename KvTypes::Stored>;
   }
 };
 

@@ -96,11 +96,13 @@ using SameFormat = PairKernel<Format, Format, kHeadDim>;
 // Common pairs have specialized kernels; GenericKernel reads all others, LatentBlock latents. Kernels depend on
 // element types and scales only: nvfp4_4over6 reads like nvfp4.
 using AttentionKernels =
-    TypeList<SameFormat<formats::Bf16, 64>, SameFormat<formats::Bf16, 128>, SameFormat<formats::Fp8E4m3, 64>,
-             SameFormat<formats::Fp8E4m3, 128>, SameFormat<formats::Int8, 64>, SameFormat<formats::Int8, 128>,
-             SameFormat<formats::Int4, 64>, SameFormat<formats::Int4, 128>, SameFormat<formats::Nvfp4, 64>,
-             SameFormat<formats::Nvfp4, 128>, SameFormat<formats::Mxfp4, 128>, SameFormat<formats::Int2Block, 128>,
-             SameFormat<formats::Trellis4, 128>, SameFormat<formats::Trellis3, 128>, SameFormat<formats::Trellis2, 128>,
+    TypeList<SameFormat<formats::Bf16, 64>, SameFormat<formats::Bf16, 128>, SameFormat<formats::Bf16, 256>,
+             SameFormat<formats::Fp8E4m3, 64>, SameFormat<formats::Fp8E4m3, 128>, SameFormat<formats::Fp8E4m3, 256>,
+             SameFormat<formats::Int8, 64>, SameFormat<formats::Int8, 128>, SameFormat<formats::Int8, 256>,
+             SameFormat<formats::Int4, 64>, SameFormat<formats::Int4, 128>, SameFormat<formats::Int4, 256>,
+             SameFormat<formats::Nvfp4, 64>, SameFormat<formats::Nvfp4, 128>, SameFormat<formats::Nvfp4, 256>,
+             SameFormat<formats::Mxfp4, 128>, SameFormat<formats::Int2Block, 128>, SameFormat<formats::Trellis4, 128>,
+             SameFormat<formats::Trellis3, 128>, SameFormat<formats::Trellis2, 128>,
              PairKernel<formats::Klt3, formats::Trellis3, 128>, PairKernel<formats::Klt2, formats::Trellis2, 128>,
              PairKernel<formats::Int8, formats::Int4, 128>, PairKernel<formats::Kivi4, formats::Kivi4Values, 128>,
              GenericKernel, LatentBlock>;

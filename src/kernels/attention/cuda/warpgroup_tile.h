@@ -180,38 +180,54 @@ struct WarpgroupTile {
     }
   }
 
+  static constexpr int kPartBlocks = kBlocks < 4 ? kBlocks : 4;  // whose operands are in registers at once
+  static_assert(kBlocks % kPartBlocks == 0);
+
   // Dots of the chunk's tokens, with block scales applied.
   static KVANTA_DEVICE void KeyProducts(const Keys& type, const DecodedKeys& cell, const QueriesOnM& queries, int lane,
                                         float (&s)[4][4]) {
     constexpr bool kScaled = HasBlockScales(Keys::BlockScaling());
     constexpr int kTerms = Keys::kTerms;
-    Vec4 a[2 * kBlocks * kTerms];
     KVANTA_UNROLL
-    for (int i = 0; i < 2 * kBlocks * kTerms; ++i) a[i] = queries.Load(i % kTerms, i / kTerms, kHeadDim, lane);
-    float dots[kScaled ? 4 * kBlocks : 4][4] = {};
-    HoldRegisters(a);
-    FenceProducts();
+    for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = 0;
     KVANTA_UNROLL
-    for (int i = 0; i < 2 * kBlocks * kTerms; ++i) {
-      const int step = i / kTerms;
-      WarpgroupMma<Keys::kBf16, 4>(dots + (kScaled ? step / 2 * 4 : 0), a[i], cell.Matrices(step, 0));
-    }
-    CommitProducts();
-    WaitForProducts();
-    HoldRegisters(dots);
-    HoldRegisters(a);
-    KVANTA_UNROLL
-    for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = kScaled ? 0.0F : dots[i / 4][i % 4];
-    if constexpr (kScaled) {
+    for (int first = 0; first < kBlocks; first += kPartBlocks) {
+      Vec4 a[2 * kPartBlocks * kTerms];
       KVANTA_UNROLL
-      for (int block = 0; block < kBlocks; ++block) {
-        float scales[2][4];
-        LaneScales(lane % 4, [&](int g, int e) { BlockScales(type, cell, kHeadDim, block, g, scales[e]); });
+      for (int i = 0; i < 2 * kPartBlocks * kTerms; ++i) {
+        a[i] = queries.Load(i % kTerms, 2 * first + i / kTerms, kHeadDim, lane);
+      }
+      float dots[kScaled ? 4 * kPartBlocks : 4][4];
+      KVANTA_UNROLL
+      for (int i = 0; i < (kScaled ? 16 * kPartBlocks : 16); ++i) {
+        dots[i / 4][i % 4] = kScaled ? 0.0F : s[i / 4 % 4][i % 4];
+      }
+      HoldRegisters(a);
+      if (first != 0) HoldRegisters(dots);
+      FenceProducts();
+      KVANTA_UNROLL
+      for (int i = 0; i < 2 * kPartBlocks * kTerms; ++i) {
+        const int step = i / kTerms;
+        WarpgroupMma<Keys::kBf16, 4>(dots + (kScaled ? step / 2 * 4 : 0), a[i], cell.Matrices(2 * first + step, 0));
+      }
+      CommitProducts();
+      WaitForProducts();
+      HoldRegisters(dots);
+      HoldRegisters(a);
+      if constexpr (kScaled) {
         KVANTA_UNROLL
-        for (int i = 0; i < 16; ++i) {
-          float& sum = s[i / 4][i % 4];
-          sum = MultiplyAdd(dots[4 * block + i / 4][i % 4], scales[i % 2][i / 4], sum);
+        for (int block = 0; block < kPartBlocks; ++block) {
+          float scales[2][4];
+          LaneScales(lane % 4, [&](int g, int e) { BlockScales(type, cell, kHeadDim, first + block, g, scales[e]); });
+          KVANTA_UNROLL
+          for (int i = 0; i < 16; ++i) {
+            float& sum = s[i / 4][i % 4];
+            sum = MultiplyAdd(dots[4 * block + i / 4][i % 4], scales[i % 2][i / 4], sum);
+          }
         }
+      } else {
+        KVANTA_UNROLL
+        for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = dots[i / 4][i % 4];
       }
     }
   }
@@ -368,13 +384,13 @@ struct WarpgroupTile {
     for (int block = 0; block < kOperands; ++block) HoldRegisters(a[block]);
     HoldRegisters(out_);
     FenceProducts();
+    constexpr int kStep = kScaled ? 1 : kPartBlocks;  // blocks of a product
     KVANTA_UNROLL
-    for (int block = 0; block < kOperands; ++block) {
+    for (int block = 0; block < kBlocks; block += kStep) {
       KVANTA_UNROLL
       for (int i = 0; i < 2 * Values::kTerms; ++i) {
-        constexpr int kTiles = kScaled ? 4 : 4 * kBlocks;
-        WarpgroupMma<Values::kBf16, kTiles>(out_ + 4 * block, a[block][i],
-                                            cell.Matrices(i / Values::kTerms, 4 * block));
+        WarpgroupMma<Values::kBf16, 4 * kStep>(out_ + 4 * block, a[kScaled ? block : 0][i],
+                                               cell.Matrices(i / Values::kTerms, 4 * block));
       }
     }
     CommitProducts();

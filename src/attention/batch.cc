@@ -283,11 +283,9 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
     if (layer.index_topk != 0 && !scheme.ages.empty()) {
       throw InputError(fmt::format("layer {}: sparse attention does not go with ages or a floor of its cache", i));
     }
-    if (layer.visibility.both_directions && (!limit.both_directions || scheme.SharesCell() || !scheme.ages.empty())) {
+    if (layer.visibility.both_directions && (scheme.SharesCell() || !scheme.ages.empty())) {
       throw InputError(
-          fmt::format("layer {}: attention in both directions is of the cpu backend, without latents, ages and a floor "
-                      "of its cache; this is {}",
-                      i, limit.backend));
+          fmt::format("layer {}: attention in both directions is without latents, ages and a floor of its cache", i));
     }
     if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim ||
         layer.rope_dim != scheme.rope_dim) {

@@ -67,7 +67,6 @@ cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int l
 struct BackendLimit {
   std::string_view backend;
   int head_dim = 0;
-  bool both_directions = true;  // attention to keys after the query
 };
 
 // Checks shapes and scales against the layout and the backend's limit; absent scales become 1.0. Throws InputError.

@@ -35,8 +35,7 @@ class GpuBackend final : public Backend {
   GpuBackend(cache::PagePool& pool, BackendConfig config, std::shared_ptr<kernels::CudaContext> gpu,
              int64_t max_result_rows, bool makes_groups)
       : pool_(pool),
-        config_(CheckConfig(std::move(config), pool.Layout(),
-                            {"cuda", kernels::cuda::kMaxHeadDim, /*both_directions=*/false})),
+        config_(CheckConfig(std::move(config), pool.Layout(), {"cuda", kernels::cuda::kMaxHeadDim})),
         spec_(SpecOf(pool, config_)),
         gpu_(std::move(gpu)),
         max_result_rows_(max_result_rows),

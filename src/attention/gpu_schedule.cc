@@ -31,7 +31,8 @@ void AddTiles(const WorkShape& shape, const Batch& batch, const std::vector<int3
                                     .tokens = static_cast<int16_t>(last - first),
                                     .heads = static_cast<int16_t>(std::min(heads, shape.Group() - head)),
                                     .kv_head = static_cast<int16_t>(kv_head),
-                                    .first_head = static_cast<int16_t>(kv_head * shape.Group() + head)});
+                                    .first_head = static_cast<int16_t>(kv_head * shape.Group() + head),
+                                    .sequence_tokens = static_cast<int32_t>(sequence.End())});
         }
         first = last;
       }
@@ -105,7 +106,7 @@ class Division {
   Splits SplitsOf(const TileRun& run) const {
     const Tile& first = schedule_.tiles[static_cast<size_t>(run.tile)];
     const Tile& last = schedule_.tiles[static_cast<size_t>(run.tile + run.tiles - 1)];
-    const int32_t end = last.first_position + last.tokens;
+    const int32_t end = shape_.visibility.Last(last.first_position + last.tokens - 1, last.sequence_tokens) + 1;
     return {shape_.visibility.First(first.first_position) / kSplitTokens, (end - 1) / kSplitTokens + 1, end};
   }
   int64_t SplitCost() const { return 4 + split_tokens_ / kernels::cuda::kChunkTokens; }  // at most

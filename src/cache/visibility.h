@@ -41,7 +41,8 @@ struct Visibility {
     return query >= span ? query - span + 1 : 0;
   }
   // Last key position that a query at `query` of a sequence of `tokens` tokens sees. Does not decrease with `query`.
-  KVANTA_HD constexpr int64_t Last(int64_t query, int64_t tokens) const noexcept {
+  template <class T>
+  KVANTA_HD constexpr T Last(T query, T tokens) const noexcept {
     if (!both_directions) return query;
     if (kind == VisibilityKind::kFull) return tokens - 1;
     return query + span < tokens ? query + span - 1 : tokens - 1;

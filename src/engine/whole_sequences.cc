@@ -15,10 +15,6 @@ void ComputeSequencesWhole(const models::ModelConfig& model, EngineConfig& confi
     throw InputError(fmt::format("{}: not supported by {}, whose attention goes in both directions; leave it out",
                                  option, model.architecture));
   };
-  if (config.device == "cuda") {
-    throw InputError(fmt::format("device = cuda: attention of {} goes in both directions, which device cpu supports",
-                                 model.architecture));
-  }
   if (config.pipeline_parallel_size > 1) refuse("pipeline_parallel_size");
   if (!config.kv_cache_dir.empty()) refuse("kv_cache_dir");
   if (!config.kv_store.empty()) refuse("kv_store");

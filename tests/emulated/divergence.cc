@@ -2,13 +2,16 @@
 // ones of tests/python/test_emulated_gpu.py.
 //
 //   emulated_divergence MODEL DTYPE KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...
+//   emulated_divergence --embed MODEL KV_CACHE_DTYPE TOKEN ...
 //   emulated_divergence --bits PAGE_SIZE MODEL TOKEN ...
 //   emulated_divergence --rank RANK RANKS FOLDER MODEL KV_CACHE_DTYPE TOKEN ...
 //
 // Prints KL(CPU || GPU) in nats, mean and maximum over the tokens, and the largest difference of logits as a share of
-// the largest logit. --bits: checks on the GPU alone that neither chunks nor prefix hits, batches in graphs or drafts
-// change a bit, and prints how many drafts were accepted. --rank: one process of tensor parallelism, each with a GPU of
-// its own and an empty FOLDER for all; rank 0 prints the bits of the logits and the tokens of two requests.
+// the largest logit. --embed: prints the latter of embeddings, means over the tokens in float32, and checks that a
+// batch does not change a bit. --bits: checks on the GPU alone that neither chunks nor prefix hits, batches in graphs
+// or drafts change a bit, and prints how many drafts were accepted. --rank: one process of tensor parallelism, each
+// with a GPU of its own and an empty FOLDER for all; rank 0 prints the bits of the logits and the tokens of two
+// requests.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -40,6 +43,60 @@ std::vector<float> Logits(kvanta::EngineConfig config, const std::string& device
   return logits;
 }
 
+using kvanta::engine::Collected;
+using kvanta::engine::Greedy;
+
+void Require(bool is_true, const char* what) {
+  if (!is_true) throw kvanta::ResourceError(what);
+}
+
+// Largest difference as a share of the largest value.
+double LargestShare(std::span<const float> expected, std::span<const float> found) {
+  float difference = 0, largest = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    difference = std::max(difference, std::abs(found[i] - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return double{difference} / double{largest};
+}
+
+// Embeddings of all tokens, and of all but the last seven, in one batch or one after the other.
+std::vector<float> Embeddings(kvanta::EngineConfig config, const char* device, std::span<const int32_t> tokens,
+                              bool together) {
+  config.device = device;
+  kvanta::Engine::Impl engine(kvanta::engine::LoadComponents(config, kvanta::testing::MakeEmulatedGpu()));
+  std::vector<float> embeddings;
+  const auto run = [&] {
+    for (const auto& [id, found] : kvanta::engine::RunAll(engine)) {
+      Require(!found.embedding.empty(), "a request ended without an embedding");
+      embeddings.insert(embeddings.end(), found.embedding.begin(), found.embedding.end());
+    }
+  };
+  for (const size_t count : {tokens.size(), tokens.size() - 7}) {
+    engine.Add({.id = count == tokens.size() ? "a" : "b",
+                .prompt = {tokens.begin(), tokens.begin() + static_cast<int64_t>(count)},
+                .pooling = kvanta::PoolingParams{.pooling_type = kvanta::PoolingType::kMean, .normalize = false}});
+    if (!together) run();
+  }
+  if (together) run();
+  return embeddings;
+}
+
+void CompareEmbeddings(std::span<char*> args) {
+  kvanta::EngineConfig config;
+  config.model = args[2];
+  config.dtype = "float32";
+  config.kv_cache_dtype = args[3];
+  std::vector<int32_t> tokens;
+  for (const char* arg : args.subspan(4)) tokens.push_back(std::stoi(arg));
+  Require(tokens.size() > 7, "a batch needs more than 7 tokens");
+  config.max_model_len = std::ssize(tokens);
+  const std::vector<float> found = Embeddings(config, "cuda", tokens, true);
+  Require(Embeddings(config, "cuda", tokens, false) == found, "a batch changes bits");
+  fmt::print("{} tokens: embeddings {:.3e}\n", tokens.size(),
+             LargestShare(Embeddings(config, "cpu", tokens, true), found));
+}
+
 void Compare(std::span<char*> args) {
   kvanta::EngineConfig config;
   config.model = args[1];
@@ -59,20 +116,8 @@ void Compare(std::span<char*> args) {
     sum += kl;
     max = std::max(max, kl);
   }
-  float difference = 0, largest = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    difference = std::max(difference, std::abs(found[i] - expected[i]));
-    largest = std::max(largest, std::abs(expected[i]));
-  }
   fmt::print("{} tokens: mean {:.3e}, max {:.3e}, logits {:.3e}\n", tokens.size(),
-             sum / static_cast<double>(tokens.size()), max, difference / largest);
-}
-
-using kvanta::engine::Collected;
-using kvanta::engine::Greedy;
-
-void Require(bool is_true, const char* what) {
-  if (!is_true) throw kvanta::ResourceError(what);
+             sum / static_cast<double>(tokens.size()), max, LargestShare(expected, found));
 }
 
 constexpr int kNewTokens = 7;
@@ -182,6 +227,10 @@ void RunAsRank(std::span<char*> args) {
 
 int main(int argc, char** argv) {
   try {
+    if (argc > 4 && std::string_view(argv[1]) == "--embed") {
+      CompareEmbeddings({argv, static_cast<size_t>(argc)});
+      return 0;
+    }
     if (argc > 4 && std::string_view(argv[1]) == "--bits") {
       CheckBits({argv, static_cast<size_t>(argc)});
       return 0;

@@ -57,12 +57,16 @@ def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support
     record_support(tmp_path, "BF16", "gpu_emulated")
 
 
-def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
-    model = tiny_models.make_model("Gemma3", use_bidirectional_attention=True).base_model
+@pytest.mark.parametrize("cache", ["fp32", "int8"])
+def test_attention_in_both_directions(cache: str, tmp_path: Path) -> None:
+    sizes = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    model = tiny_models.make_model("Gemma3", use_bidirectional_attention=True, **sizes).base_model
     tiny_models.save(model, tmp_path, torch.bfloat16)
-    done = run(tmp_path, "float32", "fp32", "auto", *TOKENS)
-    assert done.returncode == 1
-    assert "attention of Gemma3ForCausalLM goes in both directions, which device cpu supports" in done.stderr
+    done = run("--embed", tmp_path, cache, *LONG, *LONG)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"76 tokens: embeddings (\S+)\n", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) < (tolerance.F32_LOGITS if cache == "fp32" else 0.01)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"])

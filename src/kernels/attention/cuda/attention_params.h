@@ -152,11 +152,12 @@ struct QueryTile {
   int16_t tokens = 0;
   int16_t heads = 0;
   int16_t kv_head = 0;
-  int16_t first_head = 0;   // query head
-  int32_t num_tasks = 0;    // SplitTasks of the tile
-  int32_t num_results = 0;  // split results, each of one or more KV splits, in order
-  int32_t result_row = 0;   // row of the first split result; each takes AttentionMetadata::result_stride rows
-  int32_t gathered = 0;     // index in AttentionParams::gathered
+  int16_t first_head = 0;       // query head
+  int32_t num_tasks = 0;        // SplitTasks of the tile
+  int32_t num_results = 0;      // split results, each of one or more KV splits, in order
+  int32_t result_row = 0;       // row of the first split result; each takes AttentionMetadata::result_stride rows
+  int32_t gathered = 0;         // index in AttentionParams::gathered
+  int32_t sequence_tokens = 0;  // of the sequence, which attention in both directions reads
 };
 
 // KV splits [first_split, last_split) of a tile, each with a split result of its own, or accumulated into one; or those

@@ -37,11 +37,17 @@ KVANTA_DEVICE int TokensOfChunk(const AttentionParams& params, const QueryTile& 
   return left < 0 ? 0 : left < tokens ? left : tokens;
 }
 
-// Tokens [begin, end) of the chunk at `position`, which has `tokens`, that a query at `query` sees.
-KVANTA_DEVICE void VisibleRange(const AttentionParams& params, int query, int position, int tokens, int& begin,
-                                int& end) {
+// One past the last position that some row of the tile sees.
+KVANTA_DEVICE int VisibleEnd(const AttentionParams& params, const QueryTile& tile) {
+  return params.visibility.Last(tile.first_position + tile.tokens - 1, tile.sequence_tokens) + 1;
+}
+
+// Tokens [begin, end) of the chunk at `position`, which has `tokens`, that the tile's query token `index` sees.
+KVANTA_DEVICE void VisibleRange(const AttentionParams& params, const QueryTile& tile, int index, int position,
+                                int tokens, int& begin, int& end) {
+  const int query = tile.first_position + index;
   const int first = params.visibility.First(query) - position;
-  const int last = query + 1 - position;
+  const int last = params.visibility.Last(query, tile.sequence_tokens) + 1 - position;
   begin = first < 0 ? 0 : first > tokens ? tokens : first;
   end = last < 0 ? 0 : last > tokens ? tokens : last;
 }
@@ -52,7 +58,7 @@ struct FullyVisible {
 
   KVANTA_DEVICE FullyVisible(const AttentionParams& params, const QueryTile& tile)
       : first(params.visibility.First(tile.first_position + tile.tokens - 1)),
-        last(tile.first_position + 1 - ChunkTokens(params)) {}
+        last(params.visibility.Last(tile.first_position, tile.sequence_tokens) + 1 - ChunkTokens(params)) {}
   KVANTA_DEVICE bool Contains(int position) const { return position >= first && position <= last; }
 };
 
@@ -64,8 +70,8 @@ KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, 
   int first_end = 0;
   int last_begin = 0;
   const int tokens = TokensOfChunk<kGathered>(params, tile, position);
-  VisibleRange(params, tile.first_position, position, tokens, chunk.visible_begin, first_end);
-  VisibleRange(params, tile.first_position + tile.tokens - 1, position, tokens, last_begin, chunk.visible_end);
+  VisibleRange(params, tile, 0, position, tokens, chunk.visible_begin, first_end);
+  VisibleRange(params, tile, tile.tokens - 1, position, tokens, last_begin, chunk.visible_end);
   chunk.fully_visible = FullyVisible(params, tile).Contains(position) && (!kGathered || tokens == ChunkTokens(params));
   ForRows<kRowTiles>([&](int row_tile, int q) {
     const int token = RowOf(row_tile, q, t) / tile.heads;
@@ -73,7 +79,7 @@ KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, 
     int& begin = chunk.begin[row_tile][q];
     int& end = chunk.end[row_tile][q];
     begin = end = 0;
-    if (token < tile.tokens) VisibleRange(params, tile.first_position + token, position, tokens, begin, end);
+    if (token < tile.tokens) VisibleRange(params, tile, token, position, tokens, begin, end);
   });
   return chunk;
 }
@@ -95,7 +101,11 @@ struct SharedPageTable {
   KVANTA_DEVICE SharedPageTable(const AttentionParams& params, const QueryTile& tile, int in_shared, int first)
       : offset(in_shared),
         first_page(first),
-        quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {}
+        quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {
+    if (params.visibility.both_directions && params.exact_pages.open == 0) {
+      quantized.end = ((VisibleEnd(params, tile) - 1) >> params.page_shift) + 1;
+    }
+  }
   // The table of a tile whose pages may be copies of chosen tokens.
   static KVANTA_DEVICE SharedPageTable Gathered(const AttentionParams& params, const QueryTile& tile, int in_shared,
                                                 int first) {

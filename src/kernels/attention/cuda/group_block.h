@@ -105,8 +105,6 @@ struct GroupBlock {
     bool active;      // has a tile
     int lane, index;
     TileMemory memory;
-
-    KVANTA_DEVICE int End() const { return group.first_position + group.tokens; }
   };
 
   // Softmax states and outputs of a split's quarters so far, of the lane's rows in Tile. Outputs are in the warp's part
@@ -149,7 +147,8 @@ struct GroupBlock {
   static KVANTA_DEVICE void AttendSplit(const AttentionParams& params, const Warp& warp, int split,
                                         SplitResult& result) {
     const int split_begin = split * kSplitTokens;
-    const int end = warp.End() < split_begin + kSplitTokens ? warp.End() : split_begin + kSplitTokens;
+    const int group_end = VisibleEnd(params, warp.group);
+    const int end = group_end < split_begin + kSplitTokens ? group_end : split_begin + kSplitTokens;
     const SharedPageTable pages(params, warp.group, Layout::kPages, split_begin >> params.page_shift);
     pages.Load(params, warp.group, end, ThreadIndex(), Layout::kSplitPages);
     SyncBlock();
@@ -194,7 +193,7 @@ struct GroupBlock {
           }
         } else {
           if (warp.active && position >= FirstVisibleStep(params, warp.tile, quarter_begin, kChunkTokens) &&
-              position < warp.tile.first_position + warp.tile.tokens) {
+              position < VisibleEnd(params, warp.tile)) {
             tile.OnN([&](auto& state, auto& outputs) {
               Stream stream;
               Chunks::template AttendChunk<false>(params, warp.tile, warp.memory, kHeadDim, position,

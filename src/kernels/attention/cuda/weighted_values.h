@@ -145,7 +145,7 @@ struct WeightedValues {
     for (int token = 0; token < count; ++token) {
       int begin = 0;
       int end = 0;
-      VisibleRange(params, tile.first_position + token, position, ChunkTokens(params), begin, end);
+      VisibleRange(params, tile, token, position, ChunkTokens(params), begin, end);
       // A page of copies may have fewer tokens.
       if (kIsLatent && end > chunk.visible_end) end = chunk.visible_end;
       if (begin >= end) continue;

@@ -130,7 +130,7 @@ def test_entries_that_one_rank_would_not_hold(tmp_path: Path) -> None:
             tokenizer="stories260k",
             threads=1,
             block_size=32,
-            kv_cache_memory_bytes=1 << 19,
+            kv_cache_memory_bytes=3 << 17,
             tensor_parallel_size=ranks,
             decode_context_parallel_size=ranks,
         )

@@ -183,6 +183,7 @@ DIVIDED: dict[str, tuple[Callable[[Path], Path], str, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.rotation("case", 3, 1)
 @pytest.mark.parametrize("case", DIVIDED)
 def test_ranks_with_a_gpu_each_give_the_bits_of_one(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))

@@ -1,9 +1,10 @@
-// A decode step of one layer of sparse attention (DeepSeek V3.2's shape) on the CPU: time of the indexer's selection
-// and of attention to the chosen tokens, next to dense attention on the same cache. The chosen tokens are compared with
-// the reference's first, and the bits with those of one thread.
+// Attention of one layer, of models with sparse attention or compressed entries, on the CPU: the times of a step's
+// parts (the indexer's selection, attention to what it chose, to a window and to entries), next to dense attention to
+// latents. All layers are timed in turn, so that their ratios do not depend on how busy the machine was. The tokens and
+// entries that are chosen are compared with the reference's first, and the bits with those of one thread.
 //
-//   sparse_attention_bench [--context 131072] [--latents mla_fp8] [--keys mla_fp8+hadamard] [--heads 128]
-//                          [--index-heads 64] [--top-k 2048] [--rows 1] [--threads 2] [--isa auto]
+//   sparse_attention_bench [--context 131072] [--format mla_fp8] [--keys mla_fp8+hadamard] [--rows 1] [--threads 2]
+//                          [--isa auto] [--runs 15] [--layers V4] [--json FILE]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,9 +12,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <map>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention/cpu_backend.h"
@@ -21,6 +25,7 @@
 #include "bench/option_parser.h"
 #include "bench/random_values.h"
 #include "bench/roofline.h"
+#include "cache/kv_cache_spec.h"
 #include "cache/page_pool.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/error.h"
@@ -30,21 +35,41 @@ namespace {
 using namespace kvanta;             // NOLINT(google-build-using-namespace): this program is about it
 using namespace kvanta::attention;  // NOLINT(google-build-using-namespace)
 
-constexpr int kRank = 512, kRope = 64, kIndexDim = 128, kPage = 64;
-constexpr int kLatents = 0, kKeys = 1;  // layers and groups
-constexpr int kRuns = 15;
+constexpr int kPage = 64;
 
-struct Options {
-  std::map<std::string, int64_t> numbers = {{"--context", 131072}, {"--heads", 128}, {"--index-heads", 64},
-                                            {"--top-k", 2048},     {"--rows", 1},    {"--threads", 2}};
-  std::string latents = "mla_fp8", keys = "mla_fp8+hadamard", isa = "auto";
+// A layer of attention at its model's published sizes.
+struct LayerKind {
+  const char* name;
+  int heads = 0, dim = 0;
+  int rope_dim = 0;                // of latents; 0: rows are K and V in one
+  int top_k = 0, index_heads = 0;  // of an indexer; 0: there is none
+  int row_tokens = 1;              // of an entry
+  int window = 0;                  // 0: all tokens
 
-  int64_t operator[](const char* name) const { return numbers.at(name); }
+  bool HasLatents() const { return rope_dim != 0; }
+  bool HasEntries() const { return row_tokens != 1; }
+  // Layers of the cache: rows or latents, entries, keys.
+  int Entries() const { return HasEntries() ? 1 : -1; }
+  int Keys() const { return HasEntries() ? 2 : 1; }
+};
+constexpr int kIndexDim = 128;
+constexpr LayerKind kLayers[] = {
+    {.name = "DeepSeek V3 (dense)", .heads = 128, .dim = 512, .rope_dim = 64},
+    {.name = "DeepSeek V3.2", .heads = 128, .dim = 512, .rope_dim = 64, .top_k = 2048, .index_heads = 64},
+    {.name = "DeepSeek V4, window", .heads = 64, .dim = 512, .window = 128},
+    {.name = "DeepSeek V4, entries of 4",
+     .heads = 64,
+     .dim = 512,
+     .top_k = 512,
+     .index_heads = 64,
+     .row_tokens = 4,
+     .window = 128},
+    {.name = "DeepSeek V4, entries of 128", .heads = 64, .dim = 512, .row_tokens = 128, .window = 128},
 };
 
-// Rows of a step: queries, queries of the indexer, weights of its heads.
-struct Rows {
-  std::vector<float> q, index_q, weights;
+struct Options {
+  int64_t context = 131072, rows = 1, threads = 2, runs = 15;
+  std::string format = "mla_fp8", keys = "mla_fp8+hadamard", isa = "auto", layers, json;
 };
 
 double Seconds(const auto& run) {
@@ -53,154 +78,212 @@ double Seconds(const auto& run) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+// The fastest run: others may use the machine.
+double Fastest(const std::vector<double>& seconds) {
+  return *std::ranges::min_element(seconds);
 }
 
-class Bench {
+// The cache of a layer with all tokens of the context, and a step of its last rows.
+class LayerBench {
  public:
-  explicit Bench(const Options& options)
-      : options_(options),
-        layout_(formats::PlanCache({KvScheme::Parse(options.latents, true), KvScheme::Parse(options.keys, true)},
-                                   {{.kv_heads = 1, .head_dim = kRank, .rope_dim = kRope},
-                                    {.kv_heads = 1, .head_dim = kIndexDim, .keys_only = true}},
-                                   kPage, {kLatents, kKeys})),
-        pages_(options["--context"] / kPage),
-        pool_(
-            Cpu(), layout_,
-            {.budget_bytes = (pages_ + 1) * (layout_.page_bytes + layout_.exact_page_bytes), .poison_unused = false}) {
-    const int64_t context = options["--context"];
-    for (const int group : {kLatents, kKeys}) {
-      std::vector<cache::PageRef>& table = tables_[static_cast<size_t>(group)];
-      for (int64_t page = 0; page < pages_; ++page) {
-        cache::PageRef& ref = table.emplace_back();
-        ref.quantized = pool_.Allocate(group, cache::PageKind::kQuantized);
-        if (layout_.layers[static_cast<size_t>(group)].exact_open) {
-          ref.exact = pool_.Allocate(group, cache::PageKind::kExact);
+  LayerBench(const LayerKind& kind, const Options& options) : kind_(kind), options_(options) {
+    std::vector<KvScheme> schemes = {KvScheme::Parse(options.format, true)};
+    std::vector<formats::LayerShape> shapes = {
+        {.kv_heads = 1, .head_dim = kind.dim, .rope_dim = kind.rope_dim, .shared_kv = !kind.HasLatents()}};
+    config_.layers = {{.heads = kind.heads,
+                       .kv_heads = 1,
+                       .head_dim = kind.dim,
+                       .rope_dim = kind.rope_dim,
+                       .index_topk = kind.top_k,
+                       .entries_layer = kind.Entries(),
+                       .softmax_scale = 0.04F}};
+    if (kind.window != 0) config_.layers[0].visibility = cache::SlidingWindow(kind.window);
+    if (kind.HasEntries()) {
+      schemes.push_back(schemes[0]);
+      shapes.push_back({.kv_heads = 1, .head_dim = kind.dim, .shared_kv = true, .row_tokens = kind.row_tokens});
+      config_.layers.push_back({.heads = 1, .kv_heads = 1, .head_dim = kind.dim, .softmax_scale = 1});
+    }
+    if (kind.top_k != 0) {
+      schemes.push_back(KvScheme::Parse(options.keys, true));
+      shapes.push_back({.kv_heads = 1, .head_dim = kIndexDim, .keys_only = true, .row_tokens = kind.row_tokens});
+      config_.layers.push_back({.heads = kind.index_heads,
+                                .kv_heads = 1,
+                                .head_dim = kIndexDim,
+                                .index_topk = kind.top_k,
+                                .softmax_scale = 1});
+    }
+    std::vector<int> groups;
+    for (size_t layer = 0; layer < shapes.size(); ++layer) groups.push_back(static_cast<int>(layer));
+    layout_ = formats::PlanCache(schemes, shapes, kPage, groups);
+    const int64_t pages = options.context / kPage;
+    int64_t page_bytes = 0;
+    for (const auto& group : layout_.groups) page_bytes += group.page_bytes + layout_.exact_page_bytes;
+    pool_.emplace(Cpu(), layout_,
+                  cache::PagePoolConfig{.budget_bytes = (pages + 1) * page_bytes, .poison_unused = false});
+    tables_.resize(shapes.size());
+    for (size_t group = 0; group < tables_.size(); ++group) {
+      for (int64_t page = 0; page < pages; ++page) {
+        cache::PageRef& ref = tables_[group].emplace_back();
+        ref.quantized = pool_->Allocate(static_cast<int>(group), cache::PageKind::kQuantized);
+        if (layout_.layers[group].exact_open) {
+          ref.exact = pool_->Allocate(static_cast<int>(group), cache::PageKind::kExact);
         }
       }
-      table_data_[static_cast<size_t>(group)] = table.data();
+      table_data_.push_back(tables_[group].data());
     }
-    const int64_t rows = options["--rows"], heads = options["--heads"], index_heads = options["--index-heads"];
-    rows_ = {.q = NormalValues(rows * heads * (kRank + kRope), 1, 1),
-             .index_q = NormalValues(rows * index_heads * kIndexDim, 2, 1),
-             .weights = NormalValues(rows * index_heads, 3, 1)};
-    Fill(context);
+    const int64_t rows = options.rows;
+    q_ = NormalValues(rows * QueryWidth(), 1, 1);
+    index_q_ = NormalValues(rows * kind.index_heads * kIndexDim, 2, 1);
+    weights_ = NormalValues(rows * kind.index_heads, 3, 1);
+    out_.resize(static_cast<size_t>(rows * kind.heads * kind.dim));
+    backend_ = MakeBackend(static_cast<int>(options.threads));
+    Fill();
+    plan_ = MakePlan(*backend_);
+    Verify();
   }
 
-  void Run() {
-    const auto threads = static_cast<int>(options_["--threads"]);
-    const auto dense = MakeBackend(static_cast<int>(options_["--context"]), threads);
-    const auto sparse = MakeBackend(static_cast<int>(options_["--top-k"]), threads);
-    const auto serial = MakeBackend(static_cast<int>(options_["--top-k"]), 1);
-    Verify(*sparse, *serial);
-    std::vector<double> dense_times, select_times, attend_times, read_rates;
-    kernels::ReadLimit read(threads, kernels::SelectIsa(options_.isa));
-    auto dense_plan = Plan(*dense), sparse_plan = Plan(*sparse);
-    for (int run = 0; run < kRuns; ++run) {
-      dense_times.push_back(Seconds([&] { Attend(*dense, *dense_plan); }));
-      select_times.push_back(Seconds([&] { Select(*sparse, *sparse_plan); }));
-      attend_times.push_back(Seconds([&] { Attend(*sparse, *sparse_plan); }));
-      read_rates.push_back(read.Now());
-    }
-    const double all = Median(dense_times), select = Median(select_times), attend = Median(attend_times);
-    const double reads = Median(read_rates);
-    const auto bytes = [&](int layer) {
-      return static_cast<double>(pages_ * layout_.groups[static_cast<size_t>(layer)].page_bytes);
-    };
-    fmt::print("{} tokens, {} rows, {} heads, latents {}, keys {} of {} heads, {} threads ({}), reads {:.1f} GB/s\n",
-               options_["--context"], options_["--rows"], options_["--heads"], options_.latents, options_.keys,
-               options_["--index-heads"], threads, sparse->Info().name, reads / 1e9);
-    fmt::print(
-        "dense {:.2f} ms ({:.0f} % of the bandwidth); selection {:.2f} ms ({:.0f} %), attention {:.2f} ms; "
-        "sparse / dense {:.3f}\n",
-        1e3 * all, 100 * bytes(kLatents) / all / reads, 1e3 * select, 100 * bytes(kKeys) / select / reads, 1e3 * attend,
-        (select + attend) / all);
+  void Time() {
+    if (kind_.top_k != 0) select_.push_back(Seconds([&] { Select(*backend_, *plan_); }));
+    attend_.push_back(Seconds([&] { Attend(*backend_, *plan_); }));
+  }
+
+  const LayerKind& kind() const { return kind_; }
+  double SelectSeconds() const { return select_.empty() ? 0 : Fastest(select_); }
+  double AttendSeconds() const { return Fastest(attend_); }
+  // Products of queries and keys that the indexer needs, and of queries, keys and values that attention does.
+  double SelectProducts() const { return kind_.top_k == 0 ? 0 : Rows() * Keys() * kind_.index_heads * kIndexDim; }
+  double AttendProducts() const {
+    const double entries = kind_.HasEntries() ? Keys() : 0;
+    double tokens = kind_.window != 0 ? kind_.window : static_cast<double>(options_.context);
+    if (kind_.HasEntries()) tokens += kind_.top_k == 0 ? entries : std::min<double>(entries, kind_.top_k);
+    if (kind_.HasLatents() && kind_.top_k != 0) tokens = std::min<double>(tokens, kind_.top_k);
+    return Rows() * tokens * kind_.heads * (2 * kind_.dim + kind_.rope_dim);
   }
 
  private:
-  BackendConfig Config(int top_k) const {
-    return {.layers = {{.heads = static_cast<int>(options_["--heads"]),
-                        .kv_heads = 1,
-                        .head_dim = kRank,
-                        .rope_dim = kRope,
-                        .index_topk = top_k,
-                        .softmax_scale = 0.04F},
-                       {.heads = static_cast<int>(options_["--index-heads"]),
-                        .kv_heads = 1,
-                        .head_dim = kIndexDim,
-                        .index_topk = top_k,
-                        .softmax_scale = 1}},
-            .scales = {}};
-  }
-  std::unique_ptr<Backend> MakeBackend(int top_k, int threads) {
-    return MakeCpuBackend(pool_, Config(top_k), std::make_shared<ThreadPool>(threads), options_.isa.c_str());
+  double Rows() const { return static_cast<double>(options_.rows); }
+  double Keys() const { return static_cast<double>(options_.context / kind_.row_tokens); }
+  int64_t QueryWidth() const { return int64_t{kind_.heads} * (kind_.dim + kind_.rope_dim); }
+  std::unique_ptr<Backend> MakeBackend(int threads) {
+    return MakeCpuBackend(*pool_, config_, std::make_shared<ThreadPool>(threads), options_.isa.c_str());
   }
 
-  // Writes all tokens.
-  void Fill(int64_t context) {
-    const auto backend = MakeBackend(static_cast<int>(options_["--top-k"]), static_cast<int>(options_["--threads"]));
+  // Writes all tokens. Entries and their keys are read from the rows of their last tokens.
+  void Fill() {
     constexpr int64_t kChunk = 1024;
     std::unique_ptr<attention::Plan> plan;
-    for (int64_t start = 0; start < context; start += kChunk) {
-      const auto tokens = static_cast<int>(std::min(kChunk, context - start));
+    for (int64_t start = 0; start < options_.context; start += kChunk) {
+      const auto tokens = static_cast<int>(std::min(kChunk, options_.context - start));
       const SequenceSpan span{.start = start, .tokens = tokens, .pages = table_data_.data()};
-      plan = backend->MakePlan({.sequences = {&span, 1}}, std::move(plan));
-      const auto seed = static_cast<uint32_t>(start + 10);
-      backend->Append(*plan, kLatents, NormalValues(tokens * (kRank + kRope), seed, 1).data(), nullptr, kRank + kRope);
-      backend->Append(*plan, kKeys, NormalValues(tokens * kIndexDim, seed + 1, 1).data(), nullptr, kIndexDim);
+      plan = backend_->MakePlan({.sequences = {&span, 1}}, std::move(plan));
+      auto seed = static_cast<uint32_t>(start + 10);
+      for (size_t layer = 0; layer < config_.layers.size(); ++layer) {
+        const int width = config_.layers[layer].head_dim + config_.layers[layer].rope_dim;
+        backend_->Append(*plan, static_cast<int>(layer), NormalValues(int64_t{tokens} * width, seed++, 1).data(),
+                         nullptr, width);
+      }
     }
   }
 
-  std::unique_ptr<attention::Plan> Plan(Backend& backend) {
-    const int64_t rows = options_["--rows"];
-    const SequenceSpan span{
-        .start = options_["--context"] - rows, .tokens = static_cast<int>(rows), .pages = table_data_.data()};
+  std::unique_ptr<attention::Plan> MakePlan(Backend& backend) {
+    const SequenceSpan span{.start = options_.context - options_.rows,
+                            .tokens = static_cast<int>(options_.rows),
+                            .pages = table_data_.data()};
     return backend.MakePlan({.sequences = {&span, 1}}, nullptr);
   }
   void Select(Backend& backend, attention::Plan& plan) {
-    backend.Select(plan, kKeys, rows_.index_q.data(), options_["--index-heads"] * kIndexDim, rows_.weights.data());
+    backend.Select(plan, kind_.Keys(), index_q_.data(), int64_t{kind_.index_heads} * kIndexDim, weights_.data());
   }
-  void Attend(Backend& backend, attention::Plan& plan) {
-    out_.resize(static_cast<size_t>(options_["--rows"] * options_["--heads"] * kRank));
-    backend.Run(plan, kLatents, rows_.q.data(), options_["--heads"] * (kRank + kRope), out_.data());
-  }
+  void Attend(Backend& backend, attention::Plan& plan) { backend.Run(plan, 0, q_.data(), QueryWidth(), out_.data()); }
 
-  void Verify(Backend& backend, Backend& serial) {
-    const auto plan = Plan(backend), serial_plan = Plan(serial);
-    Select(backend, *plan);
-    Select(serial, *serial_plan);
-    const int64_t last = options_["--rows"] - 1;
-    const auto reference = MakeReferenceBackend(pool_, Config(static_cast<int>(options_["--top-k"])));
-    const SequenceSpan span{.start = options_["--context"] - 1, .tokens = 1, .pages = table_data_.data()};
-    const auto reference_plan = reference->MakePlan({.sequences = {&span, 1}}, nullptr);
-    const int64_t width = options_["--index-heads"] * kIndexDim;
-    reference->Select(*reference_plan, kKeys, rows_.index_q.data() + last * width, width,
-                      rows_.weights.data() + last * options_["--index-heads"]);
-    const auto chosen = backend.Selected(*plan, last), expected = reference->Selected(*reference_plan, 0);
+  void Verify() {
+    const auto serial = MakeBackend(1);
+    const auto serial_plan = MakePlan(*serial);
+    const int64_t last = options_.rows - 1;
+    if (kind_.top_k != 0) {
+      Select(*backend_, *plan_);
+      Select(*serial, *serial_plan);
+      const auto chosen = backend_->Selected(*plan_, last);
+      if (!std::ranges::equal(chosen, serial->Selected(*serial_plan, last))) Fail("chosen tokens");
+      if (kind_.HasLatents()) VerifyChoice(chosen);
+    }
+    Attend(*backend_, *plan_);
+    const std::vector<float> out = out_;
+    Attend(*serial, *serial_plan);
+    if (std::memcmp(out.data(), out_.data(), out.size() * sizeof(float)) != 0) Fail("bits");
+  }
+  // The reference has no compressed entries.
+  void VerifyChoice(std::span<const int32_t> chosen) {
+    const auto reference = MakeReferenceBackend(*pool_, config_);
+    const SequenceSpan span{.start = options_.context - 1, .tokens = 1, .pages = table_data_.data()};
+    const auto plan = reference->MakePlan({.sequences = {&span, 1}}, nullptr);
+    const int64_t last = options_.rows - 1, width = int64_t{kind_.index_heads} * kIndexDim;
+    reference->Select(*plan, kind_.Keys(), index_q_.data() + last * width, width,
+                      weights_.data() + last * kind_.index_heads);
+    const auto expected = reference->Selected(*plan, 0);
     std::vector<int32_t> both;
     std::ranges::set_intersection(chosen, expected, std::back_inserter(both));
     const double share = static_cast<double>(both.size()) / static_cast<double>(expected.size());
     if (share < 0.98) throw Error(fmt::format("{:.3f} of the tokens chosen are the reference's", share));
-    Attend(backend, *plan);
-    const std::vector<float> out = out_;
-    Attend(serial, *serial_plan);
-    if (!std::ranges::equal(chosen, serial.Selected(*serial_plan, last)) ||
-        std::memcmp(out.data(), out_.data(), out.size() * sizeof(float)) != 0) {
-      throw Error("the bits are not those of one thread");
-    }
+  }
+  void Fail(const char* what) const {
+    throw Error(fmt::format("{}: the {} are not those of one thread", kind_.name, what));
   }
 
+  const LayerKind& kind_;
   const Options& options_;
-  const formats::CacheLayout layout_;
-  const int64_t pages_;
-  cache::PagePool pool_;
-  std::array<std::vector<cache::PageRef>, 2> tables_;
-  std::array<const cache::PageRef*, 2> table_data_ = {};
-  Rows rows_;
-  std::vector<float> out_;
+  BackendConfig config_;
+  formats::CacheLayout layout_;
+  std::optional<cache::PagePool> pool_;
+  std::vector<std::vector<cache::PageRef>> tables_;
+  std::vector<const cache::PageRef*> table_data_;
+  std::vector<float> q_, index_q_, weights_, out_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<attention::Plan> plan_;
+  std::vector<double> select_, attend_;
 };
+
+void Run(const Options& options) {
+  std::vector<std::unique_ptr<LayerBench>> layers;
+  for (const LayerKind& kind : kLayers) {
+    if (std::string_view(kind.name).find(options.layers) == std::string_view::npos) continue;
+    layers.push_back(std::make_unique<LayerBench>(kind, options));
+  }
+  if (layers.empty()) throw Error(fmt::format("--layers {}: no layer's name has that", options.layers));
+  const kernels::IsaTable& isa = kernels::SelectIsa(options.isa);
+  const auto threads = static_cast<int>(options.threads);
+  kernels::DotLimit limit(threads, isa);
+  double rate = 0;
+  for (int64_t run = 0; run < options.runs; ++run) {
+    for (const auto& layer : layers) layer->Time();
+    rate = std::max(rate, limit.Now(kernels::Dot::kFp8));
+  }
+  const double first = layers[0]->SelectSeconds() + layers[0]->AttendSeconds();
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  fmt::print("{} tokens, {} rows, {}, keys {}, {} threads ({}), {:.1f} G products/s\n", options.context, options.rows,
+             options.format, options.keys, threads, isa.name, rate / 1e9);
+  for (const auto& layer : layers) {
+    const double select = layer->SelectSeconds(), attend = layer->AttendSeconds();
+    const double select_share = select == 0 ? 0 : layer->SelectProducts() / select / rate;
+    const double attend_share = layer->AttendProducts() / attend / rate;
+    fmt::print(
+        "{:28} selection {:8.3f} ms ({:3.0f} % of the arithmetic), attention {:8.3f} ms ({:3.0f} %), {:.3f} of the "
+        "first\n",
+        layer->kind().name, 1e3 * select, 100 * select_share, 1e3 * attend, 100 * attend_share,
+        (select + attend) / first);
+    rows.push_back({{"layer", layer->kind().name},
+                    {"select_ms", 1e3 * select},
+                    {"select_share", select_share},
+                    {"attend_ms", 1e3 * attend},
+                    {"attend_share", attend_share},
+                    {"of_first", (select + attend) / first}});
+  }
+  if (options.json.empty()) return;
+  const nlohmann::ordered_json report = {
+      {"context", options.context}, {"rows", options.rows}, {"format", options.format}, {"keys", options.keys},
+      {"threads", threads},         {"isa", isa.name},      {"layers", std::move(rows)}};
+  std::ofstream(options.json) << report.dump(1) << "\n";
+}
 
 }  // namespace
 
@@ -208,12 +291,17 @@ int main(int argc, char** argv) {
   try {
     Options options;
     OptionParser parser;
-    for (auto& [name, number] : options.numbers) parser.Option(name, number);
-    parser.Option("--latents", options.latents);
+    parser.Option("--context", options.context);
+    parser.Option("--rows", options.rows);
+    parser.Option("--threads", options.threads);
+    parser.Option("--runs", options.runs);
+    parser.Option("--format", options.format);
     parser.Option("--keys", options.keys);
     parser.Option("--isa", options.isa);
+    parser.Option("--layers", options.layers);
+    parser.Option("--json", options.json);
     parser.Parse(argc, argv);
-    Bench(options).Run();
+    Run(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "error: {}\n", error.what());
     return 1;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -20,8 +18,10 @@ using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 using kernels::WorkspaceUse;
 
-constexpr size_t kTaskRows = 4;           // rows that share the loads of a page
-constexpr int64_t kTaskTokens = 1024;     // tokens that a task scores
+constexpr size_t kTaskRows = 4;             // rows that share the loads of a page
+constexpr int64_t kScoreTasksOfThread = 4;  // at least, as far as they are worth preparing queries for
+constexpr int64_t kMinTaskTokens = 512;     // that a task scores
+constexpr int64_t kMaxTaskTokens = 8192;
 constexpr int64_t kWaveScores = 1 << 22;  // floats
 constexpr int kGroup = 16;                // tokens of a group of scores
 
@@ -34,32 +34,41 @@ Float4 Load(const float* from) noexcept {
   return values;
 }
 
-// out[t] += weight * max(scores[t], 0) for each row in turn: one chain per token. NaN counts as 0.
-void AddWeighted(const float* scores, const float* weights, int rows, int groups, float* out) noexcept {
-  static_assert(kGroup == 4 * sizeof(Float4) / sizeof(float));
-  constexpr Float4 kZero = {};
-  for (int group = 0; group < groups; ++group, out += kGroup, scores += kGroup) {
-    Float4 a = Load(out), b = Load(out + 4), c = Load(out + 8), d = Load(out + 12);
-    const float* of_row = scores;
-    for (int row = 0; row < rows; ++row, of_row += kMaxPageTokens) {
-      const Float4 w = Load(of_row), x = Load(of_row + 4), y = Load(of_row + 8), z = Load(of_row + 12);
-      const float weight = weights[row];
-      a += weight * (w > kZero ? w : kZero);
-      b += weight * (x > kZero ? x : kZero);
-      c += weight * (y > kZero ? y : kZero);
-      d += weight * (z > kZero ? z : kZero);
-    }
-    const Float4 sums[4] = {a, b, c, d};
-    std::memcpy(out, sums, sizeof(sums));
-  }
+// Integers in the order of floats; zeros of both signs are equal, NaN is as -infinity.
+using Int4 = int32_t __attribute__((vector_size(16)));
+Int4 OrdersOf(Float4 scores) noexcept {
+  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  constexpr Float4 kLeastOfAll = {kLeast, kLeast, kLeast, kLeast};
+  scores = scores == scores ? scores : kLeastOfAll;
+  scores += 0.0F;  // -0 + 0 is 0
+  Int4 bits;
+  std::memcpy(&bits, &scores, sizeof(bits));
+  return bits ^ ((bits >> 31) & std::numeric_limits<int32_t>::max());
 }
 
-// Unsigned integers in the order of floats; zeros of both signs are equal, NaN is as -infinity.
-uint32_t OrderOf(float score) noexcept {
-  if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
-  const auto bits = std::bit_cast<uint32_t>(score + 0.0F);  // -0 + 0 is 0
-  constexpr uint32_t kSign = uint32_t{1} << 31;
-  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+// Calls visit(first, orders of kGroup scores from it on); past the last score, they are those of -infinity.
+template <class Visit>
+void ForOrders(std::span<const float> scores, Visit visit) noexcept {
+  Int4 orders[kGroup / 4];
+  size_t first = 0;
+  for (; first + kGroup <= scores.size(); first += kGroup) {
+    for (size_t i = 0; i < std::size(orders); ++i) orders[i] = OrdersOf(Load(scores.data() + first + 4 * i));
+    visit(first, orders);
+  }
+  if (first == scores.size()) return;
+  float rest[kGroup];
+  std::ranges::fill(std::ranges::copy(scores.subspan(first), rest).out, std::end(rest),
+                    -std::numeric_limits<float>::infinity());
+  for (size_t i = 0; i < std::size(orders); ++i) orders[i] = OrdersOf(Load(rest + 4 * i));
+  visit(first, orders);
+}
+
+// True if a comparison is true of any of kGroup orders.
+bool Any(const Int4 (&orders)[kGroup / 4], auto compare) noexcept {
+  const Int4 any = compare(orders[0]) | compare(orders[1]) | compare(orders[2]) | compare(orders[3]);
+  int64_t halves[2];
+  std::memcpy(halves, &any, sizeof(halves));
+  return (halves[0] | halves[1]) != 0;
 }
 
 }  // namespace
@@ -79,28 +88,45 @@ std::vector<SequenceRows> DenseRows(const Batch& batch, int top_k) {
   return dense;
 }
 
-void ChooseLargest(std::span<const float> scores, int count, uint32_t* scratch, int32_t* positions) noexcept {
-  constexpr int kBinShift = 20;
-  std::array<int32_t, size_t{1} << (32 - kBinShift)> bins{};
-  for (const float score : scores) ++bins[OrderOf(score) >> kBinShift];
-  // The bin of the smallest score that is chosen, and the number of chosen ones in it.
-  size_t bin = bins.size() - 1;
+// The threshold is found by its leading bits first, whose numbers of scores are counted. Few scores share them, or are
+// chosen: groups without any are passed over.
+void ChooseLargest(std::span<const float> scores, int count, int32_t* scratch, int32_t* positions) noexcept {
+  constexpr int kBinShift = 20, kBins = 1 << (32 - kBinShift), kFirst = -kBins / 2;
+  constexpr size_t kTables = 2;  // neighbours often have the same bin, whose increments would wait for one another
+  std::array<std::array<int32_t, kBins>, kTables> tables{};
+  ForOrders(scores, [&](size_t, const Int4* orders) {
+    for (size_t i = 0; i < kGroup / 4; ++i) {
+      const Int4 of_bins = (orders[i] >> kBinShift) - kFirst;
+      for (size_t lane = 0; lane < 4; ++lane) ++tables[lane % kTables][static_cast<size_t>(of_bins[lane])];
+    }
+  });
+  // The bin of the smallest score that is chosen, and the number of chosen ones in it. What ForOrders adds is in the
+  // bin of -infinity, from which no more are chosen than there are scores.
+  int bin = kBins - 1;
   int64_t left = count;
-  while (bins[bin] < left) left -= bins[bin--];
-  uint32_t* end = scratch;
-  for (const float score : scores) {
-    const uint32_t order = OrderOf(score);
-    if (order >> kBinShift == bin) *end++ = order;
-  }
+  const auto in_bin = [&] { return tables[0][static_cast<size_t>(bin)] + tables[1][static_cast<size_t>(bin)]; };
+  for (; in_bin() < left; --bin) left -= in_bin();
+  int32_t* end = scratch;
+  const auto is_in_bin = [of_bin = bin + kFirst](auto order) { return (order >> kBinShift) == of_bin; };
+  ForOrders(scores, [&](size_t first, const Int4(&orders)[kGroup / 4]) {
+    if (!Any(orders, is_in_bin)) return;
+    for (size_t i = 0; i < kGroup && first + i < scores.size(); ++i) {
+      const int32_t order = orders[i / 4][i % 4];
+      if (is_in_bin(order)) *end++ = order;
+    }
+  });
   std::nth_element(scratch, scratch + left - 1, end, std::greater<>());
-  const uint32_t threshold = scratch[left - 1];
+  const int32_t threshold = scratch[left - 1];
   // Tokens of exactly that score that are left to choose.
-  int64_t equal = left - std::count_if(scratch, scratch + left, [&](uint32_t order) { return order > threshold; });
-  for (size_t position = 0; position < scores.size(); ++position) {
-    const uint32_t order = OrderOf(scores[position]);
-    if (order < threshold || (order == threshold && equal-- <= 0)) continue;
-    *positions++ = static_cast<int32_t>(position);
-  }
+  int64_t equal = left - std::count_if(scratch, scratch + left, [&](int32_t order) { return order > threshold; });
+  ForOrders(scores, [&](size_t first, const Int4(&orders)[kGroup / 4]) {
+    if (!Any(orders, [&](Int4 order) { return order >= threshold; })) return;
+    for (size_t i = 0; i < kGroup && first + i < scores.size(); ++i) {
+      const int32_t order = orders[i / 4][i % 4];
+      if (order < threshold || (order == threshold && equal-- <= 0)) continue;
+      *positions++ = static_cast<int32_t>(first + i);
+    }
+  });
 }
 
 TokenSelector::TokenSelector(Device& device, const std::vector<LayerView>& layers, int top_k,
@@ -145,7 +171,7 @@ void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
   chosen.rows.clear();
   chosen.tasks.clear();
   chosen.waves.clear();
-  int64_t longest = 0;
+  int64_t longest = 0, pages_of_rows = 0;
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceRows& sequence = batch.sequences[s];
     const int64_t first = (int64_t{top_k_} + 1) * row_tokens_ - 1;  // sees more than top_k
@@ -154,6 +180,7 @@ void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
       chosen.rows.push_back(
           {.sequence = s, .row = sequence.first_row + position - sequence.span.start, .position = seen - 1});
       longest = std::max(longest, seen);
+      pages_of_rows += CeilDiv(seen, int64_t{page_size_});
     }
   }
   if (chosen.rows.empty()) return;
@@ -162,6 +189,10 @@ void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
   const size_t min_rows = ranks_ == nullptr ? kTaskRows * workspaces_.size() : kTaskRows;
   const auto wave_rows =
       static_cast<size_t>(std::max(kWaveScores / chosen.score_stride, static_cast<int64_t>(min_rows)));
+  const int64_t pages_of_all = std::max(pages_of_rows / static_cast<int64_t>(kTaskRows), longest / page_size_);
+  const int64_t pages_of_task =
+      std::clamp(pages_of_all / (kScoreTasksOfThread * std::ssize(workspaces_)),
+                 std::max<int64_t>(1, kMinTaskTokens / page_size_), kMaxTaskTokens / page_size_);
   for (size_t first = 0; first < chosen.rows.size();) {
     const SparseRow& row = chosen.rows[first];
     size_t last = first + 1;
@@ -173,11 +204,11 @@ void TokenSelector::MakePlan(const Batch& batch, ChosenTokens& chosen) const {
       chosen.waves.push_back({.first_row = first, .first_task = chosen.tasks.size()});
     }
     const int64_t pages = chosen.rows[last - 1].position / page_size_ + 1;
-    for (int64_t page = 0; page < pages; page += kTaskTokens / page_size_) {
+    for (int64_t page = 0; page < pages; page += pages_of_task) {
       chosen.tasks.push_back({.first_row = first,
                               .last_row = last,
                               .first_page = page,
-                              .last_page = std::min(pages, page + kTaskTokens / page_size_)});
+                              .last_page = std::min(pages, page + pages_of_task)});
     }
     chosen.waves.back().last_row = last;
     chosen.waves.back().last_task = chosen.tasks.size();
@@ -314,8 +345,8 @@ void TokenSelector::Score(const LayerView& layer, const cache::PageRef* table, c
         pass.row_scale = workspace.row_scale[exact] + at;
         kernel.score(pass);
         pass.workspace_use = WorkspaceUse::kReuse;
-        AddWeighted(workspace.scores, queries.weights + chosen.rows[row].row * heads + head, pass.rows, pass.groups,
-                    out);
+        kernels_.add_weighted_scores(workspace.scores, queries.weights + chosen.rows[row].row * heads + head, pass.rows,
+                                     pass.groups, out);
       }
     }
   }

@@ -42,10 +42,10 @@ struct ChosenTokens {
   std::vector<int32_t> positions;  // [rows][top_k], each row's ascending
   std::vector<ScoreTask> tasks;
   std::vector<ScoreWave> waves;
-  int64_t score_stride = 0;      // of a row
-  std::vector<float> scores;     // [rows of a wave][score_stride]
-  std::vector<float> received;   // scores of all ranks: [ranks][rows of a wave][its pages][keys of a page]
-  std::vector<uint32_t> orders;  // scratch of the top k: [threads][score_stride]
+  int64_t score_stride = 0;     // of a row
+  std::vector<float> scores;    // [rows of a wave][score_stride]
+  std::vector<float> received;  // scores of all ranks: [ranks][rows of a wave][its pages][keys of a page]
+  std::vector<int32_t> orders;  // scratch of the top k: [threads][score_stride]
 
   std::span<const int32_t> Of(size_t index) const noexcept {
     return std::span(positions).subspan(index * static_cast<size_t>(top_k), static_cast<size_t>(top_k));
@@ -59,7 +59,7 @@ std::vector<SequenceRows> DenseRows(const Batch& batch, int top_k);
 
 // The `count` largest of scores [positions], of equal ones the earlier: ascending positions. NaN is the smallest.
 // scratch: [scores.size()]. count < scores.size().
-void ChooseLargest(std::span<const float> scores, int count, uint32_t* scratch, int32_t* positions) noexcept;
+void ChooseLargest(std::span<const float> scores, int count, int32_t* scratch, int32_t* positions) noexcept;
 
 class TokenSelector {
  public:

@@ -21,7 +21,7 @@ template <class Copy>
 void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int token, Copy copy) noexcept {
   if (kind == SideKind::kK) {
     const int64_t base = token / kKeyTokens * (kKeyTokens * row_bytes) + token % kKeyTokens * kKeyUnit;
-    for (int64_t unit = 0; unit < row_bytes / kKeyUnit; ++unit) {
+    for (int64_t unit = 0, units = row_bytes / kKeyUnit; unit < units; ++unit) {
       copy(base + unit * (kKeyTokens * kKeyUnit), unit * kKeyUnit, std::integral_constant<int, kKeyUnit>{});
     }
     return;
@@ -38,6 +38,17 @@ void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int 
       return elements(std::integral_constant<int, 2>{});
     default:
       return elements(std::integral_constant<int, 4>{});
+  }
+}
+
+// Copies a scale or offset of 1, 2 or 4 bytes.
+void CopyScale(uint8_t* to, const uint8_t* from, size_t bytes) noexcept {
+  if (bytes == 4) {
+    std::memcpy(to, from, 4);
+  } else if (bytes == 2) {
+    std::memcpy(to, from, 2);
+  } else {
+    *to = *from;
   }
 }
 
@@ -63,21 +74,24 @@ int64_t CodeOffset(SideKind kind, const Format& format, CellShape shape, int tok
 
 void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellSections& sections, int token,
               ConstRowSections row, uint8_t* cell) noexcept {
-  ForEachCodeRun(kind, format, sections.row_bytes, token, [&](int64_t to, int64_t from, auto bytes) {
-    std::memcpy(cell + sections.codes + to, row.codes + from, bytes);
-  });
+  // Captured by value: a pointer that is read again after each byte stored takes most of the time.
+  ForEachCodeRun(kind, format, sections.row_bytes, token,
+                 [first = cell + sections.codes, codes = row.codes](int64_t to, int64_t from, auto bytes) {
+                   std::memcpy(first + to, codes + from, bytes);
+                 });
   ForEachScale<ConstRowSections>(format, shape, sections, token, [&](int64_t to, auto section, int from, size_t bytes) {
-    std::memcpy(cell + to, row.*section + from, bytes);
+    CopyScale(cell + to, row.*section + from, bytes);
   });
 }
 
 void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellSections& sections, int token,
              const uint8_t* cell, RowSections row) noexcept {
-  ForEachCodeRun(kind, format, sections.row_bytes, token, [&](int64_t from, int64_t to, auto bytes) {
-    std::memcpy(row.codes + to, cell + sections.codes + from, bytes);
-  });
+  ForEachCodeRun(kind, format, sections.row_bytes, token,
+                 [first = cell + sections.codes, codes = row.codes](int64_t from, int64_t to, auto bytes) {
+                   std::memcpy(codes + to, first + from, bytes);
+                 });
   ForEachScale<RowSections>(format, shape, sections, token, [&](int64_t from, auto section, int to, size_t bytes) {
-    std::memcpy(row.*section + to, cell + from, bytes);
+    CopyScale(row.*section + to, cell + from, bytes);
   });
 }
 
@@ -88,13 +102,13 @@ void CopyKeyRow(const Format& format, CellShape shape, const CellSections& secti
   };
   const uint8_t* from = from_cell + first_unit(from_token);
   uint8_t* to = to_cell + first_unit(to_token);
-  for (int64_t unit = 0; unit < sections.row_bytes / kKeyUnit; ++unit) {
+  for (int64_t unit = 0, units = sections.row_bytes / kKeyUnit; unit < units; ++unit) {
     std::memcpy(to + unit * (kKeyTokens * kKeyUnit), from + unit * (kKeyTokens * kKeyUnit), kKeyUnit);
   }
   ForEachRowSection<RowSections>(format, sections.blocks, [&](auto offset, auto /*section*/, int elements, int bytes) {
     for (int element = 0; element < elements; ++element) {
       const auto at = [&](int token) { return sections.*offset + (int64_t{element} * shape.tokens + token) * bytes; };
-      std::memcpy(to_cell + at(to_token), from_cell + at(from_token), static_cast<size_t>(bytes));
+      CopyScale(to_cell + at(to_token), from_cell + at(from_token), static_cast<size_t>(bytes));
     }
   });
 }

@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "attention/gathered_attention.h"
 #include "attention/sparse_harness.h"
@@ -19,7 +23,7 @@ namespace {
 using ::testing::ElementsAre;
 
 std::vector<int32_t> Choose(const std::vector<float>& scores, int count) {
-  std::vector<uint32_t> scratch(scores.size());
+  std::vector<int32_t> scratch(scores.size());
   std::vector<int32_t> positions(static_cast<size_t>(count));
   ChooseLargest(scores, count, scratch.data(), positions.data());
   return positions;
@@ -35,6 +39,24 @@ TEST(ChooseLargest, NumbersThatAreNoneComeLast) {
   const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
   EXPECT_THAT(Choose({nan, -5, infinity, nan, -7}, 3), ElementsAre(1, 2, 4));
   EXPECT_THAT(Choose({nan, -infinity, nan, 1}, 2), ElementsAre(0, 3)) << "as the smallest number";
+}
+
+TEST(ChooseLargest, AsSortingDoes) {
+  std::mt19937 random(5);
+  for (const size_t size : {2, 15, 16, 17, 100, 1000, 5003, 20000}) {
+    for (const int kinds : {2, 50, 1 << 20}) {  // of scores: few have many equal ones
+      std::vector<float> scores(size);
+      for (float& score : scores)
+        score = std::ldexp(static_cast<float>(static_cast<int>(random() % kinds) - kinds / 2), -8);
+      std::vector<int32_t> expected(size);
+      std::iota(expected.begin(), expected.end(), 0);
+      std::ranges::stable_sort(expected, std::greater<>(), [&](int32_t at) { return scores[static_cast<size_t>(at)]; });
+      const auto count = static_cast<int>(1 + random() % (size - 1));
+      expected.resize(static_cast<size_t>(count));
+      std::ranges::sort(expected);
+      EXPECT_EQ(Choose(scores, count), expected) << size << " scores of " << kinds << " kinds";
+    }
+  }
 }
 
 cache::GatheredPages PagesOf(const cache::ExactPageRule& rule, int page_size, int own_page,

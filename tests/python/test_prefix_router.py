@@ -98,7 +98,8 @@ class Router(PrefixRouter):
 
 def pending_request(name: str, tokens: list[int]) -> Any:
     context = types.SimpleNamespace(should_backoff=False)
-    return types.SimpleNamespace(args=[EngineRequest(name, tokens, {})], routing_context=context)
+    metadata = types.SimpleNamespace(internal_request_id=f"ray-{name}")
+    return types.SimpleNamespace(args=[EngineRequest(name, tokens, {})], routing_context=context, metadata=metadata)
 
 
 def choose(router: Router, tokens: list[int], name: str = "x") -> list[str]:
@@ -135,6 +136,49 @@ def test_a_slow_replica_has_more_to_do(seconds: float, first: str) -> None:
     router._pages["a"].send(list(page_hashes(prompt, PAGE, ""))[:30])
     assert choose(router, prompt)[0] == first, "a has three quarters of the prompt, and takes longer for the rest"
     prompt_backlog.forget("x")
+
+
+def test_a_guess_of_a_time_does_not_outweigh_the_pages_of_a_prompt() -> None:
+    """As replicas on one busy machine predict them after a few prompts each."""
+    router = Router({"a": 0, "b": 0, "c": 0})
+    router._token_seconds = {"a": 3.0e-3, "b": 1.9e-5, "c": 1.4e-3}
+    prompt = [7] * 258
+    router._pages["a"].send(page_hashes(prompt, PAGE))
+    assert choose(router, prompt)[0] == "a"
+    prompt_backlog.end("x")
+
+
+def test_a_request_that_has_ended_does_not_count() -> None:
+    """Ray counts it out later."""
+    router = Router({"a": 0, "b": 0})
+    prompt = [7] * 96
+    assert choose(router, prompt, "first")[0] == "a"
+    prompt_backlog.forget("first")
+    router.on_request_routed(pending_request("first", prompt), cast("Any", "a"), None)
+    router.loads["a"] = 1
+    assert choose(router, prompt, "second")[0] == "b", "a request outweighs 96 tokens"
+    router.on_request_completed(cast("Any", "b"), "ray-second")
+    prompt_backlog.end("second")
+    router._pages["b"] = ReplicaPages()
+    prompt_backlog.end("first")
+    assert choose(router, prompt, "third")[0] == "a"
+    prompt_backlog.end("third")
+    router.on_request_completed(cast("Any", "a"), "ray-first")
+    router.loads["a"] = 0
+    assert not router._ended()
+    router.loads["a"] = 1
+    assert choose(router, prompt, "fourth")[0] == "b", "somebody else's request runs there"
+    prompt_backlog.end("fourth")
+
+
+def test_requests_that_were_never_sent_are_forgotten() -> None:
+    router = Router({"a": 0})
+    choose(router, [7] * 16, "left")
+    router.on_request_completed(cast("Any", "a"), "ray-unknown")
+    assert len(router._requests) == 1
+    prompt_backlog.end("left")
+    router.forget_unsent()
+    assert not router._requests
 
 
 def test_prompts_without_a_first_token_count_by_their_length() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -11,6 +12,11 @@ from kvanta.fleet.simulate import BACKLOG_WEIGHT, TOKENS_PER_REQUEST
 from kvanta.ray import prompt_backlog, replica_stats
 from kvanta.ray.messages import EngineRequest
 from kvanta.ray.prefix_index import ReplicaPages, page_hashes
+
+_MAX_SLOWNESS = 4.0
+"""Bound of a replica's time per prompt token, in those of the median, and of the inverse. Machines differ by less; what
+is predicted from a few short prompts, on a busy machine, may be a hundred times wrong.
+"""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -27,6 +33,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._pages: dict[ReplicaID, ReplicaPages] = {}
         self._identities: dict[ReplicaID, str] = {}
         self._token_seconds: dict[ReplicaID, float] = {}
+        # Requests that Ray has not counted out, by its names: ours, and the replica once they are there.
+        self._requests: dict[str, tuple[str, ReplicaID | None]] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Reads what the replicas have reported (record_routing_stats)."""
@@ -42,6 +50,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             if "engine" in stats:
                 self._latest[replica.unique_id] = stats["engine"]
                 self._token_seconds[replica] = stats["engine"].get("prompt_token_seconds") or 0.0
+        self.forget_unsent()
         for gone in self._latest.keys() - {replica.unique_id for replica in known}:
             del self._latest[gone]
 
@@ -83,15 +92,17 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if request is not None:
             prompt = request.prompt + request.generated
             hashes, tokens = list(page_hashes(prompt, self._page_size, request.cache_salt)), len(prompt)
+            assert pending_request is not None
+            self._requests[pending_request.metadata.internal_request_id] = request.name, None
 
         pages = {each.replica_id: self._pages.get(each.replica_id) or ReplicaPages() for each in candidates}
         lacks = {replica: tokens - held.matched(hashes) * self._page_size for replica, held in pages.items()}
 
-        slowness = self._slowness(candidates)
+        slowness, ended = self._slowness(candidates), self._ended()
 
         def cost(candidate: RunningReplica) -> tuple[float, int]:
             replica = candidate.replica_id
-            running = self.replica_queue_len_cache.get(replica) or 0
+            running = max(0, (self.replica_queue_len_cache.get(replica) or 0) - ended[replica])
             before = BACKLOG_WEIGHT * prompt_backlog.of(replica) + running * self._tokens_per_request
             return slowness[replica] * (lacks[replica] + before), pages[replica].count
 
@@ -103,10 +114,29 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         return [[replica] for replica in ranked]
 
     def _slowness(self, candidates: list[RunningReplica]) -> dict[ReplicaID, float]:
-        """Time of a prompt's token in each replica, in those of the median; 1 where it is not known."""
+        """Time of a prompt's token in each replica, in those of the median, within bounds; 1 where it is not known."""
         seconds = {each.replica_id: self._token_seconds.get(each.replica_id) or 0.0 for each in candidates}
         median = statistics.median([each for each in seconds.values() if each] or [1.0])
-        return {replica: (each or median) / median for replica, each in seconds.items()}
+        return {
+            replica: min(max((each or median) / median, 1 / _MAX_SLOWNESS), _MAX_SLOWNESS)
+            for replica, each in seconds.items()
+        }
+
+    def _ended(self) -> Counter[ReplicaID]:
+        """Requests whose last tokens have come, and which Ray still counts: it does for a while on a busy machine, and
+        the next turn of the same conversation comes at once.
+        """
+        return Counter(
+            replica
+            for request, replica in self._requests.values()
+            if replica is not None and not prompt_backlog.is_unfinished(request)
+        )
+
+    def forget_unsent(self) -> None:
+        """Forgets requests whose clients went away while they waited for a replica."""
+        for name, (request, replica) in list(self._requests.items()):
+            if replica is None and not prompt_backlog.is_unfinished(request):
+                del self._requests[name]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """The first choice may have been full."""
@@ -114,6 +144,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         request = _request_of(pending_request)
         if request is not None:
             prompt_backlog.move(request.name, replica_id)
+            name = pending_request.metadata.internal_request_id
+            if name in self._requests:
+                self._requests[name] = request.name, replica_id
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Ray has noticed that a request is over, and counts it out next."""
+        super().on_request_completed(replica_id, internal_request_id)
+        self._requests.pop(internal_request_id, None)
 
 
 def _request_of(pending_request: PendingRequest) -> EngineRequest | None:

@@ -1,4 +1,4 @@
-"""Prompt tokens that replicas have to compute before the first tokens of requests that this process has sent.
+"""Requests that this process has sent: prompt tokens that replicas have to compute before the first tokens, and ends.
 
 A separate module, as replica_stats is: routers write here, and so do the fronts that see the first tokens.
 """
@@ -10,16 +10,20 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 
 _lock = threading.Lock()
+_unfinished: set[str] = set()
 _lacks: dict[str, Mapping[Hashable, int]] = {}  # of a request, by replica; empty until one is chosen
 _at: dict[str, tuple[Hashable, int]] = {}
 _tokens: Counter[Hashable] = Counter()
 
 
 def begin(request: str) -> None:
-    """Registers a request about to be sent; until forget(), it is part of its replica's backlog."""
+    """Registers a request about to be sent; until forget(), it is part of its replica's backlog, and until end(), it is
+    unfinished.
+    """
     with _lock:
         _drop(request)
         _lacks[request] = {}
+        _unfinished.add(request)
 
 
 def expect(request: str, replica: Hashable, lacks: Mapping[Hashable, int]) -> None:
@@ -41,10 +45,22 @@ def move(request: str, replica: Hashable) -> None:
 
 
 def forget(request: str) -> None:
-    """A request has its first token, or has ended. Most calls are of later tokens: they take no lock."""
+    """A request has its first token. Most calls are of later tokens: they take no lock."""
     if request in _lacks:
         with _lock:
             _drop(request)
+
+
+def end(request: str) -> None:
+    """A request has its last token, or has failed."""
+    with _lock:
+        _drop(request)
+        _unfinished.discard(request)
+
+
+def is_unfinished(request: str) -> bool:
+    """True from begin() to end()."""
+    return request in _unfinished
 
 
 def of(replica: Hashable) -> int:

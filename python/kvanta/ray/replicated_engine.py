@@ -187,7 +187,7 @@ class ReplicatedEngine:
             _log.exception("request %s", request.name)
             self._end(request, _core.FinishReason.ERROR, f"{type(error).__name__} at the replica")
         finally:
-            prompt_backlog.forget(request.name)
+            prompt_backlog.end(request.name)
             with self._lock:
                 self._requests.pop(request.name, None)
 
@@ -221,13 +221,14 @@ class ReplicatedEngine:
 
     def _take(self, request: EngineRequest, outputs: list[RemoteOutput]) -> bool:
         """True when there is no more to come."""
-        prompt_backlog.forget(request.name)
+        finished = outputs[-1].finish != _core.FinishReason.NONE
+        (prompt_backlog.end if finished else prompt_backlog.forget)(request.name)
         for each in outputs:
             if request.generated:
                 each.cached_tokens = 0 if not each.tokens else min(each.cached_tokens, len(request.prompt))
             request.generated += each.tokens
             self._put(each)
-        return outputs[-1].finish != _core.FinishReason.NONE
+        return finished
 
     def _end(self, request: EngineRequest, finish: _core.FinishReason, error: str) -> None:
         self._put(RemoteOutput(request.name, finish=finish, error=error))

@@ -15,6 +15,7 @@
 #include "kernels/attention/cpu/transpose.h"
 #include "kernels/attention/cpu/trellis.h"
 #include "kernels/attention/cpu/values.h"
+#include "kernels/attention/cpu/weighted_scores.h"
 #include "kernels/cpu/prefetcher.h"
 
 namespace kvanta::kernels {
@@ -69,6 +70,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
   kernels.softmax = Softmax<InPlace>;
   kernels.combine = Combine;
   kernels.normalize = Normalize;
+  kernels.add_weighted_scores = AddWeightedScores;
   kernels.two_part_prefetch_bytes = kTwoPartPrefetchBytes;
   return kernels;
 }

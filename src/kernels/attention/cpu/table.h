@@ -207,6 +207,9 @@ struct AttentionKernels {
   void (*combine)(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim);
   // result = out / sum, f32 [head_dim].
   void (*normalize)(const SoftmaxState& state, const float* out, int head_dim, float* result);
+  // out[t] += weights[row] * max(scores[row][t], 0), row after row, for tokens t in [0, 16 * groups) of rows
+  // kMaxPageTokens apart: one chain per token. NaN counts as 0.
+  void (*add_weighted_scores)(const float* scores, const float* weights, int rows, int groups, float* out);
 };
 
 // Calls enter() and leave() for the current thread. Scopes do not nest.

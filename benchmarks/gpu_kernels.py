@@ -9,6 +9,7 @@ with products of tensor cores and exponentials (attention) the shortest, which t
 of a tile sees; else of innermost loops the one with the most products of tensor cores or, without such, with the most
 floating-point operations. Of its instructions, "loop" are all and "path" those of the shortest way through it that has
 all products of tensor cores, barriers and asynchronous copies: without softcaps, sinks and outputs that are rescaled.
+Loops within it that count to a constant are on the path as often as they run (kernels for latents).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -57,6 +59,9 @@ _TEXT = re.compile(r"^\.text\.(\w+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+):$")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
 _BRANCH = re.compile(r"`\((\.L_x_\d+)\)")
+# A counter that is compared to a constant, and its increment.
+_LIMIT = re.compile(r"P\d+, PT, (R\d+), 0x([0-9a-f]+), PT")
+_INCREMENT = re.compile(r"(R\d+), \1(?:\.reuse)?, 0x([0-9a-f]+)")
 
 
 def read_ptxas(text: str) -> dict[str, dict[str, int]]:
@@ -85,12 +90,25 @@ class MachineCode:
     names: list[str] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     branches: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    limits: dict[int, tuple[str, int]] = field(default_factory=dict)
+    increments: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     @property
     def loops(self) -> list[tuple[int, int]]:
         """Branches back as (first, last) instruction of a loop; a branch to itself ends a kernel."""
         jumps = ((self.labels.get(label, at), at) for at, (label, _) in self.branches.items())
         return [(first, last) for first, last in jumps if first < last]
+
+    def trips(self, loop: tuple[int, int]) -> int:
+        """Iterations of a loop that counts from 0 to a constant; 1: unknown."""
+        first, last = loop
+        limit = next((self.limits[at] for at in range(last, first - 1, -1) if at in self.limits), None)
+        steps = [
+            step
+            for at, (register, step) in self.increments.items()
+            if first <= at <= last and limit and register == limit[0]
+        ]
+        return limit[1] // steps[0] if limit and len(steps) == 1 and limit[1] % steps[0] == 0 else 1
 
     def path(self, loop: tuple[int, int]) -> Counter[str]:
         """Instructions of the shortest way through a loop with all of its products, barriers and copies, by class."""
@@ -107,11 +125,12 @@ class MachineCode:
                 following[at] = max(targets, key=best.__getitem__)
                 have, length = best[following[at]]
                 best[at] = have + self.names[at].startswith(needed), length - 1
-        at, names = first, []
+        inner = [of for of in self.loops if first <= of[0] and of[1] <= last and of != loop and self.trips(of) > 1]
+        at, times = first, Counter[str]()
         while at in best:
-            names.append(self.names[at])
+            times[class_of(self.names[at])] += math.prod(self.trips(of) for of in inner if of[0] <= at <= of[1])
             at = following.get(at, -1)
-        return count(names)
+        return times
 
 
 def read_sass(text: str) -> dict[str, MachineCode]:
@@ -129,6 +148,10 @@ def read_sass(text: str) -> dict[str, MachineCode]:
             if target and name.startswith("BRA"):
                 always = predicate is None and operands.strip().startswith("`")
                 code.branches[len(code.names)] = target[1], always
+            if name.startswith("ISETP") and (limit := _LIMIT.search(operands)):
+                code.limits[len(code.names)] = limit[1], int(limit[2], 16)
+            elif name in ("VIADD", "IADD3") and (increment := _INCREMENT.search(operands)):
+                code.increments[len(code.names)] = increment[1], int(increment[2], 16)
             code.names.append(name)
     return kernels
 

@@ -50,16 +50,23 @@ def _engine(result: Any, _: Path) -> Rows:
 
 
 _ATTENTION_KERNEL = re.compile(r"(Attention|Group)Entry<StaticKernel<(\w+), (\w+), 128, (\d)> ?>")
+_LATENT_KERNEL = re.compile(r"LatentGroupEntry<(\w+)>")
+_LATENT_ROWS = 32  # of a warp
 _GROUP_TILES = 4
 
 
 def _kernels(result: Mapping[str, Any], _: Path) -> Rows:
     rows = []
     for kernel in result["kernels"]:
-        name = _ATTENTION_KERNEL.fullmatch(kernel["kernel"])
-        if name is None:
+        path = kernel["path"]
+        if name := _ATTENTION_KERNEL.fullmatch(kernel["kernel"]):
+            of_warp = 8 * int(name[4])
+            title = name[2] if name[2] == name[3] else f"{name[2]}, {name[3]}"
+            of_block = of_warp * (_GROUP_TILES if name[1] == "Group" else 1)
+        elif name := _LATENT_KERNEL.fullmatch(kernel["kernel"]):
+            of_warp, title, of_block = _LATENT_ROWS, f"latents: {name[1]}", 2 * _LATENT_ROWS
+        else:
             continue
-        of_warp, path = 8 * int(name[4]), kernel["path"]
 
         def per_row(*classes: str, path: Mapping[str, int] = path, of_warp: int = of_warp) -> float:
             return sum(path.get(key, 0) for key in classes) / of_warp
@@ -67,8 +74,8 @@ def _kernels(result: Mapping[str, Any], _: Path) -> Rows:
         rows.append(
             {
                 **kernel,
-                "name": name[2] if name[2] == name[3] else f"{name[2]}, {name[3]}",
-                "rows": of_warp * (_GROUP_TILES if name[1] == "Group" else 1),
+                "name": title,
+                "rows": of_block,
                 "all": per_row("instructions"),
                 "mma": per_row("hmma", "hgmma"),
                 "lds": per_row("lds"),

@@ -110,10 +110,7 @@ class GpuBackend final : public Backend {
     params.q_stride = q_stride;
     params.out = out;
     if (pool_.Layout().layers[static_cast<size_t>(layer)].shared_kv) return RunCompressed(step, layer, params);
-    if (!step.schedules[shape].groups.tasks.empty()) {
-      params.group_metadata = params.metadata + 1;
-      params.has_tiles = !step.schedules[shape].single.tasks.empty();
-    }
+    SetMetadata(step.lists[shape], params.metadata, params);
     params.max_tiles = step.max_tiles[shape];
     params.tile_rows = step.tile_rows[shape];
     const WorkShape& work = shapes_[shape].work;
@@ -175,7 +172,7 @@ class GpuBackend final : public Backend {
  private:
   Device& device() const { return gpu_->device(); }
   size_t AttentionOffset(size_t shape) const {
-    return RowSlotsOffset(pool_.Groups() + static_cast<int>(entries_.size())) + shape * 2 * sizeof(AttentionMetadata);
+    return RowSlotsOffset(pool_.Groups() + static_cast<int>(entries_.size())) + shape * kScheduleBytes;
   }
   // A layer's arguments with the step's metadata.
   AttentionParams ParamsOf(const GpuPlan& plan, int layer) const noexcept {
@@ -262,10 +259,8 @@ class GpuBackend final : public Backend {
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const LayerShape& shape = shapes_[i];
       const Batch& batch = !shape.has_tiles ? kNoRows : shape.work.is_sparse ? plan.sparse.dense : plan.batch;
-      GpuPartition partition = shape.partition;
-      if (bucket > 0) partition.group_blocks = 0;  // captured launches serve steps without groups
       MakeGpuSchedule(shape.work, batch, plan.groups[static_cast<size_t>(shape.group)].first_pages,
-                      pool_.Layout().page_size, partition, plan.schedules[i]);
+                      pool_.Layout().page_size, shape.partition, plan.schedules[i]);
       plan.results.Include(plan.schedules[i], shape.work.head_dim);
     }
     for (size_t i = 0; sparse_ && i < plan.sparse.schedules.size(); ++i) {
@@ -283,6 +278,7 @@ class GpuBackend final : public Backend {
   void SetGridSizes(int64_t bucket, GpuPlan& plan) {
     plan.max_tiles.clear();
     plan.tile_rows.clear();
+    plan.lists.clear();
     plan.max_rows = static_cast<int32_t>(bucket > 0 ? bucket : plan.batch.rows);
     plan.max_sequences = bucket > 0 ? bucket : std::ssize(plan.batch.sequences);
     plan.is_decode = plan.batch.rows == std::ssize(plan.batch.sequences);
@@ -294,6 +290,7 @@ class GpuBackend final : public Backend {
       plan.max_tiles.push_back(static_cast<int32_t>(bucket > 0 ? bucket * TilesPerToken(shapes_[i].work)
                                                                : std::ssize(plan.schedules[i].tiles)));
       plan.tile_rows.push_back(bucket > 0 ? TileRowsOfToken(shapes_[i].work) : plan.schedules[i].tile_rows);
+      plan.lists.push_back(ListsOf(plan.schedules[i], shapes_[i].work, shapes_[i].partition, bucket));
     }
   }
 
@@ -339,15 +336,9 @@ class GpuBackend final : public Backend {
     }
     for (size_t i = 0; i < plan.schedules.size(); ++i) {
       const auto group = static_cast<size_t>(shapes_[i].group);
-      AttentionMetadata of_shape =
-          MetadataOf(plan.schedules[i], metadata.Address(), offsets.data() + first_shape + kScheduleArrays * i);
-      of_shape.pages = plan.DevicePointer<PageIds>(offsets[4 * group + 2]);
-      of_shape.first_pages = plan.DevicePointer<int32_t>(offsets[4 * group + 3]);
-      plan.results.Set(of_shape);
-      metadata.Write(AttentionOffset(i), of_shape);
-      SetTasks(plan.schedules[i].groups, metadata.Address(), offsets.data() + first_shape + kScheduleArrays * i + 3,
-               of_shape);
-      metadata.Write(AttentionOffset(i) + sizeof(AttentionMetadata), of_shape);
+      WriteSchedule(plan.schedules[i], offsets.data() + first_shape + kScheduleArrays * i,
+                    plan.DevicePointer<PageIds>(offsets[4 * group + 2]),
+                    plan.DevicePointer<int32_t>(offsets[4 * group + 3]), plan.results, AttentionOffset(i), metadata);
     }
     if (sparse_) sparse_->WriteHeader(metadata, plan.sparse, plan.results);
     if (compressed_) compressed_->WriteHeader(metadata, plan.compressed, plan.results);

@@ -103,7 +103,7 @@ size_t GpuCompressed::HeaderBytes(GpuCompressedPlan& plan, size_t header) const 
   size_t end = header;
   for (GpuCompressedPlan::Shape& shape : plan.shapes) {
     shape.header = end;
-    end += sizeof(CompressedStep) + shape.schedules.size() * sizeof(AttentionMetadata);
+    end += sizeof(CompressedStep) + shape.schedules.size() * kScheduleBytes;
   }
   return end - header;
 }
@@ -166,8 +166,8 @@ void GpuCompressed::Run(const GpuCompressedPlan& plan, const StepMetadata& metad
     gather.first_row = static_cast<int32_t>(first);
     gather.max_rows = static_cast<int32_t>(rows);
     gpu.Run(gather);
-    copies.metadata = reinterpret_cast<const AttentionMetadata*>(
-        metadata.Address() + step.header + sizeof(CompressedStep) + wave * sizeof(AttentionMetadata));
+    copies.metadata = reinterpret_cast<const AttentionMetadata*>(metadata.Address() + step.header +
+                                                                 sizeof(CompressedStep) + wave * kScheduleBytes);
     copies.max_tiles = static_cast<int32_t>(rows * TilesPerToken(shape.work));
     copies.tile_rows = TileRowsOfToken(shape.work);
     gpu.Attend(layer.kernel, copies);

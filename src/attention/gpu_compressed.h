@@ -29,7 +29,7 @@ struct GpuCompressedPlan {
   struct Shape {
     std::vector<kernels::cuda::CompressedRow> rows;
     std::vector<GpuSchedule> schedules;  // [wave]
-    size_t header = 0;                   // offset in the metadata: CompressedStep, then AttentionMetadata [wave]
+    size_t header = 0;                   // offset in the metadata: CompressedStep, then schedules [wave]
     size_t rows_offset = 0;
     std::vector<size_t> schedule_offsets;
   };

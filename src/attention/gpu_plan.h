@@ -73,6 +73,7 @@ class GpuPlan final : public Plan {
   int32_t max_rows = 0;
   std::vector<int32_t> max_tiles;
   std::vector<int32_t> tile_rows;
+  std::vector<ScheduleLists> lists;
   uint64_t backend = 0;  // version of the backend that made it
   uint64_t version = 0;
 };

@@ -40,9 +40,10 @@ void AddTiles(const WorkShape& shape, const Batch& batch, const std::vector<int3
   }
 }
 
+constexpr int32_t kMinGroup = 3;  // a group of two takes a block as long as its tiles take two
+
 // Tiles of a page and KV head, in groups of up to kGroupTiles; where fewer than kMinGroup are left, single tiles.
 void MakeRuns(int page_size, bool makes_groups, GpuSchedule& schedule) {
-  constexpr int32_t kMinGroup = 3;  // a group of two takes a block as long as its tiles take two
   const auto follows = [&](const Tile& tile, const Tile& first) {
     return tile.page_table == first.page_table && tile.kv_head == first.kv_head &&
            tile.first_position / page_size == first.first_position / page_size;
@@ -184,9 +185,10 @@ class Division {
 
 }  // namespace
 
-// Wide heads leave shared memory for few rows.
+// Wide heads leave shared memory for few rows, except in the kernels for latents.
 int32_t MaxTileRows(const WorkShape& shape) {
-  return shape.head_dim > kernels::cuda::kMaxTiledHeadDim ? kernels::cuda::kRowsPerMma : kQueryRows;
+  const bool is_wide = shape.head_dim > kernels::cuda::kMaxTiledHeadDim && !shape.is_latent;
+  return is_wide ? kernels::cuda::kRowsPerMma : kQueryRows;
 }
 
 int64_t TilesPerToken(const WorkShape& shape) {
@@ -220,6 +222,25 @@ void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vect
   Division(shape, partition.group_blocks, kSplitTokens, partition.max_result_rows, schedule, schedule.groups).Run();
 }
 
+ScheduleLists ListsOfTokens(const WorkShape& shape, const GpuPartition& partition) {
+  const int64_t tiles = CeilDiv(shape.Group(), MaxTileRows(shape)), left = tiles % kernels::cuda::kGroupTiles;
+  if (TileRowsOfToken(shape) <= kernels::cuda::kRowsPerMma || partition.group_blocks == 0) return {};
+  return {.single = left > 0 && left < kMinGroup, .groups = tiles >= kMinGroup};
+}
+
+ScheduleLists ListsOf(const GpuSchedule& schedule, const WorkShape& shape, const GpuPartition& partition,
+                      int64_t bucket) {
+  if (bucket != 0) return ListsOfTokens(shape, partition);
+  return {.single = !schedule.single.tasks.empty(), .groups = !schedule.groups.tasks.empty()};
+}
+
+void SetMetadata(const ScheduleLists& lists, const kernels::cuda::AttentionMetadata* metadata,
+                 kernels::cuda::AttentionParams& params) {
+  params.metadata = metadata;
+  params.group_metadata = lists.groups ? metadata + 1 : nullptr;
+  params.has_tiles = lists.single;
+}
+
 void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vector<size_t>& offsets) {
   offsets.push_back(metadata.Add(schedule.tiles));
   for (const GpuTasks* list : {&schedule.single, &schedule.groups}) {
@@ -228,31 +249,31 @@ void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vecto
   }
 }
 
-void SetTasks(const GpuTasks& list, const uint8_t* base, const size_t* offsets,
-              kernels::cuda::AttentionMetadata& metadata) {
-  metadata.tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + offsets[0]);
-  metadata.work_indptr = reinterpret_cast<const int32_t*>(base + offsets[1]);
-  metadata.work_count = list.WorkItems();
-}
-
-kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets) {
-  kernels::cuda::AttentionMetadata metadata{
-      .tiles = reinterpret_cast<const kernels::cuda::QueryTile*>(base + offsets[0]),
-      .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-      .result_stride = schedule.tile_rows};
-  SetTasks(schedule.single, base, offsets + 1, metadata);
-  return metadata;
+void WriteSchedule(const GpuSchedule& schedule, const size_t* offsets, const kernels::cuda::PageIds* pages,
+                   const int32_t* first_pages, const GpuSplitResults& results, size_t at, StepMetadata& metadata) {
+  const uint8_t* const base = metadata.Address();
+  kernels::cuda::AttentionMetadata own{.pages = pages,
+                                       .first_pages = first_pages,
+                                       .tiles = reinterpret_cast<const kernels::cuda::QueryTile*>(base + offsets[0]),
+                                       .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+                                       .result_stride = schedule.tile_rows};
+  results.Set(own);
+  const auto write = [&](const GpuTasks& list, const size_t* arrays, size_t to) {
+    own.tasks = reinterpret_cast<const kernels::cuda::SplitTask*>(base + arrays[0]);
+    own.work_indptr = reinterpret_cast<const int32_t*>(base + arrays[1]);
+    own.work_count = list.WorkItems();
+    metadata.Write(to, own);
+  };
+  write(schedule.single, offsets + 1, at);
+  write(schedule.groups, offsets + 3, at + sizeof(own));
 }
 
 void WriteSchedules(const std::vector<GpuSchedule>& schedules, const std::vector<size_t>& offsets,
                     const kernels::cuda::PageIds* pages, const GpuSplitResults& results, size_t at,
                     StepMetadata& metadata) {
   for (size_t i = 0; i < schedules.size(); ++i) {
-    kernels::cuda::AttentionMetadata own =
-        MetadataOf(schedules[i], metadata.Address(), offsets.data() + kScheduleArrays * i);
-    own.pages = pages;
-    results.Set(own);
-    metadata.Write(at + i * sizeof(own), own);
+    WriteSchedule(schedules[i], offsets.data() + kScheduleArrays * i, pages, nullptr, results, at + i * kScheduleBytes,
+                  metadata);
   }
 }
 

@@ -88,6 +88,20 @@ int32_t TileRowsOfToken(const WorkShape& shape);
 void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
                      const GpuPartition& partition, GpuSchedule& schedule);
 
+// The lists of a schedule that have tasks.
+struct ScheduleLists {
+  bool single = true;
+  bool groups = false;
+};
+// The lists of any step of sequences with one new token each, which captured launches serve.
+ScheduleLists ListsOfTokens(const WorkShape& shape, const GpuPartition& partition);
+// The lists of a step; `bucket` != 0: of any step of the bucket.
+ScheduleLists ListsOf(const GpuSchedule& schedule, const WorkShape& shape, const GpuPartition& partition,
+                      int64_t bucket);
+// Sets the metadata of a schedule's lists, which are at `metadata`: of single tiles, then of groups.
+void SetMetadata(const ScheduleLists& lists, const kernels::cuda::AttentionMetadata* metadata,
+                 kernels::cuda::AttentionParams& params);
+
 // The index of a value, which is added if it is not there.
 template <class T>
 size_t FindOrAdd(const T& value, std::vector<T>& values) {
@@ -100,13 +114,12 @@ size_t FindOrAdd(const T& value, std::vector<T>& values) {
 // Adds a schedule's arrays, whose offsets are appended: tiles, then tasks and work items of single tiles and of groups.
 inline constexpr size_t kScheduleArrays = 5;
 void AddSchedule(const GpuSchedule& schedule, StepMetadata& metadata, std::vector<size_t>& offsets);
-// Metadata of a schedule's single tiles, whose arrays are at these offsets from `base`; pages and split results are not
-// set.
-kernels::cuda::AttentionMetadata MetadataOf(const GpuSchedule& schedule, const uint8_t* base, const size_t* offsets);
-// Sets the tasks of a list, whose arrays are at two offsets.
-void SetTasks(const GpuTasks& list, const uint8_t* base, const size_t* offsets,
-              kernels::cuda::AttentionMetadata& metadata);
-// Writes the metadata of schedules, added one after the other, from `at` on in the header: with the same pages.
+// Metadata of a schedule in a header: of single tiles, then of groups.
+inline constexpr size_t kScheduleBytes = 2 * sizeof(kernels::cuda::AttentionMetadata);
+// Writes it at `at`. The schedule's arrays are at these offsets; pages: of the step; first_pages: or null.
+void WriteSchedule(const GpuSchedule& schedule, const size_t* offsets, const kernels::cuda::PageIds* pages,
+                   const int32_t* first_pages, const GpuSplitResults& results, size_t at, StepMetadata& metadata);
+// The same for schedules, added one after the other, with the same pages: from `at` on.
 void WriteSchedules(const std::vector<GpuSchedule>& schedules, const std::vector<size_t>& offsets,
                     const kernels::cuda::PageIds* pages, const GpuSplitResults& results, size_t at,
                     StepMetadata& metadata);

@@ -63,6 +63,7 @@ size_t GpuSparse::ShapeOf(const WorkShape& work) const noexcept {
 void GpuSparse::MakePlan(const Batch& batch, int64_t bucket, GpuSparsePlan& plan) {
   if (!shapes_.empty()) plan.dense.sequences = DenseRows(batch, top_k_);
   plan.rows.clear();
+  plan.bucket = bucket;
   int64_t longest = 0;
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceRows& sequence = batch.sequences[s];
@@ -101,7 +102,7 @@ void GpuSparse::MakePlan(const Batch& batch, int64_t bucket, GpuSparsePlan& plan
 }
 
 size_t GpuSparse::HeaderBytes(const GpuSparsePlan& plan) const noexcept {
-  return sizeof(SparseStep) + plan.schedules.size() * sizeof(AttentionMetadata);
+  return sizeof(SparseStep) + plan.schedules.size() * kScheduleBytes;
 }
 
 void GpuSparse::AddArrays(StepMetadata& metadata, GpuSparsePlan& plan) const {
@@ -168,8 +169,10 @@ void GpuSparse::Run(const GpuSparsePlan& plan, const StepMetadata& metadata, con
                                           .gathered = gathered_.as<cache::GatheredPages>(),
                                           .page_ids = page_ids_.as<kernels::cuda::PageIds>()});
     const size_t index = static_cast<size_t>(wave) * shapes_.size() + shape;
-    copies.metadata = reinterpret_cast<const AttentionMetadata*>(metadata.Address() + plan.header + sizeof(SparseStep) +
-                                                                 index * sizeof(AttentionMetadata));
+    SetMetadata(ListsOf(plan.schedules[index], shapes_[shape].work, shapes_[shape].partition, plan.bucket),
+                reinterpret_cast<const AttentionMetadata*>(metadata.Address() + plan.header + sizeof(SparseStep) +
+                                                           index * kScheduleBytes),
+                copies);
     copies.max_tiles = static_cast<int32_t>(rows.max_rows * TilesPerToken(shapes_[shape].work));
     copies.tile_rows = TileRowsOfToken(shapes_[shape].work);
     gpu.Attend(kernel, copies);

@@ -28,12 +28,13 @@ struct GpuSparseShape {
 struct GpuSparsePlan {
   Batch dense;  // the rows that attend to all they see
   std::vector<kernels::cuda::SparseRow> rows;
+  int64_t bucket = 0;
   int64_t max_rows = 0;  // of any step of the plan's bucket
   int64_t waves = 0;
   int64_t score_stride = 0;            // tokens that a row sees, at most
   std::vector<GpuSchedule> schedules;  // [wave][shape]
   Buffer scores, positions;            // SparseStep's
-  size_t header = 0;                   // offset in the metadata: SparseStep, then AttentionMetadata [wave][shape]
+  size_t header = 0;                   // offset in the metadata: SparseStep, then schedules [wave][shape]
   size_t rows_offset = 0;
   std::vector<size_t> schedule_offsets;
   mutable std::vector<int32_t> read;  // positions of a row, for Selected

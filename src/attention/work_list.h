@@ -25,6 +25,7 @@ struct WorkShape {
   int kv_heads = 0;
   int head_dim = 0;  // of V's cells: channels of a split result
   cache::Visibility visibility = {};
+  bool is_latent = false;  // one cell is K and V
   bool is_sparse = false;  // rows that see more tokens than they attend to are left out
   PageClasses classes = {};
 
@@ -37,6 +38,7 @@ inline WorkShape WorkShapeOf(const AttentionSpec& spec, const formats::LayerSche
           .kv_heads = spec.kv_heads,
           .head_dim = scheme.v.shape.head_dim,
           .visibility = spec.visibility,
+          .is_latent = scheme.SharesCell(),
           .is_sparse = spec.index_topk != 0};
 }
 

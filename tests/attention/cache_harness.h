@@ -130,7 +130,7 @@ class CacheHarness {
   }
 
   // Runs Append and Run for one step; `reference`, if given, also runs attention on the same bytes.
-  void RunStep(Backend& backend, const Step& step, Backend* reference = nullptr) {
+  void RunStep(Backend& backend, const Step& step, Backend* reference = nullptr, int64_t bucket = 0) {
     std::vector<float> q, k, v;
     std::vector<SequenceSpan> spans;
     for (const Part& part : step) {
@@ -143,7 +143,7 @@ class CacheHarness {
     }
     const size_t out_size = q.size() / static_cast<size_t>(QWidth()) * static_cast<size_t>(OutWidth());
     std::vector<float> out(out_size, std::nanf(""));
-    plan_ = backend.MakePlan({.sequences = spans}, std::move(plan_));
+    plan_ = backend.MakePlan({.sequences = spans, .bucket = bucket}, std::move(plan_));
     const Buffer device_q = Upload(q), device_k = Upload(k), device_v = Upload(v), device_out = Upload(out);
     backend.Append(*plan_, 0, device_k.as<float>(), device_v.as<float>(), KvWidth());
     backend.Run(*plan_, 0, device_q.as<float>(), QWidth(), device_out.as<float>());

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <string_view>
+#include <vector>
 
 #include "attention/gpu_fixture.h"
+#include "emulated/guarded_device.h"
 
 namespace kvanta::attention {
 namespace {
@@ -114,6 +117,79 @@ TEST_P(GpuLatentTest, BitsAreInvariantToChunksBatchesAndSplits) {
     if (!first) continue;
     CheckBits({.scheme = scheme, .heads = 3, .head_dim = 256, .rope_dim = 16, .sliding_window = 50}, before);
     CheckBits({.scheme = scheme, .heads = 3, .head_dim = 256, .rope_dim = 16, .chunk = 50}, before);
+  }
+}
+
+// Tiles of a token's heads, or of adjacent tokens, that share what a block decodes.
+TEST_P(GpuLatentTest, TileGroupsHaveTheBitsOfSingleTiles) {
+  struct Case {
+    const char* scheme;
+    int heads;
+    int before;  // tokens of the sequence with a prompt
+    HarnessOptions options = {.page_size = 64};
+    int prompt = 2;
+    // Launches more with groups: theirs and the combination, less that of single tiles if there are none.
+    int more_of_prompt = 1;
+    int more_of_decode = 1;
+  };
+  std::vector<Case> cases = {
+      {"mla_fp8", 64, 150},
+      {"mla_int4", 40, 330, {.page_size = 64}, 5},  // three tiles of a token; the first page and the last exact
+#ifndef KVANTA_SANITIZED
+      {"mla_nvfp4+exact=2+sink=1", 64, 400},
+      {"mla_fp8", 128, 1100},  // two KV splits
+      {"mla_fp8_e5m2", 64, 130, {.page_size = 128, .softcap = 5}},
+      {"mla_int8", 48, 330, {.page_size = 32, .sliding_window = 150}, 4},
+      {"mla_int4+exact=none", 64, 300, {.page_size = 32, .chunk = 170}},
+      {"bf16", 64, 150},
+      {"bf16", 48, 300, {.page_size = 64, .sliding_window = 200}, 2, 2},  // groups of four and single tiles
+      {"fp16", 64, 150},
+      {"mla_fp8", 16, 150, {.page_size = 32}, 7, 2, 0},  // tokens in a group, and none in decode
+      {"mla_int4", 32, 150, {.page_size = 64}, 5, 2, 0},
+      {"mla_nvfp4", 5, 330, {.page_size = 64}, 13, 2, 0},
+      {"mla_fp8", 64, 140, {.page_size = 16}},  // chunks of 16 tokens
+      {"fp32", 48, 40, {}, 2, 0, 0},            // no groups
+#endif
+  };
+  bool divides = false;
+  for (auto& [scheme, heads, before, options, prompt, more_of_prompt, more_of_decode] : cases) {
+    SCOPED_TRACE(fmt::format("{} for {} heads, {} tokens before", scheme, heads, before));
+    options.scheme = scheme;
+    options.heads = heads;
+    options.head_dim = 512;
+    options.rope_dim = 64;
+    options.lengths = {before + prompt + 2, 6};
+    small_pages_ = options.page_size == 16;
+    const HarnessOptions on = On(options);
+    CacheHarness one(on, 13), two(on, 13);
+    for (CacheHarness* harness : {&one, &two}) {  // some tokens of large values raise their chunk's exponent
+      std::vector<float>& k = harness->sequences()[0].k;
+      const auto width = static_cast<size_t>(harness->KvWidth());
+      for (size_t i = 0; i < k.size(); ++i) k[i] *= i / width % 37 == 20 ? 0x1p4F : 1.0F;
+    }
+    const int64_t max_result_rows = divides ? kMaxResultRows : 0;
+    const std::unique_ptr<Backend> groups = Make(one, max_result_rows), single = Make(two, max_result_rows, false);
+    int64_t launches[2][3] = {};  // [groups][step]
+    for (const bool of_groups : {true, false}) {
+      CacheHarness& harness = of_groups ? one : two;
+      Backend& backend = of_groups ? *groups : *single;
+      harness.Append(backend, {0, before});
+      harness.RunStep(backend, {{1, 2}});
+      const auto launched = [&] { return dynamic_cast<const testing::GuardedDevice&>(gpu_->device()).Launches(); };
+      for (const size_t step : {0, 1, 2}) {  // a prompt, decode, decode as graphs capture it
+        const int64_t first = emulated_ ? launched() : 0;
+        harness.RunStep(backend, {{0, step == 0 ? prompt : 1}, {1, 1}}, nullptr, step == 2 ? 4 : 0);
+        launches[of_groups ? 1 : 0][step] = emulated_ ? launched() - first : 0;
+      }
+    }
+    gpu_->device().Synchronize();
+    if (emulated_) {
+      EXPECT_EQ(launches[1][0] - launches[0][0], more_of_prompt);
+      EXPECT_EQ(launches[1][1] - launches[0][1], more_of_decode);
+      EXPECT_EQ(launches[1][2] - launches[0][2], more_of_decode);
+    }
+    CompareBits(one, two, before);
+    divides = !divides;
   }
 }
 

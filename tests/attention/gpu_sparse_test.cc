@@ -39,8 +39,9 @@ class GpuSparseTest : public testing::GpuTestBase, public ::testing::WithParamIn
   SparseOptions On(const SparseFormats& formats) const {
     return {.latents = formats.latents, .keys = formats.keys, .device = &gpu_->device()};
   }
-  std::unique_ptr<Backend> Make(SparseHarness& world, int64_t max_result_rows = kMaxResultRows) const {
-    return MakeGpuBackend(world.pool(), world.config(), gpu_, max_result_rows);
+  std::unique_ptr<Backend> Make(SparseHarness& world, int64_t max_result_rows = kMaxResultRows,
+                                bool makes_groups = true) const {
+    return MakeGpuBackend(world.pool(), world.config(), gpu_, max_result_rows, makes_groups);
   }
 };
 
@@ -84,6 +85,33 @@ TEST_P(GpuSparseTest, ChoosesAndAttendsAsTheReference) {
 }
 
 // Same sequences: token by token, and random batches of random chunks in waves of one row, with serial KV splits.
+// Tiles of a token's heads, which read the same copies.
+TEST_P(GpuSparseTest, TileGroupsHaveTheBitsOfSingleTiles) {
+  for (const SparseFormats& formats :
+       {SparseFormats{"mla_fp8", "mla_fp8+hadamard"}, {"mla_int4+exact=2+sink=1", "mla_int4+hadamard+exact=2"}}) {
+    SCOPED_TRACE(formats.latents);
+    SparseOptions options = On(formats);
+    options.page_size = 32;
+    options.heads = 80;  // a group of four tiles, and one tile
+    options.rank = 512;
+    options.rope_dim = 64;
+    options.top_k = 270;
+    options.lengths = {275};
+    SparseHarness one(options, 5), two(options, 5);
+    const std::unique_ptr<Backend> groups = Make(one), single = Make(two, 0, false);
+    for (const int tokens : {266, 7, 1}) {
+      const bool attends = tokens < 10;
+      one.RunStep(*groups, {{0, tokens}}, attends);
+      two.RunStep(*single, {{0, tokens}}, attends);
+    }
+    gpu_->device().Synchronize();
+    const std::vector<float>&a = one.sequences()[0].out, &b = two.sequences()[0].out;
+    const auto first = static_cast<size_t>(266 * options.heads * options.rank);
+    ASSERT_EQ(std::memcmp(a.data() + first, b.data() + first, (a.size() - first) * sizeof(float)), 0);
+    ASSERT_EQ(one.sequences()[0].chosen[272].size(), 270U);
+  }
+}
+
 TEST_P(GpuSparseTest, BitsDoNotDependOnChunksBatchesAndWaves) {
   uint32_t seed = 0;
   for (const SparseFormats& formats : kSparseFormats) {

@@ -42,6 +42,7 @@ void RunAppend(const AppendSides& sides) {
 }
 
 constexpr int kAttentionBlocks = 5;
+constexpr int kSharedBytes = 227 << 10;  // of a block, as of compute capability 9.0
 
 template <class Kernel>
 struct BlockOf {
@@ -62,22 +63,36 @@ void RunAttend(const AttentionParams& params) {
   });
 }
 
+// Calls f with a null pointer to the block that takes a kernel's tile groups, if there is one.
+template <class Listed, class F>
+void VisitGroupBlock(const AttentionParams& params, F f) {
+  if constexpr (std::is_same_v<Listed, LatentBlock>) {
+    VisitLatentGroup(params, f);
+  } else if constexpr (kTakesGroups<Listed>) {
+    f(static_cast<const GroupBlock<GroupKernel<Listed>, false>*>(nullptr));
+  }
+}
+
+// Shared memory of a block of tile groups; 0: the kernel does not take them.
+template <class Listed>
+int GroupBytes(const AttentionParams& params) {
+  int bytes = 0;
+  VisitGroupBlock<Listed>(params, [&]<class Block>(const Block*) { bytes = Block::SharedBytes(params); });
+  return bytes;
+}
+
 template <class Listed>
 void RunGroups(const AttentionParams& params, bool warpgroups) {
-  if constexpr (kTakesGroups<Listed>) {
-    using Kernel = GroupKernel<Listed>;
-    using Block = GroupBlock<Kernel, false>;
+  if (GroupBytes<Listed>(params) == 0) emulated::Stop("this kernel takes no tile groups");
+  VisitGroupBlock<Listed>(params, [&]<class Block>(const Block*) {
     constexpr int kBlocks = kAttentionBlocks - 2;
     RunShape({.blocks = kBlocks, .threads = Block::kThreads, .shared_bytes = Block::SharedBytes(params)}, [&] {
-      if (warpgroups) {
-        GroupBlock<Kernel, true>::Run(params);
-      } else {
-        Block::Run(params);
+      if constexpr (kTakesGroups<Listed> && !std::is_same_v<Listed, LatentBlock>) {
+        if (warpgroups) return GroupBlock<GroupKernel<Listed>, true>::Run(params);
       }
+      Block::Run(params);
     });
-  } else {
-    emulated::Stop("this kernel takes no tile groups");
-  }
+  });
 }
 
 template <class... Listed>
@@ -90,6 +105,12 @@ template <class... Kernel>
 void RunAttendFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params) {
   constexpr void (*kRuns[])(const AttentionParams&) = {&RunAttend<Kernel>...};
   kRuns[kernel](params);
+}
+
+template <class... Kernel>
+int GroupBytesFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params) {
+  constexpr int (*kBytes[])(const AttentionParams&) = {&GroupBytes<Kernel>...};
+  return kBytes[kernel](params);
 }
 
 template <class... Kernel>
@@ -137,8 +158,9 @@ class EmulatedGpu final : public kernels::CudaContext {
   int64_t AttentionBlocks(int /*kernel*/, const AttentionParams& /*params*/) noexcept override {
     return kAttentionBlocks;
   }
-  int64_t GroupBlocks(int kernel, const AttentionParams& /*params*/) noexcept override {
-    return TakesGroups(kernel) ? kAttentionBlocks : 0;
+  int64_t GroupBlocks(int kernel, const AttentionParams& params) noexcept override {
+    const int bytes = GroupBytesFrom(AttentionKernels{}, kernel, params);
+    return bytes != 0 && bytes <= kSharedBytes ? kAttentionBlocks : 0;
   }
   void Attend(int kernel, const AttentionParams& params) noexcept override {
     Launch([=, this] {

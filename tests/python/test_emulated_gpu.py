@@ -88,6 +88,14 @@ def test_chosen_tokens_are_the_cpus_and_do_not_depend_on_steps(architecture: str
     assert done.returncode == 0, done.stderr
 
 
+def test_tile_groups_of_latents_do_not_depend_on_steps(tmp_path: Path) -> None:
+    latents = {"num_attention_heads": 40, "num_key_value_heads": 40, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    sparse = {"index_topk": 12, "index_head_dim": 80}
+    saved("DeepseekV32", tmp_path, num_hidden_layers=2, **latents, **sparse)
+    done = run("--bits", 16, tmp_path, *TOKENS, *TOKENS[:7])
+    assert done.returncode == 0, done.stderr
+
+
 # More tokens than a page of 64 has; a text that drafts are found in.
 PAGES = [*[(7 * i * i + 3 * i) % 91 + 3 for i in range(40)] * 2, 10, 13, 37, 87, 66]
 

@@ -99,3 +99,24 @@ def test_names() -> None:
         "<kvanta::formats::Int4, (int)128>>(kvanta::kernels::cuda::AttentionParams)"
     )
     assert short_name(demangled) == "AttentionEntry<StaticKernel<Int4, 128>>"
+
+
+COUNTED = """\
+.text._Z6NestedPf:
+.L_x_1:
+        /*0000*/                   MUFU.EX2 R5, R5 ;
+.L_x_2:
+        /*0010*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0020*/                   VIADD R9, R9, 0x4 ;
+        /*0030*/                   ISETP.NE.AND P0, PT, R9, 0x10, PT ;
+        /*0040*/               @P0 BRA `(.L_x_2) ;
+        /*0050*/               @P1 BRA `(.L_x_1) ;
+        /*0060*/                   EXIT ;
+"""
+
+
+def test_loops_to_a_constant_are_on_the_path_as_often_as_they_run() -> None:
+    code = read_sass(COUNTED)["_Z6NestedPf"]
+    assert main_loop(code) == (0, 5)
+    assert code.trips((1, 4)) == 4
+    assert code.path((0, 5)) == {"mufu": 1, "hmma": 4, "other": 8, "branch": 5}

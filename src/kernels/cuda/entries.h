@@ -23,9 +23,11 @@ void LaunchAttend(int kernel, const AttentionParams& params, int multiprocessors
 // shared memory than a block may have, and on a GPU on which their products would have other bits (product_check.h).
 LaunchShape GroupShape(int kernel, const AttentionParams& params, int multiprocessors);
 void LaunchGroups(int kernel, const AttentionParams& params, int multiprocessors, cudaStream_t stream);
-// The same for latents, a unit of its own.
+// The same for latents, units of their own.
 LaunchShape LatentShape(const AttentionParams& params, int multiprocessors);
 void LaunchLatents(const AttentionParams& params, int multiprocessors, cudaStream_t stream);
+LaunchShape LatentGroupShape(const AttentionParams& params, int multiprocessors);
+void LaunchLatentGroups(const AttentionParams& params, int multiprocessors, cudaStream_t stream);
 // LaunchOp for scores of tokens, in the same unit.
 void LaunchScore(const ScoreTokensOp& op, cudaStream_t stream);
 void LaunchCombine(const AttentionParams& params, cudaStream_t stream);

@@ -139,9 +139,9 @@ struct ChunkAttention {
     stream.NextKeys(params, position, lane);
     if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
       using KvType = StaticKvType<formats::Bf16>;
-      AddUnquantized<KvType, kRowTiles, BlocksOf(kMaxOutliers)>(params, KvType(params.k_type), tile, location,
-                                                                memory.unquantized_queries,
-                                                                ExactScales(params).keys.row, lane, s);
+      AddUnquantized<KvType, kRowTiles, BlocksOf(kMaxOutliers)>(
+          params, KvType(params.k_type), tile, params.unquantized_dim, location, memory.unquantized_queries,
+          [&](int /*row_tile*/, int /*q*/) { return LogitScale(params); }, lane, s);
     }
     RowValues<kRowTiles> bias = {};
     if (params.softcap > 0 || params.sinks != nullptr) {

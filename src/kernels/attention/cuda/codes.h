@@ -158,8 +158,9 @@ struct KeyOperand {
     return first + (KvType::kDecodeKind == DecodeKind::kE4M3 ? 2 * (pair % 2) + half : pair % 2 + 2 * half);
   }
 
-  // `lane_line`: offset of the lane's tokens in a unit's line (4 (g % 4) bytes into token group g / 4 of 16).
-  template <class Cell>
+  // `lane_line`: offset of the lane's tokens in a unit's line (4 (g % 4) bytes into token group g / 4 of 16). kByPairs:
+  // loads of two tokens, which are halves of operands as they are; the compiler moves four for each product.
+  template <bool kByPairs = false, class Cell>
   static KVANTA_DEVICE void Load(const KvType& type, const Cell& cell, int head_dim, int block, int t, int lane_line,
                                  Raw& raw) {
     if constexpr (KvType::kSubbyte) {
@@ -180,7 +181,15 @@ struct KeyOperand {
       for (int n = 0; n < kLoads; ++n) {
         const int first_unit = 4 * (kLoads * block + n);
         const bool inside = (first_unit + t) * (32 / KvType::kBits) < head_dim;
-        raw.low[n] = inside ? cell.Codes4(lane_line + t * 64, first_unit * 64) : Vec4{};
+        raw.low[n] = {};
+        if (!inside) continue;
+        if constexpr (kByPairs) {
+          const Vec2 first = cell.Codes2(lane_line + t * 64, first_unit * 64);
+          const Vec2 second = cell.Codes2(lane_line + t * 64, first_unit * 64 + 8);
+          raw.low[n] = {{first.word[0], first.word[1], second.word[0], second.word[1]}};
+        } else {
+          raw.low[n] = cell.Codes4(lane_line + t * 64, first_unit * 64);
+        }
       }
     }
   }

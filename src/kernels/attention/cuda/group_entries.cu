@@ -57,6 +57,15 @@ struct Launcher<Listed> {
     LaunchKernel(&GroupEntry<Kernel>, Shape(params, multiprocessors), stream, params);
   }
 };
+template <>
+struct Launcher<LatentBlock> {
+  static LaunchShape Shape(const AttentionParams& params, int multiprocessors) {
+    return LatentGroupShape(params, multiprocessors);
+  }
+  static void Launch(const AttentionParams& params, int multiprocessors, cudaStream_t stream) {
+    LaunchLatentGroups(params, multiprocessors, stream);
+  }
+};
 
 }  // namespace
 

@@ -85,12 +85,6 @@ int FindKernel(TypeList<Kernel...> /*list*/, const formats::LayerScheme& layer) 
   return found;
 }
 
-template <class... Kernel>
-bool TakesGroups(TypeList<Kernel...> /*list*/, int kernel) noexcept {
-  constexpr bool kTakes[] = {kTakesGroups<Kernel>...};
-  return kTakes[kernel];
-}
-
 }  // namespace
 
 int FindAppend(const formats::Format& format) noexcept {
@@ -115,10 +109,6 @@ int FindAppendPair(const formats::Format& k, const formats::Format& v) noexcept 
 
 int FindAttend(const formats::LayerScheme& layer) noexcept {
   return FindKernel(AttentionKernels{}, layer);
-}
-
-bool TakesGroups(int kernel) noexcept {
-  return TakesGroups(AttentionKernels{}, kernel);
 }
 
 }  // namespace kvanta::kernels::cuda

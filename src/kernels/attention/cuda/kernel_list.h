@@ -84,11 +84,13 @@ struct PairKernel;
 struct GenericKernel;
 struct LatentBlock;
 
-// Kernels that take tile groups (group_block.h), too.
+// Kernels that take tile groups (group_block.h, latent_block.h), too.
 template <class Kernel>
 inline constexpr bool kTakesGroups = false;
 template <class KeyFormat, class ValueFormat, int kHeadDim>
 inline constexpr bool kTakesGroups<PairKernel<KeyFormat, ValueFormat, kHeadDim>> = true;
+template <>
+inline constexpr bool kTakesGroups<LatentBlock> = true;
 
 template <class Format, int kHeadDim>
 using SameFormat = PairKernel<Format, Format, kHeadDim>;
@@ -112,7 +114,5 @@ int FindAppend(const formats::Format& format) noexcept;
 int FindAppendPair(const formats::Format& k, const formats::Format& v) noexcept;
 // Index in AttentionKernels, or -1.
 int FindAttend(const formats::LayerScheme& layer) noexcept;
-// True if the kernel of AttentionKernels takes tile groups (group_block.h), too.
-bool TakesGroups(int kernel) noexcept;
 
 }  // namespace kvanta::kernels::cuda

@@ -38,18 +38,18 @@ struct LatentOperand {
 
   static KVANTA_DEVICE void Load(const KvType& /*side*/, const LatentCell& cell, int head_dim, int block, int lane,
                                  Raw& raw) {
-    const int channel = 32 * block + lane / 4 * 4;
+    const int of_block = lane / 4 * 4;  // channel
     raw = {};
-    if (channel >= head_dim) return;
-    const auto line = [&](int token) {
+    if (32 * block + of_block >= head_dim) return;
+    const auto line = [&](int token) {  // of block 0
       const int index = cell.WrapToken(token);
-      return index / 16 * (16 * cell.row_bytes) + index % 16 * 4 + (cell.first + channel) * kBits / 32 * 64;
+      return index / 16 * (16 * cell.row_bytes) + index % 16 * 4 + cell.first * kBits * 2 + of_block * kBits / 32 * 64;
     };
     const int first = line(lane % 4 * 8), second = line(lane % 4 * 8 + 4);
     KVANTA_UNROLL
     for (int unit = 0; unit < kUnits; ++unit) {
-      raw.first[unit] = cell.Codes4(first, unit * 64);
-      raw.second[unit] = cell.Codes4(second, unit * 64);
+      raw.first[unit] = cell.Codes4(first, block * kBits * 64 + unit * 64);
+      raw.second[unit] = cell.Codes4(second, block * kBits * 64 + unit * 64);
     }
   }
 

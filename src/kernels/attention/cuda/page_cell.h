@@ -107,6 +107,13 @@ KVANTA_DEVICE bool ScalesBlocks(const KvType& type) {
   return HasBlockScales(type.BlockScaling());
 }
 
+// Blocks of 32 channels that share a scale.
+template <class KvType>
+constexpr KVANTA_DEVICE int BlocksPerScale() {
+  if constexpr (KvType::kFixed) return KvType::BlockScaling() == BlockScale::kF32 ? kBlocksPerF32Scale : 1;
+  return 1;
+}
+
 template <class KvType, class Cell>
 KVANTA_DEVICE void BlockScales(const KvType& type, const Cell& cell, int head_dim, int block, int g,
                                float (&scales)[4]) {

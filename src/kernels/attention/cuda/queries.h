@@ -48,6 +48,42 @@ struct QueriesOnM {
   }
 };
 
+// The next term of two values, which keep the rest.
+template <class KvType>
+KVANTA_DEVICE uint32_t NextTerm(float (&x)[2]) {
+  const uint32_t pair = KvType::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
+  if constexpr (KvType::kTerms > 1) {
+    x[0] -= std::bit_cast<float>(pair << 16U);
+    x[1] -= std::bit_cast<float>(pair & 0xffff0000U);
+  }
+  return pair;
+}
+
+// Query rows in global memory, of layers that do not transform them: the operands that QueryRows::Pack makes, for rows
+// without a scale.
+template <class KvType>
+struct QueryRowAddresses {
+  static_assert(KvType::kBf16);
+  const float* q;
+  int offsets;  // in shared memory: int64 of each row, -1: zeros
+
+  KVANTA_DEVICE Vec4 Load(int term, int row_tile, int block, int head_dim, int lane) const {
+    const auto offset = LoadShared<int64_t>(offsets + 8 * (kRowsPerMma * row_tile + lane / 4));
+    Vec4 operand;
+    KVANTA_UNROLL
+    for (int pair = 0; pair < 4; ++pair) {
+      float x[2];
+      KVANTA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int channel = 32 * block + KeyOperand<KvType>::Channel(pair, half, lane % 4);
+        x[half] = offset >= 0 && channel < head_dim ? q[offset + channel] : 0.0F;
+      }
+      for (int i = 0; i <= term; ++i) operand.word[pair] = NextTerm<KvType>(x);
+    }
+    return operand;
+  }
+};
+
 // The B operands of a block's two products.
 template <int kRowTiles>
 KVANTA_DEVICE Vec4 LoadQueries(int queries, int term, int row_tile, int block, int head_dim, int lane) {
@@ -64,6 +100,11 @@ KVANTA_DEVICE Vec4 LoadQueries(const QueriesOnM& queries, int term, int row_tile
   }
   return operands;
 }
+template <int kRowTiles, class KvType>
+KVANTA_DEVICE Vec4 LoadQueries(const QueryRowAddresses<KvType>& queries, int term, int row_tile, int block,
+                               int head_dim, int lane) {
+  return queries.Load(term, row_tile, block, head_dim, lane);
+}
 
 struct QueryRows {
   static constexpr KVANTA_DEVICE int RowBytes(int head_dim) { return 4 * 32 * BlocksOf(head_dim); }
@@ -73,10 +114,10 @@ struct QueryRows {
   // `unquantized` [R][unquantized_dim], the channels for K's unquantized ones. One row per warp at a time.
   template <int kRowTiles, bool kHasUnquantized>
   static KVANTA_DEVICE void Load(const AttentionParams& params, const QueryTile& tile, int head_dim, int rows,
-                                 int scales, int bias, int sums, int unquantized) {
+                                 int scales, int bias, int sums, int unquantized, int warps = kAttendWarps) {
     const int lane = ThreadIndex() % kWarp;
     const int count = tile.tokens * tile.heads;
-    for (int r = ThreadIndex() / kWarp; r < kRowTiles * kRowsPerMma; r += kAttendWarps) {
+    for (int r = ThreadIndex() / kWarp; r < kRowTiles * kRowsPerMma; r += warps) {
       const int at = rows + r * RowBytes(head_dim);
       const int head = tile.first_head + r % tile.heads;
       const float* q = params.q + (tile.row + r / tile.heads) * params.q_stride +
@@ -145,13 +186,14 @@ struct QueryRows {
     }
   }
 
-  // Packs these rows as operands for keys of KvType at `operands`, by all warps; needs a block barrier before and
-  // after. kOnM: as QueriesOnM.
-  template <class KvType, int kRowTiles, bool kOnM = false>
-  static KVANTA_DEVICE void Pack(int head_dim, int rows, int scales, int operands) {
+  // Packs these rows as operands for keys of KvType at `operands`, by all warps: as row tiles [first_tile, first_tile +
+  // kRowTiles) of kAllTiles. Needs a block barrier before and after. kOnM: as QueriesOnM.
+  template <class KvType, int kRowTiles, bool kOnM = false, int kAllTiles = kRowTiles>
+  static KVANTA_DEVICE void Pack(int head_dim, int rows, int scales, int operands, int first_tile = 0,
+                                 int warps = kAttendWarps) {
     const int lane = ThreadIndex() % kWarp;
     const int blocks = BlocksOf(head_dim);
-    for (int item = ThreadIndex() / kWarp; item < kRowTiles * blocks; item += kAttendWarps) {
+    for (int item = ThreadIndex() / kWarp; item < kRowTiles * blocks; item += warps) {
       const int row_tile = item / blocks;
       const int block = item % blocks;
       const int row = kRowsPerMma * row_tile + lane / 4;
@@ -166,13 +208,8 @@ struct QueryRows {
           x[half] =
               channel < head_dim ? LoadShared<float>(rows + row * RowBytes(head_dim) + 4 * channel) * scale : 0.0F;
         }
-        terms[0].word[pair] = KvType::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
         KVANTA_UNROLL
-        for (int term = 1; term < KvType::kTerms; ++term) {
-          x[0] -= std::bit_cast<float>(terms[term - 1].word[pair] << 16U);
-          x[1] -= std::bit_cast<float>(terms[term - 1].word[pair] & 0xffff0000U);
-          terms[term].word[pair] = PackBf16(x[0], x[1]);
-        }
+        for (int term = 0; term < KvType::kTerms; ++term) terms[term].word[pair] = NextTerm<KvType>(x);
       }
       for (int term = 0; term < KvType::kTerms; ++term) {
         if constexpr (kOnM) {
@@ -181,7 +218,7 @@ struct QueryRows {
             StoreShared(operands + at, terms[term].word[i]);
           }
         } else {
-          StoreShared(operands + QueryAt<kRowTiles>(term, row_tile, block, head_dim, lane), terms[term]);
+          StoreShared(operands + QueryAt<kAllTiles>(term, first_tile + row_tile, block, head_dim, lane), terms[term]);
         }
       }
     }

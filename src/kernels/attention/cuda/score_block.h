@@ -11,8 +11,8 @@
 namespace kvanta::kernels::cuda {
 
 struct ScoreBlock {
-  using KeyTypes = LatentBlock::LatentTypes;
-  static constexpr int kRowTiles = LatentBlock::kRowTiles;
+  using KeyTypes = LatentTypes;
+  static constexpr int kRowTiles = kQueryRows / kRowsPerMma;
   static constexpr int kThreads = kAttendWarps * kWarp;
 
   static constexpr int SharedBytes(const AttentionParams& keys) {
@@ -47,7 +47,7 @@ struct ScoreBlock {
       return kRows + kQueryRows * QueryRows::RowBytes(keys.head_dim);
     }
     static constexpr KVANTA_DEVICE int ExactQueries(const AttentionParams& keys) {
-      return Queries(keys) + QueryBytes(LatentBlock::Terms(keys.k_type.decode), kRowTiles, keys.head_dim);
+      return Queries(keys) + QueryBytes(QueryTerms(keys.k_type.decode), kRowTiles, keys.head_dim);
     }
   };
 

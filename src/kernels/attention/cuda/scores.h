@@ -48,42 +48,52 @@ KVANTA_DEVICE void MaskLogits(const ChunkView<kRowTiles>& chunk, int g, RowFragm
   });
 }
 
-// kMaxBlocks: maximum number of 32-channel blocks of a head. kUnrolled: the exact number.
+// kMaxBlocks: maximum number of 32-channel blocks of a head. kUnrolled: their loop may be unrolled.
 template <class KvType, int kRowTiles, int kMaxBlocks, bool kUnrolled>
 struct KeyScores {
   using Operand = KeyOperand<KvType>;
   using Raw = typename Operand::Raw;
   using Fragments = RowFragments<kRowTiles>;
+  static constexpr int kShared = BlocksPerScale<KvType>();
 
-  // Dots of the chunk's tokens, with block and channel scales applied.
+  // Dots of the chunk's tokens, with block and channel scales applied. queries: those that QueryRows::Pack stored at an
+  // offset, or QueryRowAddresses.
   template <class Cell, class Queries>
   static KVANTA_DEVICE void Scores(const KvType& type, const Cell& cell, int head_dim, const Queries& queries, int lane,
                                    Fragments& s) {
     KVANTA_UNROLL
     for (int i = 0; i < 8 * kRowTiles; ++i) s[i / 8][i / 4 % 2][i % 4] = 0;
+    Fragments dots = {};  // of blocks that share a scale
     if constexpr (Cell::kIsDecoded) {
       KVANTA_UNROLL_BY(kMaxBlocks)
       for (int block = 0; block < kMaxBlocks; ++block) {
         const auto operand = [&](auto step, int i, int /*code_term*/) {
           return cell.Operand(block, 2 * decltype(step)::value + i, lane);
         };
-        Products(type, cell, operand, head_dim, block, queries, lane, s);
+        Products(type, cell, operand, head_dim, block, queries, lane, dots, s);
       }
     } else {
       // Blocks whose loads are in flight together.
-      constexpr int kPreferredBlocks = Cell::kIsStaged        ? 1
-                                       : Operand::kLoads == 1 ? 2
-                                       : Operand::kLoads > 4  ? 1
-                                                              : 4 / Operand::kLoads;
+      constexpr int kPreferredBlocks = Cell::kIsStaged || kRowTiles > 2 ? 1
+                                       : Operand::kLoads == 1           ? 2
+                                       : Operand::kLoads > 4            ? 1
+                                                                        : 4 / Operand::kLoads;
       constexpr int kBlocksInFlight = kMaxBlocks < kPreferredBlocks ? kMaxBlocks : kPreferredBlocks;
       const int t = lane % 4;
       const int lane_line = LaneLine(type, cell, head_dim, lane);
-      KVANTA_UNROLL_BY(kUnrolled && Cell::kIsStaged ? kMaxBlocks : 1)
+      [[maybe_unused]] constexpr int kUnroll = kShared > kBlocksInFlight ? kShared / kBlocksInFlight : 1;
+      KVANTA_UNROLL_BY(kUnrolled && (Cell::kIsStaged || kMaxBlocks <= 2) ? kMaxBlocks : kUnroll)
       for (int first = 0; first < kMaxBlocks; first += kBlocksInFlight) {
         if (32 * first >= head_dim) break;
         Raw raw[kBlocksInFlight];
         KVANTA_UNROLL
-        for (int n = 0; n < kBlocksInFlight; ++n) Operand::Load(type, cell, head_dim, first + n, t, lane_line, raw[n]);
+        for (int n = 0; n < kBlocksInFlight; ++n) {
+          if constexpr (kRowTiles > 2 && KvType::kBits == 16) {
+            Operand::template Load<true>(type, cell, head_dim, first + n, t, lane_line, raw[n]);
+          } else {
+            Operand::Load(type, cell, head_dim, first + n, t, lane_line, raw[n]);
+          }
+        }
         KVANTA_UNROLL
         for (int n = 0; n < kBlocksInFlight; ++n) {
           const int block = first + n;
@@ -93,7 +103,7 @@ struct KeyScores {
           const auto operand = [&](auto step, int i, int code_term) {
             return OperandOf<decltype(step)::value>(type, raw[n], factors, i, t, code_term);
           };
-          Products(type, cell, operand, head_dim, block, queries, lane, s);
+          Products(type, cell, operand, head_dim, block, queries, lane, dots, s);
         }
       }
     }
@@ -219,11 +229,15 @@ struct KeyScores {
     return {{pair(kFirst, 2 * i), pair(kFirst, 2 * i + 1), pair(kSecond, 2 * i), pair(kSecond, 2 * i + 1)}};
   }
 
-  // Adds the dots of a block. operand(step, i, code_term): OperandOf of the block.
+  // Adds the dots of a block. operand(step, i, code_term): OperandOf of the block. dots: of the blocks before that
+  // share its scale.
   template <class Cell, class BlockOperand, class Queries>
   static KVANTA_DEVICE void Products(const KvType& type, const Cell& cell, BlockOperand operand, int head_dim,
-                                     int block, const Queries& queries, int lane, Fragments& s) {
-    Fragments dots = {};
+                                     int block, const Queries& queries, int lane, Fragments& dots, Fragments& s) {
+    if (block % kShared == 0) {
+      KVANTA_UNROLL
+      for (int i = 0; i < 8 * kRowTiles; ++i) dots[i / 8][i / 4 % 2][i % 4] = 0;
+    }
     const bool scaled = ScalesBlocks(type);
     auto& sums = KvType::kFixed && !scaled ? s : dots;
     Vec4 q[kRowTiles][KvType::kTerms];
@@ -253,6 +267,7 @@ struct KeyScores {
     step(std::integral_constant<int, 0>{});
     step(std::integral_constant<int, 1>{});
     if (KvType::kFixed && !scaled) return;
+    if ((block + 1) % kShared != 0 && 32 * (block + 1) < head_dim) return;
     float scales[4];
     BlockScales(type, cell, head_dim, block, lane / 4, scales);
     KVANTA_UNROLL
@@ -263,21 +278,24 @@ struct KeyScores {
   }
 };
 
-// Adds the dots of K's unquantized channels. `scales`: of the lane's rows.
-template <class KvType, int kRowTiles, int kMaxBlocks>
-KVANTA_DEVICE void AddUnquantized(const AttentionParams& params, const KvType& type, const QueryTile& tile,
-                                  const ChunkLocation& location, int queries, const RowValues<kRowTiles>& scales,
-                                  int lane, RowFragments<kRowTiles>& s) {
+// Adds the dots of K's unquantized channels, `count` of them, times scale_of(row tile, q).
+template <class KvType, int kRowTiles, int kMaxBlocks, class ScaleOf>
+KVANTA_DEVICE void AddUnquantized(const AttentionParams& params, const KvType& type, const QueryTile& tile, int count,
+                                  const ChunkLocation& location, int queries, ScaleOf scale_of, int lane,
+                                  RowFragments<kRowTiles>& s) {
   const CellOffsets& offsets = location.exact ? params.exact_unquantized : params.unquantized;
-  const PageCell cell(location.record + offsets.Cell(tile.kv_head), offsets, CodeBytes(type, params.unquantized_dim),
-                      params.page_size, location.token);
+  const PageCell cell(location.record + offsets.Cell(tile.kv_head), offsets, CodeBytes(type, count), params.page_size,
+                      location.token);
   RowFragments<kRowTiles> dots;
-  KeyScores<KvType, kRowTiles, kMaxBlocks, false>::Scores(type, cell, params.unquantized_dim, queries, lane, dots);
-  KVANTA_UNROLL
-  for (int i = 0; i < 8 * kRowTiles; ++i) {
-    float& sum = s[i / 8][i / 4 % 2][i % 4];
-    sum = MultiplyAdd(dots[i / 8][i / 4 % 2][i % 4], scales[i / 8][i % 2], sum);
-  }
+  KeyScores<KvType, kRowTiles, kMaxBlocks, kMaxBlocks <= 2>::Scores(type, cell, count, queries, lane, dots);
+  ForRows<kRowTiles>([&](int row_tile, int q) {
+    const float scale = scale_of(row_tile, q);
+    KVANTA_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      float& sum = s[row_tile][j / 2][j % 2 * 2 + q];
+      sum = MultiplyAdd(dots[row_tile][j / 2][j % 2 * 2 + q], scale, sum);
+    }
+  });
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -23,6 +23,23 @@ struct WeightedValues {
   // B operands of two steps of 16 tokens.
   struct ScaledProbs {
     uint32_t word[kRowTiles][2][KvType::kTerms][2];
+
+    // In shared memory, 16 bytes of a lane for each row tile and term.
+    KVANTA_DEVICE void Store(int at) const {
+      KVANTA_UNROLL
+      for (int i = 0; i < kRowTiles * KvType::kTerms; ++i) {
+        Vec4 vec;
+        for (int j = 0; j < 4; ++j) vec.word[j] = word[i / KvType::kTerms][j / 2][i % KvType::kTerms][j % 2];
+        StoreShared(at + i * (16 * kWarp), vec);
+      }
+    }
+    KVANTA_DEVICE void Load(int at) {
+      KVANTA_UNROLL
+      for (int i = 0; i < kRowTiles * KvType::kTerms; ++i) {
+        const auto vec = LoadShared<Vec4>(at + i * (16 * kWarp));
+        for (int j = 0; j < 4; ++j) word[i / KvType::kTerms][j / 2][i % KvType::kTerms][j % 2] = vec.word[j];
+      }
+    }
   };
 
   // p: probabilities. `rescale`: factor for the outputs so far, since the maximum has risen. `value_scale`: the
@@ -33,7 +50,6 @@ struct WeightedValues {
                                 const Fragments& p, const RowValues<kRowTiles>& rescale, float value_scale, int lane,
                                 RowState<kRowTiles>& state, Outputs& outputs) {
     const int g = lane / 4;
-    const bool blocks = ScalesBlocks(type);
     float scales[4];
     TokenScales(type, cell, g, scales);
     RowValues<kRowTiles> factor;
@@ -45,32 +61,76 @@ struct WeightedValues {
             [&](int row_tile, int q) { RaiseExponent(exponent, state.exponent[row_tile][q], factor[row_tile][q]); });
       }
     } else if constexpr (!KvType::kBf16) {
-      float largest[4];
+      RowValues<kRowTiles> largest = {};
+      IncludeScales(type, cell, chunk, head_dim, scales, value_scale, g, largest);
+      RaiseExponents(largest, state, factor);
+    }
+    const bool rescales = Rescales(factor);
+    RowValues<kRowTiles> units;
+    ForRows<kRowTiles>([&](int row_tile, int q) {
+      units[row_tile][q] = PowerOfTwo(kTopExponent - state.exponent[row_tile][q]) * value_scale;
+    });
+    AddInUnits(params, type, cell, tile, chunk, position, head_dim, p, scales, units, rescales, factor, lane, state,
+               outputs);
+  }
+
+  // Raises `largest`, of a lane's tokens, to the scales that each row sees. scales: of tokens.
+  template <class Cell>
+  static KVANTA_DEVICE void IncludeScales(const KvType& type, const Cell& cell, const Chunk& chunk, int head_dim,
+                                          const float (&scales)[4], float value_scale, int g,
+                                          RowValues<kRowTiles>& largest) {
+    const bool blocks = ScalesBlocks(type);
+    float of_token[4];
+    KVANTA_UNROLL
+    for (int i = 0; i < 4; ++i) of_token[i] = blocks ? 0.0F : fabsf(scales[i]);
+    if (blocks) {
+      KVANTA_UNROLL_BY(kUnroll)
+      for (int block = 0; block < kBlocks; block += BlocksPerScale<KvType>()) {
+        if (32 * block >= head_dim) break;
+        float block_scales[4];
+        BlockScales(type, cell, head_dim, block, g, block_scales);
+        KVANTA_UNROLL
+        for (int i = 0; i < 4; ++i) of_token[i] = fmaxf(of_token[i], fabsf(block_scales[i]));
+      }
+    }
+    ForRows<kRowTiles>([&](int row_tile, int q) {
       KVANTA_UNROLL
-      for (int i = 0; i < 4; ++i) largest[i] = blocks ? 0.0F : fabsf(scales[i]);
-      if (blocks) {
-        KVANTA_UNROLL_BY(kUnroll)
-        for (int block = 0; block < kBlocks; ++block) {
-          if (32 * block >= head_dim) break;
-          float block_scales[4];
-          BlockScales(type, cell, head_dim, block, g, block_scales);
-          KVANTA_UNROLL
-          for (int i = 0; i < 4; ++i) largest[i] = fmaxf(largest[i], fabsf(block_scales[i]));
+      for (int i = 0; i < 4; ++i) {
+        if (IsVisible(chunk, row_tile, q, 4 * g + i)) {
+          largest[row_tile][q] = fmaxf(largest[row_tile][q], of_token[i] * fabsf(value_scale));
         }
       }
-      KVANTA_UNROLL
-      for (int i = 0; i < 4; ++i) largest[i] *= fabsf(value_scale);
-      UpdateExponents(largest, chunk, g, state, factor);
-    }
+    });
+  }
+  // Raises each row's exponent to that of its largest scale, so that probabilities times scales fit f16. `factor`: for
+  // the outputs so far.
+  static KVANTA_DEVICE void RaiseExponents(const RowValues<kRowTiles>& largest, RowState<kRowTiles>& state,
+                                           RowValues<kRowTiles>& factor) {
+    const int of_all = kAllVisible ? ExponentOfScales(RowMaximum(largest[0][0])) : 0;
+    ForRows<kRowTiles>([&](int row_tile, int q) {
+      const int exponent = kAllVisible ? of_all : ExponentOfScales(RowMaximum(largest[row_tile][q]));
+      RaiseExponent(exponent, state.exponent[row_tile][q], factor[row_tile][q]);
+    });
+  }
+  // True if a row of the warp's has a factor other than 1.
+  static KVANTA_DEVICE bool Rescales(const RowValues<kRowTiles>& factor) {
     bool rescales = false;
     ForRows<kRowTiles>([&](int row_tile, int q) { rescales = rescales || factor[row_tile][q] != 1; });
-    rescales = AnyLane(rescales);
-    Fragments in_units;  // probabilities times `value_scale`, in units of the outputs
-    ForRows<kRowTiles>([&](int row_tile, int q) {
-      const float unit = PowerOfTwo(kTopExponent - state.exponent[row_tile][q]) * value_scale;
-      KVANTA_UNROLL
-      for (int j = 0; j < 4; ++j) in_units[row_tile][j / 2][j % 2 * 2 + q] = p[row_tile][j / 2][j % 2 * 2 + q] * unit;
-    });
+    return AnyLane(rescales);
+  }
+
+  // Adds values times probabilities times `units`, to the outputs, which `factor` rescales first if `rescales`. scales:
+  // of tokens.
+  template <class Cell>
+  static KVANTA_DEVICE void AddInUnits(const AttentionParams& params, const KvType& type, const Cell& cell,
+                                       const QueryTile& tile, const Chunk& chunk, int position, int head_dim,
+                                       const Fragments& p, float (&scales)[4], const RowValues<kRowTiles>& units,
+                                       bool rescales, const RowValues<kRowTiles>& factor, int lane,
+                                       const RowState<kRowTiles>& state, Outputs& outputs) {
+    const int g = lane / 4;
+    const bool blocks = ScalesBlocks(type);
+    Fragments in_units;  // probabilities times the operands' static scale, in units of the outputs
+    MultiplyRows(p, units, in_units);
     RowValues<kRowTiles> offsets = {};  // zero points are in the values' own unit
     if (type.HasTokenOffset()) OffsetSums(cell.TokenOffsets(4 * g), p, chunk, g, state, offsets);
     ScaledProbs probs;
@@ -84,7 +144,7 @@ struct WeightedValues {
         Operand::Load(type, cell, head_dim, block, lane, raw);
         LoadFactors(type, cell, chunk, head_dim, block, lane, factors);
       }
-      if (blocks) {
+      if (blocks && block % BlocksPerScale<KvType>() == 0) {
         BlockScales(type, cell, head_dim, block, g, scales);
         ScaleProbs(in_units, scales, chunk, g, probs);
       }
@@ -111,6 +171,31 @@ struct WeightedValues {
         AddTokens(params, type, raw, factors, probs, tile, chunk, position, chunk.fully_visible ? 1 : tile.tokens, lane,
                   out);
       }
+      outputs.Store(block, out);
+    }
+  }
+
+  // Operands of the probabilities of a fully visible chunk whose values have no scales; `units` as in AddInUnits.
+  static KVANTA_DEVICE void Operands(const Fragments& p, const RowValues<kRowTiles>& units, ScaledProbs& probs) {
+    static_assert(kAllVisible);
+    Fragments in_units;
+    MultiplyRows(p, units, in_units);
+    ScaleProbs(in_units, {1, 1, 1, 1}, {}, 0, probs);
+  }
+  // AddInUnits with these operands.
+  template <class Cell>
+  static KVANTA_DEVICE void AddOperands(const KvType& type, const Cell& cell, int head_dim, const ScaledProbs& probs,
+                                        int lane, Outputs& outputs) {
+    KVANTA_UNROLL_BY(kUnroll)
+    for (int block = 0; block < kBlocks; ++block) {
+      if (32 * block >= head_dim) break;
+      typename Operand::Raw raw;
+      uint32_t factors[4] = {};
+      Operand::Load(type, cell, head_dim, block, lane, raw);
+      LoadFactors(type, cell, {}, head_dim, block, lane, factors);
+      Fragments out;
+      outputs.Load(block, out);
+      Accumulate<false>(type, raw, factors, probs, 0, kChunkTokens, lane, out);
       outputs.Store(block, out);
     }
   }
@@ -165,24 +250,10 @@ struct WeightedValues {
     return kAllVisible || (token >= chunk.begin[row_tile][q] && token < chunk.end[row_tile][q]);
   }
 
-  // Raises each row's exponent to that of the largest scale it sees, so that probabilities times scales fit f16.
-  static KVANTA_DEVICE void UpdateExponents(const float (&scales)[4], const Chunk& chunk, int g,
-                                            RowState<kRowTiles>& state, RowValues<kRowTiles>& factor) {
-    const auto largest_of = [&](int row_tile, int q) {
-      float largest = 0;
-      KVANTA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (IsVisible(chunk, row_tile, q, 4 * g + i)) largest = fmaxf(largest, scales[i]);
-      }
-      return RowMaximum(largest);
-    };
-    const int of_all = kAllVisible ? ExponentOfScales(largest_of(0, 0)) : 0;
-    ForRows<kRowTiles>([&](int row_tile, int q) {
-      const int exponent = kAllVisible ? of_all : ExponentOfScales(largest_of(row_tile, q));
-      RaiseExponent(exponent, state.exponent[row_tile][q], factor[row_tile][q]);
-    });
+  static KVANTA_DEVICE void MultiplyRows(const Fragments& p, const RowValues<kRowTiles>& by, Fragments& to) {
+    KVANTA_UNROLL
+    for (int i = 0; i < 8 * kRowTiles; ++i) to[i / 8][i / 4 % 2][i % 4] = p[i / 8][i / 4 % 2][i % 4] * by[i / 8][i % 2];
   }
-
   // Probabilities times scales as operands. `scales`: of tokens 4 g to 4 g + 3.
   static KVANTA_DEVICE void ScaleProbs(const Fragments& p, const float (&scales)[4], const Chunk& chunk, int g,
                                        ScaledProbs& operands) {

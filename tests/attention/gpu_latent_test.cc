@@ -134,7 +134,8 @@ TEST_P(GpuLatentTest, TileGroupsHaveTheBitsOfSingleTiles) {
   };
   std::vector<Case> cases = {
       {"mla_fp8", 64, 150},
-      {"mla_int4", 40, 330, {.page_size = 64}, 5},  // three tiles of a token; the first page and the last exact
+      {"mla_fp8", 80, 20, {.page_size = 64}, 1, 2, 2},  // a group of four tiles, and one tile
+      {"mla_int4", 40, 330, {.page_size = 64}, 5},      // three tiles of a token; the first page and the last exact
 #ifndef KVANTA_SANITIZED
       {"mla_nvfp4+exact=2+sink=1", 64, 400},
       {"mla_fp8", 128, 1100},  // two KV splits

@@ -3,7 +3,8 @@
 // latents. All layers are timed in turn, so that their ratios do not depend on how busy the machine was. The tokens and
 // entries that are chosen are compared with the reference's first, and the bits with those of one thread.
 //
-//   sparse_attention_bench [--context 131072] [--format mla_fp8] [--keys mla_fp8+hadamard] [--rows 1] [--threads 2]
+//   sparse_attention_bench [--contexts 32768 131072] [--format mla_fp8] [--keys mla_fp8+hadamard] [--rows 1] [--threads
+//   2]
 //                          [--isa auto] [--runs 15] [--layers V4] [--json FILE]
 #include <fmt/format.h>
 
@@ -68,7 +69,8 @@ constexpr LayerKind kLayers[] = {
 };
 
 struct Options {
-  int64_t context = 131072, rows = 1, threads = 2, runs = 15;
+  std::vector<int64_t> contexts = {131072};
+  int64_t rows = 1, threads = 2, runs = 15;
   std::string format = "mla_fp8", keys = "mla_fp8+hadamard", isa = "auto", layers, json;
 };
 
@@ -86,7 +88,8 @@ double Fastest(const std::vector<double>& seconds) {
 // The cache of a layer with all tokens of the context, and a step of its last rows.
 class LayerBench {
  public:
-  LayerBench(const LayerKind& kind, const Options& options) : kind_(kind), options_(options) {
+  LayerBench(const LayerKind& kind, const Options& options, int64_t context)
+      : kind_(kind), options_(options), context_(context) {
     std::vector<KvScheme> schemes = {KvScheme::Parse(options.format, true)};
     std::vector<formats::LayerShape> shapes = {
         {.kv_heads = 1, .head_dim = kind.dim, .rope_dim = kind.rope_dim, .shared_kv = !kind.HasLatents()}};
@@ -115,7 +118,7 @@ class LayerBench {
     std::vector<int> groups;
     for (size_t layer = 0; layer < shapes.size(); ++layer) groups.push_back(static_cast<int>(layer));
     layout_ = formats::PlanCache(schemes, shapes, kPage, groups);
-    const int64_t pages = options.context / kPage;
+    const int64_t pages = context / kPage;
     int64_t page_bytes = 0;
     for (const auto& group : layout_.groups) page_bytes += group.page_bytes + layout_.exact_page_bytes;
     pool_.emplace(Cpu(), layout_,
@@ -154,7 +157,7 @@ class LayerBench {
   double SelectProducts() const { return kind_.top_k == 0 ? 0 : Rows() * Keys() * kind_.index_heads * kIndexDim; }
   double AttendProducts() const {
     const double entries = kind_.HasEntries() ? Keys() : 0;
-    double tokens = kind_.window != 0 ? kind_.window : static_cast<double>(options_.context);
+    double tokens = kind_.window != 0 ? kind_.window : static_cast<double>(context_);
     if (kind_.HasEntries()) tokens += kind_.top_k == 0 ? entries : std::min<double>(entries, kind_.top_k);
     if (kind_.HasLatents() && kind_.top_k != 0) tokens = std::min<double>(tokens, kind_.top_k);
     return Rows() * tokens * kind_.heads * (2 * kind_.dim + kind_.rope_dim);
@@ -162,7 +165,7 @@ class LayerBench {
 
  private:
   double Rows() const { return static_cast<double>(options_.rows); }
-  double Keys() const { return static_cast<double>(options_.context / kind_.row_tokens); }
+  double Keys() const { return static_cast<double>(context_ / kind_.row_tokens); }
   int64_t QueryWidth() const { return int64_t{kind_.heads} * (kind_.dim + kind_.rope_dim); }
   std::unique_ptr<Backend> MakeBackend(int threads) {
     return MakeCpuBackend(*pool_, config_, std::make_shared<ThreadPool>(threads), options_.isa.c_str());
@@ -172,8 +175,8 @@ class LayerBench {
   void Fill() {
     constexpr int64_t kChunk = 1024;
     std::unique_ptr<attention::Plan> plan;
-    for (int64_t start = 0; start < options_.context; start += kChunk) {
-      const auto tokens = static_cast<int>(std::min(kChunk, options_.context - start));
+    for (int64_t start = 0; start < context_; start += kChunk) {
+      const auto tokens = static_cast<int>(std::min(kChunk, context_ - start));
       const SequenceSpan span{.start = start, .tokens = tokens, .pages = table_data_.data()};
       plan = backend_->MakePlan({.sequences = {&span, 1}}, std::move(plan));
       auto seed = static_cast<uint32_t>(start + 10);
@@ -186,9 +189,8 @@ class LayerBench {
   }
 
   std::unique_ptr<attention::Plan> MakePlan(Backend& backend) {
-    const SequenceSpan span{.start = options_.context - options_.rows,
-                            .tokens = static_cast<int>(options_.rows),
-                            .pages = table_data_.data()};
+    const SequenceSpan span{
+        .start = context_ - options_.rows, .tokens = static_cast<int>(options_.rows), .pages = table_data_.data()};
     return backend.MakePlan({.sequences = {&span, 1}}, nullptr);
   }
   void Select(Backend& backend, attention::Plan& plan) {
@@ -215,7 +217,7 @@ class LayerBench {
   // The reference has no compressed entries.
   void VerifyChoice(std::span<const int32_t> chosen) {
     const auto reference = MakeReferenceBackend(*pool_, config_);
-    const SequenceSpan span{.start = options_.context - 1, .tokens = 1, .pages = table_data_.data()};
+    const SequenceSpan span{.start = context_ - 1, .tokens = 1, .pages = table_data_.data()};
     const auto plan = reference->MakePlan({.sequences = {&span, 1}}, nullptr);
     const int64_t last = options_.rows - 1, width = int64_t{kind_.index_heads} * kIndexDim;
     reference->Select(*plan, kind_.Keys(), index_q_.data() + last * width, width,
@@ -232,6 +234,7 @@ class LayerBench {
 
   const LayerKind& kind_;
   const Options& options_;
+  const int64_t context_;
   BackendConfig config_;
   formats::CacheLayout layout_;
   std::optional<cache::PagePool> pool_;
@@ -243,16 +246,16 @@ class LayerBench {
   std::vector<double> select_, attend_;
 };
 
-void Run(const Options& options) {
+// Times all layers, and returns their figures.
+nlohmann::ordered_json Run(const Options& options, int64_t context) {
   std::vector<std::unique_ptr<LayerBench>> layers;
   for (const LayerKind& kind : kLayers) {
     if (std::string_view(kind.name).find(options.layers) == std::string_view::npos) continue;
-    layers.push_back(std::make_unique<LayerBench>(kind, options));
+    layers.push_back(std::make_unique<LayerBench>(kind, options, context));
   }
   if (layers.empty()) throw Error(fmt::format("--layers {}: no layer's name has that", options.layers));
   const kernels::IsaTable& isa = kernels::SelectIsa(options.isa);
-  const auto threads = static_cast<int>(options.threads);
-  kernels::DotLimit limit(threads, isa);
+  kernels::DotLimit limit(static_cast<int>(options.threads), isa);
   double rate = 0;
   for (int64_t run = 0; run < options.runs; ++run) {
     for (const auto& layer : layers) layer->Time();
@@ -260,28 +263,43 @@ void Run(const Options& options) {
   }
   const double first = layers[0]->SelectSeconds() + layers[0]->AttendSeconds();
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  fmt::print("{} tokens, {} rows, {}, keys {}, {} threads ({}), {:.1f} G products/s\n", options.context, options.rows,
-             options.format, options.keys, threads, isa.name, rate / 1e9);
+  fmt::print("{} tokens, {} rows, {}, keys {}, {} threads ({}), {:.1f} G products/s\n", context, options.rows,
+             options.format, options.keys, options.threads, isa.name, rate / 1e9);
   for (const auto& layer : layers) {
     const double select = layer->SelectSeconds(), attend = layer->AttendSeconds();
     const double select_share = select == 0 ? 0 : layer->SelectProducts() / select / rate;
     const double attend_share = layer->AttendProducts() / attend / rate;
     fmt::print(
-        "{:28} selection {:8.3f} ms ({:3.0f} % of the arithmetic), attention {:8.3f} ms ({:3.0f} %), {:.3f} of the "
+        "{:28} selection {:8.3f} ms ({:3.0f} % of the arithmetic), attention {:8.3f} ms ({:3.0f} %), {:.4f} of the "
         "first\n",
         layer->kind().name, 1e3 * select, 100 * select_share, 1e3 * attend, 100 * attend_share,
         (select + attend) / first);
+    const auto share = [](double value) {
+      return value == 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+    };
     rows.push_back({{"layer", layer->kind().name},
+                    {"rows", options.rows},
+                    {"context", context},
                     {"select_ms", 1e3 * select},
-                    {"select_share", select_share},
+                    {"select_share", share(select_share)},
                     {"attend_ms", 1e3 * attend},
                     {"attend_share", attend_share},
                     {"of_first", (select + attend) / first}});
   }
+  return rows;
+}
+
+void Run(const Options& options) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const int64_t context : options.contexts) {
+    for (auto& row : Run(options, context)) rows.push_back(std::move(row));
+  }
   if (options.json.empty()) return;
-  const nlohmann::ordered_json report = {
-      {"context", options.context}, {"rows", options.rows}, {"format", options.format}, {"keys", options.keys},
-      {"threads", threads},         {"isa", isa.name},      {"layers", std::move(rows)}};
+  const nlohmann::ordered_json report = {{"format", options.format},
+                                         {"keys", options.keys},
+                                         {"threads", options.threads},
+                                         {"isa", kernels::SelectIsa(options.isa).name},
+                                         {"layers", std::move(rows)}};
   std::ofstream(options.json) << report.dump(1) << "\n";
 }
 
@@ -291,7 +309,7 @@ int main(int argc, char** argv) {
   try {
     Options options;
     OptionParser parser;
-    parser.Option("--context", options.context);
+    parser.Option("--contexts", options.contexts);
     parser.Option("--rows", options.rows);
     parser.Option("--threads", options.threads);
     parser.Option("--runs", options.runs);

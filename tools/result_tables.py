@@ -16,6 +16,7 @@ from peer_rows import compare
 from rank_tables import RANK_TABLES
 from recurrent_tables import RECURRENT_TABLES
 from result_table import Rows, Table
+from sparse_tables import SPARSE_TABLES
 from vllm_tables import VLLM_TABLES
 
 
@@ -326,6 +327,7 @@ TABLES = {
     **LLAMA_TABLES,
     **RANK_TABLES,
     **RECURRENT_TABLES,
+    **SPARSE_TABLES,
     **VLLM_TABLES,
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",

@@ -42,6 +42,17 @@ struct QuantizedStep {
     constexpr int kAtOnce = kRows == 1 || Vec16::kTileSums >= 24 ? 2 : 1;
     using Codes = typename Layout::Codes;
     const Codes codes;
+    // Decoding takes the time of few rows, products that of more, which leave no registers for tables.
+    constexpr bool kLoadsFour = kRows <= 2 && requires(const uint8_t* p, Vec16::F* values) {
+      codes.LoadFour(p, values);
+    };
+    constexpr int kLoadedPairs = kLoadsFour ? 2 : 1;
+    // Prefetches in the order of addresses, whatever the order of chains: memory is read half as fast otherwise.
+    constexpr int kPrefetches = kStepK / 2 / kAtOnce, kLine = 64;
+    constexpr int kAheadBytes =
+        kPanelStepBytes < kLine * kPrefetches ? (kPanelStepBytes + kPrefetches - 1) / kPrefetches : kLine;
+    const uint8_t* ahead = w + kAhead;
+    for (int line = kAheadBytes * kPrefetches; line < kPanelStepBytes; line += kLine) __builtin_prefetch(ahead + line);
     for (int chain = 0; chain < kStepK / kChain; chain += kAtOnce) {
       Vec16::F partial[kAtOnce][kRows], zeros[kAtOnce];
 #pragma GCC unroll 2
@@ -50,19 +61,26 @@ struct QuantizedStep {
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) partial[c][row] = Vec16::Zero();
       }
-      for (int pair = 0; pair < kPairs; ++pair) {
+      for (int pair = 0; pair < kPairs; pair += kLoadedPairs) {
+#pragma GCC unroll 2
+        for (int i = 0; i < kLoadedPairs; ++i, ahead += kAheadBytes) __builtin_prefetch(ahead);
 #pragma GCC unroll 2
         for (int c = 0; c < kAtOnce; ++c) {
           const int at = (chain + c) * kPairs + pair;
           const uint8_t* p = w + at * Codes::kPairBytes;
-          __builtin_prefetch(p + kAhead);
-          Vec16::F even, odd;
-          codes.Load(p, zeros[c], even, odd);
+          Vec16::F weights[2 * kLoadedPairs];
+          if constexpr (kLoadsFour) {
+            codes.LoadFour(p, weights);
+          } else {
+            codes.Load(p, zeros[c], weights[0], weights[1]);
+          }
 #pragma GCC unroll 16
           for (int row = 0; row < kRows; ++row) {
             const float* values = reinterpret_cast<const float*>(x + row * x_stride) + 2 * at;
-            partial[c][row] = Vec16::Fma(Vec16::Set1(values[0]), even, partial[c][row]);
-            partial[c][row] = Vec16::Fma(Vec16::Set1(values[1]), odd, partial[c][row]);
+#pragma GCC unroll 4
+            for (int i = 0; i < 2 * kLoadedPairs; ++i) {
+              partial[c][row] = Vec16::Fma(Vec16::Set1(values[i]), weights[i], partial[c][row]);
+            }
           }
         }
       }

@@ -39,8 +39,8 @@ using Int4 = int32_t __attribute__((vector_size(16)));
 Int4 OrdersOf(Float4 scores) noexcept {
   constexpr float kLeast = -std::numeric_limits<float>::infinity();
   constexpr Float4 kLeastOfAll = {kLeast, kLeast, kLeast, kLeast};
-  scores = scores == scores ? scores : kLeastOfAll;
-  scores += 0.0F;  // -0 + 0 is 0
+  scores = scores == scores ? scores : kLeastOfAll;  // NOLINT(misc-redundant-expression): false for NaN
+  scores += 0.0F;                                    // -0 + 0 is 0
   Int4 bits;
   std::memcpy(&bits, &scores, sizeof(bits));
   return bits ^ ((bits >> 31) & std::numeric_limits<int32_t>::max());

@@ -23,6 +23,7 @@ std::string CacheIdentity(const EngineComponents& components) {
                                      {"device", config.device},
                                      {"isa", components.isa},
                                      {"pages", nlohmann::ordered_json::parse(PageHeaderToJson(pages))}};
+  if (config.device == "cuda") identity["gpu_numerics_version"] = kGpuNumericsVersion;
   // The order of attention to latents on a CPU, on which the pages of later layers depend (docs/adr/0093).
   const std::vector<attention::AttentionSpec> layers = components.model->AttentionLayers();
   for (size_t i = 0; i < layers.size() && config.device == "cpu"; ++i) {

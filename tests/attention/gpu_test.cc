@@ -464,13 +464,14 @@ TEST_P(GpuAttentionTest, TileGroupsHaveTheBitsOfSingleTiles) {
     constexpr int kPrompt = 26;
     options.lengths = {before + kPrompt, 4};
     const int64_t max_result_rows = divides ? kMaxResultRows : 0;
+    const int first_row = before;
     const auto run = [&](const std::shared_ptr<kernels::CudaContext>& gpu, bool makes_groups, CacheHarness& harness) {
       std::vector<float>& v = harness.sequences()[0].v;  // some large values raise their chunk's exponent
       const auto width = static_cast<size_t>(harness.KvWidth());
       for (size_t i = 0; i < v.size(); ++i) v[i] *= i / width % 37 == 20 ? 0x1p10F : 1.0F;
       const std::unique_ptr<Backend> backend =
           MakeGpuBackend(harness.store(), harness.config(), gpu, max_result_rows, makes_groups);
-      harness.Append(*backend, {0, before});
+      harness.Append(*backend, {0, first_row});
       harness.RunStep(*backend, {{1, 3}});
       const auto launched = [&] {
         return emulated_ ? dynamic_cast<const testing::GuardedDevice&>(gpu->device()).Launches() : 0;

@@ -59,7 +59,11 @@ def test_logits_equal_the_cpus(architecture: str, tmp_path: Path, record_support
 
 @pytest.mark.parametrize("cache", ["fp32", "int8"])
 def test_attention_in_both_directions(cache: str, tmp_path: Path) -> None:
-    sizes = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 2,
+    }
     model = tiny_models.make_model("Gemma3", use_bidirectional_attention=True, **sizes).base_model
     tiny_models.save(model, tmp_path, torch.bfloat16)
     done = run("--embed", tmp_path, cache, *LONG, *LONG)

@@ -230,7 +230,8 @@ struct AttentionParams {
   PagePool quantized, exact;
   CellOffsets k, v, exact_k, exact_v, unquantized, exact_unquantized;  // no v for latents
   const AttentionMetadata* metadata = nullptr;
-  // The same with the tasks of tile groups (group_block.h), or null: none. `has_tiles`: `metadata` has tasks.
+  // The same with the tasks of tile groups (group_block.h, latent_block.h), or null: none. `has_tiles`: `metadata` has
+  // tasks.
   const AttentionMetadata* group_metadata = nullptr;
   bool has_tiles = true;
   int32_t tile_rows = kQueryRows;  // bound of a tile's query rows

@@ -14,23 +14,27 @@ template <class Kernel>
 __global__ void __launch_bounds__(GroupBlock<Kernel, false>::kThreads, Kernel::kGroupBlocksPerSm)
     GroupEntry(const __grid_constant__ AttentionParams params) {
   WaitForPreviousLaunches();
-  GroupBlock<Kernel, kHasWarpgroupMma>::Run(params);
+  GroupBlock<Kernel, kHasWarpgroupMma && WarpgroupTile<Kernel>::kFits>::Run(params);
 }
 
 __global__ void __launch_bounds__(ProductCheck::kThreads) ProductCheckEntry(int64_t* differences) {
+  if (ThreadIndex() == 0) *differences = 0;
   if constexpr (kHasWarpgroupMma) ProductCheck::Run(differences);
 }
 
-// True if products of warpgroups, where this GPU has them, have the bits of those of warps.
+// True if products of warpgroups, where the process's GPU has them, have the bits of those of warps.
 bool ProductsAreAlike() {
   static const bool alike = [] {
     int64_t differences = -1;
     int64_t* on_device = nullptr;
-    if (cudaMalloc(&on_device, sizeof(int64_t)) != cudaSuccess) return false;
-    cudaMemset(on_device, 0, sizeof(int64_t));
-    ProductCheckEntry<<<1, ProductCheck::kThreads, ProductCheck::kSharedBytes>>>(on_device);
-    const bool ran = cudaMemcpy(&differences, on_device, sizeof(int64_t), cudaMemcpyDeviceToHost) == cudaSuccess;
-    cudaFree(on_device);
+    bool ran = cudaMalloc(&on_device, sizeof(int64_t)) == cudaSuccess;
+    if (ran) {
+      ProductCheckEntry<<<1, ProductCheck::kThreads, ProductCheck::kSharedBytes>>>(on_device);
+      ran = cudaGetLastError() == cudaSuccess &&
+            cudaMemcpy(&differences, on_device, sizeof(int64_t), cudaMemcpyDeviceToHost) == cudaSuccess;
+      cudaFree(on_device);
+    }
+    if (!ran) cudaGetLastError();  // single tiles need no more; later launches would report it
     return ran && differences == 0;
   }();
   return alike;

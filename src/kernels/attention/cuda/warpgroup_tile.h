@@ -1,47 +1,13 @@
 // Attention of a warpgroup's query tiles to a decoded chunk: S = Q K^T and O = P V with query rows on M, a tile of 16
 // for each warp, and decoded cells as B operands in shared memory. A row's operations are those of scores.h,
 // row_state.h and weighted_values.h, whose rows lie on N. Include the primitives first.
-//
-// In place of lane (g, t)'s rows 8 i + 2 t + q and tokens or channels 4 g + j, for q in {0, 1}, a lane has rows 8 i + g
-// and tokens or channels 4 (2 t + e) + j, for e in {0, 1}: a transposition of 8 x 8 values of each i and j.
 #pragma once
 
 #include "kernels/attention/cuda/chunk_attention.h"
 #include "kernels/attention/cuda/decoded_cells.h"
+#include "kernels/attention/cuda/rows_on_m.h"
 
 namespace kvanta::kernels::cuda {
-
-// From rows on N to rows on M, and back: the values of q = 0 and 1, or of e = 0 and 1.
-template <class T>
-KVANTA_DEVICE void TransposeRows(T& first, T& second) {
-  const auto a = std::bit_cast<uint32_t>(first);
-  const auto b = std::bit_cast<uint32_t>(second);
-  const uint32_t low = Transpose8x8(PermuteBytes(a, b, 0x5410));
-  const uint32_t high = Transpose8x8(PermuteBytes(a, b, 0x7632));
-  first = std::bit_cast<T>(PermuteBytes(low, high, 0x5410));
-  second = std::bit_cast<T>(PermuteBytes(low, high, 0x7632));
-}
-template <int kRowTiles>
-KVANTA_DEVICE void TransposeValues(RowValues<kRowTiles>& values) {
-  KVANTA_UNROLL
-  for (int i = 0; i < kRowTiles; ++i) TransposeRows(values[i][0], values[i][1]);
-}
-template <int kRowTiles>
-KVANTA_DEVICE void TransposeFragments(RowFragments<kRowTiles>& fragments) {
-  KVANTA_UNROLL
-  for (int i = 0; i < 4 * kRowTiles; ++i) {
-    float(&pairs)[4] = fragments[i / 4][i / 2 % 2];
-    TransposeRows(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
-  }
-}
-
-// Combines the values of e = 0 and 1 of the lanes that share a row on M, those of all t, in the order of ReduceRow.
-template <class F>
-KVANTA_DEVICE float ReduceLaneRow(const float (&values)[2], F combine) {
-  float value = combine(values[0], values[1]);
-  value = combine(value, ShuffleXor(value, 1));
-  return combine(value, ShuffleXor(value, 2));
-}
 
 // A warp's tile of 16 rows: softmax state and outputs.
 template <class Kernel>
@@ -53,6 +19,9 @@ struct WarpgroupTile {
   static constexpr int kBlocks = BlocksOf(kHeadDim);
   static constexpr int kRowTiles = Outputs::kRowTiles;
   static_assert(kRowTiles == 2);
+  // With results or operands for each block of a wide head, the compiler lacks registers and waits for each product.
+  static constexpr bool kFits =
+      kBlocks <= 4 || !(HasBlockScales(Keys::BlockScaling()) || HasBlockScales(Values::BlockScaling()));
   using DecodedKeys = CoreMatrixCell<Keys, true, kHeadDim>;
   using DecodedValues = CoreMatrixCell<Values, false, kHeadDim>;
 
@@ -203,7 +172,7 @@ struct WarpgroupTile {
         dots[i / 4][i % 4] = kScaled ? 0.0F : s[i / 4 % 4][i % 4];
       }
       HoldRegisters(a);
-      if (first != 0) HoldRegisters(dots);
+      if (first != 0) HoldRegisters(dots);  // zeros are not written, but part of the first product
       FenceProducts();
       KVANTA_UNROLL
       for (int i = 0; i < 2 * kPartBlocks * kTerms; ++i) {

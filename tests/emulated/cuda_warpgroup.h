@@ -37,11 +37,10 @@ inline void StoreMatrices(int offset, const Vec4& words) {
 struct WarpgroupProduct {
   float (*d)[4];
   int tiles;
-  float (*value)(uint16_t) = nullptr;
+  void (*multiply)(float (&d)[4], const Vec4& a, uint32_t b0, uint32_t b1) = nullptr;
   Vec4 a;
   CoreMatrices b;
-  std::vector<float> before = {};   // d's values, where this is its first product in flight
-  std::vector<uint16_t> rows = {};  // the lane's rows of b, of 8 values each: every 32nd of all tiles' 16
+  std::vector<float> before = {};  // d's values, where this is its first product in flight
 };
 struct WarpgroupProducts {
   bool fenced = false;
@@ -64,7 +63,10 @@ template <bool kBf16, int kTiles>
 void WarpgroupMma(float (*d)[4], const Vec4& a, const CoreMatrices& b) {
   WarpgroupProducts& products = Products();
   if (!products.fenced) Stop("a warpgroup's product without FenceProducts before");
-  WarpgroupProduct product{.d = d, .tiles = kTiles, .value = kBf16 ? &Bf16Value : &F16Value, .a = a, .b = b};
+  if ((b.offset | b.k_stride | b.n_stride) % 16 != 0) {
+    Stop("core matrices at {} + {} k + {} n, not multiples of 16", b.offset, b.k_stride, b.n_stride);
+  }
+  WarpgroupProduct product{.d = d, .tiles = kTiles, .multiply = kBf16 ? &MmaBf16 : &MmaF16, .a = a, .b = b};
   if (std::ranges::none_of(products.in_flight, [d](const WarpgroupProduct& other) { return other.d == d; })) {
     product.before.assign(d[0], d[0] + 4 * kTiles);
     std::fill_n(d[0], 4 * kTiles, std::numeric_limits<float>::quiet_NaN());
@@ -76,55 +78,23 @@ inline void CommitProducts() {
   Products().committed = Products().in_flight.size();
 }
 
-// A row of b: 8 k of a column.
-inline int RowAt(const CoreMatrices& b, int row) {
-  return b.offset + row / 16 * b.n_stride + row / 8 % 2 * b.k_stride + row % 8 * 16;
-}
-inline void ComputeProduct(void* const* lanes) {
-  const auto product = [&](int lane) -> const WarpgroupProduct& {
-    return *static_cast<const WarpgroupProduct*>(lanes[lane]);
-  };
-  const auto value = product(0).value;
-  const auto half = [&](uint32_t word, int which) {
-    return double{value(static_cast<uint16_t>(word >> static_cast<unsigned>(16 * which)))};
-  };
-  double a[16][16];  // [row][k]
-  for (int lane = 0; lane < kWarp; ++lane) {
-    if (!product(lane).before.empty()) std::ranges::copy(product(lane).before, product(lane).d[0]);
-    for (int i = 0; i < 8; ++i) {
-      a[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i % 2 + i / 4 * 8] = half(product(lane).a.word[i / 2], i % 2);
-    }
-  }
-  for (int tile = 0; tile < product(0).tiles; ++tile) {
-    double b[8][16];  // [column][k]
-    for (int i = 0; i < 128; ++i) {
-      const int row = 16 * tile + i / 8;
-      const auto at = static_cast<size_t>(row / kWarp * 8 + i % 8);
-      b[i / 8 % 8][i / 64 * 8 + i % 8] = double{value(product(row % kWarp).rows[at])};
-    }
-    for (int lane = 0; lane < kWarp; ++lane) {
-      for (int i = 0; i < 4; ++i) {
-        float& d = product(lane).d[tile][i];
-        double sum = double{d};
-        for (int k = 0; k < 16; ++k) sum += a[lane / 4 + i / 2 * 8][k] * b[lane % 4 * 2 + i % 2][k];
-        d = static_cast<float>(sum);
-      }
-    }
-  }
-}
-
 inline void WaitForProducts() {
   WarpgroupProducts& products = Products();
   if (products.committed != products.in_flight.size()) {
     Stop("{} of {} products were committed", products.committed, products.in_flight.size());
   }
-  for (WarpgroupProduct& product : products.in_flight) {
-    for (int row = ThreadIndex() % kWarp; row < 16 * product.tiles; row += kWarp) {
-      uint16_t values[8];
-      std::memcpy(values, Shared(RowAt(product.b, row), sizeof(values), 16, Access::kAsyncRead), sizeof(values));
-      product.rows.insert(product.rows.end(), values, values + 8);
+  const int lane = ThreadIndex() % kWarp;
+  for (const WarpgroupProduct& product : products.in_flight) {
+    if (!product.before.empty()) std::ranges::copy(product.before, product.d[0]);
+    for (int tile = 0; tile < product.tiles; ++tile) {
+      const auto pair = [&](int half) {  // of column lane / 4
+        const int at = product.b.offset + tile * product.b.n_stride + half * product.b.k_stride + 4 * lane;
+        uint32_t word = 0;
+        std::memcpy(&word, Shared(at, sizeof(word), sizeof(word), Access::kAsyncRead), sizeof(word));
+        return word;
+      };
+      product.multiply(product.d[tile], product.a, pair(0), pair(1));
     }
-    WarpOperation("WarpgroupMma", &product, &ComputeProduct);
   }
   products = {};
 }

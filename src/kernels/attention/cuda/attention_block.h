@@ -70,8 +70,7 @@ struct AttentionBlock {
     InitRowState<kRowTiles>(params.v_type.decode, state);
     const int step = Kernel::kStaged ? kChunkTokens : ChunkTokens(params);
     const int quarter_begin = split * kSplitTokens + quarter * kQuarterTokens;
-    const int visible_end = VisibleEnd(params, tile);
-    const int end = visible_end < quarter_begin + kQuarterTokens ? visible_end : quarter_begin + kQuarterTokens;
+    const int end = VisibleEnd(params, tile, quarter_begin + kQuarterTokens);
     const int begin = FirstVisibleStep(params, tile, quarter_begin, step);
     const SharedPageTable pages(params, tile, Layout::kPages + quarter * (Layout::kQuarterPages * 8),
                                 quarter_begin >> params.page_shift);

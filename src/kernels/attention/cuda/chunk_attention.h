@@ -99,7 +99,10 @@ struct ChunkAttention {
     const int g = lane / 4;
     const int t = lane % 4;
     ChunkView<kRowTiles> chunk;
-    if constexpr (!kPlain) chunk = MakeChunkView<kRowTiles>(params, tile, position, t);
+    if constexpr (!kPlain) {
+      chunk = MakeChunkView<kRowTiles, false>(params, tile, position,
+                                              [&](int row_tile, int q) { return RowOf(row_tile, q, t) / tile.heads; });
+    }
     const CellOffsets& k = location.exact ? params.exact_k : params.k;
     const CellOffsets& v = location.exact ? params.exact_v : params.v;
     // In a bf16 layer, exact cells are read like all others.

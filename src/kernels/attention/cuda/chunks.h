@@ -37,9 +37,10 @@ KVANTA_DEVICE int TokensOfChunk(const AttentionParams& params, const QueryTile& 
   return left < 0 ? 0 : left < tokens ? left : tokens;
 }
 
-// One past the last position that some row of the tile sees.
-KVANTA_DEVICE int VisibleEnd(const AttentionParams& params, const QueryTile& tile) {
-  return params.visibility.Last(tile.first_position + tile.tokens - 1, tile.sequence_tokens) + 1;
+// One past the last position that some row of the tile sees; at most `limit`.
+KVANTA_DEVICE int VisibleEnd(const AttentionParams& params, const QueryTile& tile, int limit) {
+  const int end = params.visibility.Last(tile.first_position + tile.tokens - 1, tile.sequence_tokens) + 1;
+  return end < limit ? end : limit;
 }
 
 // Tokens [begin, end) of the chunk at `position`, which has `tokens`, that the tile's query token `index` sees.
@@ -62,9 +63,10 @@ struct FullyVisible {
   KVANTA_DEVICE bool Contains(int position) const { return position >= first && position <= last; }
 };
 
-template <int kRowTiles, bool kGathered = false>
+// token_of(row tile, q): the tile's token of a lane's row; one that it does not have: no row.
+template <int kRowTiles, bool kGathered, class TokenOf>
 KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, const QueryTile& tile, int position,
-                                                 int t) {
+                                                 TokenOf token_of) {
   ChunkView<kRowTiles> chunk;
   // Both ends of the visible range do not decrease with the query's position.
   int first_end = 0;
@@ -74,12 +76,12 @@ KVANTA_DEVICE ChunkView<kRowTiles> MakeChunkView(const AttentionParams& params, 
   VisibleRange(params, tile, tile.tokens - 1, position, tokens, last_begin, chunk.visible_end);
   chunk.fully_visible = FullyVisible(params, tile).Contains(position) && (!kGathered || tokens == ChunkTokens(params));
   ForRows<kRowTiles>([&](int row_tile, int q) {
-    const int token = RowOf(row_tile, q, t) / tile.heads;
+    const int token = token_of(row_tile, q);
     chunk.token[row_tile][q] = token;
     int& begin = chunk.begin[row_tile][q];
     int& end = chunk.end[row_tile][q];
     begin = end = 0;
-    if (token < tile.tokens) VisibleRange(params, tile, token, position, tokens, begin, end);
+    if (token >= 0 && token < tile.tokens) VisibleRange(params, tile, token, position, tokens, begin, end);
   });
   return chunk;
 }
@@ -102,8 +104,8 @@ struct SharedPageTable {
       : offset(in_shared),
         first_page(first),
         quantized(params.exact_pages.Quantized(tile.first_position >> params.page_shift)) {
-    if (params.visibility.both_directions && params.exact_pages.open == 0) {
-      quantized.end = ((VisibleEnd(params, tile) - 1) >> params.page_shift) + 1;
+    if (params.visibility.both_directions && params.exact_pages.open == 0) {  // pages after the tile's own, too
+      quantized.end = ((VisibleEnd(params, tile, tile.sequence_tokens) - 1) >> params.page_shift) + 1;
     }
   }
   // The table of a tile whose pages may be copies of chosen tokens.

@@ -9,6 +9,14 @@
 
 namespace kvanta::kernels::cuda {
 
+inline constexpr int kCoreBytes = 128;  // of a core matrix
+
+// Stores an A operand of a warp's product as a B operand of a warpgroup's: its rows are 16 columns.
+KVANTA_DEVICE void StoreColumns(const CoreMatrices& to, int lane, const Vec4& operand) {
+  const int word = lane / 8;  // whose row the lane stores
+  StoreMatrices(to.offset + (word % 2 * to.n_stride + word / 2 * to.k_stride + lane % 8 * 16), operand);
+}
+
 // Lanes have the tokens and channels of codes.h. Scales are f32, zero points fp16 as in cells.
 template <class KvType, bool kIsKey, int kHeadDim>
 struct DecodedCell {
@@ -95,7 +103,6 @@ struct DecodedCell {
 // token (or channel of a block) 4 g + j.
 template <class KvType, bool kIsKey, int kHeadDim>
 struct CoreMatrixCell : DecodedCell<KvType, kIsKey, kHeadDim> {
-  static constexpr int kCoreBytes = 128;
   static constexpr int kColumns = kIsKey ? kChunkTokens : 32 * BlocksOf(kHeadDim);
   static constexpr int kHalfBytes = kColumns / 8 * kCoreBytes;  // of 8 k
 
@@ -103,14 +110,12 @@ struct CoreMatrixCell : DecodedCell<KvType, kIsKey, kHeadDim> {
   KVANTA_DEVICE void SetOperand(int block, int index, int lane, const Vec4& operand) const {
     const int step = kIsKey ? 2 * block + index / 2 : index % 2;
     const int n = kIsKey ? index % 2 * 2 : 4 * block + index / 2 * 2;
-    const int word = lane / 8;  // whose row the lane stores
-    StoreMatrices(At(step, n) + (word % 2 * kCoreBytes + word / 2 * kHalfBytes + lane % 8 * 16), operand);
+    StoreColumns(Matrices(step, n), lane, operand);
   }
   // From column 8 n on.
-  KVANTA_DEVICE CoreMatrices Matrices(int step, int n) const { return {At(step, n), kHalfBytes, kCoreBytes}; }
-
- private:
-  KVANTA_DEVICE int At(int step, int n) const { return this->base + 2 * step * kHalfBytes + n * kCoreBytes; }
+  KVANTA_DEVICE CoreMatrices Matrices(int step, int n) const {
+    return {this->base + 2 * step * kHalfBytes + n * kCoreBytes, kHalfBytes, kCoreBytes};
+  }
 };
 
 }  // namespace kvanta::kernels::cuda

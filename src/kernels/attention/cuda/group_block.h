@@ -28,6 +28,8 @@ struct GroupBlock {
   static constexpr int kThreads = kGroupTiles * kWarp;
   static_assert(kGroupTiles == kAttendWarps && kRows == kQueryRows);
 
+  using KeysOnN = DecodedCell<Keys, true, kHeadDim>;
+  using ValuesOnN = DecodedCell<Values, false, kHeadDim>;
   // A warp's tile in a quarter.
   struct TileOnN;
   using Tile = std::conditional_t<kWarpgroups, WarpgroupTile<Kernel>, TileOnN>;
@@ -51,8 +53,8 @@ struct GroupBlock {
     static constexpr int kStagedKeys = kPages + 8 * kSplitPages;
     static constexpr int kStagedValues = kStagedKeys + Kernel::StagedKeys::kBytes;
     static constexpr int kDecodedKeys = kStagedValues + Kernel::StagedValues::kBytes;
-    static constexpr int kDecodedValues = kDecodedKeys + DecodedCell<Keys, true, kHeadDim>::kBytes;
-    static constexpr int kResults = kDecodedValues + DecodedCell<Values, false, kHeadDim>::kBytes;
+    static constexpr int kDecodedValues = kDecodedKeys + KeysOnN::kBytes;
+    static constexpr int kResults = kDecodedValues + ValuesOnN::kBytes;
     static constexpr int kResultBytes = kRows * QueryRows::RowBytes(kHeadDim);
     static constexpr int kQueries = kResults + kGroupTiles * kResultBytes;
     static constexpr int kQueryBytes = QueryBytes(Kernel::KeyTypes::Stored::kTerms, kRowTiles, kHeadDim);
@@ -84,12 +86,8 @@ struct GroupBlock {
   struct Stream {
     static constexpr bool kIsDecoded = true;
     static constexpr bool kQueriesOnM = kWarpgroups;
-    static KVANTA_DEVICE DecodedCell<typename GroupBlock::Keys, true, kHeadDim> Keys() {
-      return {Layout::kDecodedKeys};
-    }
-    static KVANTA_DEVICE DecodedCell<typename GroupBlock::Values, false, kHeadDim> Values() {
-      return {Layout::kDecodedValues};
-    }
+    static KVANTA_DEVICE KeysOnN Keys() { return {Layout::kDecodedKeys}; }
+    static KVANTA_DEVICE ValuesOnN Values() { return {Layout::kDecodedValues}; }
     static KVANTA_DEVICE void Wait() {}
     static KVANTA_DEVICE void NextKeys(const AttentionParams& /*params*/, int /*position*/, int /*lane*/) {}
     static KVANTA_DEVICE void NextValues(const AttentionParams& /*params*/, const SharedPageTable& /*pages*/,
@@ -147,8 +145,7 @@ struct GroupBlock {
   static KVANTA_DEVICE void AttendSplit(const AttentionParams& params, const Warp& warp, int split,
                                         SplitResult& result) {
     const int split_begin = split * kSplitTokens;
-    const int group_end = VisibleEnd(params, warp.group);
-    const int end = group_end < split_begin + kSplitTokens ? group_end : split_begin + kSplitTokens;
+    const int end = VisibleEnd(params, warp.group, split_begin + kSplitTokens);
     const SharedPageTable pages(params, warp.group, Layout::kPages, split_begin >> params.page_shift);
     pages.Load(params, warp.group, end, ThreadIndex(), Layout::kSplitPages);
     SyncBlock();
@@ -193,7 +190,7 @@ struct GroupBlock {
           }
         } else {
           if (warp.active && position >= FirstVisibleStep(params, warp.tile, quarter_begin, kChunkTokens) &&
-              position < VisibleEnd(params, warp.tile)) {
+              position < VisibleEnd(params, warp.tile, end)) {
             tile.OnN([&](auto& state, auto& outputs) {
               Stream stream;
               Chunks::template AttendChunk<false>(params, warp.tile, warp.memory, kHeadDim, position,
@@ -344,8 +341,8 @@ struct GroupBlock {
 // With query rows on N: each warp has the products of its own tile (chunk_attention.h).
 template <class Kernel, bool kWarpgroups>
 struct GroupBlock<Kernel, kWarpgroups>::TileOnN {
-  using DecodedKeys = DecodedCell<typename GroupBlock::Keys, true, kHeadDim>;
-  using DecodedValues = DecodedCell<typename GroupBlock::Values, false, kHeadDim>;
+  using DecodedKeys = KeysOnN;
+  using DecodedValues = ValuesOnN;
   RowState<kRowTiles> state;
   Outputs outputs;
 

@@ -97,8 +97,7 @@ struct LatentAttention {
 
     const int step = kAttendWarps * ChunkTokens(params);
     const int split_begin = split * kSplitTokens;
-    const int last = tokens.first_position + tokens.tokens - 1;
-    const int end = last + 1 < split_begin + kSplitTokens ? last + 1 : split_begin + kSplitTokens;
+    const int end = VisibleEnd(params, tokens, split_begin + kSplitTokens);
     const auto pages = SharedPageTable::Gathered(params, tokens, Layout::kPages, split_begin >> params.page_shift);
     pages.Load(params, tokens, end, ThreadIndex(), Layout::kSplitPages);
     SyncBlock();

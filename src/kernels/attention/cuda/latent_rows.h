@@ -155,23 +155,9 @@ struct LatentRows {
 
   // The chunk as the warp's rows see it.
   static KVANTA_DEVICE ChunkView<kRowTiles> View(const AttentionParams& params, const Warp& warp, int position) {
-    const QueryTile& tokens = warp.tokens;
-    ChunkView<kRowTiles> chunk;
-    int first_end = 0;
-    int last_begin = 0;
-    const int count = TokensOfChunk<true>(params, tokens, position);
-    VisibleRange(params, tokens, 0, position, count, chunk.visible_begin, first_end);
-    VisibleRange(params, tokens, tokens.tokens - 1, position, count, last_begin, chunk.visible_end);
-    chunk.fully_visible = FullyVisible(params, tokens).Contains(position) && count == ChunkTokens(params);
-    ForRows<kRowTiles>([&](int row_tile, int q) {
-      const auto query = LoadShared<int>(Layout::kPositions + 4 * warp.Row(row_tile, q));
-      chunk.token[row_tile][q] = query - tokens.first_position;
-      int& begin = chunk.begin[row_tile][q];
-      int& end = chunk.end[row_tile][q];
-      begin = end = 0;
-      if (query >= 0) VisibleRange(params, tokens, query - tokens.first_position, position, count, begin, end);
+    return MakeChunkView<kRowTiles, true>(params, warp.tokens, position, [&](int row_tile, int q) {
+      return LoadShared<int>(Layout::kPositions + 4 * warp.Row(row_tile, q)) - warp.tokens.first_position;
     });
-    return chunk;
   }
 };
 

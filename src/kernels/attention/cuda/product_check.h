@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/attention/cuda/attention_params.h"
-#include "kernels/attention/cuda/codes.h"
+#include "kernels/attention/cuda/decoded_cells.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -12,7 +12,6 @@ struct ProductCheck {
   static constexpr int kThreads = 4 * kWarp;
   static constexpr int kSteps = 2;
   static constexpr int kMaxTiles = 16;  // of 8 columns
-  static constexpr int kCoreBytes = 128;
   static constexpr int kSharedBytes = kSteps * 2 * kMaxTiles * kCoreBytes;
 
   // Adds the number of results that differ; of one block.
@@ -46,16 +45,18 @@ struct ProductCheck {
     const int lane = ThreadIndex() % kWarp;
     const int warp = ThreadIndex() / kWarp;
     constexpr int kHalfBytes = kTiles * kCoreBytes;  // of 8 k
+    const auto matrices = [](int step, int tile) {
+      return CoreMatrices{2 * step * kHalfBytes + tile * kCoreBytes, kHalfBytes, kCoreBytes};
+    };
     const auto column_pair = [&](int tile, int step, int half) {
       return RandomPair<kBf16>(((tile * kSteps + step) * 2 + half) * kWarp + lane);
     };
     SyncBlock();
     for (int tile = 2 * warp; tile < kTiles; tile += 8) {
       for (int step = 0; step < kSteps; ++step) {
-        const int word = lane / 8;
-        const int at = 2 * step * kHalfBytes + (tile + word % 2) * kCoreBytes + word / 2 * kHalfBytes + lane % 8 * 16;
-        StoreMatrices(at, {{column_pair(tile, step, 0), column_pair(tile + 1, step, 0), column_pair(tile, step, 1),
-                            column_pair(tile + 1, step, 1)}});
+        StoreColumns(matrices(step, tile), lane,
+                     {{column_pair(tile, step, 0), column_pair(tile + 1, step, 0), column_pair(tile, step, 1),
+                       column_pair(tile + 1, step, 1)}});
       }
     }
     FenceStoresForProducts();
@@ -73,7 +74,7 @@ struct ProductCheck {
     HoldRegisters(of_warpgroup);
     FenceProducts();
     for (int step = 0; step < kSteps; ++step) {
-      WarpgroupMma<kBf16, kTiles>(of_warpgroup, a[step], {2 * step * kHalfBytes, kHalfBytes, kCoreBytes});
+      WarpgroupMma<kBf16, kTiles>(of_warpgroup, a[step], matrices(step, 0));
     }
     CommitProducts();
     WaitForProducts();

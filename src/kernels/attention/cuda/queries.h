@@ -59,6 +59,16 @@ KVANTA_DEVICE uint32_t NextTerm(float (&x)[2]) {
   return pair;
 }
 
+// The two channels of a block that are pair `pair` of the lane's operands. value_of(channel): in the head.
+template <class KvType, class ValueOf>
+KVANTA_DEVICE void ChannelsOfPair(int block, int pair, int head_dim, int t, ValueOf value_of, float (&x)[2]) {
+  KVANTA_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int channel = 32 * block + KeyOperand<KvType>::Channel(pair, half, t);
+    x[half] = channel < head_dim ? value_of(channel) : 0.0F;
+  }
+}
+
 // Query rows in global memory, of layers that do not transform them: the operands that QueryRows::Pack makes, for rows
 // without a scale.
 template <class KvType>
@@ -73,11 +83,8 @@ struct QueryRowAddresses {
     KVANTA_UNROLL
     for (int pair = 0; pair < 4; ++pair) {
       float x[2];
-      KVANTA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int channel = 32 * block + KeyOperand<KvType>::Channel(pair, half, lane % 4);
-        x[half] = offset >= 0 && channel < head_dim ? q[offset + channel] : 0.0F;
-      }
+      ChannelsOfPair<KvType>(
+          block, pair, head_dim, lane % 4, [&](int channel) { return offset >= 0 ? q[offset + channel] : 0.0F; }, x);
       for (int i = 0; i <= term; ++i) operand.word[pair] = NextTerm<KvType>(x);
     }
     return operand;
@@ -202,12 +209,9 @@ struct QueryRows {
       KVANTA_UNROLL
       for (int pair = 0; pair < 4; ++pair) {
         float x[2];
-        KVANTA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const int channel = 32 * block + KeyOperand<KvType>::Channel(pair, half, lane % 4);
-          x[half] =
-              channel < head_dim ? LoadShared<float>(rows + row * RowBytes(head_dim) + 4 * channel) * scale : 0.0F;
-        }
+        ChannelsOfPair<KvType>(
+            block, pair, head_dim, lane % 4,
+            [&](int channel) { return LoadShared<float>(rows + row * RowBytes(head_dim) + 4 * channel) * scale; }, x);
         KVANTA_UNROLL
         for (int term = 0; term < KvType::kTerms; ++term) terms[term].word[pair] = NextTerm<KvType>(x);
       }

@@ -320,10 +320,7 @@ struct WarpgroupTile {
       float x[2] = {p[j][2 * i] * scales[0][j], p[j][2 * i + 1] * scales[1][j]};
       KVANTA_UNROLL
       for (int term = 0; term < Values::kTerms; ++term) {
-        const uint32_t pair = Values::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
-        operands[j / 2 * Values::kTerms + term].word[j % 2 * 2 + i] = pair;
-        x[0] -= std::bit_cast<float>(pair << 16U);
-        x[1] -= std::bit_cast<float>(pair & 0xffff0000U);
+        operands[j / 2 * Values::kTerms + term].word[j % 2 * 2 + i] = NextTerm<Values>(x);
       }
     }
   }

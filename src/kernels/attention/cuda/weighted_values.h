@@ -267,14 +267,9 @@ struct WeightedValues {
           x[q] = p[row_tile][j / 2][j % 2 * 2 + q] * scales[j];
           if (!IsVisible(chunk, row_tile, q, 4 * g + j)) x[q] = 0.0F;
         }
-        uint32_t high = KvType::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
-        operands.word[row_tile][j / 2][0][j % 2] = Transpose8x8(high);
         KVANTA_UNROLL
-        for (int term = 1; term < KvType::kTerms; ++term) {
-          x[0] -= std::bit_cast<float>(high << 16U);
-          x[1] -= std::bit_cast<float>(high & 0xffff0000U);
-          high = PackBf16(x[0], x[1]);
-          operands.word[row_tile][j / 2][term][j % 2] = Transpose8x8(high);
+        for (int term = 0; term < KvType::kTerms; ++term) {
+          operands.word[row_tile][j / 2][term][j % 2] = Transpose8x8(NextTerm<KvType>(x));
         }
       }
     }

@@ -68,8 +68,9 @@ void WarpgroupMma(float (*d)[4], const Vec4& a, const CoreMatrices& b) {
   }
   WarpgroupProduct product{.d = d, .tiles = kTiles, .multiply = kBf16 ? &MmaBf16 : &MmaF16, .a = a, .b = b};
   if (std::ranges::none_of(products.in_flight, [d](const WarpgroupProduct& other) { return other.d == d; })) {
-    product.before.assign(d[0], d[0] + 4 * kTiles);
-    std::fill_n(d[0], 4 * kTiles, std::numeric_limits<float>::quiet_NaN());
+    float* const values = d[0];
+    product.before.assign(values, values + 4 * kTiles);
+    std::fill_n(values, 4 * kTiles, std::numeric_limits<float>::quiet_NaN());
   }
   products.in_flight.push_back(std::move(product));
 }

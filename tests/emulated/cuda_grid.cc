@@ -9,6 +9,8 @@
 #include <csetjmp>
 #include <cstring>
 
+#include "emulated/cuda_shared_memory.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define KVANTA_FIBERS_ASAN 1
 #elif defined(__has_feature)
@@ -40,7 +42,6 @@ struct Fiber {
   std::vector<Copy> copies;  // in flight
   int group = 0;             // group of copies that begin now
   std::any kept;             // ThreadState
-  int64_t fence = 0;         // Block::stores_ at the last FenceStoresForProducts
   State state = State::kRunning;
   bool vote = false;                // at a barrier: AnyThread's
   const char* operation = nullptr;  // warp operation's name
@@ -51,22 +52,6 @@ struct Fiber {
   jmp_buf resume_point;       // once started; swapcontext would take two system calls
   void* sanitizer = nullptr;  // asan's fake stack
   uint8_t* stack = nullptr;
-};
-
-// Time and thread of an access. Accesses of different threads are ordered by a block barrier between them or, within a
-// warp, by a warp barrier.
-struct SharedAccess {
-  int thread = -1;
-  int block_time = 0;  // block barriers so far
-  int warp_time = 0;   // warp barriers so far
-};
-struct ByteHistory {
-  SharedAccess written;
-  SharedAccess read;
-  bool many_lanes = false;  // read by several lanes of the warp since read.warp_time
-  bool many_warps = false;  // read by several warps since read.block_time
-  bool copy_pending = false;
-  int64_t store = 0;  // index of the last store
 };
 
 class Block {
@@ -85,13 +70,12 @@ class Block {
   uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access);
   void BeginCopy(int64_t offset, const uint8_t* from, int count);
   void WaitForCopies(int groups);
-  void FenceStores() { current->fence = stores_; }
+  void FenceStores() { shared_.FenceStores(current->thread); }
 
  private:
   void Resume(Fiber& fiber);
   void RunWarp(int warp);
   bool ReleaseBarrier();
-  bool Ordered(const SharedAccess& before) const;
   Fiber* Lane(int warp, int lane) { return fibers_.data() + warp * kWarp + lane; }
   int Warps() const { return shape.threads / kWarp; }
 
@@ -100,12 +84,9 @@ class Block {
   void* scheduler_sanitizer_ = nullptr;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_stack_bytes_ = 0;
-  std::unique_ptr<uint8_t[]> shared_memory_;  // exactly the requested size, for asan
-  uint8_t* shared_ = nullptr;
-  std::vector<ByteHistory> history_;
+  SharedMemory shared_;
   int block_time_ = 1;
   std::vector<int> warp_time_;
-  int64_t stores_ = 0;  // so far
 
   friend void FiberMain();
 };
@@ -131,7 +112,8 @@ void FiberMain() {
   }
 }
 
-Block::Block(const GridShape& grid, const std::function<void()>& code) : shape(grid), kernel(code) {
+Block::Block(const GridShape& grid, const std::function<void()>& code)
+    : shape(grid), kernel(code), shared_(grid.shared_bytes, grid.threads) {
   fibers_.resize(static_cast<size_t>(shape.threads));
   for (size_t i = 0; i < fibers_.size(); ++i) {
     fibers_[i].thread = static_cast<int>(i);
@@ -149,14 +131,11 @@ Block::Block(const GridShape& grid, const std::function<void()>& code) : shape(g
 
 void Block::Run(int block) {
   index = block;
-  shared_memory_.reset(new uint8_t[static_cast<size_t>(shape.shared_bytes) + 16]);
-  shared_ = shared_memory_.get() + (16 - reinterpret_cast<uintptr_t>(shared_memory_.get()) % 16) % 16;
-  history_.assign(static_cast<size_t>(shape.shared_bytes), {});
+  shared_.Reset();
   warp_time_.assign(static_cast<size_t>(Warps()), 1);
   for (Fiber& fiber : fibers_) {
     fiber.state = State::kRunning;
     fiber.copies.clear();
-    fiber.fence = 0;
     fiber.kept.reset();
   }
   do {
@@ -186,7 +165,8 @@ void Block::RunWarp(int warp) {
     for (int lane = 0; lane < kWarp; ++lane) {
       const Fiber& fiber = *Lane(warp, lane);
       operands[lane] = fiber.operand;
-      if (fiber.execute != first.execute || std::strcmp(fiber.operation, first.operation) != 0) {
+      if (fiber.execute != first.execute ||
+          (fiber.operation != first.operation && std::strcmp(fiber.operation, first.operation) != 0)) {
         error = fmt::format("block {}: warp {} diverges: lane 0 in {}, lane {} in {}", index, warp, first.operation,
                             lane, fiber.operation);
         return;
@@ -252,56 +232,16 @@ void Block::Yield() {
 #endif
 }
 
-bool Block::Ordered(const SharedAccess& before) const {
-  if (before.thread < 0 || before.thread == current->thread || before.block_time < block_time_) return true;
-  const int warp = current->thread / kWarp;
-  return before.thread / kWarp == warp && before.warp_time < warp_time_[static_cast<size_t>(warp)];
-}
-
 uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access access) {
-  if (offset < 0 || count < 0 || offset + count > shape.shared_bytes) {
-    Stop("shared memory [{}, {}) of {} bytes", offset, offset + count, shape.shared_bytes);
-  }
-  if (offset % alignment != 0) Stop("shared memory at {}, not a multiple of {}", offset, alignment);
-  const int warp = current->thread / kWarp;
-  const SharedAccess now{
-      .thread = current->thread, .block_time = block_time_, .warp_time = warp_time_[static_cast<size_t>(warp)]};
-  for (int64_t i = offset; i < offset + count; ++i) {
-    ByteHistory& byte = history_[static_cast<size_t>(i)];
-    if (byte.copy_pending) Stop("shared byte {}: an asynchronous copy to it was not waited for", i);
-    if (!Ordered(byte.written)) {
-      Stop("shared byte {}: race with thread {}, which wrote it (no barrier between)", i, byte.written.thread);
-    }
-    if (access == Access::kAsyncRead && byte.written.thread >= 0 &&
-        byte.store > fibers_[static_cast<size_t>(byte.written.thread)].fence) {
-      Stop("shared byte {}: read by a product, but thread {} has not fenced its store", i, byte.written.thread);
-    }
-    if (access != Access::kWrite) {
-      if (byte.written.thread < 0) Stop("shared byte {}: read before it was written", i);
-      const bool same_time = byte.read.thread >= 0 && byte.read.block_time == now.block_time;
-      const bool same_warp = same_time && byte.read.thread / kWarp == warp;
-      byte.many_warps = same_time && (byte.many_warps || !same_warp);
-      byte.many_lanes =
-          same_warp && byte.read.warp_time == now.warp_time && (byte.many_lanes || byte.read.thread != now.thread);
-      byte.read = now;
-      continue;
-    }
-    const bool same_time = byte.read.thread >= 0 && byte.read.block_time == now.block_time;
-    const bool many_lanes = byte.many_lanes && byte.read.warp_time == now.warp_time;
-    if (!Ordered(byte.read) || (same_time && (byte.many_warps || many_lanes))) {
-      Stop("shared byte {}: race with thread {}, which read it (no barrier between)", i, byte.read.thread);
-    }
-    byte.written = now;
-    byte.store = stores_ + 1;
-  }
-  if (access == Access::kWrite) ++stores_;
-  return shared_ + offset;
+  const auto warp = static_cast<size_t>(current->thread / kWarp);
+  return shared_.At(offset, count, alignment, access,
+                    {.thread = current->thread, .block_time = block_time_, .warp_time = warp_time_[warp]});
 }
 
 void Block::BeginCopy(int64_t offset, const uint8_t* from, int count) {
   Shared(offset, count, count, Access::kWrite);
   CheckAlignment(from, static_cast<size_t>(count));
-  for (int64_t i = offset; i < offset + count; ++i) history_[static_cast<size_t>(i)].copy_pending = true;
+  shared_.SetCopyPending(offset, count, true);
   current->copies.push_back({.offset = offset, .from = from, .count = count, .group = current->group});
 }
 
@@ -310,9 +250,7 @@ void Block::WaitForCopies(int groups) {
   size_t done = 0;
   while (done < copies.size() && copies[done].group < current->group - groups) {
     const Copy& copy = copies[done++];
-    for (int64_t i = copy.offset; i < copy.offset + copy.count; ++i) {
-      history_[static_cast<size_t>(i)].copy_pending = false;
-    }
+    shared_.SetCopyPending(copy.offset, copy.count, false);
     std::memcpy(Shared(copy.offset, copy.count, copy.count, Access::kWrite), copy.from,
                 static_cast<size_t>(copy.count));
   }

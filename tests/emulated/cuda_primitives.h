@@ -125,19 +125,22 @@ void MmaLanes(void* const* lanes) {
     return double{Value(static_cast<uint16_t>(word >> static_cast<unsigned>(16 * which)))};
   };
   double a[16][16];  // [row][k]
-  double b[8][16];   // [column][k]
+  double b[16][8];   // [k][column]
+  double sums[16][8];
   for (int lane = 0; lane < kWarp; ++lane) {
     for (int i = 0; i < 8; ++i)
       a[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i % 2 + i / 4 * 8] = half(operand(lane).a->word[i / 2], i % 2);
-    for (int i = 0; i < 4; ++i) b[lane / 4][lane % 4 * 2 + i % 2 + i / 2 * 8] = half(operand(lane).b[i / 2], i % 2);
+    for (int i = 0; i < 4; ++i) b[lane % 4 * 2 + i % 2 + i / 2 * 8][lane / 4] = half(operand(lane).b[i / 2], i % 2);
+    for (int i = 0; i < 4; ++i) sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] = double{operand(lane).c[i]};
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) sums[row][column] += a[row][k] * b[k][column];
+    }
   }
   for (int lane = 0; lane < kWarp; ++lane) {
     for (int i = 0; i < 4; ++i) {
-      const double* x = a[lane / 4 + i / 2 * 8];
-      const double* y = b[lane % 4 * 2 + i % 2];
-      double sum = double{operand(lane).c[i]};
-      for (int k = 0; k < 16; ++k) sum += x[k] * y[k];
-      operand(lane).c[i] = static_cast<float>(sum);
+      operand(lane).c[i] = static_cast<float>(sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
     }
   }
 }

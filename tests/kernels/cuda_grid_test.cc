@@ -116,6 +116,52 @@ TEST(CudaGridTest, StopsAtBadSharedMemory) {
               HasSubstr("which read it (no barrier between)"));
 }
 
+TEST(CudaGridTest, PartsOfWordsHaveTheirOwnHistory) {
+  const GridShape shape{.threads = 64, .shared_bytes = 8};
+  const auto store_half = [](int thread, int offset) {
+    if (ThreadIndex() == thread) StoreShared(offset, static_cast<uint16_t>(thread));
+  };
+  EXPECT_EQ(ErrorOf(shape,
+                    [&] {
+                      store_half(1, 0);
+                      store_half(40, 2);
+                      SyncBlock();
+                      if (LoadShared<uint32_t>(0) != ((40U << 16U) | 1U)) Stop("not what was stored");
+                    }),
+            "none");
+  EXPECT_THAT(ErrorOf(shape,
+                      [&] {
+                        store_half(1, 0);
+                        store_half(2, 2);
+                        if (ThreadIndex() == 3) LoadShared<uint32_t>(0);
+                      }),
+              HasSubstr("race with thread 1, which wrote it"));
+  EXPECT_THAT(ErrorOf(shape,
+                      [&] {
+                        if (ThreadIndex() == 1) StoreShared(0, 1);
+                        store_half(2, 2);
+                      }),
+              HasSubstr("shared byte 2: race with thread 1, which wrote it"));
+  EXPECT_THAT(ErrorOf(shape,
+                      [&] {
+                        store_half(1, 0);
+                        SyncBlock();
+                        LoadShared<uint32_t>(0);
+                      }),
+              HasSubstr("shared byte 2: read before it was written"));
+}
+
+TEST(CudaGridTest, ABlockDoesNotReadWhatAnotherWrote) {
+  int calls = 0;
+  EXPECT_THAT(ErrorOf({.blocks = 2, .threads = kWarp, .shared_bytes = 4},
+                      [&] {
+                        if (calls++ == 0) StoreShared(0, 1);
+                        SyncBlock();
+                        if (calls > kWarp) LoadShared<int>(0);
+                      }),
+              HasSubstr("read before it was written"));
+}
+
 TEST(CudaGridTest, StopsAtMisalignedGlobalMemory) {
   alignas(16) static const uint8_t bytes[32] = {};
   EXPECT_EQ(ErrorOf({}, [] { LoadVec4(bytes + 16); }), "none");

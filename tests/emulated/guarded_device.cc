@@ -37,14 +37,12 @@ struct GuardedDevice::Arena {
     // Aligned to 256 bytes, like cudaMalloc, with a gap between buffers.
     used += (bytes + 511) / 256 * 256;
     if (used > kBytes) throw std::bad_alloc();
-    if (protection_ != PROT_NONE) mprotect(base, UsedPages(), protection_);
+    Protect(protection_);
     return data;
   }
   void Protect(int protection) noexcept {
-    if (std::exchange(protection_, protection) != protection) mprotect(base, UsedPages(), protection);
-  }
-  size_t UsedPages() const noexcept {  // bytes
-    return (used + kPage - 1) / kPage * kPage;
+    protection_ = protection;
+    mprotect(base, (used + kPage - 1) / kPage * kPage, protection);
   }
 
   uint8_t* base;
@@ -136,7 +134,7 @@ void GuardedDevice::Open() noexcept {
   if (open_count_++ == 0) arena_->Protect(PROT_READ | PROT_WRITE);
 }
 void GuardedDevice::Close() noexcept {
-  if (--open_count_ == 0 && ++closes_ % kClosedEvery == 0) arena_->Protect(PROT_NONE);
+  if (--open_count_ == 0) arena_->Protect(PROT_NONE);
 }
 
 }  // namespace kvanta::testing

